@@ -1,0 +1,265 @@
+"""What a method is: two pure halves that turn events into actions.
+
+A half never sees a socket, a clock, an array in memory or a random device. The driver (coordinator) and the
+daemon (silo) carry the actions out, and report what came of them as the next event. Deadlines are actions and
+events too, so time is the caller's. Randomness is keyed (`treaty.randomness`), so a replay gives the same actions.
+
+A method cannot send what the site's policy does not name: `Offer` hands a message to the gate, which decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Array
+
+# ---- coordinator: events ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """Every silo in `silos` (roster order) has joined and accepted the plan."""
+
+    silos: tuple[str, ...]
+    base_digest: str
+
+
+@dataclass(frozen=True)
+class MessageArrived:
+    """A complete message that passed the receiver's ingress check.
+
+    Attributes:
+        silo: sender's name at the coordinator; empty at a silo, where all messages are the coordinator's.
+        body: parsed payload; for a tensor kind its header only. The arrays stay with the driver, by `digest`.
+    """
+
+    silo: str
+    kind: str
+    round: int
+    step: int
+    body: Message
+    digest: str
+
+
+@dataclass(frozen=True)
+class SiloAbstained:
+    """The silo says it will not contribute to this step (step > 0) or round (step 0): declined, missed, halted."""
+
+    silo: str
+    round: int
+    step: int
+
+
+@dataclass(frozen=True)
+class SiloLeft:
+    silo: str
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    name: str
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The aggregate of a round is durable."""
+
+    round: int
+    digest: str
+
+
+CoordinatorEvent = RunStarted | MessageArrived | SiloAbstained | SiloLeft | DeadlinePassed | Committed
+
+# ---- coordinator: actions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    silo: str
+    kind: str
+    round: int
+    step: int
+    body: Message
+
+
+@dataclass(frozen=True)
+class StartDeadline:
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Combine the uploads of a round into the next global state, with `Method.combine`, in the order given."""
+
+    round: int
+    silos: tuple[str, ...]
+    upload_digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FinishRun:
+    """outcome: finished | failed. reason: a stable code for the run record, empty when finished."""
+
+    outcome: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line of the run record: counts and scalars only."""
+
+    name: str
+    round: int
+    step: int
+    fields: dict[str, Any]
+
+
+CoordinatorAction = Send | StartDeadline | Commit | FinishRun | Note
+
+# ---- silo: events (MessageArrived and DeadlinePassed as above) --------------------------------------
+
+
+@dataclass(frozen=True)
+class OfferSettled:
+    """What the gate made of an offer: `sent`, `denied` (by policy or a person), `missed` (deadline passed, held)."""
+
+    kind: str
+    round: int
+    step: int
+    outcome: str
+
+
+@dataclass(frozen=True)
+class TaskDone:
+    """The trainer finished a task. `body` is the message it offers, if the task makes one (for factors: the header)."""
+
+    task: TrainerTask
+    body: Message | None
+
+
+SiloEvent = MessageArrived | OfferSettled | TaskDone | DeadlinePassed
+
+# ---- silo: actions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadAdapter:
+    """Make the adapter with this digest the round's start; a fresh optimiser unless the plan keeps its state."""
+
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class PrivateStep:
+    round: int
+    step: int
+
+
+@dataclass(frozen=True)
+class GeneratePublic:
+    """Answer public prompts with the current local policy. `offer`: correct | all | none (what the message holds)."""
+
+    round: int
+    step: int
+    prompt_indices: tuple[int, ...]
+    offer: str
+
+
+@dataclass(frozen=True)
+class PublicStep:
+    """One GRPO step on the answers generated for this step, after the swap.
+
+    swap: `replace` puts donors in place of wrong own answers (Balanced), `pool` trains on exactly the donors
+    listed (Random), `none` trains on own answers.
+    """
+
+    round: int
+    step: int
+    swap: str
+    donors: pb.PublicDonors
+
+
+@dataclass(frozen=True)
+class ExportDelta:
+    """The difference of the local factors to the round's start (methods 2.2)."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """pass@1 of an adapter on the held-out set. round 0 with an empty digest is the base model, adapter off."""
+
+    round: int
+    digest: str
+
+
+TrainerTask = LoadAdapter | PrivateStep | GeneratePublic | PublicStep | ExportDelta | Evaluate
+
+
+@dataclass(frozen=True)
+class Train:
+    task: TrainerTask
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Hand a message to the gate. It may be sent, held or denied; `OfferSettled` tells which."""
+
+    kind: str
+    round: int
+    step: int
+    body: Message
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Make the adapter with this digest present at the silo before the next action."""
+
+    digest: str
+
+
+SiloAction = Train | Offer | Fetch | StartDeadline
+
+# ---- the interface ---------------------------------------------------------------------------------
+
+State = TypeVar("State")
+Event = TypeVar("Event", contravariant=True)
+Action = TypeVar("Action", covariant=True)
+
+
+class Half(Protocol, Generic[State, Event, Action]):
+    """One party's part: the first state, and a pure step. State is immutable and picklable-free plain data."""
+
+    def start(self, plan: Plan, party: str) -> State: ...
+
+    def on_event(self, state: State, event: Event) -> tuple[State, tuple[Action, ...]]: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the registry.
+
+    Attributes:
+        kinds: the message kinds a silo may offer under this method. Never widens a site's policy: a kind must be
+            named by both.
+        ruleset: the shipped ruleset this method runs under.
+        combine: the coordinator's arithmetic on one tile: (master tile [n], tiles of the uploads in silo order,
+            each [n], all float32) -> new master tile [n].
+    """
+
+    name: str
+    summary: str
+    kinds: frozenset[str]
+    ruleset: str
+    coordinator: Half[Any, CoordinatorEvent, CoordinatorAction]
+    silo: Half[Any, SiloEvent, SiloAction]
+    combine: Callable[[Array, Sequence[Array]], Array]

@@ -1,0 +1,132 @@
+"""The plan of one run: what the coordinator signs and every silo checks against its own policy.
+
+Every choice that methods.md leaves open is a field here with its default, so that the run record states it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Objective(_Closed):
+    """GRPO objective (methods 1.3)."""
+
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.25, gt=0, lt=10)
+    kl_coefficient: float = Field(1e-4, ge=0)  # against the base model, adapter off
+    entropy_coefficient: float = Field(0.0, ge=0)
+    advantage_std: Literal["sample", "population"] = "sample"
+    advantage_epsilon: float = Field(1e-6, gt=0)
+    token_aggregation: Literal["response-mean", "token-mean"] = "response-mean"
+    dual_clip: float | None = Field(None, gt=1)
+    mask_truncated: bool = False
+    proximal_mu: float = Field(0.0, ge=0)  # FedProx (methods 2.7); 0 is off
+
+
+class Optimiser(_Closed):
+    """AdamW (methods 1.4)."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    grad_norm_max: float = Field(1.0, gt=0)
+    epochs: int = Field(2, ge=1, le=16)
+    state: Literal["reset", "keep"] = "reset"
+
+
+class Rollout(_Closed):
+    temperature: float = Field(0.7, gt=0)
+    max_prompt_tokens: int = Field(1024, ge=1)
+    max_new_tokens: int = Field(2048, ge=1)
+
+
+class Lora(_Closed):
+    rank: int = Field(32, ge=1, le=1024)
+    alpha: float = Field(64.0, gt=0)
+    schema_sha256: Sha256
+
+
+class Evaluation(_Closed):
+    prompts: int = Field(512, ge=1)
+    samples: int = Field(4, ge=1)
+
+
+class Plan(_Closed):
+    """One run, as signed by the coordinator. `silos` is the roster; aggregation follows its order."""
+
+    plan_version: Literal[1] = 1
+    run: Name
+    federation: Name
+    method: Name
+    exchange: Literal["step", "round_end"] = "step"
+    silos: tuple[Name, ...] = Field(min_length=1)
+    rounds: int = Field(ge=1)
+    local_steps: int = Field(ge=1)  # tau
+    swap_period: int = Field(2, ge=1)  # tau_swap
+    prompts_per_step: int = Field(8, ge=1)  # b
+    samples_per_prompt: int = Field(8, ge=1)  # K
+    donor_denominator: Literal["local"] = "local"  # methods 2.3
+    seed: int = Field(ge=0, lt=2**53)
+    objective: Objective = Objective()
+    optimiser: Optimiser = Optimiser()
+    rollout: Rollout = Rollout()
+    lora: Lora
+    evaluation: Evaluation = Evaluation()
+    base_model_sha256: Sha256
+    tokenizer_sha256: Sha256
+    template_sha256: Sha256
+    load: Literal["fp32", "bf16", "nf4", "fp8"] = "fp32"
+    mixed_base: Literal["refuse", "allow"] = "refuse"
+    public_set_sha256: Sha256
+    public_set_rows: int = Field(ge=1)
+    held_out_sha256: Sha256
+    wire_dtype: Literal["float32", "bfloat16"] = "float32"
+    quorum: int = Field(1, ge=1)
+    join_deadline_seconds: float = Field(300.0, gt=0)
+    public_step_deadline_seconds: float = Field(600.0, gt=0)
+    round_deadline_seconds: float = Field(7200.0, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        if len(set(self.silos)) != len(self.silos):
+            raise ValueError("a silo is listed twice")
+        if self.quorum > len(self.silos):
+            raise ValueError(f"quorum {self.quorum} exceeds the {len(self.silos)} silos of the roster")
+        return self
+
+    def canonical(self) -> str:
+        return canonical_json(self.model_dump(mode="json")).decode()
+
+    @property
+    def digest(self) -> str:
+        return sha256_hex(self.canonical().encode())
+
+    def public_steps(self) -> tuple[int, ...]:
+        """Steps s in 1..tau with s mod tau_swap == 0 (methods 2.2); the count restarts each round."""
+        return tuple(step for step in range(1, self.local_steps + 1) if step % self.swap_period == 0)
+
+
+def plan_from_canonical(text: str) -> Plan:
+    """Parse a plan received from the coordinator.
+
+    Raises:
+        PeerError: not a valid plan, or not in canonical form.
+    """
+    try:
+        plan = Plan.model_validate_json(text)
+    except ValidationError as error:
+        raise PeerError(WireCode.MALFORMED, f"the plan is not valid: {error.errors()[0]['msg']}") from error
+    if plan.canonical() != text:
+        raise PeerError(WireCode.MALFORMED, "the plan is not in canonical form")
+    return plan

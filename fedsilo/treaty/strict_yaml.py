@@ -1,0 +1,150 @@
+"""YAML without surprises (threat T35): bytes in, plain values with their line numbers out.
+
+Refused, each with its line: duplicate keys, anchors and aliases, tags, several documents, non-string keys, a bare
+`yes/no/on/off` (YAML 1.1 booleans), and a number that YAML reads as a string, such as 1e-6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from fedsilo.treaty.errors import UsageError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Path = tuple[str | int, ...]
+BYTES_MAX = 1 << 20
+DEPTH_MAX = 20
+
+_LOOKS_NUMERIC = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?$")
+_YAML_11_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file: the value, and for each path in it the line (from 1) where it stands."""
+
+    source: str
+    value: Any
+    lines: Mapping[Path, int]
+
+    def line_of(self, path: Path) -> int:
+        while path not in self.lines and path:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+def load(text: bytes, source: str) -> Document:
+    """Parse one strict YAML document.
+
+    Raises:
+        UsageError: names source, line and the mend.
+    """
+    if len(text) > BYTES_MAX:
+        raise UsageError(f"{source}: {len(text)} bytes, the limit is {BYTES_MAX}")
+    try:
+        decoded = text.decode("utf-8")
+        for event in yaml.parse(decoded, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise _error(
+                    source,
+                    event.start_mark.line + 1 if event.start_mark else 1,
+                    "anchors and aliases are not allowed",
+                    "write it out",
+                )
+        node = yaml.compose(decoded, Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source}: not UTF-8 at byte {error.start}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise _error(source, (mark.line + 1) if mark else 1, str(getattr(error, "problem", error)), "") from error
+    lines: dict[Path, int] = {}
+    value = {} if node is None else _build(node, (), lines, source)
+    return Document(source, value, lines)
+
+
+def validate(model: type[ModelT], document: Document) -> ModelT:
+    """Fit a document into a closed pydantic model.
+
+    Raises:
+        UsageError: the first error, with source, line and, for an unknown key, the known ones.
+    """
+    try:
+        return model.model_validate(document.value, strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path: Path = tuple(part for part in first["loc"] if isinstance(part, str | int))
+        where = ".".join(str(part) for part in path) or "the file"
+        line = document.line_of(path)
+        if first["type"] == "extra_forbidden":
+            raise _error(document.source, line, f"unknown key {where!r}", _known_keys(model, path)) from error
+        if first["type"] == "missing":
+            raise _error(document.source, line, f"{where!r} is missing", "") from error
+        raise _error(document.source, line, f"{where}: {first['msg']}", "") from error
+
+
+def _known_keys(model: type[BaseModel], path: Path) -> str:
+    current: Any = model
+    for part in path[:-1]:
+        known_field = getattr(current, "model_fields", {}).get(part)
+        current = getattr(known_field, "annotation", None)
+    names = sorted(getattr(current, "model_fields", {}))
+    return f"known keys here: {', '.join(names)}" if names else "remove it"
+
+
+def _error(source: str, line: int, message: str, hint: str) -> UsageError:
+    return UsageError(f"{source}:{line}: {message}", hint=hint)
+
+
+def _build(node: yaml.Node, path: Path, lines: dict[Path, int], source: str) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    line = node.start_mark.line + 1
+    if len(path) > DEPTH_MAX:
+        raise _error(source, line, f"nested deeper than {DEPTH_MAX}", "")
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key_line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
+                raise _error(source, key_line, f"key {getattr(key_node, 'value', '?')!r} is not a string", "quote it")
+            key = key_node.value
+            if key in mapping:
+                raise _error(source, key_line, f"key {key!r} stands twice", f"first at line {lines[(*path, key)]}")
+            lines[(*path, key)] = key_line
+            mapping[key] = _build(value_node, (*path, key), lines, source)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(child, (*path, index), lines, source) for index, child in enumerate(node.value)]
+    return _scalar(node, source, line)
+
+
+def _scalar(node: yaml.Node, source: str, line: int) -> Any:
+    text = str(node.value)
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    plain = getattr(node, "style", None) is None
+    if plain and text.lower() in _YAML_11_BOOLEANS:
+        raise _error(source, line, f"{text!r} is ambiguous in YAML", "write true or false, or quote it")
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    if kind == "int" and re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", text):
+        return int(text)
+    if kind == "float" and _LOOKS_NUMERIC.match(text):
+        return float(text)
+    if kind in {"int", "float"}:
+        raise _error(source, line, f"{text!r} is not a plain decimal number", "write it in decimal digits")
+    if kind == "str" and plain and _LOOKS_NUMERIC.match(text):
+        mantissa, _, exponent = text.lower().partition("e")
+        mend = f"{mantissa}.0e{exponent}" if "." not in mantissa else f"{mantissa}e{int(exponent or 0):+d}"
+        raise _error(source, line, f"{text!r} is a string in YAML, not a number", f"write {mend}")
+    if kind == "str":
+        return text
+    if kind == "timestamp":
+        raise _error(source, line, f"{text!r} would be read as a date", "quote it")
+    raise _error(source, line, f"tag {node.tag!r} is not allowed", "")

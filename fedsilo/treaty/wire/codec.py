@@ -1,0 +1,219 @@
+"""Canonical bytes of everything that crosses the wire, and how they are read back.
+
+Every payload is rebuilt from parsed values (threat model B4): `decode` accepts only bytes that re-encode to
+themselves, so padding, unknown fields, duplicate keys and non-canonical encodings carry nothing (T3).
+What this does not stop: information in the values themselves (N1).
+
+A tensor payload is one protobuf `Factors` header behind its 8-byte little-endian length, then each tensor's
+little-endian bytes, contiguous, in header order (names sorted). A receiver can therefore read any tensor's
+tile by offset without holding the payload in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import rfc8785
+from google.protobuf.message import DecodeError, Message
+
+from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+CHUNK_BYTES_MAX = 1 << 20
+SMALL_PAYLOAD_BYTES_MAX = 16 << 20
+FACTORS_HEADER_BYTES_MAX = 4 << 20
+_LENGTH_PREFIX_BYTES = 8
+
+MessageT = TypeVar("MessageT", bound=Message)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# The wire's dtypes. bfloat16 travels as the upper half of a float32, since numpy has no bfloat16.
+DTYPE_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def sha256_hex(data: bytes | bytearray | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """RFC 8785 bytes of a JSON value. Raises ValueError for what JSON cannot carry (NaN, integers above 2**53)."""
+    return rfc8785.dumps(value)
+
+
+def encode(message: Message) -> bytes:
+    return message.SerializeToString(deterministic=True)
+
+
+def decode(message_type: type[MessageT], payload: bytes) -> MessageT:
+    """Parse canonical bytes.
+
+    Raises:
+        PeerError: too large, not parseable, or not the canonical encoding of what it parses to.
+    """
+    if len(payload) > SMALL_PAYLOAD_BYTES_MAX:
+        raise PeerError(WireCode.TOO_LARGE, f"payload of {len(payload)} bytes exceeds {SMALL_PAYLOAD_BYTES_MAX}")
+    message = message_type()
+    try:
+        message.ParseFromString(payload)
+        message.DiscardUnknownFields()
+        canonical = encode(message)
+    except (DecodeError, RecursionError, UnicodeError, ValueError) as error:
+        raise PeerError(WireCode.MALFORMED, f"{message_type.__name__} does not parse") from error
+    if canonical != payload:
+        raise PeerError(WireCode.MALFORMED, f"{message_type.__name__} is not in canonical form")
+    return message
+
+
+def signing_bytes(envelope: pb.Envelope) -> bytes:
+    """What an envelope's Ed25519 signature covers: a domain prefix and canonical JSON of all other fields (B7, B8)."""
+    return b"fedsilo-envelope-v1\n" + canonical_json(
+        {
+            "federation": envelope.federation,
+            "run": envelope.run,
+            "round": envelope.round,
+            "step": envelope.step,
+            "attempt": envelope.attempt,
+            "kind": envelope.kind,
+            "sender": envelope.sender,
+            "sequence": envelope.sequence,
+            "payload_digest": envelope.payload_digest.hex(),
+        }
+    )
+
+
+def command_signing_bytes(*, site: str, name: str, arguments_json: str, request_id: str, expires: str) -> bytes:
+    """What an operator's signature on a control command covers (design 2)."""
+    return b"fedsilo-command-v1\n" + canonical_json(
+        {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
+    )
+
+
+# ---- tensors ---------------------------------------------------------------------------------------
+
+
+def to_bfloat16_bits(values: Array) -> Array:
+    """Round float32 to bfloat16, nearest even, as uint16 bits. Finite input only."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype("<u2")
+
+
+def from_bfloat16_bits(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A parsed tensor payload: header and float32 arrays by name (bfloat16 is widened on reading)."""
+
+    header: pb.Factors
+    tensors: Mapping[str, Array]
+
+
+def encode_factors(
+    tensors: Mapping[str, Array], *, base_digest: str, schema_sha256: str, rank: int, scale: float, dtype: str
+) -> bytes:
+    """Canonical bytes of named float32 arrays; -0 and denormals become +0 (T4), names are sorted.
+
+    Raises:
+        ValueError: unknown dtype.
+    """
+    if dtype not in DTYPE_ITEM_BYTES:
+        raise ValueError(f"wire dtype {dtype!r} is not one of {sorted(DTYPE_ITEM_BYTES)}")
+    header = pb.Factors(base_digest=base_digest, schema_sha256=schema_sha256, rank=rank, scale=scale, dtype=dtype)
+    bodies = []
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name], dtype=np.float32)
+        header.tensors.append(pb.TensorEntry(name=name, shape=array.shape))
+        array = np.where(np.abs(array) < np.finfo(np.float32).tiny, np.float32(0), array)
+        bodies.append((to_bfloat16_bits(array) if dtype == "bfloat16" else array.astype("<f4")).tobytes())
+    head = encode(header)
+    return len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head + b"".join(bodies)
+
+
+class RandomAccess(Protocol):
+    """The one thing a tile reader needs: bytes in memory in a test, a spooled file in the coordinator."""
+
+    def read_at(self, offset: int, length: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    data: bytes
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return self.data[offset : offset + length]
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    elements: int
+
+
+class FactorsReader:
+    """Reads one tensor payload tile by tile.
+
+    Args:
+        source: random access to the payload.
+        payload_bytes: its whole length.
+
+    Raises:
+        PeerError: header malformed, names not sorted and unique, or the length differs from what the header says.
+    """
+
+    def __init__(self, source: RandomAccess, payload_bytes: int) -> None:
+        self._source = source
+        head_length = int.from_bytes(source.read_at(0, _LENGTH_PREFIX_BYTES), "little")
+        if head_length > min(FACTORS_HEADER_BYTES_MAX, max(payload_bytes - _LENGTH_PREFIX_BYTES, 0)):
+            raise PeerError(WireCode.MALFORMED, "tensor header is longer than allowed")
+        self.header = decode(pb.Factors, source.read_at(_LENGTH_PREFIX_BYTES, head_length))
+        if self.header.dtype not in DTYPE_ITEM_BYTES:
+            raise PeerError(WireCode.MALFORMED, "tensor payload has an unknown dtype")
+        self._item_bytes = DTYPE_ITEM_BYTES[self.header.dtype]
+        offset = _LENGTH_PREFIX_BYTES + head_length
+        places: list[TensorPlace] = []
+        for entry in self.header.tensors:
+            if places and entry.name <= places[-1].name:
+                raise PeerError(WireCode.MALFORMED, "tensor names are not sorted and unique")
+            elements = 1
+            for side in entry.shape:
+                elements *= side
+            places.append(TensorPlace(entry.name, tuple(entry.shape), offset, elements))
+            offset += elements * self._item_bytes
+        if offset != payload_bytes:
+            raise PeerError(WireCode.MALFORMED, f"tensor payload has {payload_bytes} bytes, its header says {offset}")
+        self.places = tuple(places)
+
+    def tile(self, place: TensorPlace, start: int, stop: int) -> Array:
+        """Elements [start, stop) of a tensor in row-major order, float32, shape [stop - start]."""
+        raw = self._source.read_at(place.offset + start * self._item_bytes, (stop - start) * self._item_bytes)
+        if self.header.dtype == "bfloat16":
+            return from_bfloat16_bits(np.frombuffer(raw, dtype="<u2"))
+        return np.frombuffer(raw, dtype="<f4")
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        for place in self.places:
+            yield place.name, self.tile(place, 0, place.elements).reshape(place.shape)
+
+
+def decode_factors(payload: bytes) -> Factors:
+    """Whole tensor payload in memory. Raises PeerError as `FactorsReader` does."""
+    reader = FactorsReader(InMemory(payload), len(payload))
+    return Factors(reader.header, dict(reader.tensors()))
+
+
+# ---- frames ----------------------------------------------------------------------------------------
+
+
+def frames(envelope: pb.Envelope, payload: bytes) -> Iterator[pb.Frame]:
+    """One message as frames: opening first, then chunks of at most 1 MiB."""
+    yield pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=len(payload)))
+    for start in range(0, len(payload), CHUNK_BYTES_MAX):
+        yield pb.Frame(chunk=payload[start : start + CHUNK_BYTES_MAX])
