@@ -1,0 +1,158 @@
+"""Canonical bytes: what parses re-encodes to itself, and nothing else is accepted (B4, T3, T23)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import struct
+
+import numpy as np
+import pytest
+from google.protobuf.internal import encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=5)
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+TENSORS = st.dictionaries(
+    st.text("abcxyz._0", min_size=1, max_size=8),
+    SHAPES.flatmap(lambda s: arrays.arrays(np.float32, s, elements=FLOATS)),
+)
+
+
+def factors(tensors: dict[str, np.ndarray], dtype: str = "float32") -> bytes:
+    return codec.encode_factors(tensors, base_digest="b", schema_sha256="s", rank=4, scale=2.0, dtype=dtype)
+
+
+@settings(deadline=None)
+@given(TENSORS)
+def test_float32_factors_survive_but_for_denormals_and_minus_zero(tensors: dict[str, np.ndarray]) -> None:
+    read = codec.decode_factors(factors(tensors))
+    assert read.header.rank == 4 and read.header.scale == 2.0
+    assert list(read.tensors) == sorted(tensors)
+    for name, array in tensors.items():
+        flushed = np.array([0.0 if abs(float(x)) < 2.0**-126 else x for x in array.ravel()], np.float32)
+        assert read.tensors[name].shape == array.shape
+        assert read.tensors[name].tobytes() == flushed.tobytes()
+    assert factors(dict(read.tensors)) == factors(tensors), "encoding is idempotent"
+
+
+def bfloat16_by_hand(value: float) -> float:
+    """Nearest bfloat16, ties to even, by comparing the two neighbours in exact arithmetic."""
+    [bits] = struct.unpack("<I", struct.pack("<f", value))
+    towards_zero, away = bits & 0xFFFF0000, (bits & 0xFFFF0000) + 0x10000
+    neighbours = [struct.unpack("<f", struct.pack("<I", each))[0] for each in (towards_zero, away)]
+    distances = [abs(value - neighbour) for neighbour in neighbours]
+    if distances[0] == distances[1]:
+        return float(neighbours[(towards_zero >> 16) & 1])
+    return float(neighbours[distances[1] < distances[0]])
+
+
+# Beyond the largest bfloat16, 3.39e38, there is no neighbour to round to.
+@given(st.floats(-3.3e38, 3.3e38, width=32))
+def test_bfloat16_rounds_to_nearest_even(value: float) -> None:
+    got = codec.from_bfloat16_bits(codec.to_bfloat16_bits(np.float32([value])))[0]
+    assert got == np.float32(bfloat16_by_hand(value))
+
+
+def test_two_equal_updates_have_equal_bytes_whatever_their_order() -> None:
+    first = {"b": np.ones((2, 2), np.float32), "a": np.zeros(3, np.float32)}
+    second = {"a": np.full(3, -0.0, np.float32), "b": np.asfortranarray(np.ones((2, 2)))}
+    assert factors(first) == factors(second)
+
+
+def test_tiles_of_any_size_join_to_the_tensor() -> None:
+    tensor = np.arange(35, dtype=np.float32).reshape(5, 7)
+    payload = factors({"t": tensor, "u": tensor * 2})
+    reader = codec.FactorsReader(codec.InMemory(payload), len(payload))
+    for place in reader.places:
+        for size in (1, 4, 35):
+            tiles = [reader.tile(place, start, min(start + size, 35)) for start in range(0, 35, size)]
+            assert np.array_equal(np.concatenate(tiles), tensor.ravel() * (1 + (place.name == "u")))
+
+
+def length_delimited(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + encoder._VarintBytes(len(data)) + data  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda good: good + length_delimited(31, b"canary"), "unknown field"),
+        (lambda good: good + good, "field twice"),
+        (lambda good: b"\x08\x83\x00" + good[2:], "overlong varint"),
+        (lambda good: good + b"\x10\x00", "default value written out"),
+        (lambda good: good[::-1], "field order or garbage"),
+        (lambda good: good[:-1], "cut short"),
+    ],
+)
+def test_T03_only_the_canonical_encoding_is_accepted(damage, what) -> None:  # type: ignore[no-untyped-def]
+    good = codec.encode(pb.Poll(wait_milliseconds=3, acknowledged_sequence=300))
+    assert codec.decode(pb.Poll, good).acknowledged_sequence == 300
+    with pytest.raises(PeerError) as error:
+        codec.decode(pb.Poll, damage(good))
+    assert error.value.wire_code == WireCode.MALFORMED
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_X4_any_bytes_are_a_message_or_the_peers_fault(data: bytes) -> None:
+    for message_type in (pb.PublicResponses, pb.Checkpoint, pb.MetricsEval):
+        with contextlib.suppress(PeerError):
+            assert codec.encode(codec.decode(message_type, data)) == data
+    with contextlib.suppress(PeerError):
+        codec.decode_factors(data)
+
+
+@pytest.mark.parametrize("cut", [-1, 1])
+def test_T23_a_tensor_payload_of_another_length_than_declared_is_refused(cut: int) -> None:
+    payload = factors({"t": np.ones(4, np.float32)})
+    assert codec.decode_factors(payload).tensors["t"].sum() == 4
+    damaged = payload[:cut] if cut < 0 else payload + b"\0"
+    with pytest.raises(PeerError):
+        codec.decode_factors(damaged)
+
+
+def test_T23_a_header_that_claims_gigabytes_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(PeerError):
+        codec.decode_factors((1 << 40).to_bytes(8, "little") + b"x")
+
+
+def test_signing_bytes_are_canonical_json_of_every_field_but_the_signature() -> None:
+    envelope = pb.Envelope(
+        federation="f",
+        run="r",
+        round=2,
+        step=3,
+        attempt=1,
+        kind="k",
+        sender="s",
+        sequence=9,
+        payload_digest=b"\x01\xff",
+    )
+    prefix, _, body = codec.signing_bytes(envelope).partition(b"\n")
+    assert prefix == b"fedsilo-envelope-v1"
+    fields = {field.name for field in pb.Envelope.DESCRIPTOR.fields} - {"signature"}
+    read = json.loads(body)
+    assert set(read) == fields, "B8: the signature covers every field"
+    assert read["payload_digest"] == "01ff" and read["sequence"] == 9
+    assert body == json.dumps(read, sort_keys=True, separators=(",", ":")).encode()
+    changed = pb.Envelope()
+    changed.CopyFrom(envelope)
+    changed.sequence = 10
+    assert codec.signing_bytes(changed) != codec.signing_bytes(envelope)
+
+
+def test_frames_carry_the_payload_in_chunks_of_at_most_a_mebibyte() -> None:
+    payload = bytes(range(256)) * 9000
+    parts = list(codec.frames(pb.Envelope(kind="k"), payload))
+    assert parts[0].opening.payload_bytes == len(payload)
+    chunks = [part.chunk for part in parts[1:]]
+    assert max(map(len, chunks)) <= codec.CHUNK_BYTES_MAX
+    assert hashlib.sha256(b"".join(chunks)).digest() == hashlib.sha256(payload).digest()

@@ -1,0 +1,73 @@
+"""T35: YAML's surprises are errors with a line and a mend."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.strict_yaml import load, validate
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    rate: float
+    name: str = "x"
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    inner: Inner
+    items: list[int] = []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a: 1\nrate: 1e-6\n", 2, "1.0e-6"),
+        ("a: 1\nb:\n  a: 2\n  a: 3\n", 4, "twice"),
+        ("a: no\n", 1, "ambiguous"),
+        ("x: 1\na: &anchor 1\nb: *anchor\n", 2, "anchors"),
+        ("a: !!python/object:os.system x\n", 1, "tag"),
+        ("a: 0x10\n", 1, "decimal"),
+        ("a: 2026-01-01\n", 1, "date"),
+        ("a: 1_000\n", 1, "decimal"),
+        ("1: a\n", 1, "not a string"),
+        ("a: .inf\n", 1, "decimal"),
+        ("a: [1\n", 2, ""),
+        ("a: 1\n---\nb: 2\n", 2, ""),
+        ("\n\n" + "a: {" * 30 + "}" * 30, 3, ""),
+    ],
+)
+def test_T35_traps_are_errors_with_their_line(text: str, line: int, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(text.encode(), "policy.yaml")
+    assert error.value.message.startswith(f"policy.yaml:{line}:"), error.value.message
+    assert words in error.value.message + error.value.hint
+    assert error.value.exit_code == 2
+
+
+def test_plain_values_are_read_as_written() -> None:
+    value = load(b"a: [1, 2.5, -3, true, null]\nb: {c: 'no', d: \"1e-6\"}\ne: 1.0e-6\n", "f").value
+    assert value == {"a": [1, 2.5, -3, True, None], "b": {"c": "no", "d": "1e-6"}, "e": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("inner:\n  rate: 1.0\n  rats: 2\n", 3, "unknown key 'inner.rats'"),
+        ("inner:\n  name: x\n", 1, "'inner.rate' is missing"),
+        ("inner:\n  rate: 1.0\nitems:\n  - 1\n  - two\n", 5, "items.1"),
+    ],
+)
+def test_T35_a_closed_schema_names_key_and_line(text: str, line: int, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validate(Outer, load(text.encode(), "c.yaml"))
+    assert error.value.message.startswith(f"c.yaml:{line}:")
+    assert words in error.value.message
+
+
+def test_an_unknown_key_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError) as error:
+        validate(Outer, load(b"inner: {rate: 1.0, rats: 2}\n", "c.yaml"))
+    assert "name, rate" in error.value.hint
