@@ -1,0 +1,50 @@
+# Two commands for a newcomer: `make demo` and `make test`. Everything is installed into .venv/.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# Exact versions: what is tested is what is installed.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Several silos share one machine in the demo and the tests: one torch thread each, or they spin against each other.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test check fix install proto clean
+
+demo: $(VENV)/.runtime
+	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(VENV)/.runtime
+
+proto: $(VENV)/.dev
+	cd fedsilo/treaty/wire && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=_generated --pyi_out=_generated federation.proto control.proto
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing FedSilo and what it needs into $(VENV)/ (torch among it: some minutes the first time) ..."
+	$(PIP) --editable '.[silo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing FedSilo, its tests and linters into $(VENV)/ (torch among it: some minutes the first time) ..."
+	$(PIP) --editable '.[silo,dev]'
+	@touch $@ $(VENV)/.runtime
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fedsilo-demo
