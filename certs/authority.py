@@ -1,0 +1,275 @@
+"""Certificate authorities: what they put into a certificate, and nothing an applicant asked for.
+
+Two kinds of root, never the same key (B3): a *federation* CA vouches for silos and coordinators, a *site* CA for the
+operators of one site. Leaves are ECDSA P-256 (grpcio fails the TLS handshake with Ed25519 leaves); the Ed25519 key
+that signs a party's messages rides in a private extension, so one signature certifies both.
+
+Everything here takes keys and times as arguments and returns objects or bytes; files are the caller's.
+Does not cover: revocation (a stolen certificate is good until it expires) and an online intermediate.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from certs.encoding import (
+    AUTHORITY_KIND_OID,
+    SIGNING_KEY_OID,
+    certificate_fingerprint,
+    load_tls_key,
+    private_key_pem,
+    read_root,
+)
+from certs.enrolment import EnrolmentKeys
+from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, SpiffeId, checked_name, coordinator_dns_name
+from fedsilo.treaty.errors import NotAllowedError, UsageError
+
+ROOT_DAYS_MAX = 730
+DAEMON_LIFETIME_MAX = timedelta(days=7)  # where a person renews (design 8.8)
+OPERATOR_LIFETIME_MAX = timedelta(days=7)
+OPERATOR_LIFETIME_DEFAULT = timedelta(hours=8)
+# Clocks of two sites differ: a certificate is valid from a little before it was made.
+BACKDATED = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class IssuedCertificate:
+    """A new leaf and what the authority's list keeps of it."""
+
+    spiffe_id: str
+    certificate_pem: bytes
+    serial_hex: str
+    fingerprint: str
+    not_before: datetime
+    not_after: datetime
+
+
+@dataclass(frozen=True)
+class CertificateAuthority:
+    """A root with its key. `name` is the trust domain: the federation's or the site's name."""
+
+    name: str
+    kind: AuthorityKind
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def key_pem(self, passphrase: bytes | None = None) -> bytes:
+        """PKCS#8, encrypted when a passphrase is given."""
+        return private_key_pem(self.key, passphrase)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the root, hex: what people compare out of band (threat T32)."""
+        return certificate_fingerprint(self.certificate)
+
+    def issue_silo(
+        self, keys: EnrolmentKeys, *, silo: str, now: datetime, lifetime: timedelta = DAEMON_LIFETIME_MAX
+    ) -> IssuedCertificate:
+        """A client certificate for a silo. Raises as `issue_coordinator`."""
+        return self._issue_daemon(keys, SpiffeId(self.name, "silo", silo), now=now, lifetime=lifetime, alternatives=[])
+
+    def issue_coordinator(
+        self,
+        keys: EnrolmentKeys,
+        *,
+        coordinator: str,
+        dns_names: Sequence[str] = (),
+        ip_addresses: Sequence[str] = (),
+        now: datetime,
+        lifetime: timedelta = DAEMON_LIFETIME_MAX,
+    ) -> IssuedCertificate:
+        """A server certificate for a coordinator; it also carries `coordinator_dns_name(federation)`.
+
+        Args:
+            keys: verified public keys of the applicant.
+            coordinator: its name.
+            dns_names: host names silos dial, such as "localhost".
+            ip_addresses: addresses silos dial, such as "127.0.0.1".
+            now: time of the call, timezone-aware.
+            lifetime: at most 7 days; cut to the root's own end.
+
+        Raises:
+            UsageError: a name or address that is none, a lifetime outside the limits, no signing key in the request.
+            NotAllowedError: this authority is of the wrong kind, not yet valid or expired.
+        """
+        alternatives: list[x509.GeneralName] = [x509.DNSName(coordinator_dns_name(self.name))]
+        try:
+            alternatives += [x509.DNSName(name) for name in dict.fromkeys(dns_names)]
+            alternatives += [x509.IPAddress(ipaddress.ip_address(address)) for address in dict.fromkeys(ip_addresses)]
+        except ValueError as error:
+            raise UsageError(
+                f"not a DNS name or IP address: {error}", hint="addresses go under ip, names under dns"
+            ) from error
+        identity = SpiffeId(self.name, "coordinator", coordinator)
+        return self._issue_daemon(keys, identity, now=now, lifetime=lifetime, alternatives=alternatives)
+
+    def issue_operator(
+        self, keys: EnrolmentKeys, *, person: str, now: datetime, lifetime: timedelta = OPERATOR_LIFETIME_DEFAULT
+    ) -> IssuedCertificate:
+        """A certificate that says who a person is; what they may do stands in roles.yaml. Raises as above."""
+        if keys.signing_key is not None:
+            raise UsageError(
+                "an operator's request carries no message-signing key", hint="make it with an operator token"
+            )
+        identity = SpiffeId(self.name, "operator", person)
+        return self._issue(keys, identity, now=now, lifetime=lifetime, maximum=OPERATOR_LIFETIME_MAX, alternatives=[])
+
+    def _issue_daemon(
+        self,
+        keys: EnrolmentKeys,
+        identity: SpiffeId,
+        *,
+        now: datetime,
+        lifetime: timedelta,
+        alternatives: list[x509.GeneralName],
+    ) -> IssuedCertificate:
+        if keys.signing_key is None:
+            raise UsageError(f"the request for {identity} carries no message-signing key")
+        return self._issue(
+            keys, identity, now=now, lifetime=lifetime, maximum=DAEMON_LIFETIME_MAX, alternatives=alternatives
+        )
+
+    def _issue(
+        self,
+        keys: EnrolmentKeys,
+        identity: SpiffeId,
+        *,
+        now: datetime,
+        lifetime: timedelta,
+        maximum: timedelta,
+        alternatives: list[x509.GeneralName],
+    ) -> IssuedCertificate:
+        checked_name(identity.name)
+        if AUTHORITY_OF_ROLE[identity.role] != self.kind:
+            raise NotAllowedError(
+                f"the {self.kind} CA {self.name!r} may not vouch for a {identity.role}",
+                hint=f"a {identity.role} is enrolled by a {AUTHORITY_OF_ROLE[identity.role]} CA",
+            )
+        if not timedelta(0) < lifetime <= maximum:
+            raise UsageError(f"lifetime {lifetime} is not above zero and at most {maximum}")
+        root = self.certificate
+        if not root.not_valid_before_utc <= now < root.not_valid_after_utc:
+            raise NotAllowedError(
+                f"the {self.kind} CA {self.name!r} is valid from {root.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ} "
+                f"until {root.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}, not at {now:%Y-%m-%dT%H:%M:%SZ}",
+                hint="check this machine's clock, or make a new CA",
+            )
+        not_before = max(now - BACKDATED, root.not_valid_before_utc).replace(microsecond=0)
+        not_after = min(now + lifetime, root.not_valid_after_utc).replace(microsecond=0)
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if identity.role == "coordinator" else ExtendedKeyUsageOID.CLIENT_AUTH
+        serial = x509.random_serial_number()
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(_subject(identity.name, f"{self.name} {identity.role}"))
+            .issuer_name(root.subject)
+            .public_key(keys.tls_key)
+            .serial_number(serial)
+            .not_valid_before(not_before)
+            .not_valid_after(not_after)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(str(identity)), *alternatives]),
+                critical=False,
+            )
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(keys.tls_key), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+                critical=False,
+            )
+        )
+        if keys.signing_key is not None:
+            raw = keys.signing_key.public_bytes_raw()
+            builder = builder.add_extension(x509.UnrecognizedExtension(SIGNING_KEY_OID, raw), critical=False)
+        certificate = builder.sign(self.key, hashes.SHA256())
+        return IssuedCertificate(
+            spiffe_id=str(identity),
+            certificate_pem=certificate.public_bytes(serialization.Encoding.PEM),
+            serial_hex=f"{serial:x}",
+            fingerprint=certificate_fingerprint(certificate),
+            not_before=not_before,
+            not_after=not_after,
+        )
+
+
+def create_ca(name: str, *, kind: AuthorityKind, not_before: datetime, days: int) -> CertificateAuthority:
+    """A new root for the trust domain `name`.
+
+    Raises:
+        UsageError: the name is none, or `days` is outside 1 to 730.
+    """
+    checked_name(name)
+    if not 1 <= days <= ROOT_DAYS_MAX:
+        raise UsageError(f"a root lives 1 to {ROOT_DAYS_MAX} days, not {days}")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _subject(f"{name} {kind} CA", f"{kind} CA")
+    start = not_before.replace(microsecond=0)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .add_extension(x509.UnrecognizedExtension(AUTHORITY_KIND_OID, f"{kind}:{name}".encode()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return CertificateAuthority(name, kind, certificate, key)
+
+
+def load_ca(certificate_pem: bytes, key_pem: bytes, passphrase: bytes | None = None) -> CertificateAuthority:
+    """Read a root and its key.
+
+    Raises:
+        NotAllowedError: not one of our roots, not its key, or a wrong or missing passphrase.
+    """
+    root = read_root(certificate_pem)
+    key = load_tls_key(key_pem, passphrase, what="the CA key")
+    if key.public_key() != root.certificate.public_key():
+        raise NotAllowedError(
+            f"the key does not match the certificate of {root.kind} CA {root.name!r}", hint="use the key made with it"
+        )
+    return CertificateAuthority(root.name, root.kind, root.certificate, key)
+
+
+def _subject(common_name: str, unit: str) -> x509.Name:
+    # X.520 limits a common name to 64 characters; names that matter stand in the URI, this one is for people.
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "FedSilo"),
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit[:64]),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64]),
+        ]
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )

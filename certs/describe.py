@@ -1,0 +1,52 @@
+"""What stands in a certificate, for people and for `--json`. It judges nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from certs.encoding import (
+    AUTHORITY_KIND_OID,
+    PARSE_ERRORS,
+    SIGNING_KEY_OID,
+    certificate_fingerprint,
+    read_one_certificate,
+)
+from fedsilo.treaty.errors import NotAllowedError
+
+_USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
+
+
+def describe_certificate(pem: bytes) -> dict[str, Any]:
+    """The fields people compare, JSON-able. Raises NotAllowedError when it does not parse."""
+    certificate = read_one_certificate(pem, what="the file")
+    data: dict[str, Any] = {
+        "subject": certificate.subject.rfc4514_string(),
+        "issuer": certificate.issuer.rfc4514_string(),
+        "not_before": f"{certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "not_after": f"{certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "serial_hex": f"{certificate.serial_number:x}",
+        "fingerprint": certificate_fingerprint(certificate),
+        "ca": False,
+        "names": [],
+        "usage": [],
+    }
+    try:
+        extensions = list(certificate.extensions)
+    except PARSE_ERRORS as error:
+        raise NotAllowedError("the extensions of the certificate are malformed") from error
+    for extension in extensions:
+        value = extension.value
+        if isinstance(value, x509.BasicConstraints):
+            data["ca"] = value.ca
+        elif isinstance(value, x509.SubjectAlternativeName):
+            data["names"] = [f"{type(name).__name__}:{name.value}" for name in value]
+        elif isinstance(value, x509.ExtendedKeyUsage):
+            data["usage"] = [_USAGE_NAME.get(oid, oid.dotted_string) for oid in value]
+        elif isinstance(value, x509.UnrecognizedExtension) and extension.oid == SIGNING_KEY_OID:
+            data["signing_key"] = value.value.hex()
+        elif isinstance(value, x509.UnrecognizedExtension) and extension.oid == AUTHORITY_KIND_OID:
+            data["authority"] = value.value.decode("ascii", "replace")
+    return data

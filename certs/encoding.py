@@ -1,0 +1,142 @@
+"""Keys and certificates as PEM, and the errors a person gets when they are not what they should be. Bytes only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from certs.names import AuthorityKind, checked_name
+from fedsilo.treaty.errors import NotAllowedError, UsageError
+
+# Under the UUID arc (ITU-T X.667: 2.25.<uuid as integer>), which anybody may use without registration.
+SIGNING_KEY_OID = x509.ObjectIdentifier("2.25.227382187306466150213921735016254863601.1")
+AUTHORITY_KIND_OID = x509.ObjectIdentifier("2.25.227382187306466150213921735016254863601.2")
+
+PEM_BYTES_MAX = 64 << 10
+# cryptography raises these, by kind of defect, while parsing what somebody else wrote.
+PARSE_ERRORS = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion)
+
+PrivateKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
+
+
+def private_key_pem(key: PrivateKey, passphrase: bytes | None = None) -> bytes:
+    """PKCS#8, encrypted when a passphrase is given. The file that takes it must be 0600."""
+    encryption: serialization.KeySerializationEncryption = (
+        serialization.NoEncryption() if passphrase is None else serialization.BestAvailableEncryption(passphrase)
+    )
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+
+def public_key_pem(key: ec.EllipticCurvePublicKey | Ed25519PublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def load_tls_key(
+    pem: bytes, passphrase: bytes | None = None, *, what: str = "the TLS key"
+) -> ec.EllipticCurvePrivateKey:
+    """Read an ECDSA P-256 private key. Raises NotAllowedError naming what is wrong with it."""
+    key = _load_private_key(pem, passphrase, what=what)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise NotAllowedError(f"{what} is not an ECDSA P-256 key")
+    return key
+
+
+def load_signing_key(pem: bytes, passphrase: bytes | None = None) -> Ed25519PrivateKey:
+    """Read an Ed25519 private key. Raises NotAllowedError naming what is wrong with it."""
+    key = _load_private_key(pem, passphrase, what="the message-signing key")
+    if not isinstance(key, Ed25519PrivateKey):
+        raise NotAllowedError("the message-signing key is not an Ed25519 key")
+    return key
+
+
+def load_signing_public_key(pem: bytes) -> Ed25519PublicKey:
+    """Read an Ed25519 public key, such as `id/coordinator.pub`. Raises NotAllowedError."""
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except PARSE_ERRORS as error:
+        raise NotAllowedError("the message-signing public key is not PEM") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise NotAllowedError("the message-signing public key is not an Ed25519 key")
+    return key
+
+
+def signing_key_sha256(key: Ed25519PublicKey) -> str:
+    """How a policy pins a message-signing key: SHA-256 of its 32 raw bytes, hex."""
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(key.public_bytes_raw())
+    return digest.finalize().hex()
+
+
+def certificate_fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of the DER bytes, hex."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def read_one_certificate(pem: bytes, *, what: str) -> x509.Certificate:
+    """Parse exactly one PEM certificate. Raises NotAllowedError naming what is wrong with it."""
+    if len(pem) > PEM_BYTES_MAX:
+        raise NotAllowedError(f"{what} has {len(pem)} bytes, the limit is {PEM_BYTES_MAX}")
+    try:
+        certificates = x509.load_pem_x509_certificates(pem)
+    except PARSE_ERRORS as error:
+        raise NotAllowedError(f"{what} is not a PEM certificate") from error
+    if len(certificates) != 1:
+        raise NotAllowedError(f"{what} holds {len(certificates)} certificates, not one")
+    return certificates[0]
+
+
+@dataclass(frozen=True)
+class TrustRoot:
+    """A root without its key, as every party holds it. `name` is its trust domain."""
+
+    name: str
+    kind: AuthorityKind
+    certificate: x509.Certificate
+
+    @property
+    def fingerprint(self) -> str:
+        """What people compare out of band (threat T32)."""
+        return certificate_fingerprint(self.certificate)
+
+
+def read_root(pem: bytes) -> TrustRoot:
+    """Parse a trust root. Whether it is valid now is judged where it is used.
+
+    Raises:
+        NotAllowedError: not exactly one certificate, or not a root made by `authority.create_ca`.
+    """
+    certificate = read_one_certificate(pem, what="the trust root")
+    not_ours = NotAllowedError("the trust root is not a FedSilo CA certificate", hint="see `fedsilo certs show`")
+    try:
+        marker = certificate.extensions.get_extension_for_oid(AUTHORITY_KIND_OID).value
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        certificate.verify_directly_issued_by(certificate)
+    except InvalidSignature as error:
+        raise NotAllowedError("the trust root does not carry its own signature") from error
+    except (x509.ExtensionNotFound, *PARSE_ERRORS) as error:
+        raise not_ours from error
+    text = marker.value.decode("ascii", "replace") if isinstance(marker, x509.UnrecognizedExtension) else ""
+    kind_text, _, name = text.partition(":")
+    if kind_text not in {"federation", "site"} or not constraints.ca:
+        raise not_ours
+    try:
+        checked_name(name)
+    except UsageError as error:
+        raise not_ours from error
+    return TrustRoot(name, "federation" if kind_text == "federation" else "site", certificate)
+
+
+def _load_private_key(pem: bytes, passphrase: bytes | None, *, what: str) -> object:
+    try:
+        return serialization.load_pem_private_key(pem, passphrase)
+    except TypeError as error:
+        cause = "is encrypted and no passphrase was given" if passphrase is None else "is not encrypted"
+        raise NotAllowedError(f"{what} {cause}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        cause = "is not a PEM private key" if passphrase is None else "cannot be read: wrong passphrase, or no PEM key"
+        raise NotAllowedError(f"{what} {cause}") from error

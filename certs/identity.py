@@ -1,0 +1,276 @@
+"""Who is who: judging a certificate, and a party's own identity. Bytes and the time in; identity or a reason out.
+
+Checks, in this order, each with its own message: one certificate, issued and signed by the given root, root of the
+right kind and valid, leaf valid now, CA:FALSE, P-256, the one extended key usage of its role, exactly one URI name
+and no other name that the role may not carry, the role asked for, the trust domain of the root, the certified
+message-signing key (threats T26, T28, T30).
+
+Does not cover: a stolen key, which is good until its certificate expires.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from certs.encoding import (
+    PARSE_ERRORS,
+    SIGNING_KEY_OID,
+    certificate_fingerprint,
+    load_signing_key,
+    load_tls_key,
+    private_key_pem,
+    read_one_certificate,
+    read_root,
+)
+from certs.names import AUTHORITY_OF_ROLE, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
+from fedsilo.treaty.errors import NotAllowedError
+
+_USAGE_OF_ROLE = {
+    "silo": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "coordinator": ExtendedKeyUsageOID.SERVER_AUTH,
+    "operator": ExtendedKeyUsageOID.CLIENT_AUTH,
+}
+_USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
+_RENEW = "renew it: `fedsilo certs invite`, `request`, `sign`"
+
+
+@dataclass(frozen=True)
+class PeerIdentity:
+    """The other end of a connection. Everything here was vouched for by the trust root."""
+
+    spiffe_id: str
+    role: PartyRole
+    name: str
+    signing_public_key: Ed25519PublicKey
+    fingerprint: str
+    not_after: datetime
+
+
+@dataclass(frozen=True)
+class OperatorIdentity:
+    """A person of a site. What the person may do stands in roles.yaml, never here."""
+
+    spiffe_id: str
+    site: str
+    person: str
+    public_key: ec.EllipticCurvePublicKey
+    fingerprint: str
+    not_after: datetime
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A party's own identity, ready for TLS and for signing messages. Private parts stay out of its repr (T31)."""
+
+    spiffe_id: str
+    certificate_pem: bytes
+    key_pem: bytes = field(repr=False)  # unencrypted PKCS#8, as grpcio wants it
+    signing_key: Ed25519PrivateKey = field(repr=False)
+    trust_root_pem: bytes
+    peer: PeerIdentity  # how the others see us
+
+    @property
+    def name(self) -> str:
+        return self.peer.name
+
+    @property
+    def not_after(self) -> datetime:
+        return self.peer.not_after
+
+
+def peer_identity(certificate_pem: bytes, trust_root_pem: bytes, now: datetime, *, role: PartyRole) -> PeerIdentity:
+    """Judge the certificate a peer presented. Called for every RPC, since a connection outlives a certificate (T26).
+
+    Args:
+        certificate_pem: the leaf.
+        trust_root_pem: the federation CA.
+        now: timezone-aware.
+        role: what the peer must be.
+
+    Raises:
+        NotAllowedError: names the cause.
+    """
+    certificate, identity = _verified_leaf(certificate_pem, trust_root_pem, now, role=role)
+    return PeerIdentity(
+        spiffe_id=str(identity),
+        role=role,
+        name=identity.name,
+        signing_public_key=_certified_signing_key(certificate, identity),
+        fingerprint=certificate_fingerprint(certificate),
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def operator_identity(certificate_pem: bytes, site_ca_pem: bytes, now: datetime) -> OperatorIdentity:
+    """Judge the certificate a command was signed with. Raises NotAllowedError naming the cause."""
+    certificate, identity = _verified_leaf(certificate_pem, site_ca_pem, now, role="operator")
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise NotAllowedError(f"the certificate of {identity} does not hold an ECDSA key")
+    return OperatorIdentity(
+        spiffe_id=str(identity),
+        site=identity.domain,
+        person=identity.name,
+        public_key=key,
+        fingerprint=certificate_fingerprint(certificate),
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def own_identity(
+    certificate_pem: bytes,
+    key_pem: bytes,
+    signing_key_pem: bytes,
+    trust_root_pem: bytes,
+    *,
+    now: datetime,
+    role: PartyRole,
+    passphrase: bytes | None = None,
+) -> Identity:
+    """Put a party's files together, refusing what a peer would refuse anyway.
+
+    Raises:
+        NotAllowedError: names the file that is wrong and why.
+    """
+    peer = peer_identity(certificate_pem, trust_root_pem, now, role=role)
+    key = load_tls_key(key_pem, passphrase)
+    if key.public_key() != read_one_certificate(certificate_pem, what="the certificate").public_key():
+        raise NotAllowedError(
+            f"the TLS key does not match the certificate of {peer.spiffe_id}",
+            hint="use the key the request was made with",
+        )
+    signing_key = load_signing_key(signing_key_pem, passphrase)
+    if signing_key.public_key() != peer.signing_public_key:
+        raise NotAllowedError(
+            f"the message-signing key is not the one certified for {peer.spiffe_id}",
+            hint="use the key the request was made with",
+        )
+    return Identity(peer.spiffe_id, certificate_pem, private_key_pem(key), signing_key, trust_root_pem, peer)
+
+
+def _verified_leaf(
+    certificate_pem: bytes, trust_root_pem: bytes, now: datetime, *, role: PeerRole
+) -> tuple[x509.Certificate, SpiffeId]:
+    if now.tzinfo is None:
+        raise ValueError("the time must carry its zone")
+    root = read_root(trust_root_pem)
+    certificate = read_one_certificate(certificate_pem, what=f"the {role} certificate")
+    called = _called(certificate)
+    if root.kind != AUTHORITY_OF_ROLE[role]:
+        raise NotAllowedError(
+            f"a {role} is vouched for by a {AUTHORITY_OF_ROLE[role]} CA; the trust root given is the "
+            f"{root.kind} CA {root.name!r}",
+            hint="federation CA and site CA are two files; were they swapped?",
+        )
+    try:
+        certificate.verify_directly_issued_by(root.certificate)
+    except (InvalidSignature, *PARSE_ERRORS) as error:
+        raise NotAllowedError(
+            f"wrong CA: {called} was not issued by the {root.kind} CA {root.name!r} (root {root.fingerprint[:16]})",
+            hint="compare the roots of both sides: `fedsilo certs show`",
+        ) from error
+    _check_validity(f"the {root.kind} CA {root.name!r}", root.certificate, now, "make a new CA and enrol again")
+    _check_validity(called, certificate, now, _RENEW)
+    _check_form(certificate, called, role)
+    identity = _one_identity(certificate, called, role)
+    if identity.domain != root.name:
+        raise NotAllowedError(f"{identity} is not in the trust domain of its root, {root.name!r}")
+    if identity.role != role:
+        raise NotAllowedError(
+            f"wrong role: {identity} is a {identity.role}, a {role} is needed here", hint=f"use a {role} certificate"
+        )
+    return certificate, identity
+
+
+def _check_validity(called: str, certificate: x509.Certificate, now: datetime, mend: str) -> None:
+    if now < certificate.not_valid_before_utc:
+        raise NotAllowedError(
+            f"not yet valid: {called} is valid from {certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}, "
+            f"now is {now:%Y-%m-%dT%H:%M:%SZ}",
+            hint="compare the clocks of both machines",
+        )
+    # The last second of validity belongs to the certificate (RFC 5280 4.1.2.5).
+    if now > certificate.not_valid_after_utc:
+        raise NotAllowedError(
+            f"{called} expired at {certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}, "
+            f"now is {now:%Y-%m-%dT%H:%M:%SZ}",
+            hint=mend,
+        )
+
+
+def _check_form(certificate: x509.Certificate, called: str, role: PeerRole) -> None:
+    """CA:FALSE, P-256, key usage and extended key usage of the role, nothing critical that we do not understand."""
+    try:
+        extensions = certificate.extensions
+        key = certificate.public_key()
+    except PARSE_ERRORS as error:
+        raise NotAllowedError(f"{called} has malformed extensions or an unknown key") from error
+    for extension in extensions:
+        if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
+            raise NotAllowedError(f"{called} has the unknown critical extension {extension.oid.dotted_string}")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise NotAllowedError(f"{called} does not hold an ECDSA P-256 key")
+    try:
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
+        usage = extensions.get_extension_for_class(x509.KeyUsage).value
+        if constraints.ca or usage.key_cert_sign:
+            raise NotAllowedError(f"{called} is a CA certificate (CA:TRUE), which nobody may present")
+        extended = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound as error:
+        raise NotAllowedError(f"{called} lacks the extension {error.oid.dotted_string}") from error
+    if not usage.digital_signature:
+        raise NotAllowedError(f"{called} may not sign (key usage)")
+    needed = _USAGE_OF_ROLE[role]
+    if list(extended) != [needed]:
+        got = ", ".join(_USAGE_NAME.get(oid, oid.dotted_string) for oid in extended) or "none"
+        raise NotAllowedError(
+            f"wrong role: {called} has extended key usage {got}; a {role} has {_USAGE_NAME[needed]} alone",
+            hint=f"use a {role} certificate",
+        )
+
+
+def _one_identity(certificate: x509.Certificate, called: str, role: PeerRole) -> SpiffeId:
+    try:
+        names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound as error:
+        raise NotAllowedError(f"{called} has no URI name") from error
+    uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
+    if len(uris) != 1:
+        raise NotAllowedError(f"{called} has {len(uris)} URI names, exactly one is allowed")
+    allowed: tuple[type[x509.GeneralName], ...] = (x509.UniformResourceIdentifier,)
+    if role == "coordinator":
+        allowed += (x509.DNSName, x509.IPAddress)
+    foreign = [type(name).__name__ for name in names if not isinstance(name, allowed)]
+    if foreign:
+        raise NotAllowedError(f"{called} carries a {foreign[0]}, which a {role} may not have")
+    identity = parse_spiffe_id(uris[0])
+    if identity is None:
+        raise NotAllowedError(f"{uris[0][:200]!r} is not an identity of this kind: spiffe://DOMAIN/ROLE/NAME")
+    return identity
+
+
+def _certified_signing_key(certificate: x509.Certificate, identity: SpiffeId) -> Ed25519PublicKey:
+    try:
+        value = certificate.extensions.get_extension_for_oid(SIGNING_KEY_OID).value
+        raw = value.value if isinstance(value, x509.UnrecognizedExtension) else b""
+        return Ed25519PublicKey.from_public_bytes(raw)
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise NotAllowedError(f"the certificate of {identity} certifies no message-signing key") from error
+
+
+def _called(certificate: x509.Certificate) -> str:
+    """A certificate in a message, before anything about it is believed."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uri = next((name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)), "")
+    except (x509.ExtensionNotFound, *PARSE_ERRORS):
+        uri = ""
+    shown = "".join(character if character.isprintable() else "?" for character in uri[:120])
+    return f"the certificate {shown or 'without a URI name'} ({certificate_fingerprint(certificate)[:16]})"

@@ -1,0 +1,259 @@
+"""`fedsilo certs`: authorities, enrolment and a look at what is installed. Thin; the work is in `provision`."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded, table
+
+app = typer.Typer(no_args_is_help=True, help="Certificate authorities, enrolment and identities.")
+
+CaOption = Annotated[Path, typer.Option("--ca", help="Folder of the CA.", file_okay=False)]
+PassphraseOption = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="Private file whose first line is the passphrase of ca.key.")
+]
+
+
+@app.command("ca-init")
+@guarded("certs ca-init")
+def ca_init(
+    name: Annotated[str, typer.Argument(help="Name of the federation or of the site.")],
+    out: Annotated[Path, typer.Option("--out", help="The new folder.")],
+    kind: Annotated[
+        Literal["federation", "site"],
+        typer.Option("--kind", help="federation: vouches for silos and coordinators. site: for its own operators."),
+    ],
+    days: Annotated[int, typer.Option("--days", help="Life of the root, at most 730.")] = 365,
+    passphrase_file: PassphraseOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Make a root. The two kinds are separate on purpose: a federation can never make a site's approver."""
+    from fedsilo.launch import provision
+
+    authority = provision.init_ca(out, name=name, kind=kind, days=days, passphrase=_passphrase(passphrase_file))
+    not_after = provision.utc_text(authority.certificate.not_valid_after_utc)
+    data = {
+        "name": name,
+        "kind": kind,
+        "certificate": str(out / "ca.crt"),
+        "fingerprint": authority.fingerprint,
+        "not_after": not_after,
+    }
+    emit(
+        "certs ca-init",
+        data,
+        json_output=json_output,
+        text=f"{kind} CA {name}, valid until {not_after}, in {out}\n"
+        f"fingerprint {authority.fingerprint}\n"
+        "Tell this fingerprint to the others by another way than the one that brings them ca.crt.",
+    )
+
+
+@app.command("invite")
+@guarded("certs invite")
+def invite(
+    identity: Annotated[str, typer.Argument(help="silo/NAME, coordinator/NAME or operator/NAME")],
+    ca: CaOption,
+    hours: Annotated[float, typer.Option("--hours", help="How long the token may be used.")] = 72.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Make a one-time token that may become exactly one identity."""
+    from datetime import timedelta
+
+    from certs.encoding import read_root
+    from fedsilo.edge.identity_files import read_public
+    from fedsilo.launch import provision
+
+    token = provision.invite(ca, identity, lifetime=timedelta(hours=hours))
+    fingerprint = read_root(read_public(ca / "ca.crt")).fingerprint
+    emit(
+        "certs invite",
+        {"token": token, "ca_fingerprint": fingerprint},
+        json_output=json_output,
+        text=f"{token}\nGood once, for {hours:g} hours: whoever has it first is enrolled. Root {fingerprint}",
+    )
+
+
+@app.command("request")
+@guarded("certs request")
+def request(
+    token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the new keys and the request.")],
+    json_output: JsonOption = False,
+) -> None:
+    """Make keys here, where they stay, and a request that travels to the CA."""
+    from fedsilo.launch import provision
+
+    enrolment = provision.request(out, token)
+    data = {
+        "spiffe_id": str(enrolment.identity),
+        "request": str(enrolment.request),
+        "key": str(enrolment.key),
+        "signing_key": None if enrolment.signing_key is None else str(enrolment.signing_key),
+    }
+    emit(
+        "certs request",
+        data,
+        json_output=json_output,
+        text=f"keys for {enrolment.identity} are in {out} and stay there\n"
+        f"send {enrolment.request} to the CA: fedsilo certs sign {enrolment.request.name} --ca DIR --out FILE",
+    )
+
+
+@app.command("sign")
+@guarded("certs sign")
+def sign(
+    request_file: Annotated[Path, typer.Argument(metavar="REQUEST", help="The applicant's request file.")],
+    ca: CaOption,
+    out: Annotated[Path, typer.Option("--out", help="Where the certificate goes.")],
+    dns: Annotated[list[str] | None, typer.Option("--dns", help="Coordinator only: a host name silos dial.")] = None,
+    ip: Annotated[list[str] | None, typer.Option("--ip", help="Coordinator only: an address silos dial.")] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option("--hours", help="Life of the certificate; 168 at most, 8 for operators if not given."),
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Judge a request, spend its token and issue the certificate its token stands for."""
+    from datetime import timedelta
+
+    from fedsilo.edge.files import write_durably
+    from fedsilo.edge.identity_files import read_public
+    from fedsilo.launch import provision
+
+    issued = provision.sign(
+        ca,
+        read_public(request_file),
+        dns_names=dns or (),
+        ip_addresses=ip or (),
+        lifetime=None if hours is None else timedelta(hours=hours),
+        passphrase=_passphrase(passphrase_file),
+    )
+    write_durably(out, issued.certificate_pem)
+    data = {
+        "spiffe_id": issued.spiffe_id,
+        "certificate": str(out),
+        "serial_hex": issued.serial_hex,
+        "fingerprint": issued.fingerprint,
+        "not_before": provision.utc_text(issued.not_before),
+        "not_after": provision.utc_text(issued.not_after),
+    }
+    emit(
+        "certs sign",
+        data,
+        json_output=json_output,
+        text=f"{issued.spiffe_id} until {data['not_after']}: {out}\nfingerprint {issued.fingerprint}",
+    )
+
+
+@app.command("list")
+@guarded("certs list")
+def list_certificates(ca: CaOption, json_output: JsonOption = False) -> None:
+    """What a CA has issued."""
+    from fedsilo.launch import provision
+
+    rows = provision.list_issued(ca)
+    emit(
+        "certs list",
+        {"certificates": rows},
+        json_output=json_output,
+        text=lambda: table(
+            ("identity", "not after", "fingerprint", "serial"),
+            [(row["spiffe_id"], row["not_after"], row["fingerprint"][:16], row["serial_hex"]) for row in rows],
+        ),
+    )
+
+
+@app.command("show")
+@guarded("certs show")
+def show(
+    file: Annotated[Path, typer.Argument(help="A certificate: a root or a leaf.")], json_output: JsonOption = False
+) -> None:
+    """What stands in a certificate. It says nothing about whether to trust it; `certs check` does."""
+    from certs.describe import describe_certificate
+    from fedsilo.edge.identity_files import read_public
+
+    data = describe_certificate(read_public(file))
+    emit(
+        "certs show",
+        data,
+        json_output=json_output,
+        text=lambda: "\n".join(f"{key:12} {_flat(value)}" for key, value in data.items()),
+    )
+
+
+@app.command("check")
+@guarded("certs check")
+def check(
+    certificate: Annotated[Path, typer.Option("--certificate", help="The leaf.")],
+    root: Annotated[Path, typer.Option("--root", help="federation_ca.crt; for an operator, site_ca.crt.")],
+    key: Annotated[Path, typer.Option("--key", help="Its private key.")],
+    role: Annotated[Literal["silo", "coordinator", "operator"], typer.Option("--role", help="What it must be.")],
+    signing_key: Annotated[
+        Path | None, typer.Option("--signing-key", help="The message-signing key of a silo or coordinator.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Everything a daemon checks at its start: modes, matching keys, the right CA, role and validity."""
+    from datetime import datetime, timedelta
+
+    from certs.encoding import read_root
+    from certs.identity import operator_identity
+    from fedsilo.edge.identity_files import load_identity, load_operator, read_public
+    from fedsilo.launch.provision import utc_text
+    from fedsilo.treaty.errors import UsageError
+
+    now = datetime.now(UTC)
+    if role == "operator":
+        pem, _ = load_operator(certificate, key, root, now=now)
+        person = operator_identity(pem, read_public(root), now)
+        spiffe_id, not_after, fingerprint = person.spiffe_id, person.not_after, person.fingerprint
+    elif signing_key is None:
+        raise UsageError(f"a {role} has a message-signing key", hint="name it: --signing-key FILE.ed25519")
+    else:
+        identity = load_identity(certificate, key, signing_key, root, role=role, now=now)
+        spiffe_id, not_after, fingerprint = identity.spiffe_id, identity.not_after, identity.peer.fingerprint
+    trust_root = read_root(read_public(root))
+    warnings = [
+        f"{called} expires at {utc_text(end)}"
+        for called, end, margin in (
+            (spiffe_id, not_after, timedelta(days=1)),
+            (f"the {trust_root.kind} CA", trust_root.certificate.not_valid_after_utc, timedelta(days=30)),
+        )
+        if end - now < margin
+    ]
+    data = {
+        "spiffe_id": spiffe_id,
+        "fingerprint": fingerprint,
+        "not_after": utc_text(not_after),
+        "root_fingerprint": trust_root.fingerprint,
+        "root_not_after": utc_text(trust_root.certificate.not_valid_after_utc),
+    }
+    emit(
+        "certs check",
+        data,
+        json_output=json_output,
+        warnings=warnings,
+        text=f"ok: {spiffe_id} until {data['not_after']}\nroot {trust_root.fingerprint}",
+    )
+
+
+def _passphrase(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    from fedsilo.edge.files import read_private
+    from fedsilo.treaty.errors import UsageError
+
+    lines = read_private(path).splitlines()
+    if not lines or not lines[0]:
+        raise UsageError(f"{path}: the first line is empty", hint="write the passphrase there")
+    return lines[0]
+
+
+def _flat(value: Any) -> str:
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

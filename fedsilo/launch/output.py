@@ -1,0 +1,174 @@
+"""How every command answers: one JSON envelope or plain text on stdout, one line of cause and one of hint on stderr.
+
+    {"schema": "fedsilo.cli/1", "command": ..., "ok": ..., "data": ..., "warnings": [...],
+     "error": null | {"code", "message", "hint", "retryable"}}
+
+Text that came from elsewhere may carry terminal escapes or bidirectional overrides (threat T37): `plain` takes their
+power before anything is printed. JSON needs no such care, it escapes by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from fedsilo.treaty.errors import FedSiloError, OperationError, UnreachableError
+
+SCHEMA = "fedsilo.cli/1"
+INTERRUPTED_EXIT_CODE = 130
+
+# The one spelling of the option; the parameter must be called `json_output`, `guarded` looks for that name.
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def plain(text: str) -> str:
+    """`text` with control, format, surrogate and private-use characters spelled out; newline and tab stay."""
+    return "".join(
+        character
+        if character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+        else f"<U+{ord(character):04X}>"
+        for character in text
+    )
+
+
+def envelope(command: str, data: Any, *, warnings: Iterable[str] = (), error: FedSiloError | None = None) -> str:
+    """The envelope as one line of JSON. Raises ValueError for NaN or infinity in `data`, TypeError for non-JSON."""
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "command": command,
+            "ok": error is None,
+            "data": data,
+            "warnings": list(warnings),
+            "error": None
+            if error is None
+            else {
+                "code": error.code,
+                "message": error.message,
+                "hint": error.hint,
+                "retryable": isinstance(error, UnreachableError),
+            },
+        },
+        allow_nan=False,
+    )
+
+
+def emit(
+    command: str,
+    data: Any,
+    *,
+    json_output: bool,
+    text: str | Callable[[], str],
+    warnings: Iterable[str] = (),
+    error: FedSiloError | None = None,
+) -> None:
+    """Print the answer of a command.
+
+    Args:
+        command: its full name, such as "certs sign".
+        data: JSON-able value for the envelope.
+        json_output: the envelope instead of text.
+        text: what people read, or a function that makes it only when it is wanted.
+        warnings: lines for people; on stderr in text mode.
+        error: for a command that has both data and a failure (a log that does not verify): printed after the data.
+
+    Raises:
+        typer.Exit: with the error's exit code, when `error` is given.
+    """
+    warning_list = list(warnings)
+    if json_output:
+        sys.stdout.write(envelope(command, data, warnings=warning_list, error=error) + "\n")
+    else:
+        body = text if isinstance(text, str) else text()
+        if body:
+            sys.stdout.write(plain(body).rstrip("\n") + "\n")
+        sys.stdout.flush()
+        for warning in warning_list:
+            sys.stderr.write(f"warning: {plain(warning)}\n")
+        if error is not None:
+            _print_error(error)
+    sys.stdout.flush()
+    if error is not None:
+        raise typer.Exit(error.exit_code)
+
+
+class guarded:  # noqa: N801 - used as a decorator and as a context, both of which read in lower case
+    """Turns a FedSiloError into the envelope, or into two lines on stderr, and leaves with its exit code.
+
+    As a decorator it sits under `@app.command()` and follows the command's own `json_output` parameter:
+
+        @app.command()
+        @guarded("certs show")
+        def show(file: Path, json_output: JsonOption = False) -> None: ...
+
+    As a context, `json_output` is given: `with guarded("demo", json_output=True): ...`. An OSError that nobody
+    translated becomes an OperationError naming its file; a bug stays a traceback.
+
+    Raises:
+        typer.Exit: with the error's exit code, or 130 after Ctrl-C.
+    """
+
+    def __init__(self, command: str, *, json_output: bool = False) -> None:
+        self._command = command
+        self._json_output = json_output
+
+    def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(function)
+        def guarded_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            with guarded(self._command, json_output=bool(kwargs.get("json_output", self._json_output))):
+                return function(*args, **kwargs)
+
+        return guarded_function
+
+    def __enter__(self) -> guarded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(raised, KeyboardInterrupt):
+            sys.stderr.write("interrupted\n")
+            raise typer.Exit(INTERRUPTED_EXIT_CODE) from raised
+        if isinstance(raised, BrokenPipeError):
+            # The reader of a pipe went away (`| head`). What is still buffered goes nowhere, or the interpreter would
+            # complain a second time when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from raised
+        if isinstance(raised, OSError):
+            where = f"{raised.filename}: " if raised.filename else ""
+            raised = OperationError(f"{where}{raised.strerror or raised}")
+        if not isinstance(raised, FedSiloError):
+            return
+        if self._json_output:
+            sys.stdout.write(envelope(self._command, None, error=raised) + "\n")
+            sys.stdout.flush()
+        else:
+            _print_error(raised)
+        raise typer.Exit(raised.exit_code) from raised
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Left-aligned columns two spaces apart, for terminals and pipes alike."""
+    lines = [[plain(str(cell)) for cell in row] for row in (header, *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _print_error(error: FedSiloError) -> None:
+    sys.stderr.write(f"error: {plain(error.message)} [{error.code}]\n")
+    if error.hint:
+        sys.stderr.write(f"hint: {plain(error.hint)}\n")
+    sys.stderr.flush()

@@ -1,0 +1,324 @@
+"""T10, B1: from inside the trainer's walls every way out is refused; outside them the same attempt succeeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsilo.treaty.errors import UsageError
+from silo.guard import file_rules, isolation
+from silo.guard.syscall_filter import seccomp_program
+from silo.link import LinkMessage, Listener, dial
+from tests.security.wall_harness import WALLS_PROGRAM, Site, probe, reachable_site, run_inside
+
+REPOSITORY = Path(__file__).parents[2]
+WALLS = ("namespaces", "user")
+PROBES = {
+    "tcp_connect", "udp_send", "dns_lookup", "vsock", "enter_namespaces", "ptrace", "memory", "signal", "key_files",
+    "identity_folder", "control_socket",
+}  # fmt: skip
+# Succeed outside on any machine. Left out: what needs root (setns), a permissive yama (ptrace), a kernel with vsock.
+OPEN_OUTSIDE = PROBES - {"vsock", "enter_namespaces", "ptrace", "memory"}
+
+
+@pytest.fixture(scope="module", params=WALLS)
+def rung(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if reason := isolation.rung_trial(name):
+        pytest.skip(f"this machine cannot build it: {reason}")
+    return name
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    # below /tmp, which is private inside; short, since a unix socket's path is
+    with tempfile.TemporaryDirectory(prefix="walls-") as folder, reachable_site(Path(folder)) as built:
+        yield built
+
+
+def test_T10_every_probe_is_refused_inside(rung: str, site: Site) -> None:
+    results = probe(rung, site)
+    assert set(results) == PROBES
+    assert {name: each["outcome"] for name, each in results.items()} == dict.fromkeys(PROBES, "refused")
+    assert isolation.rung_really_got(rung, results) == rung
+
+
+def test_T10_the_same_probes_succeed_outside(site: Site) -> None:
+    results = probe("waived", site)
+    assert set(isolation.escaped(results)) >= OPEN_OUTSIDE
+    if os.geteuid() == 0:
+        assert results["enter_namespaces"]["outcome"] == "escaped"
+    # a wall that is claimed but not there is named for what it is
+    assert isolation.rung_really_got("namespaces", results) == "waived"
+
+
+def test_T10_a_probe_that_was_not_tried_proves_nothing() -> None:
+    refused = {name: {"outcome": "refused", "errno": "EPERM"} for name in PROBES}
+    assert isolation.rung_really_got("user", refused) == "user"
+    assert isolation.rung_really_got("user", refused | {"key_files": {"outcome": "untried"}}) == "waived"
+    assert isolation.rung_really_got("user", {}) == "waived"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root to become a user")
+def test_T10_an_ordinary_user_builds_the_same_walls() -> None:
+    with tempfile.TemporaryDirectory(prefix="walls-") as folder:
+        for name in ("fedsilo/treaty", "silo/guard", "silo/trainer", "tests/security"):
+            ignored = shutil.ignore_patterns("__pycache__", "wire")
+            shutil.copytree(REPOSITORY / name, Path(folder, "code", name), ignore=ignored)
+            for package in ("", *(str(each) for each in Path(name).parents)):
+                Path(folder, "code", package, "__init__.py").touch()
+        Path(folder).chmod(0o755)
+        work = Path(folder, "work")
+        work.mkdir()
+        os.chown(work, 65534, 65534)
+        answer = subprocess.run(
+            ["/usr/bin/python3", "-P", "-m", "tests.security.wall_harness", str(work / "site")],
+            env={"PYTHONPATH": f"{folder}/code", "TMPDIR": str(work), "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=folder, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert answer.returncode == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert report["uid"] == 65534
+    for rung in WALLS:
+        if isinstance(report[rung], str):
+            continue  # this machine does not let ordinary users build it, and says why
+        assert isolation.escaped(report[rung]) == []
+    assert set(isolation.escaped(report["waived"])) >= OPEN_OUTSIDE
+    assert any(not isinstance(report[rung], str) for rung in WALLS), report
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root to become a user")
+def test_T10_a_root_guard_gives_the_trainer_another_user(site: Site) -> None:
+    if reason := isolation.rung_trial("user"):
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="walls-") as folder:
+        Path(folder).chmod(0o755)
+        shutil.copy(WALLS_PROGRAM, folder)
+        mine = Path(folder, "mine")
+        mine.write_text("readable only for root")
+        mine.chmod(0o600)
+        program = (
+            "import json, runpy, sys; walls = runpy.run_path(sys.argv[1])\n"
+            "try: open(sys.argv[2])\n"
+            "except PermissionError: seen = walls['surroundings']()\n"
+            "print(json.dumps([seen, walls['run_probes'](json.load(sys.stdin))]))"
+        )
+        process = isolation.launch_walled(
+            ["/usr/bin/python3", "-c", program, f"{folder}/walls.py", str(mine)],
+            rung="user", user="nobody", readable=[Path(folder)], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        output, _ = process.communicate(json.dumps(site.fields).encode(), 30)
+    seen, results = json.loads(output)
+    assert seen["uid"] == pwd.getpwnam("nobody").pw_uid
+    assert int(seen["capabilities"], 16) == 0
+    assert isolation.rung_really_got("user", results) == "user"
+
+
+def test_T10_the_link_to_the_guard_crosses_the_wall(rung: str) -> None:
+    trainer = (
+        "import sys; from silo.link import LinkMessage, dial\n"
+        "link = dial(sys.argv[1]); asked = link.receive()\n"
+        "link.send(LinkMessage('probed', {'results': asked.fields}, asked.body * 2)); link.receive()"
+    )
+    with tempfile.TemporaryDirectory(prefix="walls-") as folder:
+        address = f"unix:{folder}/trainer.sock"
+        listener = Listener(address, user_ids=frozenset({os.getuid()}))
+        process = isolation.launch_walled(
+            [sys.executable, "-c", trainer, address], rung=rung, socket_dir=Path(folder), env={}
+        )
+        link = listener.accept(30)
+        link.send(LinkMessage("probe", {"n": 7}, b"body"))
+        heard = link.receive()
+        assert (heard.type, heard.fields, heard.body) == ("probed", {"results": {"n": 7}}, b"bodybody")
+        link.send(LinkMessage("stop"))
+        assert process.wait(30) == 0
+        listener.close()
+
+
+def test_dial_takes_a_connected_descriptor() -> None:
+    here, there = socket.socketpair()
+    with here:
+        link = dial(f"fd:{there.detach()}")
+        link.send(LinkMessage("ready"))
+        assert here.recv(100).endswith(b'{"type": "ready"}')
+        link.close()
+
+
+@pytest.mark.parametrize("below", ["/tmp", str(Path.home())])  # noqa: S108
+def test_T10_given_paths_are_there_with_given_rights_and_others_are_not(rung: str, below: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="walls-", dir=below) as name:
+        folder = Path(name)
+        for place in ("model", "blobs", "scratch", "other", "elsewhere"):
+            (folder / place).mkdir()
+        (folder / "blobs" / "weights").write_text("weights")
+        (folder / "model" / "weights").symlink_to("../blobs/weights")  # as in a model cache
+        (folder / "elsewhere" / "train.jsonl").write_text("rows")
+        (folder / "data").symlink_to("elsewhere")  # a link on the way
+        (folder / "other" / "secret").write_text("secret")
+        (folder / "scratch" / "trap").symlink_to(folder / "other" / "secret")
+        program = (
+            "import sys; from pathlib import Path; folder = Path(sys.argv[1])\n"
+            "print((folder / 'model/weights').read_text(), (folder / 'data/train.jsonl').read_text())\n"
+            "(folder / 'scratch/made').write_text('made')\n"
+            "try: (folder / 'new').write_text('lands nowhere or in the private /tmp')\n"
+            "except OSError: pass\n"
+            "for refused in (lambda: (folder / 'model/new').write_text(''),\n"
+            "                lambda: (folder / 'other/secret').read_text(),\n"
+            "                lambda: (folder / 'data/train.jsonl').write_text(''),\n"
+            "                lambda: (folder / 'scratch/trap').read_text(),\n"
+            "                lambda: Path('/proc/sys/kernel/core_pattern').open('r+').close()):\n"
+            "    try: refused()\n"
+            "    except OSError as error: print('refused')\n"
+            "    else: print('allowed')\n"
+        )
+        output = run_inside(
+            rung, "-c", program, name,
+            readable=[folder / "model", folder / "data" / "train.jsonl"], writable=[folder / "scratch"],
+        ).splitlines()  # fmt: skip
+        assert output == ["weights rows", *["refused"] * 5]
+        assert (folder / "scratch" / "made").read_text() == "made"
+        assert not (folder / "new").exists()
+        assert (folder / "elsewhere" / "train.jsonl").read_text() == "rows"
+
+
+def test_T10_no_capability_no_descriptor_no_privilege(rung: str, tmp_path: Path) -> None:
+    program = (
+        "import json, os\nfrom silo.trainer.walls import surroundings\n"
+        "print(json.dumps([surroundings(), len(os.listdir('/proc/self/fd')), sorted(os.environ)]))"
+    )
+    with (tmp_path / "held").open("w") as held:
+        os.set_inheritable(held.fileno(), True)
+        seen, descriptors, environment = json.loads(run_inside(rung, "-c", program, env={"GIVEN": "1"}))
+    assert int(seen["capabilities"], 16) == 0
+    assert seen["no_new_privileges"] and seen["system_call_filter"]
+    assert set(seen["interfaces"]) <= {"lo"}
+    assert descriptors == 4  # input, output, errors, and the listing itself
+    assert set(environment) - {"LC_CTYPE"} == {"GIVEN", "PYTHONNOUSERSITE", "PYTHONSAFEPATH"}
+
+
+@pytest.mark.skipif(not Path("/dev/tty").exists(), reason="needs a device that the wall does not show by itself")
+def test_devices_of_an_accelerator_are_passed_in(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, stat; print(os.path.exists('/dev/tty') and stat.S_ISCHR(os.stat('/dev/tty').st_mode))"
+    hidden = "True" if rung == "user" else "False"  # Landlock hides no names
+    monkeypatch.setattr(isolation, "_ACCELERATORS", ("/dev/tt[y]",))
+    assert run_inside(rung, "-c", program).strip() == "True"
+    assert run_inside(rung, "-c", program, accelerators=False).strip() == hidden
+
+
+def test_T10_a_child_of_the_trainer_works_inside_and_ends_with_it(rung: str) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'print(input()); input()'], stdin=subprocess.PIPE,"
+        " stdout=subprocess.PIPE, text=True)\n"
+        "child.stdin.write('seen\\n'); child.stdin.flush(); print(child.stdout.readline(), end='', flush=True); input()"
+    )
+    process = isolation.launch_walled(
+        [sys.executable, "-c", program], rung=rung, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"seen\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("walls", [*WALLS, "waived"])
+def test_the_trainer_dies_when_its_guard_is_killed(walls: str) -> None:
+    if walls != "waived" and (reason := isolation.rung_trial(walls)):
+        pytest.skip(reason)
+    # The trainer holds the write end of this pipe, by its output, as nobody else does once the guard is gone.
+    guard = (
+        "import sys; from silo.guard import isolation\n"
+        "program = 'print(\"up\", flush=True); import threading; threading.Event().wait()'\n"
+        f"process = isolation.launch_walled([sys.executable, '-c', program], rung={walls!r}, env={{}})\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", guard], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.kill()
+        assert process.stdout.read() == b""  # returns only when the last holder is gone
+
+
+def test_T31_paths_that_would_show_a_key_are_refused(tmp_path: Path) -> None:
+    key = tmp_path / "id" / "site.key"
+    key.parent.mkdir()
+    key.touch(0o600)
+    with pytest.raises(UsageError, match="would show"):
+        isolation.launch_walled([sys.executable], rung="namespaces", readable=[tmp_path], env={}, never=[key])
+    with pytest.raises(UsageError, match="whole machine"):
+        isolation.launch_walled([sys.executable], rung="user", readable=[Path("/")], env={})
+
+
+def test_errors_name_what_is_missing(rung: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        isolation.launch_walled([sys.executable], rung=rung, readable=[tmp_path / "absent"], env={})
+    program = tmp_path / "program"
+    program.write_text("not a program")
+    program.chmod(0o755)
+    isolation._program_paths.cache_clear()
+    with pytest.raises(isolation.IsolationError):
+        isolation.launch_walled([str(program)], rung=rung, env={})
+    with pytest.raises(ValueError, match="not built here"):
+        isolation.launch_walled([sys.executable], rung="container", env={})
+
+
+def test_the_ladder_is_ordered() -> None:
+    ladder = ["waived", "container", "user", "namespaces"]
+    for got_place, got in enumerate(ladder):
+        for least_place, least in enumerate(ladder):
+            assert isolation.rung_at_least(got, least) == (got_place >= least_place)
+    with pytest.raises(ValueError, match="unknown rung"):
+        isolation.rung_at_least("moat", "user")
+
+
+def test_best_rung_is_the_first_whose_trial_holds() -> None:
+    held = [rung for rung in WALLS if not isolation.rung_trial(rung)]
+    assert isolation.best_rung() == (held[0] if held else "waived")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("network", [True, False])
+def test_every_path_of_the_filter_ends_in_a_return(machine: str, network: bool) -> None:
+    """Walk each step as the kernel's checker does (bpf_check_classic): jumps stay inside, the last step returns."""
+    program = seccomp_program(network_by_namespace=network, machine=machine)
+    steps = [program[at : at + 8] for at in range(0, len(program), 8)]
+    assert len(steps) < 4096 and steps[-1][0] == 0x06
+    for place, step in enumerate(steps):
+        if step[0] in (0x15, 0x35, 0x45):
+            assert max(step[2], step[3]) + place + 1 < len(steps)
+
+
+def test_filter_of_an_unknown_machine_is_refused() -> None:
+    with pytest.raises(ValueError, match="riscv64"):
+        seccomp_program(network_by_namespace=True, machine="riscv64")
+
+
+def test_file_rules_follow_the_version(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert [len(file_rules.ruleset(version)) for version in (1, 3, 4, 5, 6, 7)] == [8, 8, 16, 16, 24, 24]
+    rules = dict(file_rules.rules(7, [tmp_path], [tmp_path / "file"]))
+    # read, list and execute a folder; and for a file nothing that only fits folders (make, remove: bits 4 to 12)
+    assert rules[str(tmp_path)] == 1 | 4 | 8
+    assert rules[str(tmp_path / "file")] & 0b1111111111000 == 0
+
+
+def test_probe_program_needs_the_standard_library_only() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        answer = subprocess.run(
+            [sys.executable, "-I", "-S", str(WALLS_PROGRAM)], input="{}", capture_output=True, text=True, cwd=folder,
+            timeout=60, check=True,
+        )  # fmt: skip
+    assert set(json.loads(answer.stdout)) == PROBES

@@ -1,0 +1,146 @@
+"""T31: private files are private whatever the umask, never follow a link, never replace, leave nothing half written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsilo.edge.files import (
+    lock_exclusively,
+    make_private_directory,
+    read_private,
+    write_durably,
+    write_private,
+)
+from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    previous = os.umask(0)
+    yield
+    os.umask(previous)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes half of what it is given, once, and then nothing."""
+    real, taken = os.write, []
+
+    def write(descriptor: int, data: bytes) -> int:
+        if taken:
+            raise OSError(28, "No space left on device")
+        taken.append(descriptor)
+        return real(descriptor, bytes(data)[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", write)
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_T31_mode_is_0600_under_any_umask(tmp_path: Path, open_umask: None) -> None:
+    write_private(tmp_path / "key", b"secret")
+    make_private_directory(tmp_path / "a" / "b")
+    assert mode_of(tmp_path / "key") == 0o600 and mode_of(tmp_path / "a" / "b") == 0o700
+    assert read_private(tmp_path / "key") == b"secret"
+    os.umask(0o777)
+    write_private(tmp_path / "other", b"secret")
+    write_durably(tmp_path / "public", b"text")
+    assert mode_of(tmp_path / "other") == 0o600 and mode_of(tmp_path / "public") == 0o644
+
+
+def test_T31_a_private_file_is_never_replaced_and_a_link_never_followed(tmp_path: Path) -> None:
+    write_private(tmp_path / "key", b"first")
+    with pytest.raises(ConflictError, match="exists already"):
+        write_private(tmp_path / "key", b"second")
+    assert read_private(tmp_path / "key") == b"first"
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(ConflictError):
+        write_private(tmp_path / "link", b"secret")
+    assert not (tmp_path / "target").exists()
+    (tmp_path / "key link").symlink_to(tmp_path / "key")
+    with pytest.raises(NotAllowedError, match="link"):
+        try:
+            read_private(tmp_path / "key link")
+        except NotAllowedError as error:
+            raise NotAllowedError(error.hint) from error
+    (tmp_path / "folder link").symlink_to(tmp_path)
+    with pytest.raises(UsageError):
+        make_private_directory(tmp_path / "folder link")
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o660, 0o601])
+def test_T31_looser_modes_are_refused(tmp_path: Path, mode: int) -> None:
+    write_private(tmp_path / "key", b"secret")
+    (tmp_path / "key").chmod(mode)
+    with pytest.raises(NotAllowedError, match=f"{mode:04o}"):
+        read_private(tmp_path / "key")
+    for accepted in (0o600, 0o400):
+        (tmp_path / "key").chmod(accepted)
+        assert read_private(tmp_path / "key") == b"secret"
+
+
+def test_T31_only_plain_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(NotAllowedError, match="not a plain file"):
+            read_private(path)
+    with pytest.raises(NotFoundError):
+        read_private(tmp_path / "absent")
+
+
+def test_T31_a_disk_that_fills_midway_leaves_nothing(tmp_path: Path, full_disk: None) -> None:
+    with pytest.raises(OperationError, match="No space"):
+        write_private(tmp_path / "key", b"secret")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_replacement_keeps_the_old_content(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path = tmp_path / "state"
+    write_durably(path, b"old")
+    write_durably(path, b"older is gone")
+    assert path.read_bytes() == b"older is gone"
+    request.getfixturevalue("full_disk")
+    with pytest.raises(OperationError, match="No space"):
+        write_durably(path, b"new and longer")
+    assert [item.name for item in tmp_path.iterdir()] == ["state"] and path.read_bytes() == b"older is gone"
+
+
+def test_a_durable_write_replaces_a_link_instead_of_its_target(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"untouched")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_durably(tmp_path / "link", b"new")
+    assert (tmp_path / "target").read_bytes() == b"untouched"
+    assert not (tmp_path / "link").is_symlink() and (tmp_path / "link").read_bytes() == b"new"
+
+
+def test_T42_a_lock_is_held_once_and_released(tmp_path: Path) -> None:
+    with (
+        lock_exclusively(tmp_path / "lock"),
+        pytest.raises(ConflictError, match=f"held by process {os.getpid()}"),
+    ):
+        lock_exclusively(tmp_path / "lock")
+    lock = lock_exclusively(tmp_path / "lock")
+    lock.release()
+    lock.release()
+    lock_exclusively(tmp_path / "lock").release()
+
+
+def test_T42_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lock_exclusively(tmp_path / "lock")
+        os.write(told, b"x")
+        os.read(os.pipe()[0], 1)  # for ever
+    assert os.read(ready, 1) == b"x"
+    with pytest.raises(ConflictError, match=f"process {child}"):
+        lock_exclusively(tmp_path / "lock")
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    lock_exclusively(tmp_path / "lock").release()

@@ -1,0 +1,234 @@
+"""T28, T26, T31 (the bytes half): who is accepted as whom, each refusal beside its accepted counterpart."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from certs.authority import create_ca, load_ca
+from certs.encoding import private_key_pem, signing_key_sha256
+from certs.identity import operator_identity, own_identity, peer_identity
+from certs.names import coordinator_dns_name, parse_spiffe_id
+from fedsilo.treaty.errors import NotAllowedError, UsageError
+from tests.security.people import CLIENT, NOW, SERVER, forge, new_keys
+
+DAY = timedelta(days=1)
+FEDERATION = create_ca("cardio-net", kind="federation", not_before=NOW - DAY, days=365)
+OTHER = create_ca("cardio-net", kind="federation", not_before=NOW - DAY, days=365)
+SITE = create_ca("hospital_a", kind="site", not_before=NOW - DAY, days=365)
+SILO = "spiffe://cardio-net/silo/a"
+
+
+def test_T28_a_silo_and_a_coordinator_are_recognised_with_their_signing_keys() -> None:
+    for role in ("silo", "coordinator"):
+        _, signing_key, keys = new_keys()
+        issued = (
+            FEDERATION.issue_silo(keys, silo="a", now=NOW)
+            if role == "silo"
+            else FEDERATION.issue_coordinator(keys, coordinator="a", dns_names=["localhost"], now=NOW)
+        )
+        peer = peer_identity(issued.certificate_pem, FEDERATION.certificate_pem, NOW, role=role)
+        assert (peer.spiffe_id, peer.role, peer.name) == (f"spiffe://cardio-net/{role}/a", role, "a")
+        # The certified key really is the applicant's: it verifies what the applicant signs.
+        peer.signing_public_key.verify(signing_key.sign(b"message"), b"message")
+        assert peer.fingerprint == issued.fingerprint
+        assert peer.not_after == issued.not_after == NOW + timedelta(days=7)
+
+
+def test_T28_names_are_compared_whole_not_by_prefix() -> None:
+    _, _, keys = new_keys()
+    issued = FEDERATION.issue_silo(keys, silo="a2", now=NOW)
+    assert peer_identity(issued.certificate_pem, FEDERATION.certificate_pem, NOW, role="silo").name == "a2"
+    for text in (SILO + "/", SILO + "\n", SILO + "/../a2", SILO.upper(), "spiffe://x/silo/\uff41", "http://x/silo/a"):
+        assert parse_spiffe_id(text) is None, text
+    assert str(parse_spiffe_id(SILO)) == SILO
+
+
+@pytest.mark.parametrize(
+    ("forged", "cause"),
+    [
+        ({"uris": [SILO, "spiffe://cardio-net/coordinator/main"]}, "2 URI names"),
+        ({"uris": []}, "no URI name"),
+        ({"uris": [SILO], "ca": True}, "CA:TRUE"),
+        ({"uris": [SILO], "usage": [SERVER]}, "extended key usage serverAuth"),
+        ({"uris": [SILO], "usage": [CLIENT, SERVER]}, "extended key usage clientAuth, serverAuth"),
+        ({"uris": ["spiffe://cardio-net/coordinator/main"]}, "wrong role"),
+        ({"uris": ["spiffe://cardio-net/operator/eve"]}, "wrong role"),
+        ({"uris": ["spiffe://other-net/silo/a"]}, "trust domain"),
+        ({"uris": [SILO + "/x"]}, "not an identity"),
+        ({"uris": [SILO], "dns": ["coordinator.cardio-net.fedsilo.internal"]}, "DNSName"),
+        ({"uris": [SILO], "critical_unknown": True}, "unknown critical extension"),
+        ({"uris": [SILO], "signing_key": False}, "no message-signing key"),
+        ({"uris": [SILO], "key": ec.generate_private_key(ec.SECP384R1())}, "P-256"),
+        ({"uris": [SILO], "key": rsa.generate_private_key(65537, 2048)}, "P-256"),
+    ],
+)
+def test_T28_a_genuinely_signed_but_wrong_certificate_is_refused(forged: dict[str, object], cause: str) -> None:
+    with pytest.raises(NotAllowedError, match=cause):
+        peer_identity(forge(FEDERATION, **forged), FEDERATION.certificate_pem, NOW, role="silo")  # type: ignore[arg-type]
+
+
+def test_T28_the_forgery_without_a_fault_is_accepted() -> None:
+    pem = forge(FEDERATION, uris=[SILO])
+    assert peer_identity(pem, FEDERATION.certificate_pem, NOW, role="silo").spiffe_id == SILO
+
+
+def test_T28_no_role_passes_for_another() -> None:
+    pems = {
+        "silo": FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem,
+        "coordinator": FEDERATION.issue_coordinator(new_keys()[2], coordinator="a", now=NOW).certificate_pem,
+    }
+    operator = SITE.issue_operator(new_keys(signing=False)[2], person="alice", now=NOW).certificate_pem
+    for presented, pem in pems.items():
+        for wanted in ("silo", "coordinator"):
+            if presented == wanted:
+                peer_identity(pem, FEDERATION.certificate_pem, NOW, role=wanted)
+            else:
+                with pytest.raises(NotAllowedError, match="wrong role"):
+                    peer_identity(pem, FEDERATION.certificate_pem, NOW, role=wanted)
+        with pytest.raises(NotAllowedError, match="wrong CA"):
+            operator_identity(pem, SITE.certificate_pem, NOW)
+        # B3: the federation's root is no root for operators, whoever swapped the files.
+        with pytest.raises(NotAllowedError, match="vouched for by a site CA"):
+            operator_identity(pem, FEDERATION.certificate_pem, NOW)
+    assert operator_identity(operator, SITE.certificate_pem, NOW).person == "alice"
+    with pytest.raises(NotAllowedError, match="wrong CA"):
+        peer_identity(operator, FEDERATION.certificate_pem, NOW, role="silo")
+
+
+def test_T28_an_authority_vouches_only_for_its_own_kind() -> None:
+    with pytest.raises(NotAllowedError, match="may not vouch for a operator"):
+        FEDERATION.issue_operator(new_keys(signing=False)[2], person="alice", now=NOW)
+    with pytest.raises(NotAllowedError, match="may not vouch for a silo"):
+        SITE.issue_silo(new_keys()[2], silo="a", now=NOW)
+
+
+def test_T26_validity_is_judged_at_the_moment_given() -> None:
+    issued = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW, lifetime=timedelta(hours=24))
+    root = FEDERATION.certificate_pem
+    assert peer_identity(issued.certificate_pem, root, NOW + timedelta(hours=24), role="silo").name == "a"
+    with pytest.raises(NotAllowedError, match="expired at 2026-12-02T12:00:00Z"):
+        peer_identity(issued.certificate_pem, root, NOW + timedelta(hours=24, seconds=1), role="silo")
+    assert peer_identity(issued.certificate_pem, root, NOW - timedelta(minutes=5), role="silo").name == "a"
+    with pytest.raises(NotAllowedError, match="not yet valid"):
+        peer_identity(issued.certificate_pem, root, NOW - timedelta(minutes=5, seconds=1), role="silo")
+    with pytest.raises(NotAllowedError, match="federation CA 'cardio-net' expired"):
+        peer_identity(issued.certificate_pem, root, NOW + timedelta(days=400), role="silo")
+
+
+def test_T26_a_leaf_never_outlives_its_root() -> None:
+    short = create_ca("net", kind="federation", not_before=NOW, days=1)
+    issued = short.issue_silo(new_keys()[2], silo="a", now=NOW)
+    assert issued.not_after == NOW + timedelta(days=1)
+    assert issued.not_before == NOW  # nor is it older than its root
+    with pytest.raises(NotAllowedError, match="not at 2026-12-03"):
+        short.issue_silo(new_keys()[2], silo="a", now=NOW + timedelta(days=2))
+    with pytest.raises(UsageError, match="lifetime"):
+        short.issue_silo(new_keys()[2], silo="a", now=NOW, lifetime=timedelta(days=8))
+
+
+def test_T28_another_root_of_the_same_name_is_the_wrong_ca() -> None:
+    issued = OTHER.issue_silo(new_keys()[2], silo="a", now=NOW)
+    with pytest.raises(NotAllowedError, match=r"wrong CA: .*spiffe://cardio-net/silo/a"):
+        peer_identity(issued.certificate_pem, FEDERATION.certificate_pem, NOW, role="silo")
+    peer_identity(issued.certificate_pem, OTHER.certificate_pem, NOW, role="silo")
+
+
+def test_T28_a_member_cannot_issue_for_others() -> None:
+    tls_key, _, keys = new_keys()
+    member = FEDERATION.issue_silo(keys, silo="a", now=NOW)
+    from dataclasses import replace
+
+    from cryptography import x509
+
+    false_authority = replace(
+        FEDERATION, certificate=x509.load_pem_x509_certificate(member.certificate_pem), key=tls_key
+    )
+    forged = forge(false_authority, uris=["spiffe://cardio-net/silo/b"])
+    with pytest.raises(NotAllowedError, match="wrong CA"):
+        peer_identity(forged, FEDERATION.certificate_pem, NOW, role="silo")
+    # and a leaf given as trust root is no root
+    with pytest.raises(NotAllowedError, match="not a FedSilo CA certificate"):
+        peer_identity(forged, member.certificate_pem, NOW, role="silo")
+
+
+def test_T28_the_root_itself_and_rubbish_are_not_identities() -> None:
+    root = FEDERATION.certificate_pem
+    with pytest.raises(NotAllowedError, match="CA:TRUE"):
+        peer_identity(root, root, NOW, role="silo")
+    leaf = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem
+    for rubbish, cause in ((b"", "not a PEM"), (b"x" * 70_000, "limit"), (leaf + leaf, "2 certificates")):
+        with pytest.raises(NotAllowedError, match=cause):
+            peer_identity(rubbish, root, NOW, role="silo")
+    with pytest.raises(ValueError, match="zone"):
+        peer_identity(leaf, root, NOW.replace(tzinfo=None), role="silo")
+
+
+def test_T30_only_a_coordinator_carries_the_role_name() -> None:
+    from cryptography import x509
+
+    issued = FEDERATION.issue_coordinator(new_keys()[2], coordinator="main", ip_addresses=["127.0.0.1"], now=NOW)
+    names = x509.load_pem_x509_certificate(issued.certificate_pem).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert names.value.get_values_for_type(x509.DNSName) == [coordinator_dns_name("cardio-net")]
+    with pytest.raises(UsageError, match="not a DNS name or IP address"):
+        FEDERATION.issue_coordinator(new_keys()[2], coordinator="main", ip_addresses=["localhost"], now=NOW)
+
+
+def test_T31_own_files_must_belong_together() -> None:
+    tls_key, signing_key, keys = new_keys()
+    stranger_tls, stranger_signing, _ = new_keys()
+    certificate = FEDERATION.issue_silo(keys, silo="a", now=NOW).certificate_pem
+    root = FEDERATION.certificate_pem
+
+    def load(tls: object = tls_key, signing: object = signing_key, **kwargs: object) -> str:
+        return own_identity(
+            certificate,
+            private_key_pem(tls),  # type: ignore[arg-type]
+            private_key_pem(signing),  # type: ignore[arg-type]
+            root,
+            now=NOW,
+            role="silo",
+            **kwargs,  # type: ignore[arg-type]
+        ).spiffe_id
+
+    assert load() == SILO
+    with pytest.raises(NotAllowedError, match="TLS key does not match the certificate"):
+        load(tls=stranger_tls)
+    with pytest.raises(NotAllowedError, match="not the one certified"):
+        load(signing=stranger_signing)
+    with pytest.raises(NotAllowedError, match="not an ECDSA P-256 key"):
+        load(tls=signing_key)
+    with pytest.raises(NotAllowedError, match="not encrypted"):
+        load(passphrase=b"secret")
+
+
+def test_T31_an_encrypted_ca_key_opens_with_its_passphrase_only() -> None:
+    encrypted = FEDERATION.key_pem(b"correct horse")
+    assert b"ENCRYPTED" in encrypted
+    assert load_ca(FEDERATION.certificate_pem, encrypted, b"correct horse").name == "cardio-net"
+    with pytest.raises(NotAllowedError, match="wrong passphrase"):
+        load_ca(FEDERATION.certificate_pem, encrypted, b"battery staple")
+    with pytest.raises(NotAllowedError, match="no passphrase was given"):
+        load_ca(FEDERATION.certificate_pem, encrypted)
+    with pytest.raises(NotAllowedError, match="key does not match"):
+        load_ca(FEDERATION.certificate_pem, OTHER.key_pem())
+
+
+def test_T31_private_parts_stay_out_of_texts() -> None:
+    tls_key, signing_key, keys = new_keys()
+    certificate = FEDERATION.issue_silo(keys, silo="a", now=NOW).certificate_pem
+    identity = own_identity(
+        certificate,
+        private_key_pem(tls_key),
+        private_key_pem(signing_key),
+        FEDERATION.certificate_pem,
+        now=NOW,
+        role="silo",
+    )
+    assert "PRIVATE" not in repr(identity)
+    assert "PrivateKey" not in repr(identity) + repr(FEDERATION)
+    assert len(signing_key_sha256(signing_key.public_key())) == 64

@@ -1,0 +1,121 @@
+"""A small party for the wall tests: a guard's process, keys and sockets, and a child that tries to reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silo.guard import isolation
+from silo.trainer import walls
+
+WALLS_PROGRAM = Path(walls.__file__)
+
+
+@dataclass(frozen=True)
+class Site:
+    folder: Path
+    fields: dict[str, Any]
+
+    @property
+    def key(self) -> Path:
+        return Path(self.fields["key_paths"][0])
+
+
+@contextlib.contextmanager
+def reachable_site(folder: Path) -> Iterator[Site]:
+    """Everything the probes look for, present and answering: what is refused is refused by the walls alone."""
+    key = folder / "id" / "site.key"
+    key.parent.mkdir(parents=True)
+    key.write_text("secret")
+    key.chmod(0o600)
+    with contextlib.ExitStack() as stack:
+        control = stack.enter_context(socket.socket(socket.AF_UNIX))
+        control.bind(str(folder / "control.sock"))
+        control.listen()
+        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(("127.0.0.1", 0))
+        nameserver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        nameserver.bind(("127.0.0.1", 0))
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    question, asker = nameserver.recvfrom(512)
+                    if question == b"end":
+                        return
+                    nameserver.sendto(question, asker)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        # the process that stands for the guard: traced and looked into in its place
+        guard = stack.enter_context(
+            subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+        )
+        try:
+            yield Site(
+                folder,
+                {
+                    "key_paths": [str(key)],
+                    "identity_folder": str(key.parent),
+                    "control_socket": str(folder / "control.sock"),
+                    "guard_pid": guard.pid,
+                    "tcp": list(tcp.getsockname()),
+                    "udp": list(udp.getsockname()),
+                    "nameserver": list(nameserver.getsockname()),
+                },
+            )
+        finally:
+            nameserver.sendto(b"end", nameserver.getsockname())
+            thread.join()
+            guard.kill()
+
+
+def run_inside(rung: str, *arguments: str, given: str = "", **options: Any) -> str:
+    """Output of a Python child behind the wall; fails loudly when the child fails."""
+    options.setdefault("env", {})
+    process = isolation.launch_walled(
+        [sys.executable, *arguments],
+        rung=rung,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **options,
+    )
+    output, _ = process.communicate(given.encode(), 60)
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+def probe(rung: str, site: Site) -> dict[str, dict[str, Any]]:
+    """The probes' answers; the program is given by path, so an ordinary user can run it from a bare interpreter."""
+    result: dict[str, dict[str, Any]] = json.loads(
+        run_inside(rung, str(WALLS_PROGRAM), given=json.dumps(site.fields), never=[site.key])
+    )
+    return result
+
+
+def main() -> None:
+    """Probe every rung as the current user; print {rung: results or why it cannot be built}. Run by tests as a user."""
+    report: dict[str, Any] = {}
+    with reachable_site(Path(sys.argv[1])) as site:
+        for rung in ("namespaces", "user", "waived"):
+            try:
+                report[rung] = probe(rung, site)
+            except isolation.IsolationError as error:
+                report[rung] = error.message
+    report["uid"] = os.getuid()
+    json.dump(report, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
