@@ -91,9 +91,12 @@ def validate(model: type[ModelT], document: Document) -> ModelT:
 def _known_keys(model: type[BaseModel], path: Path) -> str:
     current: Any = model
     for part in path[:-1]:
-        known_field = getattr(current, "model_fields", {}).get(part)
-        current = getattr(known_field, "annotation", None)
-    names = sorted(getattr(current, "model_fields", {}))
+        fields = getattr(current, "model_fields", {}).items()
+        annotation = next((field.annotation for name, field in fields if part in (name, field.alias)), None)
+        # An optional block is `Model | None`.
+        options = (annotation, *getattr(annotation, "__args__", ()))
+        current = next((option for option in options if hasattr(option, "model_fields")), None)
+    names = sorted(field.alias or name for name, field in getattr(current, "model_fields", {}).items())
     return f"known keys here: {', '.join(names)}" if names else "remove it"
 
 

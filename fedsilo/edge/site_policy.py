@@ -1,0 +1,161 @@
+"""Makes a site's policy and LoRA schema from its own files: what `policy init`, `silo init` and the demo share."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedsilo.edge.model_folder import lora_schema_of, read_fingerprints
+from fedsilo.edge.task_files import read_tasks
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.wire.codec import sha256_hex
+from policies.load import Policy, load_policy
+from policies.render import PlanSize, SiteFacts, render_policy, ruleset_name
+from policies.schema import LoraSchema, schema_from_json
+
+DAY_SECONDS = 86400
+
+
+@dataclass(frozen=True)
+class SitePolicy:
+    """Texts of the two files of a site; the caller writes them."""
+
+    policy_text: str
+    schema_text: bytes
+    schema: LoraSchema
+
+
+@dataclass(frozen=True)
+class SiteInputs:
+    """Attributes:
+    bundle: federation.json, written by `coordinator init`.
+    schema_file: name of the schema file, as it will stand in the policy.
+    valid_days: from now_seconds on, less one day for clocks that differ.
+    """
+
+    ruleset: str
+    model: Path
+    public: Path
+    bundle: Path
+    now_seconds: float
+    site: str = "this site"
+    held_out: Path | None = None
+    schema_file: str = "lora_schema.json"
+    rank: int = 32
+    alpha: float = 64.0
+    targets: str = "all-linear"
+    dtype: str = "float32"
+    min_peers: int | None = None
+    least_isolation: str = "namespaces"
+    first_rounds: int = 1
+    valid_days: int = 180
+    size: PlanSize = field(default_factory=PlanSize)
+
+
+def make_site_policy(inputs: SiteInputs) -> SitePolicy:
+    """Read model, public set, held-out set and federation bundle, and write policy and schema as text.
+
+    Raises:
+        UsageError: a file is missing or wrong; names it.
+    """
+    ruleset = read_ruleset(inputs.ruleset)
+    bundle = read_bundle(inputs.bundle)
+    prints = read_fingerprints(inputs.model)
+    schema = lora_schema_of(
+        inputs.model,
+        inputs.rank,
+        inputs.alpha,
+        inputs.targets,
+        dtype=inputs.dtype,
+        base_model_sha256=prints.base_model_sha256,
+    )
+    public = read_tasks(inputs.public)
+    held_out = read_tasks(inputs.held_out) if inputs.held_out else None
+    peers = tuple(bundle["peers"])
+    facts = SiteFacts(
+        site=inputs.site,
+        federation=bundle["federation"],
+        coordinator=bundle["coordinator_spiffe_id"],
+        coordinator_key_sha256=sha256_hex(bytes.fromhex(bundle["coordinator_signing_key_hex"])),
+        peers=peers,
+        schema=schema,
+        schema_file=inputs.schema_file,
+        tokenizer_sha256=prints.tokenizer_sha256,
+        template_sha256=prints.template_sha256,
+        public_file=str(inputs.public),
+        public_sha256=public.sha256,
+        public_rows=len(public.rows),
+        valid_from=_utc(inputs.now_seconds - DAY_SECONDS),
+        valid_until=_utc(inputs.now_seconds + inputs.valid_days * DAY_SECONDS),
+        held_out_file=str(inputs.held_out) if inputs.held_out else "",
+        held_out_sha256=held_out.sha256 if held_out else "",
+        held_out_rows=len(held_out.rows) if held_out else 0,
+        topics=tuple(sorted({task.topic for task in held_out.rows if task.topic})) if held_out else (),
+        min_peers=min(2, len(peers)) if inputs.min_peers is None else inputs.min_peers,
+        least_isolation=inputs.least_isolation,
+        first_rounds=inputs.first_rounds,
+        size=inputs.size,
+    )
+    return SitePolicy(render_policy(ruleset, facts), schema.canonical() + b"\n", schema)
+
+
+def read_ruleset(name: str) -> str:
+    """Text of a shipped ruleset. Raises UsageError for a name there is none of."""
+    file = resources.files("policies").joinpath("rulesets", f"{ruleset_name(name)}.yaml")
+    return file.read_text(encoding="utf-8")
+
+
+def read_policy(path: Path) -> Policy:
+    """Raises UsageError: no such file, or a mistake in it, with line and hint."""
+    return load_policy(path.read_bytes() if path.is_file() else None, str(path))
+
+
+def read_schema(path: Path) -> LoraSchema:
+    """Raises UsageError: no such file, or not a schema."""
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such LoRA schema", hint="write it with `fedsilo policy schema make`")
+    return schema_from_json(path.read_bytes(), str(path))
+
+
+def read_pinned_schema(policy: Policy, folder: Path) -> LoraSchema:
+    """The schema that the policy's egress names, read from `folder` and compared with its pinned hash.
+
+    Raises:
+        UsageError: no factor kind in the policy, file missing, or another hash than the pinned one.
+    """
+    block = policy.file.egress.lora_factors
+    if block is None:
+        raise UsageError(f"{policy.source}: it lets no factors out, so it names no LoRA schema")
+    pin = policy.file.lora_schemas[block.schema_name]
+    schema = read_schema(folder / pin.file)
+    if schema.digest != pin.sha256:
+        line = policy.line_of(("lora_schemas", block.schema_name, "sha256"))
+        raise UsageError(
+            f"{policy.source}:{line}: {folder / pin.file} has hash {schema.digest}, the policy pins {pin.sha256}",
+            hint="fedsilo policy schema make",
+        )
+    return schema
+
+
+def read_bundle(path: Path) -> dict[str, Any]:
+    """The federation bundle. Raises UsageError: missing, not JSON, or a key lacking."""
+    hint = "`coordinator init` writes federation.json"
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such federation bundle", hint=hint)
+    try:
+        bundle = json.loads(path.read_bytes())
+        strings = ("federation", "coordinator_spiffe_id", "coordinator_signing_key_hex")
+        if not all(isinstance(bundle[key], str) for key in strings) or not bundle["peers"]:
+            raise ValueError("a key holds something else than text")
+        bytes.fromhex(bundle["coordinator_signing_key_hex"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: not a federation bundle ({type(error).__name__}: {error})", hint=hint) from error
+    return dict(bundle)
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,252 @@
+"""`fedsilo policy`: write, check and show what may leave a site. Files only, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded
+
+if TYPE_CHECKING:
+    from policies.load import Policy
+
+app = typer.Typer(no_args_is_help=True, help="Write, check and show what may leave a site.")
+schema_app = typer.Typer(no_args_is_help=True, help="The LoRA schema: which tensors may leave.")
+app.add_typer(schema_app, name="schema")
+
+_ModelOption = Annotated[Path, typer.Option("--model", help="Model folder (config.json, safetensors, tokenizer).")]
+_RankOption = Annotated[int, typer.Option("--rank", help="LoRA rank of the federation.")]
+_AlphaOption = Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")]
+_TargetsOption = Annotated[str, typer.Option("--targets", help='"all-linear" or module names with commas.')]
+_DtypeOption = Annotated[str, typer.Option("--dtype", help="Values on the wire: float32 or bfloat16.")]
+_ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+_FileArgument = Annotated[Path, typer.Argument(help="Policy file.")]
+
+# N1 to N3 of the threat model, said wherever a policy is judged.
+NOTICES = (
+    "a malicious program inside the silo can hide data in weight values and wording; limits narrow this, none ends it",
+    "without differential privacy (off here) adapters and answers can leak membership and content",
+    "this ruleset has no text screens: answers to public prompts leave as the model wrote them",
+)
+
+
+@app.command()
+@guarded("policy init")
+def init(
+    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-random or deny_all.")],
+    model: _ModelOption,
+    public: Annotated[Path, typer.Option("--public", help="Public prompts, JSONL.")],
+    federation: Annotated[Path, typer.Option("--federation", help="federation.json from `coordinator init`.")],
+    held_out: Annotated[Path | None, typer.Option("--held-out", help="Held-out prompts, JSONL.")] = None,
+    site: Annotated[str, typer.Option("--site", help="Name of this site, for the heading.")] = "this site",
+    out: Annotated[Path, typer.Option("--out", help="Policy file to write; the schema goes beside it.")] = Path(
+        "policy.yaml"
+    ),
+    rank: _RankOption = 32,
+    alpha: _AlphaOption = 64.0,
+    targets: _TargetsOption = "all-linear",
+    dtype: _DtypeOption = "float32",
+    least_isolation: Annotated[
+        str, typer.Option("--least-isolation", help="namespaces, user, container or waived.")
+    ] = "namespaces",
+    first_rounds: Annotated[
+        int, typer.Option("--first-rounds", help="Rounds in which a person approves the factors.")
+    ] = 1,
+    valid_days: Annotated[int, typer.Option("--valid-days", help="Days until the policy expires.")] = 180,
+    local_steps: Annotated[int, typer.Option("--local-steps", help="Largest tau to allow.")] = 120,
+    swap_period: Annotated[int, typer.Option("--swap-period", help="Smallest swap period to allow for.")] = 2,
+    prompts_per_step: Annotated[int, typer.Option("--prompts-per-step", help="Largest b to allow.")] = 16,
+    samples_per_prompt: Annotated[int, typer.Option("--samples-per-prompt", help="Largest K to allow.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Longest answer to allow.")] = 2048,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", help="Largest to allow; the clip limit follows from it.")
+    ] = 1e-3,
+    force: _ForceOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Write this site's commented policy and LoRA schema from its own files."""
+    import time
+
+    from fedsilo.edge.site_policy import SiteInputs, make_site_policy
+    from policies.load import load_policy
+    from policies.render import PlanSize
+
+    schema_path = out.parent / "lora_schema.json"
+    _refuse_existing([out, schema_path], force)
+    made = make_site_policy(
+        SiteInputs(
+            ruleset=ruleset,
+            model=model,
+            public=public,
+            bundle=federation,
+            now_seconds=time.time(),
+            site=site,
+            held_out=held_out,
+            schema_file=schema_path.name,
+            rank=rank,
+            alpha=alpha,
+            targets=targets,
+            dtype=dtype,
+            least_isolation=least_isolation,
+            first_rounds=first_rounds,
+            valid_days=valid_days,
+            size=PlanSize(
+                local_steps=local_steps,
+                swap_period=swap_period,
+                prompts_per_step=prompts_per_step,
+                samples_per_prompt=samples_per_prompt,
+                max_new_tokens=max_new_tokens,
+                learning_rate=learning_rate,
+            ),
+        )
+    )
+    _write(schema_path, made.schema_text)
+    _write(out, made.policy_text.encode())
+    digest = load_policy(made.policy_text.encode(), str(out)).digest
+    emit(
+        "policy init",
+        {"policy": str(out), "schema": str(schema_path), "policy_sha256": digest, "schema_sha256": made.schema.digest},
+        json_output=json_output,
+        text=f"wrote {out} and {schema_path}\npolicy {digest}\nnext: read it, then `fedsilo policy check {out}`",
+    )
+
+
+@app.command()
+@guarded("policy check")
+def check(file: _FileArgument, json_output: JsonOption = False) -> None:
+    """Check a policy: schema, references, hashes of the files it names; say what it does not promise."""
+    from fedsilo.edge.site_policy import read_pinned_schema, read_policy
+    from fedsilo.edge.task_files import read_tasks
+    from fedsilo.treaty.errors import UsageError
+    from policies.render import worst_case
+
+    policy = read_policy(file)
+    schema = None
+    if policy.file.egress.lora_factors:
+        schema = read_pinned_schema(policy, file.parent)
+    unseen = []
+    pins = [(("public_sets", name), pin) for name, pin in policy.file.public_sets.items()]
+    if policy.file.held_out:
+        pins.append((("held_out", ""), policy.file.held_out))
+    for path, pin in pins:
+        place = file.parent / pin.file
+        if not place.is_file():
+            unseen.append(f"{pin.file}: not found from here, so its hash was not compared")
+            continue
+        found = read_tasks(place).sha256
+        if found != pin.sha256:
+            raise UsageError(
+                f"{policy.source}:{policy.line_of((*path, 'sha256'))}: {place} has hash {found}, not {pin.sha256}",
+                hint="if the file is right, write the policy again with `fedsilo policy init`",
+            )
+    rows = worst_case(policy, schema)
+    emit(
+        "policy check",
+        {"policy_sha256": policy.digest, "name": policy.file.name, "worst_case_per_round": rows, "notices": NOTICES},
+        json_output=json_output,
+        text=lambda: "\n".join(
+            [
+                f"{file}: good, policy {policy.digest}",
+                *_worst_case_lines(rows),
+                *(f"not promised: {notice}" for notice in NOTICES),
+            ]
+        ),
+        warnings=unseen,
+    )
+
+
+@app.command()
+@guarded("policy show")
+def show(file: _FileArgument, json_output: JsonOption = False) -> None:
+    """Show what a policy lets out, and the most that one round may carry."""
+    from fedsilo.edge.site_policy import read_policy
+    from policies.render import worst_case
+
+    policy = read_policy(file)
+    rows = worst_case(policy)
+    data = {
+        "policy_sha256": policy.digest,
+        "policy": policy.file.model_dump(mode="json", by_alias=True),
+        "worst_case_per_round": rows,
+    }
+    emit("policy show", data, json_output=json_output, text=lambda: "\n".join(_summary(policy, rows)))
+
+
+@app.command("hash")
+@guarded("policy hash")
+def hash_(file: _FileArgument, json_output: JsonOption = False) -> None:
+    """Print a policy's identity: the hash of its meaning, not of its comments."""
+    from fedsilo.edge.site_policy import read_policy
+
+    digest = read_policy(file).digest
+    emit("policy hash", {"policy_sha256": digest}, json_output=json_output, text=digest)
+
+
+@schema_app.command("make")
+@guarded("policy schema make")
+def schema_make(
+    model: _ModelOption,
+    out: Annotated[Path, typer.Option("--out", help="Schema file to write.")] = Path("lora_schema.json"),
+    rank: _RankOption = 32,
+    alpha: _AlphaOption = 64.0,
+    targets: _TargetsOption = "all-linear",
+    dtype: _DtypeOption = "float32",
+    force: _ForceOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Write the LoRA schema of a model folder."""
+    from fedsilo.edge.model_folder import lora_schema_of
+
+    _refuse_existing([out], force)
+    schema = lora_schema_of(model, rank, alpha, targets, dtype=dtype)
+    _write(out, schema.canonical() + b"\n")
+    data = {
+        "schema": str(out),
+        "schema_sha256": schema.digest,
+        "tensors": len(schema.tensors),
+        "values": schema.elements,
+        "payload_bytes": schema.payload_bytes,
+    }
+    text = f"wrote {out}: {len(schema.tensors)} tensors, {schema.elements} values, {schema.payload_bytes} bytes a round"
+    emit("policy schema make", data, json_output=json_output, text=f"{text}\nschema {schema.digest}")
+
+
+def _refuse_existing(paths: list[Path], force: bool) -> None:
+    from fedsilo.treaty.errors import UsageError
+
+    for path in paths:
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists", hint="move it away, or say --force")
+
+
+def _write(path: Path, data: bytes) -> None:
+    from fedsilo.edge.files import write_durably
+
+    write_durably(path, data)
+
+
+def _worst_case_lines(rows: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"at most per round: {row['kind']}: {row['messages']} messages, {row['payload_bytes']:,} bytes" for row in rows
+    ] or ["at most per round: nothing but control messages"]
+
+
+def _summary(policy: Policy, rows: list[dict[str, Any]]) -> list[str]:
+    file = policy.file
+    lines = [
+        f"{file.name}  {file.mode}  {policy.digest}",
+        f"federation {file.federation.id}, {len(file.federation.peers)} peers, "
+        f"valid {file.valid.from_} to {file.valid.until}",
+    ]
+    for side, block in (("out", file.egress), ("in", file.ingress)):
+        kinds = []
+        for name, field in type(block).model_fields.items():
+            value = getattr(block, name)
+            if name == "control" and value:
+                kinds += [f"control.{kind}" for kind in value.kinds]
+            elif value is not None:
+                kinds.append(str(field.alias))
+        lines.append(f"{side}: {', '.join(kinds) or 'nothing'}")
+    return [*lines, *_worst_case_lines(rows)]

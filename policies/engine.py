@@ -1,0 +1,126 @@
+"""The gate's judgement: facts of one message against one policy, with the history that budgets need.
+
+    measure(message, context) -> facts          (policies/facts.py)
+    decide(facts, policy, history) -> decision  (pure; replays from the audit log alone)
+
+For a tensor kind a sender measures with stage "offered", decides, transforms (policies/transform.py), measures the
+final values and decides again; only a decision on final facts lets anything out.
+
+Every rule is judged, so a refusal explains itself in full. What is unknown denies: a kind or field without a class,
+facts that could not be measured, a rule that fails, an empty list of rules (threat model B5).
+What this does not stop: information in the allowed values themselves (N1), and text screens, of which there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from policies.facts import EVALUATION_ERRORS, FINAL, OFFERED, Context, Facts, Message, measure
+from policies.history import Approval, History, HistoryBook
+from policies.load import Policy
+from policies.rules import RULES
+from policies.rules.base import Outcome, Rule, RuleResult
+
+__all__ = [
+    "FINAL",
+    "OFFERED",
+    "Approval",
+    "Context",
+    "Decision",
+    "Facts",
+    "History",
+    "HistoryBook",
+    "Message",
+    "RuleResult",
+    "decide",
+    "measure",
+]
+
+Verdict = Literal["allow", "deny", "hold"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Attributes:
+    verdict: allow, deny, or hold until enough people have approved exactly this payload. In a policy of mode
+        shadow it is never allow: `would_be` then says what enforcement would have decided.
+    results: one for each rule, in the order of `RULES`.
+    reasons: codes of the rules that denied (or hold), in that order; for the site's own log only (B6).
+    stage: of the facts; only "final" lets anything out.
+    """
+
+    verdict: Verdict
+    would_be: Verdict
+    results: tuple[RuleResult, ...]
+    reasons: tuple[str, ...]
+    policy_sha256: str
+    stage: str
+
+    @property
+    def may_leave(self) -> bool:
+        return self.verdict == "allow" and self.stage == FINAL
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "would_be": self.would_be,
+            "reasons": list(self.reasons),
+            "policy_sha256": self.policy_sha256,
+            "stage": self.stage,
+            "results": [result.to_json() for result in self.results],
+        }
+
+    def explain(self) -> str:
+        """One line for each rule that denies or holds: file:line, rule, measured, limit."""
+        return "\n".join(result.sentence() for result in self.results if result.outcome in ("deny", "hold"))
+
+
+def decide(facts: Facts, policy: Policy, history: History, *, rules: Sequence[Rule] = RULES) -> Decision:
+    """Judge facts against every rule.
+
+    Args:
+        facts: from `measure`, or read back from an audit record.
+        policy: the site's policy, or the coordinator's charter.
+        history: what was allowed before, and who has approved this payload.
+        rules: the shipped list; tests pass others. An empty list denies.
+    """
+    results = tuple(_judge(rule, facts, policy, history) for rule in rules)
+    denied = tuple(dict.fromkeys(result.reason for result in results if result.outcome == "deny"))
+    held = tuple(dict.fromkeys(result.reason for result in results if result.outcome == "hold"))
+    judged = any(result.outcome == "ok" for result in results)
+    verdict: Verdict
+    if denied or not judged:
+        # No rule had anything to say: nobody has allowed this.
+        verdict, reasons = "deny", denied or ("NO_RULES",)
+    elif held:
+        verdict, reasons = "hold", held
+    else:
+        verdict, reasons = "allow", ()
+    shadow = policy.file.mode == "shadow"
+    return Decision(
+        verdict="deny" if shadow else verdict,
+        would_be=verdict,
+        results=results,
+        reasons=("SHADOW", *reasons) if shadow else reasons,
+        policy_sha256=policy.digest,
+        stage=str(facts.get("stage", "")),
+    )
+
+
+def _judge(rule: Rule, facts: Facts, policy: Policy, history: History) -> RuleResult:
+    measured: Any = None
+    limit: Any = None
+    line = 0
+    outcome: Outcome
+    reason = rule.reason
+    try:
+        if not rule.applies(facts):
+            return RuleResult(rule.name, reason, "n.a.", None, None, policy.source, 0)
+        judgement = rule.judge(facts, policy, history)
+        outcome, measured, limit = judgement.outcome, judgement.measured, judgement.limit
+        line = policy.line_of(judgement.path)
+    except EVALUATION_ERRORS as error:
+        outcome, reason, measured = "deny", "RULE_FAILED", type(error).__name__
+    return RuleResult(rule.name, reason, outcome, measured, limit, policy.source, line)

@@ -1,0 +1,136 @@
+"""What has been allowed before: the numbers that budgets are counted against.
+
+`HistoryBook` is plain data that the party persists; `History` is the small view of it that one decision needs. The
+view is JSON, so a log that holds facts and view replays each decision exactly.
+A retry of bytes already allowed is the same release: its sender neither decides nor records it again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from policies.facts import Facts
+
+MINUTE_SECONDS = 60.0
+_DAYS_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Approval:
+    """One person's yes to exactly this payload; the party has verified its signature and expiry."""
+
+    person: str
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class History:
+    """Attributes:
+    messages_in_round, messages_in_step: of the same kind, for the same run and round (and step).
+    messages_in_minute: in this message's bucket (polls, control, everything else) in the last 60 s.
+    responses, tokens, text_bytes: of public.responses in this run and round.
+    round_bytes: payload bytes of this run and round, without control messages.
+    day_bytes: payload bytes of all kinds on this UTC day.
+    """
+
+    messages_in_round: int = 0
+    messages_in_step: int = 0
+    messages_in_minute: int = 0
+    responses: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    round_bytes: int = 0
+    day_bytes: int = 0
+    approvals: tuple[Approval, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> History:
+        approvals = tuple(Approval(item["person"], tuple(item["roles"])) for item in value.get("approvals", ()))
+        return History(**{**value, "approvals": approvals})
+
+
+def bucket_of(kind: str) -> str:
+    """Polls have their own bucket, since a silo polls all the time; other control messages have another."""
+    if kind == "control.poll":
+        return "poll"
+    return "control" if kind.startswith("control.") else "content"
+
+
+@dataclass
+class HistoryBook:
+    """Counts of allowed messages of one sender (a coordinator keeps one book for each silo).
+
+    Attributes:
+        counts: "run/round[/step]/name" -> number.
+        days: UTC date -> payload bytes.
+        recent: bucket -> UTC seconds of the messages of the last minute.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    days: dict[str, int] = field(default_factory=dict)
+    recent: dict[str, list[float]] = field(default_factory=dict)
+
+    def view(self, facts: Facts, approvals: tuple[Approval, ...] = ()) -> History:
+        round_key, step_key = _keys(facts)
+        kind, now = facts["kind"], facts["now"]
+        times = self.recent.get(bucket_of(kind), [])
+        count = self.counts.get
+        return History(
+            messages_in_round=count(f"{round_key}/{kind}", 0),
+            messages_in_step=count(f"{step_key}/{kind}", 0),
+            # A clock set back must not empty the bucket (T41): times ahead of now still count.
+            messages_in_minute=sum(1 for moment in times if moment > now - MINUTE_SECONDS),
+            responses=count(f"{round_key}/responses", 0),
+            tokens=count(f"{round_key}/tokens", 0),
+            text_bytes=count(f"{round_key}/text_bytes", 0),
+            round_bytes=count(f"{round_key}/bytes", 0),
+            day_bytes=self.days.get(_day(now), 0),
+            approvals=approvals,
+        )
+
+    def record(self, facts: Facts) -> None:
+        """Count an allowed message. Call it once per release, durably before the bytes leave."""
+        round_key, step_key = _keys(facts)
+        kind, now, size = facts["kind"], facts["now"], facts["payload_bytes"]
+        self._add(f"{round_key}/{kind}", 1)
+        if step_key != round_key:
+            self._add(f"{step_key}/{kind}", 1)
+        if not kind.startswith("control."):
+            self._add(f"{round_key}/bytes", size)
+        for name in ("responses", "tokens", "text_bytes"):
+            if kind == "public.responses":
+                self._add(f"{round_key}/{name}", facts[name])
+        self.days[_day(now)] = self.days.get(_day(now), 0) + size
+        for old in sorted(self.days)[:-_DAYS_KEPT]:
+            del self.days[old]
+        times = self.recent.setdefault(bucket_of(kind), [])
+        times.append(now)
+        self.recent[bucket_of(kind)] = [moment for moment in times if moment > now - MINUTE_SECONDS]
+
+    def forget_run(self, run: str) -> None:
+        """Drop the counts of a run that has ended; its rounds cannot be open again."""
+        self.counts = {key: value for key, value in self.counts.items() if not key.startswith(f"{run}/")}
+
+    def _add(self, key: str, amount: int) -> None:
+        self.counts[key] = self.counts.get(key, 0) + amount
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> HistoryBook:
+        return HistoryBook(**value)
+
+
+def _keys(facts: Facts) -> tuple[str, str]:
+    round_key = f"{facts['run']}/{facts['round']}"
+    return round_key, f"{round_key}/{facts['step']}"
+
+
+def _day(now: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(now))

@@ -1,0 +1,137 @@
+"""Bytes of a policy file in, a checked `Policy` out. Reading the file is the caller's part; rules do no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.strict_yaml import Document, Path, load, validate
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from policies.model import PolicyFile, epoch_seconds
+
+INIT_HINT = "fedsilo policy init --ruleset pubswap --model DIR --public FILE --federation BUNDLE"
+# What a shipped ruleset cannot know: a file without one of these belongs to no site.
+SITE_KEYS = ("federation", "valid", "model", "lora_schemas", "public_sets")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A site's policy (or the coordinator's charter): the rules, and where each stands in its file.
+
+    Attributes:
+        file: the validated content.
+        source: file name, for refusals.
+        file_sha256: of the bytes as read; `digest` instead ignores comments and key order.
+    """
+
+    file: PolicyFile
+    source: str
+    file_sha256: str
+    lines: Mapping[Path, int]
+
+    def line_of(self, path: Path) -> int:
+        """Line of a key, or of the nearest key above it that stands in the file."""
+        while path not in self.lines and path:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON after defaults: the policy's identity."""
+        return sha256_hex(canonical_json(self.file.model_dump(mode="json", by_alias=True)))
+
+    @cached_property
+    def valid_from_seconds(self) -> int:
+        return epoch_seconds(self.file.valid.from_)
+
+    @cached_property
+    def valid_until_seconds(self) -> int:
+        return epoch_seconds(self.file.valid.until)
+
+    @cached_property
+    def peers(self) -> frozenset[str]:
+        return frozenset(self.file.federation.peers)
+
+
+def load_policy(text: bytes | None, source: str) -> Policy:
+    """Parse and check a policy file.
+
+    Args:
+        text: the file's bytes; None when there is no file.
+        source: its name, for messages.
+
+    Raises:
+        UsageError: no file, a bare ruleset, or any mistake in it, with file, line and hint.
+    """
+    if text is None or not text.strip():
+        what = "there is no policy file" if text is None else "the policy file is empty"
+        raise UsageError(f"{source}: {what}, so nothing may leave this site", hint=INIT_HINT, code="NO_POLICY")
+    document = load(text, source)
+    if not isinstance(document.value, dict):
+        raise UsageError(f"{source}:1: a policy is a mapping of keys", hint=INIT_HINT)
+    missing = [key for key in SITE_KEYS if key not in document.value or _unfilled(document.value[key])]
+    if missing and "egress" in document.value:
+        raise UsageError(
+            f"{source}: this is a bare ruleset, without the site's own {', '.join(missing)}",
+            hint=INIT_HINT,
+            code="BARE_RULESET",
+        )
+    policy = Policy(validate(PolicyFile, document), source, sha256_hex(text), document.lines)
+    _check_references(policy.file, document)
+    return policy
+
+
+def _unfilled(value: Any) -> bool:
+    """Whether a shipped ruleset's placeholder, such as $schema_sha256, still stands in a block."""
+    if isinstance(value, dict):
+        return any(_unfilled(child) for child in value.values())
+    if isinstance(value, list):
+        return any(_unfilled(child) for child in value)
+    return isinstance(value, str) and value.startswith("$")
+
+
+def _check_references(file: PolicyFile, document: Document) -> None:
+    """Names used in one block must be declared in another, and limits must not contradict each other."""
+
+    def refuse(path: Path, message: str, hint: str = "") -> UsageError:
+        return UsageError(f"{document.source}:{document.line_of(path)}: {message}", hint=hint)
+
+    federation = file.federation
+    prefix = f"spiffe://{federation.id}/"
+    for index, peer in enumerate(federation.peers):
+        if not peer.startswith(prefix + "silo/"):
+            raise refuse(("federation", "peers", index), f"peer {peer!r} is not a silo of {federation.id!r}")
+    if len(set(federation.peers)) != len(federation.peers):
+        raise refuse(("federation", "peers"), "a peer is listed twice")
+    if not federation.coordinator.startswith(prefix + "coordinator/"):
+        raise refuse(("federation", "coordinator"), f"it is not a coordinator of {federation.id!r}")
+    if federation.min_peers > len(federation.peers):
+        raise refuse(("federation", "min_peers"), f"{federation.min_peers} exceeds the {len(federation.peers)} peers")
+    if epoch_seconds(file.valid.from_) >= epoch_seconds(file.valid.until):
+        raise refuse(("valid", "until"), "it is not after `from`")
+    for name, pin in file.lora_schemas.items():
+        if pin.base_model_sha256 != file.model.base_model_sha256:
+            raise refuse(("lora_schemas", name, "base_model_sha256"), "it differs from model.base_model_sha256")
+    uses: list[tuple[Path, str, Mapping[str, Any]]] = []
+    if file.egress.lora_factors:
+        uses.append((("egress", "lora.factors", "schema"), file.egress.lora_factors.schema_name, file.lora_schemas))
+    if file.ingress.global_adapter:
+        uses.append(
+            (("ingress", "global.adapter", "schema"), file.ingress.global_adapter.schema_name, file.lora_schemas)
+        )
+    if file.egress.public_responses:
+        uses.append((("egress", "public.responses", "set"), file.egress.public_responses.set, file.public_sets))
+    if file.ingress.round_open:
+        uses.append((("ingress", "round.open", "set"), file.ingress.round_open.set, file.public_sets))
+    if file.ingress.public_donors:
+        uses.append((("ingress", "public.donors", "set"), file.ingress.public_donors.set, file.public_sets))
+    for path, name, declared in uses:
+        if name not in declared:
+            raise refuse(path, f"{name!r} is not declared", f"declared: {', '.join(sorted(declared)) or 'none'}")
+    if file.egress.metrics_eval:
+        for name, metric in file.egress.metrics_eval.fields.items():
+            if metric.min > metric.max:
+                raise refuse(("egress", "metrics.eval", "fields", name), "min is above max")

@@ -1,0 +1,279 @@
+"""The closed schema of a policy file (threat model 4) as pydantic models.
+
+Every limit is required unless it has a strictest default; nothing is an expression. The coordinator's charter has the
+same schema. A key stands here only when a rule in `policies/rules` enforces it.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
+
+_SPIFFE = re.compile(r"spiffe://[a-z][a-z0-9_-]{0,62}/(silo|coordinator)/[a-z][a-z0-9_-]{0,62}")
+_UTC = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z")
+
+
+def _plain_integer(value: Any) -> Any:
+    # Lax validation would take "5", 5.0 and true for 5.
+    if type(value) is not int:
+        raise ValueError("must be a whole number without unit or quotes")
+    return value
+
+
+def _plain_number(value: Any) -> Any:
+    if type(value) not in (int, float):
+        raise ValueError("must be a number without unit or quotes")
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError("must be finite")
+    return value
+
+
+def _plain_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be text; quote it")
+    return value
+
+
+def _plain_boolean(value: Any) -> Any:
+    if type(value) is not bool:
+        raise ValueError("must be true or false")
+    return value
+
+
+def _ascending(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] > value[1]:
+        raise ValueError("the first number of a range is the smaller one")
+    return value
+
+
+def _spiffe(value: str) -> str:
+    if not _SPIFFE.fullmatch(value):
+        raise ValueError("must look like spiffe://FEDERATION/silo/NAME or spiffe://FEDERATION/coordinator/NAME")
+    return value
+
+
+def _utc(value: str) -> str:
+    if not _UTC.fullmatch(value):
+        raise ValueError('must look like "2027-06-01T00:00:00Z"')
+    time.strptime(value, "%Y-%m-%dT%H:%M:%SZ")
+    return value
+
+
+def epoch_seconds(utc: str) -> int:
+    return calendar.timegm(time.strptime(utc, "%Y-%m-%dT%H:%M:%SZ"))
+
+
+Integer = Annotated[int, BeforeValidator(_plain_integer), Field(ge=0, le=2**53)]
+Positive = Annotated[int, BeforeValidator(_plain_integer), Field(ge=1, le=2**53)]
+Number = Annotated[float, BeforeValidator(_plain_number)]
+NotNegative = Annotated[float, BeforeValidator(_plain_number), Field(ge=0)]
+Boolean = Annotated[bool, BeforeValidator(_plain_boolean)]
+Text = Annotated[str, BeforeValidator(_plain_text), Field(max_length=256)]
+Sha256 = Annotated[str, BeforeValidator(_plain_text), Field(pattern=r"^[0-9a-f]{64}$")]
+SpiffeId = Annotated[str, BeforeValidator(_plain_text), AfterValidator(_spiffe)]
+UtcTime = Annotated[str, BeforeValidator(_plain_text), AfterValidator(_utc)]
+IntegerRange = Annotated[tuple[Integer, Integer], AfterValidator(_ascending)]
+NumberRange = Annotated[tuple[Number, Number], AfterValidator(_ascending)]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
+
+
+class Trainer(_Closed):
+    least_isolation: Literal["namespaces", "user", "container", "waived"]
+
+
+class Federation(_Closed):
+    id: Text
+    coordinator: SpiffeId
+    coordinator_key_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1)]
+    peers: Annotated[tuple[SpiffeId, ...], Field(min_length=1)]
+    min_peers: Positive
+
+
+class Valid(_Closed):
+    from_: UtcTime = Field(alias="from")
+    until: UtcTime
+
+
+class Budgets(_Closed):
+    message_bytes: Integer
+    control_message_bytes: Integer
+    round_bytes: Integer
+    day_bytes: Integer
+    messages_per_minute: Integer
+    control_messages_per_minute: Integer
+    polls_per_minute: Integer
+
+
+class ModelPins(_Closed):
+    base_model_sha256: Sha256
+    tokenizer_sha256: Sha256
+    template_sha256: Sha256
+
+
+class SchemaPin(_Closed):
+    file: Text
+    sha256: Sha256
+    base_model_sha256: Sha256
+    rank: Positive
+    dtype: Literal["float32", "bfloat16"]
+
+
+class SetPin(_Closed):
+    file: Text
+    sha256: Sha256
+    rows: Positive
+    licence: Text = ""
+
+
+class Approvals(_Closed):
+    """first_rounds: rounds 1..n wait for people; then: afterwards every n-th round does, 0 is none."""
+
+    first_rounds: Integer
+    then: Integer
+    persons: Positive
+    roles: Annotated[tuple[Literal["approver", "site-admin", "operator"], ...], Field(min_length=1)]
+
+
+class Quantise(_Closed):
+    grid: Literal["float32", "bfloat16"]
+
+
+class LoraFactors(_Closed):
+    schema_name: Text = Field(alias="schema")
+    clip_l2: NotNegative
+    max_l2: NotNegative
+    max_tensor_l2: NotNegative
+    max_total_l2: NotNegative
+    quantise: Quantise
+    per_round: Integer
+    secure_aggregation: Literal["allowed", "forbidden"]
+    approvals: Approvals
+
+    @model_validator(mode="after")
+    def _room_for_rounding(self) -> LoraFactors:
+        if self.max_l2 < self.clip_l2 * CLIP_MARGIN:
+            raise ValueError(f"max_l2 must be at least clip_l2 x (1 + 2**-6) = {self.clip_l2 * CLIP_MARGIN:g}")
+        return self
+
+
+class Generation(_Closed):
+    max_new_tokens: Integer
+    samples_per_prompt: Integer
+
+
+class PublicResponses(_Closed):
+    set: Text
+    content: Literal["full_text"]
+    logprobs: Literal["none"]
+    generation: Generation
+    max_prompts_per_step: Integer
+    max_responses_per_step: Integer
+    max_responses_per_round: Integer
+    max_tokens_per_step: Integer
+    max_tokens_per_round: Integer
+    max_bytes_per_response: Integer
+    max_bytes_per_step: Integer
+    max_bytes_per_round: Integer
+    send_only_verified: Boolean
+    approvals: Approvals
+
+
+class MetricField(_Closed):
+    min: Number
+    max: Number
+    quantum: Annotated[float, BeforeValidator(_plain_number), Field(gt=0)]
+
+
+class MetricsEval(_Closed):
+    splits: tuple[Literal["held_out"], ...]
+    fields: dict[str, MetricField]
+    topics: tuple[Text, ...]
+    per_round: Integer
+
+
+class OutboundControl(_Closed):
+    kinds: tuple[
+        Literal["hello", "poll", "fetch", "heartbeat", "progress", "declined", "abstain", "error", "checkpoint"],
+        ...,
+    ]
+
+
+class InboundControl(_Closed):
+    kinds: tuple[Literal["ack", "refusal", "checkpoint"], ...]
+
+
+class Egress(_Closed):
+    """A kind that is absent is denied."""
+
+    lora_factors: LoraFactors | None = Field(None, alias="lora.factors")
+    public_responses: PublicResponses | None = Field(None, alias="public.responses")
+    metrics_eval: MetricsEval | None = Field(None, alias="metrics.eval")
+    control: OutboundControl | None = None
+
+
+class RunPlan(_Closed):
+    rounds: IntegerRange
+    local_steps: IntegerRange
+    prompts_per_step: IntegerRange
+    samples_per_prompt: IntegerRange
+    max_new_tokens: IntegerRange
+    temperature: NumberRange
+    learning_rate: NumberRange
+    approvals: Approvals
+
+
+class RoundOpen(_Closed):
+    set: Text
+    max_prompts_per_step: Integer
+
+
+class GlobalAdapter(_Closed):
+    schema_name: Text = Field(alias="schema")
+    max_l2: NotNegative
+
+
+class PublicDonors(_Closed):
+    set: Text
+    verify_locally: Boolean
+    max_donors_per_prompt: Integer
+    max_bytes_per_response: Integer
+
+
+class Announcement(_Closed):
+    """round.result and run.end carry digests and names only; naming the kind is all there is to say."""
+
+
+class Ingress(_Closed):
+    run_plan: RunPlan | None = Field(None, alias="run.plan")
+    round_open: RoundOpen | None = Field(None, alias="round.open")
+    global_adapter: GlobalAdapter | None = Field(None, alias="global.adapter")
+    public_donors: PublicDonors | None = Field(None, alias="public.donors")
+    round_result: Announcement | None = Field(None, alias="round.result")
+    run_end: Announcement | None = Field(None, alias="run.end")
+    control: InboundControl | None = None
+
+
+class PolicyFile(_Closed):
+    policy_version: Annotated[Literal[1], BeforeValidator(_plain_integer)]
+    name: Text
+    mode: Literal["enforce", "shadow"]
+    trainer: Trainer
+    federation: Federation
+    valid: Valid
+    budgets: Budgets
+    model: ModelPins
+    lora_schemas: dict[str, SchemaPin]
+    public_sets: dict[str, SetPin]
+    held_out: SetPin | None = None
+    egress: Egress
+    ingress: Ingress
+    approval_expiry_hours: Positive

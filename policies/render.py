@@ -1,0 +1,221 @@
+"""Writes a site's own policy: a shipped ruleset, the site's hashes, and limits that follow from plan and model size.
+
+The result is commented YAML that `load_policy` accepts as it is. Text comes in and goes out; the caller reads and
+writes the files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from string import Template
+from typing import Any
+
+from fedsilo.treaty.errors import UsageError
+from policies.load import Policy, load_policy
+from policies.model import CLIP_MARGIN
+from policies.schema import LoraSchema
+
+RULESETS = ("pubswap", "pubswap-random", "deny_all")
+
+# Bytes that one token of an answer may take, for limits in bytes: generous for one answer, tighter on a whole step.
+_TOKEN_BYTES_OF_RESPONSE = 16
+_TOKEN_BYTES_OF_STEP = 8
+_HEADER_BYTES_OF_RESPONSE = 64
+_ROUNDS_PER_DAY = 200
+_CONTROL_MESSAGE_BYTES = 32768
+
+
+@dataclass(frozen=True)
+class PlanSize:
+    """The largest plan a site is ready to run. The defaults hold the published experiments of PubSwap and the demo."""
+
+    rounds: int = 200
+    local_steps: int = 120  # tau
+    swap_period: int = 2  # tau_swap
+    prompts_per_step: int = 16  # b
+    samples_per_prompt: int = 16  # K
+    max_new_tokens: int = 2048
+    epochs: int = 2
+    learning_rate: float = 1e-3
+
+    @property
+    def public_steps(self) -> int:
+        return max(1, self.local_steps // self.swap_period)
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a ruleset cannot know.
+
+    Attributes:
+        site: name of the silo (or "coordinator" for the charter).
+        peers: SPIFFE ids of all silos of the federation, this one included.
+        topics: labels of the held-out file; empty without one.
+        valid_from, valid_until: UTC such as "2026-12-01T00:00:00Z".
+        first_rounds: rounds in which a person approves this site's factors.
+    """
+
+    site: str
+    federation: str
+    coordinator: str
+    coordinator_key_sha256: str
+    peers: tuple[str, ...]
+    schema: LoraSchema
+    schema_file: str
+    tokenizer_sha256: str
+    template_sha256: str
+    public_file: str
+    public_sha256: str
+    public_rows: int
+    valid_from: str
+    valid_until: str
+    held_out_file: str = ""
+    held_out_sha256: str = ""
+    held_out_rows: int = 0
+    topics: tuple[str, ...] = ()
+    min_peers: int = 1
+    least_isolation: str = "namespaces"
+    first_rounds: int = 1
+    size: PlanSize = PlanSize()
+
+
+def render_policy(ruleset: str, site: SiteFacts) -> str:
+    """Fill a ruleset's text with a site's facts.
+
+    Args:
+        ruleset: text of a file in policies/rulesets.
+        site: the site's own hashes and names, and the size of plan to allow.
+
+    Raises:
+        UsageError: the result is not a valid policy; says where.
+    """
+    values = {name: _yaml(value) for name, value in _values(site).items()}
+    text = Template(ruleset).substitute(values)
+    # What is written must be readable: a mistake shows here and not at the silo's next start.
+    load_policy(text.encode(), f"policy of {site.site}")
+    return text
+
+
+def _values(site: SiteFacts) -> dict[str, Any]:
+    size, schema = site.size, site.schema
+    responses = size.prompts_per_step * size.samples_per_prompt
+    step_bytes = responses * (size.max_new_tokens * _TOKEN_BYTES_OF_STEP + _HEADER_BYTES_OF_RESPONSE)
+    response_bytes = size.max_new_tokens * _TOKEN_BYTES_OF_RESPONSE
+    round_of_responses = step_bytes * size.public_steps
+    round_bytes = schema.payload_bytes + round_of_responses + 65536
+    # Each AdamW step moves a value by about the learning rate at most; half of all steps the same way is more than any
+    # honest round we have measured, so the clip leaves those alone.
+    updates = size.epochs * size.local_steps
+    clip_l2 = _two_digits(0.5 * size.learning_rate * updates * math.sqrt(schema.elements))
+    max_l2 = _two_digits(clip_l2 * CLIP_MARGIN * 1.005)
+    largest = max(math.prod(shape) for _, shape in schema.tensors)
+    max_tensor_l2 = min(max_l2, _two_digits(2 * size.learning_rate * updates * math.sqrt(largest)))
+    # A starts uniform with variance 1/(3 in), so its norm is sqrt(rank/3) for each adapted matrix; B starts at 0.
+    start_l2 = math.sqrt(len(schema.tensors) / 2 * schema.rank / 3)
+    held_out: Any = None
+    if site.held_out_sha256:
+        held_out = {"file": site.held_out_file, "sha256": site.held_out_sha256, "rows": site.held_out_rows}
+    return {
+        "site": site.site,
+        "least_isolation": site.least_isolation,
+        "federation": site.federation,
+        "coordinator": site.coordinator,
+        "coordinator_key_sha256": site.coordinator_key_sha256,
+        "peers": list(site.peers),
+        "min_peers": site.min_peers,
+        "valid_from": site.valid_from,
+        "valid_until": site.valid_until,
+        "base_model_sha256": schema.base_model_sha256,
+        "tokenizer_sha256": site.tokenizer_sha256,
+        "template_sha256": site.template_sha256,
+        "schema_file": site.schema_file,
+        "schema_sha256": schema.digest,
+        "rank": schema.rank,
+        "dtype": schema.dtype,
+        "public_file": site.public_file,
+        "public_sha256": site.public_sha256,
+        "public_rows": site.public_rows,
+        "held_out": held_out,
+        "topics": list(site.topics),
+        "first_rounds": site.first_rounds,
+        "message_bytes": max(schema.payload_bytes, step_bytes, 65536),
+        "control_message_bytes": _CONTROL_MESSAGE_BYTES,
+        "round_bytes": round_bytes,
+        "day_bytes": round_bytes * _ROUNDS_PER_DAY,
+        "clip_l2": clip_l2,
+        "max_l2": max_l2,
+        "max_tensor_l2": max_tensor_l2,
+        "max_total_l2": _two_digits(4 * start_l2 + 20 * max_l2),
+        "rounds": size.rounds,
+        "local_steps": size.local_steps,
+        "prompts_per_step": size.prompts_per_step,
+        "samples_per_prompt": size.samples_per_prompt,
+        "max_new_tokens": size.max_new_tokens,
+        "learning_rate": size.learning_rate,
+        "public_steps": size.public_steps,
+        "responses_per_step": responses,
+        "responses_per_round": responses * size.public_steps,
+        "tokens_per_step": responses * size.max_new_tokens,
+        "tokens_per_round": responses * size.max_new_tokens * size.public_steps,
+        "bytes_per_response": response_bytes,
+        "bytes_per_step": max(step_bytes, response_bytes),
+        "bytes_per_round": max(round_of_responses, response_bytes),
+    }
+
+
+def _two_digits(value: float) -> float:
+    """Round up to two significant digits, so that people can read the limit."""
+    if value == 0:
+        return 0.0
+    unit = Decimal(1).scaleb(Decimal(repr(value)).adjusted() - 1)
+    return float((Decimal(repr(value)) / unit).to_integral_value(rounding=ROUND_CEILING) * unit)
+
+
+def _yaml(value: Any) -> str:
+    """A value as YAML that our strict loader reads back: JSON, but floats with a dot before the exponent."""
+    if isinstance(value, float):
+        text = repr(value)
+        mantissa, mark, exponent = text.partition("e")
+        return text if not mark or "." in mantissa else f"{mantissa}.0e{exponent}"
+    return json.dumps(value, ensure_ascii=True)
+
+
+def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[str, Any]]:
+    """The most that one round may let out, by kind: what the policy allows, whatever a plan asks for.
+
+    Args:
+        policy: the site's policy.
+        schema: its LoRA schema; without it factors count as large as the largest message.
+
+    Returns:
+        [{kind, messages, payload_bytes, bits}]. Bits is the capacity of the values if a program inside the silo chose
+        them (residual N1): no rule here makes it smaller.
+    """
+    egress, budgets = policy.file.egress, policy.file.budgets
+    rows: list[tuple[str, int, int]] = []
+    if egress.lora_factors:
+        size = schema.payload_bytes if schema else budgets.message_bytes
+        rows.append(("lora.factors", egress.lora_factors.per_round, egress.lora_factors.per_round * size))
+    if egress.public_responses:
+        responses = egress.public_responses
+        steps = math.ceil(responses.max_responses_per_round / max(1, responses.max_responses_per_step))
+        rows.append(("public.responses", steps, responses.max_bytes_per_round))
+    if egress.metrics_eval:
+        metrics = egress.metrics_eval
+        numbers = len(metrics.fields) * (len(metrics.topics) + 1)
+        rows.append(("metrics.eval", metrics.per_round, metrics.per_round * (64 + 160 * numbers)))
+    return [
+        {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes), "bits": 8 * size}
+        for kind, messages, size in rows
+    ]
+
+
+def ruleset_name(name: str, known: Sequence[str] = RULESETS) -> str:
+    """The name, if there is such a ruleset. Raises UsageError naming those there are."""
+    if name not in known:
+        raise UsageError(f"there is no ruleset {name!r}", hint=f"one of: {', '.join(known)}")
+    return name

@@ -1,0 +1,138 @@
+"""What a rule is, and the few comparisons that rules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedsilo.treaty.strict_yaml import Path
+from policies.facts import Facts
+from policies.history import History
+from policies.load import Policy
+
+# look: allowed, but a person should see it. n.a.: this rule has nothing to say about this kind.
+Outcome = Literal["ok", "look", "hold", "deny", "n.a."]
+Measured = float | int | str | bool | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """path: the key in the policy file that the limit stands under."""
+
+    outcome: Outcome
+    measured: Measured
+    limit: Any
+    path: Path
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One rule's verdict, with the file and line of the limit it applied (line 0: the rule did not apply)."""
+
+    rule: str
+    reason: str
+    outcome: Outcome
+    measured: Measured
+    limit: Any
+    file: str
+    line: int
+
+    def to_json(self) -> dict[str, Any]:
+        limit = list(self.limit) if isinstance(self.limit, tuple | frozenset) else self.limit
+        return {
+            "rule": self.rule,
+            "reason": self.reason,
+            "outcome": self.outcome,
+            "measured": self.measured,
+            "limit": limit,
+            "file": self.file,
+            "line": self.line,
+        }
+
+    def sentence(self) -> str:
+        return f"{self.file}:{self.line}: {self.rule}: measured {self.measured}, limit {self.limit} [{self.reason}]"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Attributes:
+    name: stable, in the log and on the console.
+    reason: code of a refusal, for the site's own eyes.
+    kinds: those it judges; empty is every kind.
+    check: the judgement itself.
+    """
+
+    name: str
+    reason: str
+    kinds: frozenset[str]
+    check: Callable[[Facts, Policy, History], Judgement]
+
+    def applies(self, facts: Facts) -> bool:
+        return not self.kinds or facts["kind"] in self.kinds
+
+    def judge(self, facts: Facts, policy: Policy, history: History) -> Judgement:
+        return self.check(facts, policy, history)
+
+
+Check = Callable[[Facts, Policy, History], Judgement]
+
+
+def rule(name: str, reason: str, *kinds: str) -> Callable[[Check], Rule]:
+    """Make a rule of a check; no kinds means every kind."""
+
+    def make(check: Check) -> Rule:
+        return Rule(name, reason, frozenset(kinds), check)
+
+    return make
+
+
+def at_most(measured: float | None, limit: float, path: Path) -> Judgement:
+    """A missing number or NaN is a refusal: `not (a <= b)` is true for both."""
+    fits = measured is not None and measured <= limit
+    return Judgement("ok" if fits else "deny", measured, limit, path)
+
+
+def at_least(measured: float | None, limit: float, path: Path) -> Judgement:
+    fits = measured is not None and measured >= limit
+    return Judgement("ok" if fits else "deny", measured, limit, path)
+
+
+def within(measured: float | None, bounds: tuple[float, float], path: Path) -> Judgement:
+    fits = measured is not None and bounds[0] <= measured <= bounds[1]
+    return Judgement("ok" if fits else "deny", measured, list(bounds), path)
+
+
+def equal(measured: Measured, limit: Measured, path: Path) -> Judgement:
+    return Judgement("ok" if measured == limit and measured is not None else "deny", measured, limit, path)
+
+
+def holds(condition: object, path: Path, *, measured: Measured = None, limit: Any = True) -> Judgement:
+    """A yes-or-no fact: anything but True is a refusal."""
+    fits = condition is True
+    return Judgement("ok" if fits else "deny", fits if measured is None else measured, limit, path)
+
+
+def none_of(measured: object, path: Path) -> Judgement:
+    """A count that must be zero."""
+    good = type(measured) is int and measured == 0
+    return Judgement("ok" if good else "deny", measured if isinstance(measured, int) else None, 0, path)
+
+
+def not_applicable(path: Path = ()) -> Judgement:
+    return Judgement("n.a.", None, None, path)
+
+
+def side_of(facts: Facts, policy: Policy) -> str:
+    """Which block of the policy speaks: what the coordinator sends is `ingress` for a silo, and what silos send is
+    `egress`, for the silo that sends it and for the coordinator that checks it again with its charter."""
+    return "ingress" if facts["sender"] == policy.file.federation.coordinator else "egress"
+
+
+def block_of(facts: Facts, policy: Policy) -> tuple[Any, Path]:
+    """The policy's block for this message's kind (None if absent) and its place in the file."""
+    side, kind = side_of(facts, policy), facts["kind"]
+    block = getattr(policy.file, side)
+    if kind.startswith("control."):
+        return block.control, (side, "control")
+    return getattr(block, kind.replace(".", "_"), None), (side, kind)

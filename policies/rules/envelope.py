@@ -1,0 +1,81 @@
+"""Rules on every message: is its kind named, its sender listed, the policy in force, its round open."""
+
+from __future__ import annotations
+
+from policies.catalogue import KINDS
+from policies.facts import Facts
+from policies.history import History
+from policies.load import Policy
+from policies.rules.base import Judgement, block_of, holds, none_of, rule, side_of, within
+
+_OF_A_RUN = ("lora.factors", "public.responses", "metrics.eval", "round.open", "public.donors", "round.result")
+
+
+@rule("measured", "NOT_MEASURED")
+def measured(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Facts that could not be taken whole are no ground for anything."""
+    good = facts["measured"] is True and "measure_error" not in facts
+    return holds(good, (), measured=facts.get("measure_error", good))
+
+
+@rule("kind", "KIND_NOT_ALLOWED")
+def kind(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A kind that the policy does not name is denied, in either direction."""
+    block, path = block_of(facts, policy)
+    name = facts["kind"]
+    allowed = name in KINDS and facts["direction"] in ("egress", "ingress") and block is not None
+    if allowed and name.startswith("control."):
+        allowed = name.removeprefix("control.") in block.kinds
+        path = (*path, "kinds")
+    return holds(allowed, path, measured=name, limit="a kind that the policy names")
+
+
+@rule("fields", "FIELD_NOT_ALLOWED")
+def fields(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Each field has a class in the catalogue and holds what its class allows (T3, T8)."""
+    _, path = block_of(facts, policy)
+    return none_of(sum(facts["fields_at_fault"].values()), path)
+
+
+@rule("sender", "SENDER")
+def sender(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The sender is the certificate's identity and stands in the policy."""
+    federation = policy.file.federation
+    listed = facts["sender"] in policy.peers or facts["sender"] == federation.coordinator
+    return holds(
+        listed and facts["sender_expected"] is True,
+        ("federation", "peers" if side_of(facts, policy) == "egress" else "coordinator"),
+        measured=facts["sender"],
+        limit="the expected party, listed in the policy",
+    )
+
+
+@rule("valid", "POLICY_NOT_VALID_NOW")
+def valid(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Seconds UTC; an expired policy lets nothing out."""
+    # The last moment is exclusive: one second before `until` is the last that counts.
+    return within(facts["now"], (policy.valid_from_seconds, policy.valid_until_seconds - 1), ("valid",))
+
+
+@rule("run", "RUN_NOT_OPEN", *_OF_A_RUN)
+def run(facts: Facts, policy: Policy, history: History) -> Judgement:
+    _, path = block_of(facts, policy)
+    return holds(facts["run_is_open"], path)
+
+
+@rule("round", "ROUND_NOT_OPEN", "lora.factors", "public.responses", "public.donors", "metrics.eval")
+def round_and_step(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The message belongs to the open round, and to its open public step where it has a step."""
+    _, path = block_of(facts, policy)
+    name, number, step = facts["kind"], facts["round"], facts["step"]
+    if name == "metrics.eval":
+        fits = 0 <= number <= facts["open_round"] and step == 0
+    elif name == "lora.factors":
+        fits = number == facts["open_round"] >= 1 and step == 0
+    else:
+        fits = number == facts["open_round"] >= 1 and step == facts["open_step"] >= 1
+    open_at = f"{facts['open_round']}.{facts['open_step']}"
+    return holds(fits, path, measured=f"{number}.{step}", limit=f"round.step {open_at}")
+
+
+RULES = (measured, kind, fields, sender, valid, run, round_and_step)

@@ -1,0 +1,209 @@
+"""Rules on what the coordinator sends: plans within ranges, prompts by index, donors checked (T12, T13, T20, T21)."""
+
+from __future__ import annotations
+
+from policies.facts import OFFERED, Facts
+from policies.history import History
+from policies.load import Policy
+from policies.rules.base import (
+    Judgement,
+    Rule,
+    at_least,
+    at_most,
+    block_of,
+    equal,
+    holds,
+    none_of,
+    not_applicable,
+    rule,
+    within,
+)
+
+_RANGES = (
+    "rounds",
+    "local_steps",
+    "prompts_per_step",
+    "samples_per_prompt",
+    "max_new_tokens",
+    "temperature",
+    "learning_rate",
+)
+
+
+def _range_rule(key: str) -> Rule:
+    @rule(f"plan {key.replace('_', ' ')}", "PLAN_RANGE", "run.plan")
+    def check(facts: Facts, policy: Policy, history: History) -> Judgement:
+        block, path = block_of(facts, policy)
+        return not_applicable() if block is None else within(facts[key], getattr(block, key), (*path, key))
+
+    return check
+
+
+@rule("plan federation", "PLAN_FEDERATION", "run.plan")
+def plan_federation(facts: Facts, policy: Policy, history: History) -> Judgement:
+    if facts["plan_run_matches"] is not True:
+        return holds(False, ("federation", "id"))
+    return equal(facts["federation"], policy.file.federation.id, ("federation", "id"))
+
+
+@rule("plan model", "PLAN_MODEL", "run.plan")
+def plan_model(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Base model, tokenizer and chat template are the pinned ones."""
+    for key in ("base_model_sha256", "tokenizer_sha256", "template_sha256"):
+        judgement = equal(facts[key], getattr(policy.file.model, key), ("model", key))
+        if judgement.outcome == "deny":
+            return judgement
+    return judgement
+
+
+@rule("plan schema", "PLAN_SCHEMA", "run.plan")
+def plan_schema(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The plan trains the schema that this site may send, on the dtype that it may send."""
+    outbound = policy.file.egress.lora_factors
+    if outbound is None:
+        # A site that sends no factors cannot be asked to train any.
+        return holds(False, ("egress",), measured=facts["schema_sha256"], limit="a schema under egress lora.factors")
+    pin, path = policy.file.lora_schemas[outbound.schema_name], ("lora_schemas", outbound.schema_name)
+    if facts["wire_dtype"] != pin.dtype:
+        return equal(facts["wire_dtype"], pin.dtype, (*path, "dtype"))
+    if facts["rank"] != pin.rank:
+        return equal(facts["rank"], pin.rank, (*path, "rank"))
+    return equal(facts["schema_sha256"], pin.sha256, (*path, "sha256"))
+
+
+@rule("plan sets", "PLAN_SETS", "run.plan")
+def plan_sets(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The public set is pinned here with the same number of rows; so is the held-out set, where the policy has one."""
+    for name, pin in policy.file.public_sets.items():
+        if pin.sha256 == facts["public_set_sha256"]:
+            if facts["public_set_rows"] != pin.rows:
+                return equal(facts["public_set_rows"], pin.rows, ("public_sets", name, "rows"))
+            break
+    else:
+        return holds(False, ("public_sets",), measured=facts["public_set_sha256"], limit="a pinned public set")
+    if policy.file.held_out is None:
+        return holds(True, ("public_sets",))
+    return equal(facts["held_out_sha256"], policy.file.held_out.sha256, ("held_out", "sha256"))
+
+
+@rule("plan peers", "PLAN_PEERS", "run.plan")
+def plan_peers(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Every silo of the roster is a listed peer, and there are enough of them (T48)."""
+    strangers = _strangers(facts, policy)
+    if strangers:
+        return none_of(strangers, ("federation", "peers"))
+    return at_least(len(facts["names"]), policy.file.federation.min_peers, ("federation", "min_peers"))
+
+
+@rule("plan fits the round's limits", "PLAN_SIZE", "run.plan")
+def plan_fits(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A plan that would later be denied for its number of responses is refused before any training."""
+    outbound = policy.file.egress.public_responses
+    if outbound is None or facts["public_steps"] == 0:
+        return not_applicable()
+    path = ("egress", "public.responses", "max_responses_per_round")
+    most = facts["prompts_per_step"] * facts["samples_per_prompt"] * facts["public_steps"]
+    return at_most(most, outbound.max_responses_per_round, path)
+
+
+@rule("round is of the plan", "ROUND_NOT_OPEN", "round.open")
+def round_of_plan(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The round exists in the plan and names the adapter it starts from."""
+    _, path = block_of(facts, policy)
+    return holds(facts["round_in_plan"] is True and facts["base_digest_empty"] is False, path)
+
+
+@rule("public steps of the plan", "PUBLIC_STEPS", "round.open")
+def round_steps(facts: Facts, policy: Policy, history: History) -> Judgement:
+    _, path = block_of(facts, policy)
+    return none_of(facts["steps_repeated"] + facts["steps_not_in_plan"], path)
+
+
+@rule("prompts are rows of the public set", "PROMPT_NOT_PUBLIC", "round.open", "public.donors")
+def rows_of_set(facts: Facts, policy: Policy, history: History) -> Judgement:
+    block, path = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    pin = policy.file.public_sets[block.set]
+    if facts["public_set_sha256"] != pin.sha256:
+        return equal(facts["public_set_sha256"], pin.sha256, ("public_sets", block.set, "sha256"))
+    return none_of(facts["prompts_not_in_set"] + facts["prompts_repeated"], (*path, "set"))
+
+
+@rule("prompts per public step", "PROMPTS", "round.open")
+def round_prompts(facts: Facts, policy: Policy, history: History) -> Judgement:
+    block, path = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    if facts["prompts_per_step_max"] > facts["plan_prompts_per_step"]:
+        return at_most(facts["prompts_per_step_max"], facts["plan_prompts_per_step"], path)
+    return at_most(facts["prompts_per_step_max"], block.max_prompts_per_step, (*path, "max_prompts_per_step"))
+
+
+@rule("donors of the open step", "PROMPT_NOT_PUBLIC", "public.donors")
+def donors_of_step(facts: Facts, policy: Policy, history: History) -> Judgement:
+    _, path = block_of(facts, policy)
+    return none_of(facts["prompts_not_of_step"], path)
+
+
+@rule("donors are peers", "NOT_A_PEER", "public.donors", "round.result")
+def donor_peers(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Every silo named is a peer in the policy; at most one (the receiver) is named without its text."""
+    strangers = _strangers(facts, policy) + max(0, facts.get("origins_without_response", 0) - 1)
+    return none_of(strangers, ("federation", "peers"))
+
+
+@rule("donors graded here", "NOT_VERIFIED", "public.donors")
+def donors_verified(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Wrong donors are dropped by `transform.drop_wrong_donors`; before that they are only looked at."""
+    block, path = block_of(facts, policy)
+    if block is None or not block.verify_locally:
+        return not_applicable()
+    path = (*path, "verify_locally")
+    if facts["graded"] is not True:
+        return holds(False, path)
+    if facts["stage"] == OFFERED and facts["responses_wrong"] > 0:
+        return Judgement("look", facts["responses_wrong"], 0, path)
+    return none_of(facts["responses_wrong"], path)
+
+
+@rule("donors per prompt", "DONORS", "public.donors")
+def donors_per_prompt(facts: Facts, policy: Policy, history: History) -> Judgement:
+    block, path = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    return at_most(facts["donors_per_prompt_max"], block.max_donors_per_prompt, (*path, "max_donors_per_prompt"))
+
+
+@rule("bytes of one donor", "RESPONSE_BYTES", "public.donors")
+def donor_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
+    block, path = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    return at_most(facts["text_bytes_max"], block.max_bytes_per_response, (*path, "max_bytes_per_response"))
+
+
+def _strangers(facts: Facts, policy: Policy) -> int:
+    prefix = f"spiffe://{policy.file.federation.id}/silo/"
+    unlisted = sum(f"{prefix}{name}" not in policy.peers for name in facts["names"])
+    return int(facts["names_at_fault"]) + unlisted
+
+
+RULES = (
+    *(_range_rule(key) for key in _RANGES),
+    plan_federation,
+    plan_model,
+    plan_schema,
+    plan_sets,
+    plan_peers,
+    plan_fits,
+    round_of_plan,
+    round_steps,
+    rows_of_set,
+    round_prompts,
+    donors_of_step,
+    donor_peers,
+    donors_verified,
+    donors_per_prompt,
+    donor_bytes,
+)

@@ -1,0 +1,107 @@
+"""The LoRA schema: exactly which tensors a site lets out, by name and shape, and on which base model.
+
+Coordinator and silos derive it on their own from the model folder and agree on its SHA-256, so a tensor that is
+renamed, added or reshaped matches nobody's schema (threats T1, T2). Wire names are
+`model.layers.0.self_attn.q_proj.lora_A` of shape [rank, in] and `.lora_B` of shape [out, rank]; the adapter adds
+`scale * B @ A` with scale = alpha / rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
+
+_KEYS = frozenset({"base_model_sha256", "rank", "alpha", "dtype", "targets", "tensors"})
+
+
+@dataclass(frozen=True)
+class LoraSchema:
+    """Attributes:
+    dtype: of the values on the wire, float32 or bfloat16.
+    targets: which matrices are adapted, as asked for ("all-linear").
+    tensors: (wire name, shape), sorted by name.
+    """
+
+    base_model_sha256: str
+    rank: int
+    alpha: float
+    dtype: str
+    targets: str
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(self.tensors)
+
+    @cached_property
+    def elements(self) -> int:
+        return sum(math.prod(shape) for _, shape in self.tensors)
+
+    @cached_property
+    def payload_bytes(self) -> int:
+        """Bytes of one whole factor payload: length prefix, header with a base digest, tensors."""
+        header = pb.Factors(
+            base_digest="0" * 64, schema_sha256="0" * 64, rank=self.rank, scale=self.scale, dtype=self.dtype
+        )
+        for name, shape in self.tensors:
+            header.tensors.append(pb.TensorEntry(name=name, shape=shape))
+        return 8 + len(encode(header)) + self.elements * DTYPE_ITEM_BYTES[self.dtype]
+
+    def canonical(self) -> bytes:
+        """RFC 8785 bytes: what the digest covers, and what stands in the schema file."""
+        return canonical_json(
+            {
+                "base_model_sha256": self.base_model_sha256,
+                "rank": self.rank,
+                "alpha": self.alpha,
+                "dtype": self.dtype,
+                "targets": self.targets,
+                "tensors": [{"name": name, "shape": list(shape)} for name, shape in self.tensors],
+            }
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        return sha256_hex(self.canonical())
+
+
+def schema_from_json(text: bytes | str, source: str) -> LoraSchema:
+    """Read a schema file. White space may differ from the canonical form; the digest does not cover it.
+
+    Raises:
+        UsageError: not JSON, a key too many or too few, or a value of the wrong type.
+    """
+    try:
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or set(raw) != _KEYS:
+            raise ValueError(f"its keys must be exactly {', '.join(sorted(_KEYS))}")
+        tensors = tuple((str(entry["name"]), tuple(int(side) for side in entry["shape"])) for entry in raw["tensors"])
+        schema = LoraSchema(
+            base_model_sha256=str(raw["base_model_sha256"]),
+            rank=int(raw["rank"]),
+            alpha=float(raw["alpha"]),
+            dtype=str(raw["dtype"]),
+            targets=str(raw["targets"]),
+            tensors=tensors,
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(
+            f"{source}: not a LoRA schema: {error}", hint="write it with `fedsilo policy schema make`"
+        ) from error
+    names = [name for name, _ in tensors]
+    if not names or names != sorted(set(names)) or schema.dtype not in DTYPE_ITEM_BYTES or schema.rank < 1:
+        raise UsageError(
+            f"{source}: tensor names must be sorted and unique, rank at least 1, dtype float32 or bfloat16",
+            hint="write it with `fedsilo policy schema make`",
+        )
+    return schema

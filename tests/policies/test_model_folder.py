@@ -1,0 +1,134 @@
+"""Model folders without torch: the schema is what peft makes, fingerprints notice what matters (threats T1, T22)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fedsilo.edge.model_folder import lora_schema_of, read_fingerprints
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.wire.codec import encode_factors
+from policies.schema import schema_from_json
+
+
+def _folder(path: Path, config: dict[str, Any] | None = None) -> Path:
+    """A model folder by hand: two layers of two matrices, a norm, an embedding and a head."""
+    path.mkdir()
+    tensors = {"model.embed_tokens.weight": np.zeros((9, 4), np.float32), "lm_head.weight": np.ones((9, 4), np.float32)}
+    for layer in range(2):
+        tensors[f"model.layers.{layer}.self_attn.q_proj.weight"] = np.zeros((6, 4), np.float32)
+        tensors[f"model.layers.{layer}.mlp.down_proj.weight"] = np.zeros((4, 8), np.float32)
+        tensors[f"model.layers.{layer}.input_layernorm.weight"] = np.zeros(4, np.float32)
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config or {"model_type": "qwen3", "transformers_version": "5.0"}))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "A", "model_max_length": 10**30}))
+    return path
+
+
+def test_schema_by_hand(tmp_path: Path) -> None:
+    schema = lora_schema_of(_folder(tmp_path / "model"), 3, 6.0)
+    expected = []
+    for layer in (0, 1):
+        expected += [
+            (f"model.layers.{layer}.mlp.down_proj.lora_A", (3, 8)),
+            (f"model.layers.{layer}.mlp.down_proj.lora_B", (4, 3)),
+            (f"model.layers.{layer}.self_attn.q_proj.lora_A", (3, 4)),
+            (f"model.layers.{layer}.self_attn.q_proj.lora_B", (6, 3)),
+        ]
+    assert list(schema.tensors) == expected
+    assert schema.scale == 2.0 and schema.elements == 2 * (24 + 12 + 12 + 18)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in schema.tensors}
+    payload = encode_factors(
+        zeros, base_digest="0" * 64, schema_sha256=schema.digest, rank=3, scale=2.0, dtype="float32"
+    )
+    assert schema.payload_bytes == len(payload)
+    assert schema_from_json(schema.canonical(), "x") == schema
+    assert schema_from_json(json.dumps(json.loads(schema.canonical()), indent=2), "x").digest == schema.digest
+
+
+def test_targets_choose_matrices_and_must_exist(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "model")
+    assert len(lora_schema_of(folder, 2, 4.0, "q_proj").tensors) == 4
+    with pytest.raises(UsageError, match="v_proj"):
+        lora_schema_of(folder, 2, 4.0, "q_proj,v_proj")
+
+
+@pytest.mark.torch
+def test_T01_the_schema_is_exactly_what_peft_adapts(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    config = transformers.Qwen3Config(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.Qwen3ForCausalLM(config)
+    model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    assert (tmp_path / "model" / "model.safetensors.index.json").is_file()
+    schema = lora_schema_of(tmp_path / "model", 4, 8.0)
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    state = peft.get_peft_model_state_dict(adapted)
+    expected = {
+        name.removeprefix("base_model.model.").removesuffix(".weight"): tuple(value.shape)
+        for name, value in state.items()
+    }
+    assert schema.shapes == expected
+    assert {name.split(".")[-2] for name in expected} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+
+
+def test_fingerprints_notice_weights_tokenizer_and_template_apart(tmp_path: Path) -> None:
+    first = read_fingerprints(_folder(tmp_path / "a"))
+    assert read_fingerprints(_folder(tmp_path / "b", {"model_type": "qwen3", "transformers_version": "6"})) == first
+    weights = _folder(tmp_path / "c")
+    data = bytearray((weights / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (weights / "model.safetensors").write_bytes(data)
+    changed = read_fingerprints(weights)
+    assert changed.base_model_sha256 != first.base_model_sha256
+    assert changed.tokenizer_sha256 == first.tokenizer_sha256
+    template = _folder(tmp_path / "d")
+    (template / "chat_template.jinja").write_text("B")
+    changed = read_fingerprints(template)
+    assert changed.template_sha256 != first.template_sha256
+    assert changed.tokenizer_sha256 == first.tokenizer_sha256
+    tokenizer = _folder(tmp_path / "e")
+    (tokenizer / "tokenizer.json").write_text('{"x": 1}')
+    assert read_fingerprints(tokenizer).tokenizer_sha256 != first.tokenizer_sha256
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = _folder(tmp_path / "model")
+    (folder / name).unlink()
+    with pytest.raises(UsageError, match=f"lacks {name}"):
+        read_fingerprints(folder)
+
+
+def test_T22_folders_with_code_or_odd_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="auto_map"):
+        read_fingerprints(_folder(tmp_path / "code", {"auto_map": {"AutoModel": "x.Y"}}))
+    with pytest.raises(UsageError, match="transposed"):
+        lora_schema_of(_folder(tmp_path / "gpt2", {"model_type": "gpt2"}), 2, 4.0)
+    quantised = _folder(tmp_path / "nf4")
+    save_file({"model.layers.0.q_proj.weight": np.zeros((8, 1), np.uint8)}, quantised / "model.safetensors")
+    with pytest.raises(UsageError, match="not a plain matrix"):
+        lora_schema_of(quantised, 2, 4.0)
+    (quantised / "model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(UsageError, match="not a safetensors file"):
+        lora_schema_of(quantised, 2, 4.0)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "{}", '{"rank": 1}'])
+def test_a_broken_schema_file_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a LoRA schema"):
+        schema_from_json(text, "lora_schema.json")
