@@ -1,0 +1,138 @@
+"""Reading a whole audit log back when it is opened. Changes nothing on disk; says what has to be repaired.
+
+Every line is hashed and must follow the one before. Lines up to the newest own checkpoint are settled by its root;
+the very last line may be torn (a kill in the middle of a write) only if no checkpoint covers it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsilo.edge.audit_segments import segments
+from fedsilo.treaty.audit.checkpoint import VerifierKey, open_checkpoint
+from fedsilo.treaty.audit.merkle import MerkleTree, leaf_hash
+from fedsilo.treaty.audit.record import NO_PREVIOUS, link_of, parse_record
+from fedsilo.treaty.errors import VerificationError
+
+_OUTCOMES = frozenset({"egress.sent", "egress.acked", "egress.indeterminate"})
+
+
+@dataclass(frozen=True)
+class TornTail:
+    """The end of the last segment that is no record."""
+
+    segment: Path
+    offset: int
+    data: bytes
+
+
+@dataclass
+class LoadedLog:
+    tree: MerkleTree = field(default_factory=MerkleTree)
+    previous: str = NO_PREVIOUS  # link of the last record
+    last_t: int = 0  # time of the last record, UTC milliseconds
+    latest_t: int = 0  # latest time of any record
+    segment_first: int = 0  # where the newest segment starts
+    segment_closed: bool = True  # the next record begins a new segment
+    torn: TornTail | None = None
+    open_allows: dict[int, dict[str, Any]] = field(default_factory=dict)  # allowed, outcome not recorded
+    repaired: set[str] = field(default_factory=set)  # quarantined files that a record names
+    note: str = ""  # newest own checkpoint
+    note_size: int = -1
+
+
+def load(directory: Path, key: VerifierKey) -> LoadedLog:
+    """Read the log of `key` in `directory`.
+
+    Raises:
+        VerificationError: a record is damaged or missing, or the log is not what its newest checkpoint says.
+    """
+    state = LoadedLog()
+    files = segments(directory)
+    for position, (first, path) in enumerate(files):
+        if first != state.tree.size:
+            raise VerificationError(f"{path}: starts at record {first}, the log has {state.tree.size} before it")
+        state.segment_first, state.segment_closed = first, False
+        _read_segment(state, path, last=position == len(files) - 1)
+    _check_newest_checkpoint(state, directory, key)
+    return state
+
+
+def decision_of(outcome: Mapping[str, Any], decisions: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """The number of the decision an outcome record belongs to: by its link, else by run, kind and sequence."""
+    linked = outcome.get("link", {}).get("decision")
+    if linked is not None:
+        return linked if linked in decisions else None
+    key = [outcome.get(name) for name in ("run", "kind", "sequence")]
+    if key[2] is None:
+        return None
+    return next(
+        (seq for seq, item in decisions.items() if [item.get(name) for name in ("run", "kind", "sequence")] == key),
+        None,
+    )
+
+
+def read_note(path: Path) -> str:
+    """A note as it was written (no translation of line ends). Raises VerificationError: not UTF-8."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise VerificationError(f"{path} is damaged") from error
+
+
+def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:
+    data = path.read_bytes()
+    offset = 0
+    while offset < len(data):
+        end = data.find(b"\n", offset)
+        line = data[offset : end if end >= 0 else len(data)]
+        final = last and (end < 0 or end + 1 == len(data))
+        try:
+            if end < 0:
+                raise VerificationError("the line is not complete")
+            record = parse_record(line) if final else json.loads(line)
+            if record["seq"] != state.tree.size or record["link"]["previous"] != state.previous:
+                raise VerificationError("it does not follow the record before")
+        except (VerificationError, ValueError, KeyError, TypeError) as error:
+            if not final:
+                raise VerificationError(f"{path}: record {state.tree.size} is damaged: {error}") from error
+            state.torn = TornTail(path, offset, data[offset:])
+            return
+        _take_in(state, line, record)
+        offset = end + 1
+
+
+def _take_in(state: LoadedLog, line: bytes, record: dict[str, Any]) -> None:
+    event = record["event"]
+    if event == "egress.decision" and record.get("decision") == "allow":
+        state.open_allows[record["seq"]] = record
+    elif event in _OUTCOMES:
+        seq = decision_of(record, state.open_allows)
+        if seq is not None:
+            del state.open_allows[seq]
+    elif event == "tail.repaired":
+        state.repaired.add(record.get("detail", {}).get("quarantine", ""))
+    state.segment_closed = event == "segment.close"
+    state.tree.append(leaf_hash(line))
+    state.previous = link_of(line)
+    state.last_t, state.latest_t = record["t"], max(state.latest_t, record["t"])
+
+
+def _check_newest_checkpoint(state: LoadedLog, directory: Path, key: VerifierKey) -> None:
+    newest = max((directory / "checkpoints").glob("*.note"), default=None)
+    if newest is None:
+        return
+    note = read_note(newest)
+    checkpoint = open_checkpoint(note, key)
+    if checkpoint.size > state.tree.size:
+        raise VerificationError(
+            f"{directory} has {state.tree.size} records; its checkpoint {newest.name} says {checkpoint.size}",
+            hint="records were dropped or damaged, or an older copy was restored; run `fedsilo audit verify`",
+        )
+    if state.tree.root(checkpoint.size) != checkpoint.root:
+        raise VerificationError(f"{directory}: records differ from checkpoint {newest.name}")
+    state.note, state.note_size = note, checkpoint.size

@@ -1,0 +1,194 @@
+"""The lines of an audit log on disk: segment files, reading them, appending durably, and the disk-full reserve (T39).
+
+A segment is named by the number of its first record: `000000000000.jsonl`. A line is one record; appending is one
+write and one fdatasync. Reading needs no lock: it sees complete lines only.
+
+    LOG/000000000000.jsonl ...   the records
+    LOG/checkpoints/SIZE.note    this log's signed checkpoints, with the cosignatures they earned
+    LOG/witnessed/NAME.note      the newest checkpoint of each other party that this party countersigned
+    LOG/keys/*.vkey              public keys: log.vkey is this log's own
+    LOG/quarantine/              torn line ends taken out by a repair
+    LOG/lock, LOG/reserve        one writer; space kept for the last record
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedsilo.edge.files import fsync_directory, write_all
+from fedsilo.treaty.audit.record import parse_record
+from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationError
+
+RESERVE_BYTES = 16 << 20
+_SEGMENT_NAME = re.compile(r"(\d{12})\.jsonl")
+# EFBIG: a file-size limit of the process; for the log it is the same as a full disk
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class DiskFullError(OperationError):
+    """The line was not written; the segment is as it was before."""
+
+    default_code = "DISK_FULL"
+
+
+def segments(directory: Path) -> list[tuple[int, Path]]:
+    """(number of the first record, path) of every segment, in order. Raises NotFoundError: no such log."""
+    if not directory.is_dir():
+        raise NotFoundError(f"{directory} is not an audit log folder")
+    found = ((_SEGMENT_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """(number, line without newline) of every complete line from record `start` on.
+
+    Raises:
+        NotFoundError: no such log.
+        VerificationError: a segment is missing in between.
+    """
+    files = segments(directory)
+    for position, (first, path) in enumerate(files):
+        following = files[position + 1][0] if position + 1 < len(files) else None
+        if following is not None and following <= start:
+            continue
+        number = first
+        with path.open("rb") as stream:
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break  # being written right now, or torn: not a record (yet)
+                if number >= start:
+                    yield number, line[:-1]
+                number += 1
+        if following is not None and number != following:
+            raise VerificationError(f"{path} ends before record {number}; the next segment starts at {following}")
+
+
+def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """Parsed records from `start` on. Raises NotFoundError, VerificationError."""
+    for number, line in read_lines(directory, start):
+        try:
+            record = parse_record(line)
+        except VerificationError as error:
+            raise VerificationError(f"{directory}: record {number}: {error.message}") from error
+        yield record
+
+
+def file_stem(origin: str) -> str:
+    """A file name for an origin: readable, and different for different origins."""
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", origin).strip("-.")[:80]
+    return f"{readable}-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
+
+
+class SegmentWriter:
+    """Appends lines to the newest segment. Not thread-safe: the log's lock is held around every call."""
+
+    def __init__(self, directory: Path, reserve_bytes: int) -> None:
+        self._directory = directory
+        self._reserve = directory / "reserve"
+        self._reserve_bytes = reserve_bytes
+        self._descriptor: int | None = None
+        self._broken = ""
+        self.segment_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor is not None
+
+    def open_segment(self, first: int) -> None:
+        """Continue the segment that starts at record `first`, or begin it.
+
+        Raises:
+            DiskFullError: no space for a new file.
+            OperationError: it cannot be opened.
+        """
+        self.close()
+        path = self._directory / f"{first:012d}.jsonl"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+            fsync_directory(self._directory)
+        except OSError as error:
+            raise _error_of(error, path) from error
+        self._descriptor = descriptor
+        self.segment_bytes = os.fstat(descriptor).st_size
+
+    def append(self, line: bytes) -> None:
+        """One line, durable at return: one write, one fdatasync.
+
+        Raises:
+            DiskFullError: no space; the partial line is taken back.
+            OperationError: the disk failed. What is on it is then unknown (a failed flush is not repeated by the
+                kernel), so nothing is written any more until a restart has read the log again.
+        """
+        if self._descriptor is None or self._broken:
+            raise OperationError(f"the audit log takes no records: {self._broken or 'it is closed'}")
+        data = line + b"\n"
+        try:
+            write_all(self._descriptor, data)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self._take_back(error)
+            raise _error_of(error, self._directory) from error
+        self.segment_bytes += len(data)
+
+    def _take_back(self, cause: OSError) -> None:
+        assert self._descriptor is not None  # noqa: S101 - append checked it
+        if cause.errno not in _FULL:
+            self._broken = f"writing failed earlier ({cause.strerror})"
+            return
+        try:
+            os.ftruncate(self._descriptor, self.segment_bytes)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self._broken = f"a partial line could not be taken back ({error.strerror})"
+
+    def cut(self, path: Path, size: int) -> None:
+        """Shorten a segment to its first `size` bytes, durably. Raises OperationError."""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.ftruncate(descriptor, size)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise OperationError(f"cannot repair {path}: {error.strerror}") from error
+
+    def take_reserve(self) -> None:
+        """Make sure the reserve file holds its space. Raises DiskFullError, OperationError; nothing is left behind."""
+        if self._reserve_bytes == 0:
+            return
+        try:
+            descriptor = os.open(self._reserve, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                if os.fstat(descriptor).st_blocks * 512 < self._reserve_bytes:
+                    os.posix_fallocate(descriptor, 0, self._reserve_bytes)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            fsync_directory(self._directory)
+        except OSError as error:
+            self.release_reserve()
+            raise _error_of(error, self._reserve) from error
+
+    def release_reserve(self) -> None:
+        with contextlib.suppress(OSError):  # if it cannot be freed, the halt record simply will not fit
+            self._reserve.unlink(missing_ok=True)
+            fsync_directory(self._directory)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _error_of(error: OSError, path: Path) -> OperationError:
+    if error.errno in _FULL:
+        return DiskFullError(f"{path}: {error.strerror}", hint="free space; nothing is sent until records fit again")
+    return OperationError(f"{path}: {error.strerror}")

@@ -1,0 +1,187 @@
+"""Files as a security daemon needs them: private by mode, durable at return, never through a link, one writer.
+
+Covers threat T31 (keys are 0600 whatever the umask, never follow a link, never replace a file, leave nothing half
+written) and the file half of T39 and T42 (what was written survives a power cut; a second daemon is refused).
+Does not cover: a reader running as the same user or as root, and disks that report a flush they did not do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
+
+PRIVATE_MODE = 0o600
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Create `path` with mode 0600 and write `data` durably. The umask does not matter.
+
+    Raises:
+        ConflictError: something is there already (a link counts): keys are never replaced.
+        OperationError: the disk refused; nothing is left behind.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
+    except FileExistsError as error:
+        raise ConflictError(
+            f"{path} exists already", hint="move the old file away first; private files are never replaced"
+        ) from error
+    except OSError as error:
+        raise OperationError(f"cannot create {path}: {error.strerror}") from error
+    try:
+        try:
+            os.fchmod(descriptor, PRIVATE_MODE)
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fsync_directory(path.parent)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OperationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` by `data` in one step: after a crash the old or the new content is there, never a mixture.
+
+    A link at `path` is itself replaced, not followed.
+
+    Raises:
+        OperationError: the disk refused; the old content stays.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(descriptor, mode)
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        fsync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OperationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a private file, read through one descriptor so that what was checked is what is read.
+
+    Raises:
+        NotFoundError: no such file.
+        NotAllowedError: a link, not a plain file, owned by another user, or readable or writable by group or others.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path} does not exist") from error
+    except OSError as error:
+        raise NotAllowedError(
+            f"cannot open {path}: {error.strerror}", hint="it must be a plain file, not a link"
+        ) from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAllowedError(f"{path} is not a plain file")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise NotAllowedError(f"{path} belongs to user {status.st_uid}", hint=f"chown it to user {os.geteuid()}")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise NotAllowedError(
+                f"{path} has mode {stat.S_IMODE(status.st_mode):04o}; others may read or change it",
+                hint=f"chmod 600 {path}",
+            )
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(descriptor)
+
+
+class FileLock:
+    """An exclusive lock on a file, held until `release` or the end of the process. Made by `lock_exclusively`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def lock_exclusively(path: Path) -> FileLock:
+    """Take the lock file `path`, creating it if needed; the process id of the holder is written into it.
+
+    The lock is the kernel's (flock): it vanishes with the process, so a killed daemon leaves no stale lock.
+
+    Raises:
+        ConflictError: another process holds it; the message names the process.
+        OperationError: the file cannot be opened or written.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_MODE)
+    except OSError as error:
+        raise OperationError(f"cannot open lock file {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise ConflictError(
+            f"{path} is held by process {holder}", hint="stop the other process; two at once would fork the state"
+        ) from error
+    # The process id is for the reader of an error message only: a full disk must not keep the daemon from starting.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return FileLock(path, descriptor)
+
+
+def make_private_directory(path: Path) -> None:
+    """Create `path` (and parents) with mode 0700; one that exists must be a directory, not a link.
+
+    Raises:
+        UsageError: something else is there.
+        OperationError: it cannot be created.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists and is not a directory") from error
+    except OSError as error:
+        raise OperationError(f"cannot create {path}: {error.strerror}") from error
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link; name the directory itself")
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte; a disk that takes only a part is asked again and then reports why. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def fsync_directory(path: Path) -> None:
+    """Make names created, replaced or removed in `path` durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,271 @@
+"""One audit record: its closed list of events and fields, its canonical bytes, and what may never be in it.
+
+A record is one line of RFC 8785 JSON. The leaf of the Merkle tree is the hash of the whole line (without its
+newline), so every byte counts; `salt` (16 random bytes) keeps anybody who sees only leaf hashes from guessing the
+content, and `link.previous` is the leaf hash of the record before.
+
+Never in a record (T40): prompts, responses, matched text, tensor values, private record ids, key material, and plain
+hashes of short strings (use `keyed_digest`). What is enforced here: only listed fields, no string beyond 128
+printable characters, no binary, nothing that looks like a PEM block, a bound on lists, depth and line length.
+What is not: a short secret that a caller puts into an allowed field on purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import rfc8785
+
+from fedsilo.treaty.audit.merkle import leaf_hash
+from fedsilo.treaty.errors import UsageError, VerificationError
+
+VERSION = 1
+SALT_BYTES = 16
+TEXT_CHARACTERS_MAX = 128
+LIST_ITEMS_MAX = 4096
+DEPTH_MAX = 5
+LINE_BYTES_MAX = 1 << 20
+NO_PREVIOUS = "0" * 64  # link.previous of the first record
+
+EVENTS: Final = frozenset(
+    {
+        "start", "stop", "policy.load", "policy.reload_refused", "plan.accept",
+        "egress.decision", "egress.sent", "egress.acked", "egress.indeterminate", "ingress.decision",
+        "approval.request", "approval.grant", "approval.deny", "approval.expire",
+        "screen.hit", "dp.debit", "ledger.check", "key.enrol", "key.renew", "key.expire_warn", "denylist.load",
+        "secagg.step", "halt", "release", "tail.repaired", "segment.close", "clock.jump",
+    }
+)  # fmt: skip
+
+_KEY = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+class RecordError(UsageError):
+    """A record that may not be written. Nothing was written, so nothing may be sent."""
+
+    default_code = "RECORD_REFUSED"
+
+
+def keyed_digest(site_key: bytes, data: bytes) -> str:
+    """HMAC-SHA-256 for what a dictionary could guess: the digest means nothing without the site's key."""
+    return hmac.new(site_key, data, hashlib.sha256).hexdigest()
+
+
+def shortened(text: str) -> str:
+    """Foreign text as it may enter a record: printable characters only, at most 128."""
+    return "".join(character for character in text if character.isprintable())[:TEXT_CHARACTERS_MAX]
+
+
+def record_line(
+    *,
+    seq: int,
+    salt: bytes,
+    t: int,
+    boot: str,
+    mono: int,
+    actor: str,
+    event: str,
+    previous: str,
+    fields: Mapping[str, Any],
+) -> bytes:
+    """The canonical bytes of a record, without the newline.
+
+    Args:
+        seq: gap-free number, from 0.
+        salt: 16 random bytes.
+        t: UTC milliseconds; advisory, order is by `seq`.
+        boot: boot id.
+        mono: monotonic milliseconds.
+        actor: SPIFFE id of who acted.
+        event: one of EVENTS.
+        previous: hex leaf hash of the record before, or NO_PREVIOUS.
+        fields: further fields, see `_FIELDS`; None values are left out.
+
+    Raises:
+        RecordError: unknown event or field, a forbidden value, or too long.
+    """
+    record: dict[str, Any] = {key: value for key, value in fields.items() if value is not None}
+    link = record.get("link", {})
+    if not isinstance(link, Mapping) or "previous" in link:
+        raise RecordError("link is a mapping without previous: that one is set by the log")
+    record |= {"v": VERSION, "seq": seq, "salt": salt.hex(), "t": t, "boot": boot, "mono": mono}
+    record |= {"actor": actor, "event": event, "link": {**link, "previous": previous}}
+    check_record(record)
+    try:
+        line = rfc8785.dumps(record)
+    except (ValueError, TypeError) as error:  # NaN, integers above 2**53, values that JSON does not have
+        raise RecordError(f"record {event}: {error}") from error
+    if len(line) > LINE_BYTES_MAX:
+        raise RecordError(f"record {event} has {len(line)} bytes; {LINE_BYTES_MAX} are allowed")
+    return line
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """A record from its line. Raises VerificationError: not the canonical bytes of a well-formed record."""
+    if len(line) > LINE_BYTES_MAX:
+        raise VerificationError(f"a record has at most {LINE_BYTES_MAX} bytes")
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise VerificationError("a record is a JSON object")
+        check_record(record)
+        canonical = rfc8785.dumps(record)
+    except (ValueError, TypeError, RecursionError, RecordError) as error:
+        raise VerificationError(f"not a record: {str(error)[:200]}") from error
+    if canonical != line:
+        raise VerificationError("the record is not in canonical form")
+    return record
+
+
+def link_of(line: bytes) -> str:
+    """What the next record's `link.previous` says about this line."""
+    return leaf_hash(line).hex()
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raises RecordError: an unknown event or field, a missing one, or a value that may not be in a record."""
+    missing = _REQUIRED - record.keys()
+    unknown = record.keys() - _FIELDS.keys()
+    if missing or unknown:
+        raise RecordError(f"record fields: missing {sorted(missing)}, unknown {sorted(unknown)[:5]}")
+    for key, value in record.items():
+        try:
+            accepted = _FIELDS[key](value)
+        except RecordError as error:
+            raise RecordError(f"record field {key}: {error.message}") from error
+        if not accepted:
+            raise RecordError(f"record field {key}: value of type {type(value).__name__} is not allowed there")
+    event = record["event"]
+    if event == "egress.sent" and ("kind" not in record or "bytes" not in record.get("payload", {})):
+        raise RecordError("egress.sent needs kind and payload.bytes: what left is counted from these records")
+    if event in ("egress.decision", "ingress.decision") and not {"kind", "decision"} <= record.keys():
+        raise RecordError(f"{event} needs kind and decision")
+
+
+def _plain(value: Any, depth: int = 0) -> bool:
+    """JSON of short printable strings, numbers and bounded lists and mappings. Raises RecordError naming why not."""
+    if value is None or isinstance(value, bool | int | float):
+        return True
+    if isinstance(value, str):
+        if len(value) > TEXT_CHARACTERS_MAX or not value.isprintable():
+            raise RecordError(f"text has at most {TEXT_CHARACTERS_MAX} characters, all printable")
+        if "-----BEGIN" in value:
+            raise RecordError("key material may not be recorded")
+        return True
+    if depth >= DEPTH_MAX:
+        raise RecordError(f"nested deeper than {DEPTH_MAX}")
+    if isinstance(value, list | tuple):
+        if len(value) > LIST_ITEMS_MAX:
+            raise RecordError(f"a list has at most {LIST_ITEMS_MAX} items")
+        return all(_plain(item, depth + 1) for item in value)
+    if isinstance(value, Mapping):
+        if len(value) > LIST_ITEMS_MAX:
+            raise RecordError(f"a mapping has at most {LIST_ITEMS_MAX} keys")
+        for key in value:
+            if not isinstance(key, str) or not _KEY.fullmatch(key):
+                raise RecordError("keys are short names of letters, digits and _.:/-")
+        return all(_plain(item, depth + 1) for item in value.values())
+    return False
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and _plain(value)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
+
+
+def _digest(value: Any) -> bool:
+    return isinstance(value, str) and _HEX_DIGEST.fullmatch(value) is not None
+
+
+def _codes(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) <= LIST_ITEMS_MAX
+        and all(isinstance(item, str) and _CODE.fullmatch(item) for item in value)
+    )
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and _plain(value)
+
+
+def _closed(checks: Mapping[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    """A mapping with only these keys, each optional."""
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return False
+        unknown = value.keys() - checks.keys()
+        if unknown:
+            raise RecordError(f"unknown keys {sorted(map(str, unknown))[:5]}")
+        wrong = [key for key, item in value.items() if not checks[key](item)]
+        if wrong:
+            raise RecordError(f"value of {wrong[0]} is not allowed there")
+        return True
+
+    return check
+
+
+def _one_of(*values: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in values
+
+
+_RULE = _closed({"rule": _text, "outcome": _text, "measured": _plain, "limit": _plain, "line": _plain, "reason": _text})
+
+_FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "v": lambda value: value == VERSION,
+    "seq": _count,
+    "salt": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32}", value) is not None,
+    "t": _count,
+    "boot": _text,
+    "mono": _count,
+    "actor": _text,
+    "event": lambda value: isinstance(value, str) and value in EVENTS,
+    # routing facts
+    "run": _text,
+    "round": _count,
+    "step": _count,
+    "attempt": _count,
+    "kind": _text,
+    "sequence": _count,
+    "peer": _text,
+    "direction": _one_of("egress", "ingress"),
+    # the decision: per-rule verdicts with numbers, never matched text; facts before and after transforms
+    "decision": _one_of("allow", "deny", "hold"),
+    "reasons": _codes,
+    "rules": lambda value: isinstance(value, list | tuple) and len(value) <= LIST_ITEMS_MAX and all(map(_RULE, value)),
+    "facts": _mapping,
+    "policy": _closed({"effective": _text, "file": _text, "code": _text, "schema": _text}),
+    "payload": _closed(
+        {
+            "bytes": _count,
+            "sha256": _digest,
+            "bytes_before": _count,  # before transforms
+            "sha256_before": _digest,
+            "hmac_sha256": _digest,  # instead of sha256 where the content is guessable
+            "archived": lambda value: isinstance(value, bool),
+        }
+    ),
+    "dp": _mapping,
+    "link": _closed(
+        {
+            "previous": _digest,
+            "decision": _count,  # seq of the decision an outcome belongs to
+            "peer_event": _plain,
+            "approvals": _plain,
+        }
+    ),
+    # what an event says beyond the above, by short names
+    "detail": _mapping,
+}
+_REQUIRED: Final = frozenset({"v", "seq", "salt", "t", "boot", "mono", "actor", "event", "link"})
