@@ -1,0 +1,402 @@
+"""Walls around the trainer: a ladder of rungs, each tried before it is claimed (design 2, threats B1, T10, X11).
+
+    namespaces   user, mount, network, pid, ipc and host-name namespaces; a tree of what is listed and nothing else; no
+                 interface but `lo`; no capability, a system-call filter. Also when the guard is root.
+    user         another OS user where the guard is root and the user `fedsilo-trainer` exists, else the guard's own;
+                 Landlock rules for files, the system-call filter refuses every socket but the link to the guard.
+    container    a container or unit without network that somebody else builds; here it is only probed.
+    waived       no wall. The trainer still ends with the guard, and keeps no descriptor of it.
+
+What each does not stop, besides bugs in the kernel:
+    namespaces   timing and load seen by other processes of the machine; reading /usr (world-readable programs) and the
+                 processor's description; with a GPU, whatever its driver lets one client learn of another.
+    user         besides those: that a file exists, its size and times, can be seen (stat), and files the user owns
+                 can be given another mode or time; below Landlock version 6 it may signal processes of its user.
+                 The price: no further unix socket can be opened, so no vLLM server behind one; and our packages must
+                 be installed, since a folder on PYTHONPATH cannot be listed.
+    container    whatever the person who built it forgot; the probes are answered by the process they judge.
+    waived       anything the guard's user may do, keys and network included.
+No rung stops what the trainer writes into the values it hands over: that is the gate's work.
+
+In `namespaces` and `user` the trainer has the guard's user number (or the other user's) but no capability, so files
+given as readable must be readable for that user by their mode: a root guard's power to override modes stays outside.
+The trainer inherits no descriptor but its output, works in `/`, and takes no code from its working folder or home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import glob
+import inspect
+import json
+import os
+import pwd
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from fedsilo.treaty.errors import OperationError, UsageError
+from silo.guard import file_rules
+from silo.guard.syscall_filter import seccomp_program
+
+Rung = Literal["namespaces", "user", "container", "waived"]
+RUNGS: tuple[Rung, ...] = ("namespaces", "user", "container", "waived")  # best first
+TRAINER_USER = "fedsilo-trainer"
+TRIAL_TIMEOUT_SECONDS = 20.0
+# a trainer needs these packages of ours; certificates, coordinator and console stay outside
+_OWN_PACKAGES = ("fedsilo", "silo", "policies")
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
+_SYSTEM_FILES = (
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime",
+    "/sys/devices/system/cpu", "/sys/devices/system/node",
+)  # fmt: skip
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_ACCELERATORS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/dxg")
+_ACCELERATOR_FACTS = ("/sys/bus/pci", "/sys/class/drm", "/sys/class/kfd", "/sys/module/nvidia", "/sys/devices")
+# readable under Landlock, where the machine's own /proc and /etc are in sight
+_FACTS_BY_RULE = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver/nvidia", "/etc/passwd", "/etc/group",
+                  "/etc/nsswitch.conf")  # fmt: skip
+_BOOTSTRAP = Path(__file__).with_name("isolation_bootstrap.py")
+
+
+class IsolationError(OperationError):
+    """The wall of a rung cannot be built on this machine, or the trainer cannot be started inside it."""
+
+    default_code = "ISOLATION_FAILED"
+
+
+class WalledProcess(subprocess.Popen[bytes]):
+    """The trainer's keeper (see isolation_bootstrap). SIGTERM and SIGINT reach the trainer; SIGKILL ends both.
+
+    `leash` is the guard's end of a pipe: when it closes, because the guard ended or this object went away, the
+    trainer is killed.
+    """
+
+    leash: IO[bytes]
+
+
+def launch_walled(
+    argv: Sequence[str],
+    *,
+    rung: str,
+    readable: Sequence[Path] = (),
+    writable: Sequence[Path] = (),
+    socket_dir: Path | None = None,
+    env: Mapping[str, str],
+    never: Sequence[Path] = (),
+    accelerators: bool = True,
+    user: str | None = None,
+    stdin: int | IO[bytes] | None = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> WalledProcess:
+    """Start a Python program behind the wall of one rung and return once it runs. Takes about 50 ms.
+
+    Args:
+        argv: `argv[0]` is an interpreter; its libraries and this project's packages become readable with it. In rung
+            `user` an argument `unix:PATH` with PATH in `socket_dir` is connected beforehand and becomes `fd:NUMBER`,
+            since no socket can be made inside.
+        rung: `namespaces`, `user` or `waived`.
+        readable: files and folders, seen inside at the same path. Links on the way, and links directly inside a
+            folder to files elsewhere (a model cache), are followed.
+        writable: likewise, to read and write; links inside a folder are not followed, since a trainer could lay them.
+        socket_dir: folder of the unix socket on which the guard listens; keep other sockets out of it.
+        env: the whole environment.
+        never: keys and control socket: refused when a path above would show one of them.
+        accelerators: whether GPU devices are passed in where the machine has them.
+        user: for rung `user` and a root guard, the other user; default `fedsilo-trainer` where it exists.
+        stdin: as in subprocess; by default nothing.
+        stdout: as in subprocess.
+        stderr: as in subprocess.
+
+    Raises:
+        IsolationError: a step of building the wall fails, or the program cannot be executed inside.
+        FileNotFoundError: something to be shown does not exist.
+        UsageError: `never` would be visible.
+        ValueError: not a rung that can be built here.
+    """
+    if rung not in RUNGS or rung == "container":
+        raise ValueError(f"rung {rung!r} is not built here; known: namespaces, user, waived")
+    spec: dict[str, Any] = {"rung": rung, "argv": list(argv)}
+    spec["env"] = {**env, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+    shown, links = _with_links([*_program_paths(argv[0]), *map(_present, readable)])
+    written, more_links = _with_links(map(_present, writable), look_inside=False)
+    sockets, still_more = _with_links([_present(socket_dir)] if socket_dir else [], look_inside=False)
+    if rung != "waived":
+        _refuse_to_show(never, [*shown, *written, *sockets])
+    devices = [Path(each) for each in _DEVICES if Path(each).exists()]
+    facts: list[Path] = []
+    if accelerators and (found := [Path(each) for pattern in _ACCELERATORS for each in glob.glob(pattern)]):  # noqa: PTH207
+        devices += found
+        facts = [Path(each) for each in _ACCELERATOR_FACTS if Path(each).exists()]
+    try:
+        if rung == "namespaces":
+            spec["links"] = sorted({**links, **more_links, **still_more}.items())
+            modes = dict.fromkeys([*shown, *facts, *sockets], "read") | dict.fromkeys(written, "write")
+            modes |= dict.fromkeys(devices, "device")
+            # parents first, so that a folder does not cover what was put below it
+            spec["binds"] = sorted((os.fspath(path), mode) for path, mode in modes.items())
+            spec["seccomp"] = seccomp_program(network_by_namespace=True).hex()
+        elif rung == "user":
+            version = file_rules.landlock_version()
+            if version == 0:
+                raise IsolationError("rung user: this kernel offers no Landlock")
+            own = [Path(each) for each in _FACTS_BY_RULE if Path(each).exists()]
+            spec["landlock"] = file_rules.ruleset(version).hex()
+            spec["rules"] = file_rules.rules(version, [*shown, *facts, *own], [*written, *devices])
+            spec["seccomp"] = seccomp_program(network_by_namespace=False).hex()
+            spec["dial"] = _link_address(argv, socket_dir)
+            spec["user"] = _other_user(user)
+    except ValueError as error:
+        raise IsolationError(f"rung {rung}: {error}") from error
+    return _start(spec, stdin, stdout, stderr)
+
+
+def _start(
+    spec: dict[str, Any],
+    stdin: int | IO[bytes] | None,
+    stdout: int | IO[bytes] | None,
+    stderr: int | IO[bytes] | None,
+) -> WalledProcess:
+    leash_read, leash_write = os.pipe()
+    status_read, status_write = os.pipe()
+    try:
+        process = WalledProcess(
+            [sys.executable, "-I", "-S", "-B", os.fspath(_BOOTSTRAP), str(leash_read), str(status_write)],
+            pass_fds=(leash_read, status_write),
+            env=dict(spec["env"]),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            # no terminal to type into, and a group of its own for the supervisor to end
+            start_new_session=True,
+        )
+    except OSError:
+        os.close(leash_write)
+        os.close(status_read)
+        raise
+    finally:
+        os.close(leash_read)
+        os.close(status_write)
+    process.leash = os.fdopen(leash_write, "wb", buffering=0)
+    with os.fdopen(status_read, "rb") as status:
+        with contextlib.suppress(BrokenPipeError):  # it ended early; the check below says so
+            process.leash.write(json.dumps(spec).encode() + b"\n")
+        complaint = status.read().decode("utf-8", "replace")
+    if complaint:
+        process.leash.close()
+        process.wait()
+        raise IsolationError(
+            f"rung {spec['rung']}: {complaint}", hint="`fedsilo doctor` lists the rungs this machine can build"
+        )
+    return process
+
+
+# ---- what becomes visible ----------------------------------------------------------------------------
+
+
+def _present(path: Path) -> Path:
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100  # not resolved: links on the way are reproduced
+    if not absolute.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return absolute
+
+
+def _follow(path: Path) -> tuple[Path, dict[str, str]]:
+    """Where `path` really is, and each symbolic link on the way with its text."""
+    links: dict[str, str] = {}
+    current, left = "/", [part for part in path.parts if part != "/"]
+    while left:
+        part = left.pop(0)
+        if part == "..":
+            current = os.path.dirname(current)  # noqa: PTH120
+            continue
+        step = os.path.join(current, part)  # noqa: PTH118
+        if not os.path.islink(step):  # noqa: PTH114
+            current = step
+            continue
+        if len(links) > 64:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        links[step] = target = os.readlink(step)  # noqa: PTH115
+        if target.startswith("/"):
+            current = "/"
+        left = [each for each in target.split("/") if each not in ("", ".")] + left
+    return Path(current), links
+
+
+def _with_links(paths: Iterable[Path], *, look_inside: bool = True) -> tuple[list[Path], dict[str, str]]:
+    real: dict[Path, None] = {}
+    links: dict[str, str] = {}
+    for path in paths:
+        place, passed = _follow(path)
+        if place == Path("/"):
+            raise UsageError(f"{path} is the whole machine", hint="name the files and folders the trainer needs")
+        real[place] = None
+        links |= passed
+        if look_inside and place.is_dir() and not _is_system(place):
+            for entry in os.scandir(place):
+                if entry.is_symlink() and entry.is_file():
+                    target, passed = _follow(Path(entry.path))
+                    real[target] = None
+                    links |= passed
+    return [each for each in real if not any(parent in real for parent in each.parents)], links
+
+
+def _is_system(place: Path) -> bool:
+    return any(place.is_relative_to(each) for each in ("/usr", "/etc", "/sys", "/lib", "/lib64", "/lib32"))
+
+
+def _refuse_to_show(never: Sequence[Path], shown: Sequence[Path]) -> None:
+    for secret in never:
+        place = Path(os.path.realpath(secret))
+        for path in shown:
+            if place.is_relative_to(path):
+                raise UsageError(
+                    f"{path} would show {secret} to the trainer", hint="keep keys, sockets and data in separate folders"
+                )
+
+
+@functools.cache
+def _program_paths(python: str) -> tuple[Path, ...]:
+    """Everything a Python program of ours is made of: system, interpreter, libraries, our packages one by one."""
+    if python == sys.executable:
+        facts = _interpreter_facts(_OWN_PACKAGES)
+    else:
+        # another interpreter may have its libraries elsewhere, and need not have what this module imports
+        question = inspect.getsource(_interpreter_facts) + f"print(json.dumps(_interpreter_facts({_OWN_PACKAGES!r})))"
+        try:
+            answer = subprocess.run(
+                [python, "-c", f"import json\n{question}"], capture_output=True, check=True, timeout=60, cwd="/"
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise IsolationError(f"{python} does not answer where its libraries are: {error}") from error
+        facts = json.loads(answer.stdout.splitlines()[-1])
+    paths = [Path(each) for each in (*_SYSTEM, *_SYSTEM_FILES, python, *facts)]
+    return tuple(path for path in paths if path.exists())
+
+
+def _interpreter_facts(packages: tuple[str, ...]) -> list[str]:
+    """Folders of this interpreter, its libraries and the packages. Stands alone: other interpreters run its text."""
+    import importlib.util
+    import site
+    import sys
+    import sysconfig
+
+    found = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
+    for name in packages:
+        found_spec = importlib.util.find_spec(name)
+        if found_spec is not None and found_spec.submodule_search_locations:
+            found += list(found_spec.submodule_search_locations)
+    return [each for each in dict.fromkeys(found) if each != "/"]
+
+
+def _link_address(argv: Sequence[str], socket_dir: Path | None) -> str | None:
+    for argument in argv:
+        path = argument.removeprefix("unix:")
+        if socket_dir and path != argument and Path(path).resolve().is_relative_to(socket_dir.resolve()):
+            return path
+    return None
+
+
+def _other_user(name: str | None) -> tuple[int, int] | None:
+    """(uid, gid) to change to; None: stay. Only root can change."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam(name or TRAINER_USER)
+    except KeyError:
+        if name is not None:
+            raise ValueError(f"no user {name!r} on this machine") from None
+        return None
+    return entry.pw_uid, entry.pw_gid
+
+
+# ---- which rung --------------------------------------------------------------------------------------
+
+
+def rung_at_least(got: str, least: str) -> bool:
+    """Whether `got` is as good as `least`, or better. Raises ValueError for an unknown name."""
+    return RUNGS.index(_known(got)) <= RUNGS.index(_known(least))
+
+
+def _known(rung: str) -> Rung:
+    for each in RUNGS:
+        if rung == each:
+            return each
+    raise ValueError(f"unknown rung {rung!r}; known: {', '.join(RUNGS)}")
+
+
+def escaped(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the probes that got out, in `silo.trainer.walls.run_probes` results."""
+    return sorted(name for name, result in results.items() if result.get("outcome") not in ("refused", "untried"))
+
+
+# a rung is believed only when at least these were tried
+_ESSENTIAL = ("tcp_connect", "udp_send", "dns_lookup", "enter_namespaces", "key_files", "control_socket")
+
+
+def rung_really_got(built: str, results: Mapping[str, Mapping[str, Any]]) -> Rung:
+    """The rung to report: the one that was built where every probe was refused, else `waived`.
+
+    The answers come from the process inside. They show that the wall stands, not that the process is honest; so they
+    are asked for before the trainer has seen data, and `best_rung` asks a process of our own.
+    """
+    tried = all(results.get(name, {}).get("outcome", "untried") != "untried" for name in _ESSENTIAL)
+    return _known(built) if tried and not escaped(results) else "waived"
+
+
+def best_rung() -> Rung:
+    """The best rung this machine can build for this user, tried once per process (about 0.15 s a rung)."""
+    for rung in ("namespaces", "user"):
+        if not rung_trial(rung):
+            return _known(rung)
+    return "waived"
+
+
+@functools.cache
+def rung_trial(rung: str) -> str:
+    """Build the wall with decoys behind it and run every probe inside. Returns why it does not hold, or ''."""
+    with tempfile.TemporaryDirectory(prefix="fedsilo-walls-") as folder, socket.socket(socket.AF_UNIX) as control:
+        secret = Path(folder, "identity", "decoy.key")
+        secret.parent.mkdir()
+        secret.touch(0o600)
+        control.bind(str(Path(folder, "control.sock")))
+        control.listen()
+        fields = {
+            "key_paths": [str(secret)],
+            "control_socket": str(Path(folder, "control.sock")),
+            "guard_pid": os.getpid(),
+        }
+        try:
+            process = launch_walled(
+                [sys.executable, "-m", "silo.trainer.walls"],
+                rung=rung,
+                env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
+                never=[secret],
+                accelerators=False,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except (IsolationError, UsageError, OSError) as error:
+            return str(error)
+        with process:
+            try:
+                answer, complaint = process.communicate(json.dumps(fields).encode(), TRIAL_TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return f"the probes did not answer within {TRIAL_TIMEOUT_SECONDS:.0f} s"
+    try:
+        results = json.loads(answer)
+    except ValueError:
+        last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
+        return f"Python does not start inside: {last[0]}"
+    if rung_really_got(rung, results) != rung:
+        return f"probes got out: {', '.join(escaped(results)) or 'not all were tried'}"
+    return ""

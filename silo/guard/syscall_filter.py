@@ -1,0 +1,162 @@
+"""The system calls a walled trainer may not make, as a seccomp filter (classic BPF, seccomp(2), kernel/seccomp.c).
+
+A list of refusals, not of permissions: the trainer runs torch, CUDA and whatever allocator they bring, and a list of
+permissions that is right for all of them does not exist. Refused are the calls that look into other processes, change
+the view of the machine, or open a way out that neither namespaces nor Landlock cover: AF_VSOCK reaches the hypervisor
+from every network namespace, io_uring opens sockets without the socket call.
+What this does not stop: bugs in the calls that remain; anything over a descriptor the process was given.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+_AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# name: (x86_64, aarch64); None where the machine has no such call. From asm/unistd_64.h and asm-generic/unistd.h.
+_REFUSED: dict[str, tuple[int | None, int | None]] = {
+    # other processes
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    # another view of the machine
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    # the kernel itself
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "reboot": (169, 142),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+}
+# refused besides, where nothing but this filter stands between the process and the network
+_REFUSED_WITHOUT_NETWORK: dict[str, tuple[int, int]] = {
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+}
+_CLONE, _CLONE3, _IOCTL, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (16, 29), (41, 198), (53, 199)
+# CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
+_NEW_NAMESPACES = 0x7E020000
+# ioctls that type into a terminal: TIOCSTI, TIOCLINUX
+_TERMINAL_INJECTION = (0x5412, 0x541C)
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _SOCK_STREAM = 1, 2, 10, 16, 1
+_X32_BIT = 0x40000000
+
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+# offsets in struct seccomp_data; arguments are 64 bit, and the low half comes first on both machines
+_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _refuse(number: int = errno.EPERM) -> bytes:
+    return _step(_RETURN, _ERRNO | number)
+
+
+def _for_call(number: int, body: list[bytes]) -> list[bytes]:
+    """Run `body`, which must end in a return on every path, when the call is `number`."""
+    return [_step(_EQUAL, number, 0, len(body)), *body]
+
+
+def seccomp_program(*, network_by_namespace: bool, machine: str | None = None) -> bytes:
+    """The filter as an array of `struct sock_filter`.
+
+    Args:
+        network_by_namespace: the process lives in a network namespace of its own, so internet sockets may be made
+            there; else no socket can be made at all, but pairs of connected stream sockets.
+        machine: `x86_64` or `aarch64`; by default this machine.
+
+    Raises:
+        ValueError: the system-call numbers of that machine are not known here.
+    """
+    machine = machine or platform.machine()
+    if machine not in _AUDIT_ARCHITECTURE:
+        raise ValueError(f"no system-call filter for {machine}; known: {', '.join(_AUDIT_ARCHITECTURE)}")
+    column = list(_AUDIT_ARCHITECTURE).index(machine)
+    allow = _step(_RETURN, _ALLOW)
+    # Calls in another machine's numbering (32-bit, x32) would walk past every comparison below.
+    steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, _AUDIT_ARCHITECTURE[machine], 1, 0), _refuse()]
+    steps += [_step(_LOAD, _NUMBER)]
+    if machine == "x86_64":
+        steps += [_step(_AT_LEAST, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
+    refused = dict(_REFUSED)
+    if not network_by_namespace:
+        refused.update(_REFUSED_WITHOUT_NETWORK)
+    for numbers in refused.values():
+        if (number := numbers[column]) is not None:
+            steps += _for_call(number, [_refuse()])
+    # The flags of clone3 lie in memory, out of the filter's sight; on ENOSYS the C library falls back to clone.
+    steps += _for_call(_CLONE3[column], [_refuse(errno.ENOSYS)])
+    steps += _for_call(
+        _CLONE[column], [_step(_LOAD, _ARGUMENT_0), _step(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _refuse(), allow]
+    )
+    sti, linux = _TERMINAL_INJECTION
+    steps += _for_call(
+        _IOCTL[column],
+        [_step(_LOAD, _ARGUMENT_1), _step(_EQUAL, sti, 1, 0), _step(_EQUAL, linux, 0, 1), _refuse(), allow],
+    )
+    if network_by_namespace:
+        families = (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)
+        tests = [_step(_EQUAL, family, len(families) - index, 0) for index, family in enumerate(families)]
+        body = [_step(_LOAD, _ARGUMENT_0), *tests, _refuse(errno.EAFNOSUPPORT), allow]
+        steps += _for_call(_SOCKET[column], body)
+    else:
+        # A datagram pair could still address other sockets by path; a stream pair cannot.
+        body = [
+            _step(_LOAD, _ARGUMENT_0),
+            _step(_EQUAL, _AF_UNIX, 0, 3),
+            _step(_LOAD, _ARGUMENT_1),
+            _step(_AND, 0xF),
+            _step(_EQUAL, _SOCK_STREAM, 1, 0),
+            _refuse(),
+            allow,
+        ]
+        steps += _for_call(_SOCKETPAIR[column], body)
+    return b"".join([*steps, allow])

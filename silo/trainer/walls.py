@@ -1,0 +1,264 @@
+"""Probes of the walls, run inside the trainer: each tries one way out and reports whether it was refused.
+
+    tcp_connect, udp_send, dns_lookup, vsock     a network
+    enter_namespaces, ptrace, memory, signal     the guard's process (`guard_pid`) and process 1
+    key_files, identity_folder, control_socket   what lies beside the guard
+
+Outcome `refused`: the system said no, with the errno. `escaped`: it said yes, or an answer came from outside the walls
+(a refusal by another host is an answer). `untried`: the guard named nothing to try. What this does not show: a way out
+that is not on the list, and anything about a process that lies in its answers; the guard runs these probes from a
+process of its own before it trusts a rung.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# TEST-NET-1 (RFC 5737): no host answers there, so only our own system decides what happens.
+NOWHERE = ("192.0.2.1", 9)
+DNS_NAME = "fedsilo-probe.invalid"
+WAIT_SECONDS = 0.5
+
+# The answers of our own system when there is no way; any other error came from further away.
+_OWN_REFUSALS = frozenset({
+    errno.EPERM, errno.EACCES, errno.ENETUNREACH, errno.ENETDOWN, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT,
+    errno.EADDRNOTAVAIL, errno.ENOSYS,
+})  # fmt: skip
+_PTRACE_SEIZE = 0x4206
+_AF_VSOCK = 40
+
+Result = dict[str, Any]
+_REFUSED, _ESCAPED, _UNTRIED = "refused", "escaped", "untried"
+
+
+def run_probes(fields: Mapping[str, Any]) -> dict[str, Result]:
+    """Try every way out.
+
+    Args:
+        fields: `key_paths` (list), `identity_folder` (default: the folders of the keys), `control_socket`,
+            `guard_pid`, and for tests and external trainers `tcp`, `udp` and `nameserver`, each [host, port].
+
+    Returns:
+        {probe: {"outcome": refused | escaped | untried, "errno": name or "", "tried": how many}}
+    """
+    keys = [str(path) for path in fields.get("key_paths", [])]
+    folders = [str(fields["identity_folder"])] if fields.get("identity_folder") else sorted({_parent(k) for k in keys})
+    control = [str(fields["control_socket"])] if fields.get("control_socket") else []
+    guard = [int(fields["guard_pid"])] if fields.get("guard_pid") else []
+    nameservers = [_address(fields["nameserver"])] if fields.get("nameserver") else []
+    return {
+        "tcp_connect": _first_escape(_connect, [_address(fields.get("tcp", NOWHERE))]),
+        "udp_send": _first_escape(_send, [_address(fields.get("udp", NOWHERE))]),
+        "dns_lookup": _first_escape(_look_up, [None, *nameservers]),
+        "vsock": _first_escape(_make_vsock, [None]),
+        "enter_namespaces": _first_escape(_enter, [1, *guard]),
+        "ptrace": _first_escape(_trace, guard),
+        "memory": _first_escape(lambda pid: _open(f"/proc/{pid}/mem"), guard),
+        "signal": _first_escape(lambda pid: os.kill(pid, 0), guard),
+        "key_files": _first_escape(_open, keys),
+        "identity_folder": _first_escape(os.listdir, folders),
+        "control_socket": _first_escape(_reach, control),
+    }
+
+
+class _Answered(Exception):
+    """The attempt failed, but something outside the walls answered."""
+
+
+def _first_escape(attempt: Callable[[Any], object], targets: Sequence[Any]) -> Result:
+    """The worst outcome over the targets; the errno is that of the last refusal."""
+    result: Result = {"outcome": _UNTRIED, "errno": "", "tried": len(targets)}
+    for target in targets:
+        try:
+            attempt(target)
+        except _Answered as answer:
+            return result | {"outcome": _ESCAPED, "errno": str(answer)}
+        except OSError as error:
+            result |= {"outcome": _REFUSED, "errno": _name(error)}
+        else:
+            return result | {"outcome": _ESCAPED, "errno": ""}
+    return result
+
+
+def _name(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return {number: name for name, number in vars(socket).items() if name.startswith("EAI_")}.get(
+            error.errno or 0, "EAI"
+        )
+    return errno.errorcode.get(error.errno or 0, "timed out" if isinstance(error, TimeoutError) else "?")
+
+
+def _parent(path: str) -> str:
+    return str(Path(path).parent)
+
+
+def _address(value: Sequence[Any]) -> tuple[str, int]:
+    return str(value[0]), int(value[1])
+
+
+# ---- network -----------------------------------------------------------------------------------------
+
+
+def _judge(error: OSError, host: str) -> None:
+    """Pass on a refusal by our own system; anything else on the way to another host is an answer, or silence."""
+    if error.errno in _OWN_REFUSALS or host.startswith("127.") or host == "::1":
+        raise error
+    raise _Answered(_name(error))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _connect(address: tuple[str, int]) -> None:
+    try:
+        with socket.socket(_family(address[0]), socket.SOCK_STREAM) as connection:
+            connection.settimeout(WAIT_SECONDS)
+            connection.connect(address)
+    except OSError as error:
+        _judge(error, address[0])
+
+
+def _send(address: tuple[str, int]) -> None:
+    try:
+        with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as connection:
+            connection.connect(address)
+            connection.send(b"\0")
+            if address[0].startswith("127."):
+                connection.send(b"\0")  # on `lo`, the second one reports that nobody took the first
+    except OSError as error:
+        _judge(error, address[0])
+
+
+def _look_up(nameserver: tuple[str, int] | None) -> None:
+    """By the C library, in a process that can be abandoned; or one hand-made question to a given server."""
+    if nameserver is None:
+        _in_child(_resolve)
+        return
+    labels = b"".join(struct.pack("B", len(part)) + part.encode() for part in DNS_NAME.split("."))
+    question = struct.pack(">6H", 0x0F5D, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", 1, 1)
+    with socket.socket(_family(nameserver[0]), socket.SOCK_DGRAM) as connection:
+        connection.settimeout(WAIT_SECONDS)
+        connection.connect(nameserver)
+        connection.send(question)
+        connection.recv(512)
+
+
+def _resolve() -> int:
+    signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)  # its default action ends this child: no answer came
+    try:
+        socket.getaddrinfo(DNS_NAME, 443)
+    except socket.gaierror as error:
+        # NONAME is what a name server says; the others say that none could be asked
+        return 0 if error.errno == socket.EAI_NONAME else errno.ENETUNREACH
+    return 0
+
+
+def _make_vsock(_: object) -> None:
+    """A socket to the hypervisor: network namespaces do not cover that family, so it must not be made at all."""
+    socket.socket(_AF_VSOCK, socket.SOCK_STREAM).close()
+
+
+# ---- processes ---------------------------------------------------------------------------------------
+
+
+def _in_child(attempt: Callable[[], int]) -> None:
+    """Run it in a forked child, so that a success changes nothing here. Raises OSError with the number it returns."""
+    child = os.fork()
+    if not child:
+        number = errno.EIO
+        try:
+            number = attempt()
+        except OSError as error:
+            number = error.errno or errno.EIO
+        finally:
+            os._exit(number)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        number = status if status > 0 else errno.ETIMEDOUT
+        raise OSError(number, os.strerror(number))
+
+
+def _enter(pid: int) -> None:
+    def attempt() -> int:
+        libc = ctypes.CDLL(None, use_errno=True)
+        number = errno.ENOENT
+        for kind in ("net", "mnt", "user", "pid"):
+            try:
+                handle = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
+            except OSError as error:
+                number = error.errno or errno.EIO
+                continue
+            if libc.setns(handle, 0) == 0:
+                return 0
+            number = ctypes.get_errno()
+        return number
+
+    _in_child(attempt)
+
+
+def _trace(pid: int) -> None:
+    def attempt() -> int:
+        libc = ctypes.CDLL(None, use_errno=True)
+        # SEIZE does not stop the traced process; it is let go when this child ends
+        traced = libc.ptrace(_PTRACE_SEIZE, pid, None, None)
+        return 0 if traced == 0 else ctypes.get_errno()
+
+    _in_child(attempt)
+
+
+# ---- files and sockets -------------------------------------------------------------------------------
+
+
+def _open(path: str) -> None:
+    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _reach(path: str) -> None:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(WAIT_SECONDS)
+            connection.connect(path)
+    except OSError as error:
+        if error.errno in (errno.ECONNREFUSED, errno.EAGAIN):
+            raise _Answered(_name(error)) from error  # the path was reached; only the listener was not
+        raise
+
+
+# ---- beside the probes -------------------------------------------------------------------------------
+
+
+def surroundings() -> dict[str, Any]:
+    """What the process can tell of its own walls, for the `ready` message: not proof, but easy to read."""
+    status: dict[str, str] = {}
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            status[name] = value.strip()
+    except OSError:
+        pass  # no /proc inside: reported as unknown below
+    try:
+        interfaces = sorted(name for _, name in socket.if_nameindex())
+    except OSError:
+        interfaces = []
+    return {
+        "uid": os.getuid(),
+        "capabilities": status.get("CapEff", "unknown"),
+        "no_new_privileges": status.get("NoNewPrivs", "unknown") == "1",
+        "system_call_filter": status.get("Seccomp", "unknown") == "2",
+        "interfaces": interfaces,
+    }
+
+
+if __name__ == "__main__":
+    json.dump(run_probes(json.load(sys.stdin)), sys.stdout)
