@@ -1,0 +1,182 @@
+"""The one gRPC client of the control API: what consoles and commands use to see a daemon and to tell it something.
+
+Reading needs no more than access to the socket. A change is a command that the caller has signed with a person's key
+(`sign_as`); the daemon verifies it, not the socket.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from certs.commands import sign_command
+from fedsilo.edge.control_desk import raise_for_reply
+from fedsilo.edge.identity_files import load_operator
+from fedsilo.treaty.errors import FedSiloError, OperationError, UnreachableError
+from fedsilo.treaty.wire import services
+from fedsilo.treaty.wire._generated import control_pb2
+
+TIMEOUT_SECONDS = 30.0
+COMMAND_VALID_SECONDS = 120
+MESSAGE_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A daemon's state at one moment; `sequence` is where to watch from."""
+
+    sequence: int
+    time: str
+    policy_digest: str
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    sequence: int
+    time: str
+    name: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A person who signs commands for one site."""
+
+    site: str
+    certificate: Path
+    key: Path
+
+
+class ControlClient:
+    """Speaks to the daemon behind a control socket. Use as a context, or `close` it.
+
+    Args:
+        socket_path: the unix socket.
+        timeout_seconds: for every call but `watch`.
+    """
+
+    def __init__(self, socket_path: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._path = socket_path
+        self._timeout_seconds = timeout_seconds
+        self._channel = grpc.insecure_channel(
+            f"unix:{socket_path.absolute()}",
+            # a proxy named in the environment is no business of a local socket
+            options=(("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)),
+        )
+        methods: dict[str, tuple[Any, Any, bool]] = dict(services.CONTROL_METHODS)
+        self._calls: dict[str, Any] = {}
+        for name, (request, reply, streams) in methods.items():
+            make: Any = self._channel.unary_stream if streams else self._channel.unary_unary
+            self._calls[name] = make(
+                f"/{services.CONTROL_SERVICE}/{name}",
+                request_serializer=request.SerializeToString,
+                response_deserializer=reply.FromString,
+            )
+
+    def snapshot(self) -> Snapshot:
+        """Raises UnreachableError: no daemon behind the socket."""
+        reply = self._call("Snapshot", control_pb2.SnapshotRequest())
+        return Snapshot(reply.sequence, reply.time, reply.policy_digest, json.loads(reply.state_json))
+
+    def watch(self, since_sequence: int = 0) -> Iterator[Event]:
+        """Events after a sequence, as they happen, until the daemon ends or the caller stops.
+
+        Raises:
+            UnreachableError: the daemon went away.
+        """
+        call = self._calls["Watch"](control_pb2.WatchRequest(since_sequence=since_sequence))
+        try:
+            for event in call:
+                yield Event(event.sequence, event.time, event.name, json.loads(event.fields_json))
+        except grpc.RpcError as error:
+            raise self._translated(error) from None
+        finally:
+            call.cancel()
+
+    def query(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        """A read with arguments.
+
+        Raises:
+            UnreachableError: no daemon behind the socket.
+            FedSiloError: what the daemon answered, with its exit code.
+        """
+        text = json.dumps(dict(arguments or {}))
+        reply = self._call("Query", control_pb2.QueryRequest(name=name, arguments_json=text))
+        raise_for_reply(reply)
+        return json.loads(reply.data_json)
+
+    def execute(self, command: control_pb2.Command) -> Any:
+        """Carry out a signed command; the same command again gives the same result.
+
+        Raises:
+            UnreachableError: no daemon behind the socket; nothing was done, or safe to ask again.
+            FedSiloError: what the daemon answered, with its exit code.
+        """
+        reply = self._call("Execute", command)
+        raise_for_reply(reply)
+        return json.loads(reply.result_json)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, name: str, request: Any) -> Any:
+        try:
+            return self._calls[name](request, timeout=self._timeout_seconds)
+        except grpc.RpcError as error:
+            raise self._translated(error) from None
+
+    def _translated(self, error: grpc.RpcError) -> FedSiloError:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return UnreachableError(f"the daemon behind {self._path} did not answer within {self._timeout_seconds:g} s")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            why = "nothing listens there" if self._path.exists() else "the socket does not exist"
+            return UnreachableError(
+                f"cannot reach the daemon at {self._path}: {why}", hint="is it started? is this the right --config?"
+            )
+        return OperationError(f"the daemon behind {self._path} failed to answer; its log says why")
+
+
+def sign_as(
+    operator: Operator, name: str, arguments: Mapping[str, Any], *, request_id: str = "", now: datetime | None = None
+) -> control_pb2.Command:
+    """A command signed by a person, valid for two minutes.
+
+    Args:
+        operator: who, and for which site.
+        name: such as "run.submit".
+        arguments: JSON-able; digests of what the person was shown belong here.
+        request_id: give the same again to repeat the same request.
+        now: when; by default the clock.
+
+    Raises:
+        NotFoundError, NotAllowedError: the person's certificate or key is missing, readable by others, or does not fit.
+    """
+    certificate_pem, key = load_operator(operator.certificate, operator.key, now=now)
+    expires = (now or datetime.now(UTC)) + timedelta(seconds=COMMAND_VALID_SECONDS)
+    return sign_command(
+        site=operator.site,
+        name=name,
+        arguments=arguments,
+        request_id=request_id or secrets.token_hex(16),
+        expires=expires,
+        operator_certificate_pem=certificate_pem,
+        operator_key=key,
+    )

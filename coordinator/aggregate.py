@@ -1,0 +1,182 @@
+"""Arithmetic on adapters, tile by tile: the first one, the next one, and the folder people load.
+
+The master is float32 whatever the wire dtype, uploads are deltas against it, and they are combined in roster order,
+because float addition is not associative (methods 1.1, 2.2). Memory stays at one tile per upload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from coordinator.blobs import AnyPayload, Blobs, FilePayload
+from fedsilo.edge.files import fsync_directory, write_durably
+from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.randomness import generator, seed_of
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, encode_factors
+from policies.schema import LoraSchema
+
+TILE_ELEMENTS = 1 << 20
+Combine = Callable[[Array, Sequence[Array]], Array]
+
+
+class LazyTensors(Mapping[str, Array]):
+    """The tensors of a payload by name, each read when asked for, so that rules see one at a time."""
+
+    def __init__(self, reader: FactorsReader) -> None:
+        self._reader = reader
+        self._places = {place.name: place for place in reader.places}
+
+    def __getitem__(self, name: str) -> Array:
+        place = self._places[name]
+        return self._reader.tile(place, 0, place.elements).reshape(place.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def read_factors(payload: AnyPayload) -> FactorsReader:
+    """Raises PeerError as `FactorsReader` does."""
+    return FactorsReader(payload, payload.size_bytes)
+
+
+def initial_adapter(schema: LoraSchema, seed: int) -> bytes:
+    """The adapter every silo starts from: A as torch's linear layers draw it (uniform, bound 1/sqrt(inputs)), B zero.
+
+    Drawn once and broadcast: independently drawn A would break averaging (methods 2.1). Each tensor has its own key,
+    so the draw does not depend on their order.
+    """
+    tensors: dict[str, Array] = {}
+    for name, shape in schema.tensors:
+        if name.endswith(".lora_A"):
+            bound = 1.0 / np.sqrt(shape[1])
+            draw = generator(seed_of(seed, "initial_adapter", name))
+            tensors[name] = draw.uniform(-bound, bound, size=shape).astype(np.float32)
+        else:
+            tensors[name] = np.zeros(shape, dtype=np.float32)
+    return encode_factors(
+        tensors,
+        base_digest="",
+        schema_sha256=schema.digest,
+        rank=schema.rank,
+        scale=schema.scale,
+        dtype="float32",
+    )
+
+
+def aggregate(
+    blobs: Blobs,
+    master: AnyPayload,
+    uploads: Sequence[AnyPayload],
+    combine: Combine,
+    *,
+    tile_elements: int = TILE_ELEMENTS,
+) -> FilePayload:
+    """The next master: `combine(master tile, upload tiles)` over every tensor, kept under its digest.
+
+    Args:
+        blobs: where the result is kept.
+        master: float32 `global.adapter` payload.
+        uploads: `lora.factors` payloads in roster order, float32 or bfloat16, all against this master.
+        combine: (tile [n], tiles [n] each) -> tile [n], float32.
+        tile_elements: n at most; the result does not depend on it.
+
+    Raises:
+        OperationError: an upload is against another base, has other tensors, or the result is not finite.
+        DiskFullError: no space for the new master; the old one stays.
+    """
+    if not uploads:
+        raise OperationError("a round without uploads cannot be committed")
+    base = read_factors(master)
+    readers = [read_factors(upload) for upload in uploads]
+    shapes = [(place.name, place.shape) for place in base.places]
+    for reader in readers:
+        if reader.header.base_digest != master.digest:
+            raise OperationError("an upload is a delta against another adapter than the master")
+        if [(place.name, place.shape) for place in reader.places] != shapes:
+            raise OperationError("an upload has other tensors than the master")
+    # proto floats are stored as given, so copying the header keeps the scale bit for bit
+    header = pb.Factors()
+    header.CopyFrom(base.header)
+    header.base_digest, header.dtype = "", "float32"
+    head = encode(header)
+    with blobs.spool() as spool:
+        spool.write(len(head).to_bytes(8, "little") + head)
+        for index, place in enumerate(base.places):
+            for start in range(0, place.elements, tile_elements):
+                stop = min(start + tile_elements, place.elements)
+                tiles = [reader.tile(reader.places[index], start, stop) for reader in readers]
+                combined = np.asarray(combine(base.tile(place, start, stop), tiles), dtype=np.float32)
+                if not np.isfinite(combined).all():
+                    raise OperationError(f"the aggregate of {place.name} is not finite; the round is not committed")
+                # same canonical zeros as codec.encode_factors (T4)
+                combined = np.where(np.abs(combined) < np.finfo(np.float32).tiny, np.float32(0), combined)
+                spool.write(combined.astype("<f4").tobytes())
+        return blobs.keep(spool.finish())
+
+
+def l2_norm(payload: AnyPayload) -> float:
+    """L2 norm over all tensors, accumulated in float64 one tile at a time."""
+    reader = read_factors(payload)
+    total = 0.0
+    for place in reader.places:
+        for start in range(0, place.elements, TILE_ELEMENTS):
+            tile = reader.tile(place, start, min(start + TILE_ELEMENTS, place.elements)).astype(np.float64)
+            total += float(np.dot(tile, tile))
+    return float(np.sqrt(total))
+
+
+def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, base_model: str) -> None:
+    """A standard PEFT adapter folder, as `PeftModel.from_pretrained` and vLLM read it, written without torch.
+
+    Args:
+        folder: made if it is not there.
+        adapter: float32 `global.adapter` payload.
+        schema: rank and alpha.
+        base_model: what `base_model_name_or_path` shall say; a name for people, nothing is loaded from it.
+
+    Raises:
+        UsageError: a tensor name of the schema is not a LoRA factor's.
+        OperationError: the disk refused.
+    """
+    reader = read_factors(adapter)
+    tensors: dict[str, Array] = {}
+    modules: set[str] = set()
+    for name, array in reader.tensors():
+        module, _, factor = name.rpartition(".")
+        if factor not in ("lora_A", "lora_B"):
+            raise UsageError(f"{name!r} is not a LoRA factor")
+        modules.add(module.rpartition(".")[2])
+        # the layout peft writes: base_model.model.<module path>.lora_A.weight
+        tensors[f"base_model.model.{name}.weight"] = np.ascontiguousarray(array)
+    config = {
+        "base_model_name_or_path": base_model,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": schema.alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": schema.rank,
+        "target_modules": sorted(modules),
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+        fsync_directory(folder)
+    except OSError as error:
+        raise OperationError(f"cannot write {folder}: {error.strerror}") from error
+    write_durably(folder / "adapter_config.json", json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")

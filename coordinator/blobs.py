@@ -1,0 +1,200 @@
+"""Payloads on disk, named by their SHA-256: uploads, global adapters, and what is still arriving.
+
+A payload is spooled to a local file while its bytes arrive, hashed on the way, flushed, and only then given its
+name, so a name always stands for complete bytes. The final place is any fsspec URL; on a local disk it is a rename.
+What this does not do: encrypt, or delete old rounds.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import fsspec
+
+from fedsilo.edge.files import fsync_directory
+from fedsilo.treaty.errors import OperationError, PeerError, WireCode
+from fedsilo.treaty.wire.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, sha256_hex
+
+_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+
+
+class DiskFullError(OperationError):
+    """No space in `state_dir`: nothing is acknowledged any more (threat T39)."""
+
+    default_code = "DISK_FULL"
+
+
+@dataclass(frozen=True)
+class BytesPayload:
+    data: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    @property
+    def digest(self) -> str:
+        return sha256_hex(self.data)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return self.data[offset : offset + length]
+
+
+@dataclass(frozen=True)
+class FilePayload:
+    """A payload behind an fsspec path; each read opens the file, so none is held open between rounds."""
+
+    filesystem: Any
+    path: str
+    digest: str
+    size_bytes: int
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return bytes(self.filesystem.cat_file(self.path, start=offset, end=offset + length))
+
+
+AnyPayload = BytesPayload | FilePayload
+
+
+def whole(payload: AnyPayload) -> bytes:
+    """A small payload's bytes.
+
+    Raises:
+        PeerError: larger than a message that is read as a whole may be (T23).
+    """
+    if payload.size_bytes > SMALL_PAYLOAD_BYTES_MAX:
+        raise PeerError(WireCode.TOO_LARGE, f"payload of {payload.size_bytes} bytes exceeds {SMALL_PAYLOAD_BYTES_MAX}")
+    return payload.read_at(0, payload.size_bytes)
+
+
+def chunks(payload: AnyPayload) -> Iterator[bytes]:
+    for start in range(0, payload.size_bytes, CHUNK_BYTES_MAX):
+        yield payload.read_at(start, min(CHUNK_BYTES_MAX, payload.size_bytes - start))
+
+
+class Spool:
+    """A payload being written: feed it chunks, then `Blobs.keep` it, or drop it by leaving the `with` block.
+
+    Raises (all writing methods):
+        DiskFullError: no space left; the partial file is removed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"{secrets.token_hex(16)}.part"
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+        try:
+            self._stream = self.path.open("xb")
+        except OSError as error:
+            raise _disk_error(error, self.path) from error
+
+    def write(self, chunk: bytes) -> None:
+        try:
+            self._stream.write(chunk)
+        except OSError as error:
+            self.drop()
+            raise _disk_error(error, self.path) from error
+        self._hash.update(chunk)
+        self.size_bytes += len(chunk)
+
+    def finish(self) -> FilePayload:
+        """Flush to the disk; the payload may be read from now on, still under its temporary name."""
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+        except OSError as error:
+            self.drop()
+            raise _disk_error(error, self.path) from error
+        return FilePayload(fsspec.filesystem("file"), str(self.path), self._hash.hexdigest(), self.size_bytes)
+
+    def drop(self) -> None:
+        # closing flushes, which may fail on the same full disk that made us drop the file
+        try:
+            self._stream.close()
+        except OSError:
+            pass
+        finally:
+            self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drop()
+
+
+class Blobs:
+    """The store.
+
+    Args:
+        state_dir: local folder; arriving payloads lie under `arriving/`.
+        url: where kept payloads go; by default `state_dir`/blobs.
+    """
+
+    def __init__(self, state_dir: Path, url: str = "") -> None:
+        self._arriving = state_dir / "arriving"
+        self._arriving.mkdir(parents=True, exist_ok=True)
+        # a half-received payload was never acknowledged; its sender sends it again
+        for stale in self._arriving.glob("*.part"):
+            stale.unlink()
+        self._filesystem, self._root = fsspec.core.url_to_fs(url or str(state_dir / "blobs"))
+        self._local = "file" in self._filesystem.protocol
+        self._filesystem.makedirs(self._root, exist_ok=True)
+
+    def spool(self) -> Spool:
+        return Spool(self._arriving)
+
+    def keep(self, payload: AnyPayload) -> FilePayload:
+        """Make a payload durable under its digest; keeping the same bytes twice is harmless."""
+        if isinstance(payload, BytesPayload):
+            with self.spool() as spool:
+                spool.write(payload.data)
+                return self.keep(spool.finish())
+        place = self._place(payload.digest)
+        kept = FilePayload(self._filesystem, place, payload.digest, payload.size_bytes)
+        if self._filesystem.exists(place):
+            return kept
+        try:
+            self._filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
+            if self._local:
+                Path(payload.path).rename(place)
+                fsync_directory(Path(place).parent)
+            else:
+                self._filesystem.put_file(payload.path, place)
+        except OSError as error:
+            raise _disk_error(error, Path(place)) from error
+        return kept
+
+    def find(self, digest: str) -> FilePayload | None:
+        place = self._place(digest)
+        if not _DIGEST.match(digest) or not self._filesystem.exists(place):
+            return None
+        return FilePayload(self._filesystem, place, digest, int(self._filesystem.size(place)))
+
+    def get(self, digest: str) -> FilePayload:
+        """Raises OperationError: a payload that the database names is not on the disk."""
+        found = self.find(digest)
+        if found is None:
+            raise OperationError(f"payload {digest} is missing from {self._root}", hint="restore the state folder")
+        return found
+
+    def _place(self, digest: str) -> str:
+        return f"{self._root}/{digest[:2]}/{digest}"
+
+
+def _disk_error(error: OSError, path: Path) -> OperationError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(f"no space left for {path}", hint="free space in state_dir, then start again")
+    return OperationError(f"cannot write {path}: {error.strerror}")

@@ -1,0 +1,197 @@
+"""What people see of the coordinator and what they may tell it: state, queries and commands of its control desk.
+
+Changes arrive as commands signed by an operator or approver of the coordinator's own site; the desk has verified them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from certs.commands import VerifiedCommand
+from coordinator import store as db
+from coordinator.config import CoordinatorConfig
+from coordinator.driver import Driver
+from coordinator.record import Outcome, run_record
+from coordinator.runs import ActiveRun
+from coordinator.submission import Submissions
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.errors import ConflictError, NotFoundError, UsageError
+
+
+class Control:
+    """Registers everything at the desk.
+
+    Attributes:
+        address: host:port on which silos are served, once known.
+    """
+
+    def __init__(
+        self,
+        desk: ControlDesk,
+        driver: Driver,
+        submissions: Submissions,
+        outcome: Outcome,
+        config: CoordinatorConfig,
+        charter_digest: str,
+    ) -> None:
+        self._desk = desk
+        self._driver = driver
+        self._submissions = submissions
+        self._outcome = outcome
+        self._config = config
+        self._charter_digest = charter_digest
+        self._changed = True
+        self.address = ""
+        desk.register_query("runs", lambda _: self.runs())
+        desk.register_query("run", self.run)
+        desk.register_query("silos", lambda _: self.silos())
+        desk.register_query("traffic", self.traffic)
+        for verb in ("submit", "start", "pause", "resume", "abort"):
+            desk.register_command(f"run.{verb}", f"run.{verb}", getattr(self, f"_{verb}"))
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    def publish(self, name: str, fields: Mapping[str, Any]) -> None:
+        self._changed = True
+        self._desk.publish(name, fields)
+
+    def refresh_if_changed(self) -> None:
+        if self._changed:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Put the present state into the snapshot."""
+        self._changed = False
+        self._desk.set_state(self.state(), policy_digest=self._charter_digest)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "party": "coordinator",
+            "coordinator": self._config.coordinator,
+            "site": self._config.site,
+            "federation": self._config.federation,
+            "address": self.address,
+            "state_dir": str(self._config.state_dir),
+            "halted": self._driver.halted,
+            "runs": self.runs(),
+            "silos": self.silos(),
+        }
+
+    def runs(self) -> list[dict[str, Any]]:
+        with self._driver.parts.store.transaction() as session:
+            return [self._summary(session, run) for run in session.scalars(select(db.Run).order_by(db.Run.ordinal))]
+
+    def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One run in full: the run record's content as far as it has come."""
+        with self._driver.parts.store.transaction() as session:
+            run = self._row(session, arguments)
+            record = run_record(session, run, charter_digest=self._charter_digest)
+            return record | {"folder": self._folder(run)}
+
+    def silos(self) -> list[dict[str, Any]]:
+        with self._driver.parts.store.transaction() as session:
+            members = {member.silo: member for member in session.scalars(select(db.Member))}
+        rows = []
+        for silo in self._config.silos:
+            member, seen = members.get(silo), self._driver.seen.get(silo)
+            rows.append(
+                {
+                    "silo": silo,
+                    "state": member.state if member else "absent",
+                    "since": member.since if member else "",
+                    "last_seen": seen.last_seen if seen else "",
+                    "round": seen.round if seen else 0,
+                    "step": seen.step if seen else 0,
+                    "error": seen.error if seen else "",
+                    "hello": json.loads(member.hello) if member else {},
+                    "refusal": json.loads(member.refusal) if member and member.refusal else None,
+                }
+            )
+        return rows
+
+    def traffic(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Payload bytes by silo, direction and kind: of one run, or, without one, of everything."""
+        with self._driver.parts.store.transaction() as session:
+            run = self._row(session, arguments).name if "run" in arguments else None
+            return db.traffic_table(session, run)
+
+    def _summary(self, session: Session, run: db.Run) -> dict[str, Any]:
+        plan = json.loads(run.plan or "{}")
+        newest = session.scalars(
+            select(db.Round).where(db.Round.run == run.name).order_by(db.Round.number.desc()).limit(1)
+        ).first()
+        return {
+            "run": run.name,
+            "state": run.state,
+            "reason": run.reason,
+            "method": plan.get("method") or json.loads(run.request).get("method", ""),
+            "round": newest.number if newest else 0,
+            "rounds": plan.get("rounds", json.loads(run.request).get("rounds", 0)),
+            "silos": plan.get("silos", []),
+            "submitted_at": run.submitted_at,
+            "started_at": run.started_at,
+            "ended_at": run.ended_at,
+            "adapter_sha256": run.adapter_digest,
+            "folder": self._folder(run),
+        }
+
+    def _folder(self, run: db.Run) -> str:
+        return str(self._outcome.folder_of(run.name)) if run.ended_at else ""
+
+    def _row(self, session: Session, arguments: Mapping[str, Any]) -> db.Run:
+        name = arguments.get("run")
+        run = session.get(db.Run, name) if isinstance(name, str) else None
+        if run is None:
+            raise NotFoundError(f"there is no run {name!r}", hint="`fedsilo run list` shows those there are")
+        return run
+
+    # ---- commands ------------------------------------------------------------------------------------
+
+    def _submit(self, command: VerifiedCommand) -> dict[str, Any]:
+        text, source = command.arguments.get("text"), command.arguments.get("source", "run.yaml")
+        if not isinstance(text, str) or not isinstance(source, str):
+            raise UsageError("run.submit needs the text of a run file")
+        return self._submissions.submit(text, source=source[:128], person=command.person)
+
+    def _start(self, command: VerifiedCommand) -> dict[str, Any]:
+        return self._submissions.start_now(str(command.arguments.get("run", "")))
+
+    def _pause(self, command: VerifiedCommand) -> dict[str, Any]:
+        with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
+            run = self._active(command)
+            run.pause(session)
+            self.publish("run.paused", {"run": run.name, "by": command.person})
+            return {"run": run.name, "state": "paused"}
+
+    def _resume(self, command: VerifiedCommand) -> dict[str, Any]:
+        with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
+            run = self._active(command)
+            run.resume(session)
+            self.publish("run.resumed", {"run": run.name, "by": command.person})
+            self._driver.changing().notify_all()
+            return {"run": run.name, "state": "running"}
+
+    def _abort(self, command: VerifiedCommand) -> dict[str, Any]:
+        name = str(command.arguments.get("run", ""))
+        if self._submissions.abort(name):
+            return {"run": name, "state": "aborted"}
+        with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
+            run = self._active(command, started=False)
+            run.abort(session)
+            self._driver.effects.forget_ended()
+            self._driver.changing().notify_all()
+            return {"run": name, "state": "aborted"}
+
+    def _active(self, command: VerifiedCommand, *, started: bool = True) -> ActiveRun:
+        name = str(command.arguments.get("run", ""))
+        run = self._driver.runs.get(name)
+        if run is None:
+            raise NotFoundError(f"no run {name!r} is going on", hint="`fedsilo run list` shows the runs")
+        if started and not run.started:
+            raise ConflictError(f"run {name!r} has not started", hint="abort it, or wait until the silos took the plan")
+        return run

@@ -1,0 +1,358 @@
+"""The coordinator without sockets: one complete message in, one signed message out.
+
+    peer, envelope, payload
+      -> ingress.admit, parse, grade        no state, no lock
+      -> sequence, charter, audit record    durable before anything is acknowledged
+      -> hello | poll | fetch | checkpoint | a contribution folded through the run's method
+      -> one transaction: sequence, counts, upload, event, outbox
+      -> signed reply: ack, refusal, or the next item of the sender's outbox
+
+`server` holds a `Driver` and hands it messages; `Driver` holds runs, store and log and knows nobody above it. Time
+comes in by two clocks, so a test moves it by hand. All state changes happen under one lock, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from certs.identity import PeerIdentity
+from coordinator import store as db
+from coordinator.aggregate import l2_norm
+from coordinator.blobs import AnyPayload, BytesPayload
+from coordinator.effects import Effects
+from coordinator.ingress import Arrived, OpenPlace, Ruling
+from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
+from coordinator.replies import Replies, Reply
+from coordinator.runs import ActiveRun, Surroundings
+from fedsilo.treaty import rounds
+from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
+from fedsilo.treaty.plan import plan_from_canonical
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.engine import HistoryBook
+
+log = logging.getLogger("fedsilo.coordinator")
+
+
+@dataclass
+class Driver:
+    """The coordinator's core.
+
+    Attributes:
+        runs: runs that have a plan and have not ended.
+        halted: why nothing is taken any more; empty while all is well.
+        after_hello: called, under the lock, when a silo has said hello.
+    """
+
+    parts: Parts
+    runs: dict[str, ActiveRun] = field(default_factory=dict)
+    seen: dict[str, MemberState] = field(default_factory=dict)
+    halted: str = ""
+    stopping: bool = False
+    after_hello: Callable[[], object] = field(default=lambda: None)
+
+    def __post_init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self.replies = Replies(self.parts.federation, self.parts.spiffe_id, self.parts.signing_key)
+        self._norms: dict[str, float] = {}
+        self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all)
+        self.around = Surroundings(
+            blobs=self.parts.blobs,
+            now=self.parts.now,
+            monotonic=self.parts.monotonic,
+            publish=self.parts.publish,
+            checkpoint=self._checkpoint,
+            finished=self.parts.finished,
+        )
+
+    # ---- life ----------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take up the runs that had not ended when the coordinator stopped, each where it stood."""
+        with self._changed, self.parts.store.transaction() as session:
+            for row in session.scalars(select(db.Run).where(db.Run.plan != "").order_by(db.Run.ordinal)):
+                if not rounds.is_terminal(rounds.RUN, row.state):
+                    run = ActiveRun(plan_from_canonical(row.plan), self.around)
+                    run.replay(session)
+                    self.runs[row.name] = run
+
+    def add_run(self, session: Session, run: ActiveRun) -> None:
+        """A run whose roster stands: offer its plan."""
+        self.runs[run.name] = run
+        run.offer_plan(session)
+
+    def stop(self) -> None:
+        """Answer every waiting poll now; no further message is taken."""
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+
+    def changing(self) -> threading.Condition:
+        """The lock under which state changes; who holds it and changes an outbox notifies."""
+        return self._changed
+
+    def halt(self, error: FedSiloError) -> None:
+        """Take nothing any more, clearly: what cannot be recorded is not acknowledged (T39)."""
+        with self._changed:
+            if not self.halted:
+                self.halted = error.code
+                log.critical("halted: %s", error.message)
+                self.parts.publish("halt", {"code": error.code, "message": error.message})
+            self._changed.notify_all()
+
+    def tick(self) -> float | None:
+        """Let deadlines pass. Returns the seconds until the next one, None if there is none."""
+        with self._changed:
+            if self.halted:
+                return None
+            for run in list(self.runs.values()):
+                for name in run.due(self.parts.monotonic()):
+                    log.info("run %s: deadline %s has passed", run.name, name)
+                    with self._storing() as session:
+                        run.pass_deadline(session, name)
+            self.effects.forget_ended()
+            self._changed.notify_all()
+            waits = [at - self.parts.monotonic() for run in self.runs.values() for at in run.deadlines.values()]
+            return max(0.0, min(waits)) if waits else None
+
+    # ---- one message ---------------------------------------------------------------------------------
+
+    def receive(self, peer: PeerIdentity, envelope: pb.Envelope, payload: AnyPayload | bytes) -> Reply:
+        """Take one complete message and answer it. Waits, for a poll, until there is something to deliver.
+
+        Raises:
+            FedSiloError: the coordinator itself cannot answer (full disk, database); the caller ends the call
+                without a word.
+        """
+        content = BytesPayload(payload) if isinstance(payload, bytes) else payload
+        silo = ""
+        try:
+            silo = self.parts.ingress.admit(peer, envelope, content.size_bytes)
+            arrived = self.parts.ingress.parse(silo, envelope, content)
+            with self._changed:
+                self.seen.setdefault(silo, MemberState()).last_seen = self.parts.now()
+                taken = self._take(peer, arrived)
+                if isinstance(arrived.body, pb.Hello):
+                    self.after_hello()
+            if isinstance(arrived.body, pb.Poll):
+                wait = min(arrived.body.wait_milliseconds / 1000, self.parts.poll_wait_seconds_max)
+                self.wait_for_pending(silo, wait)
+                return self._deliver(silo)
+            if isinstance(taken.body, pb.Ack):
+                taken.body.acknowledged_sequence = envelope.sequence
+            return self._reply(silo, taken)
+        except PeerError as error:
+            return self.refuse(peer, envelope, error, silo)
+        except OperationError as error:
+            self.halt(error)
+            raise
+
+    def wait_for_pending(self, silo: str, timeout: float) -> bool:
+        """Wait until there is something to deliver to a silo, at most `timeout` seconds; whether there is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.stopping or bool(self.halted) or self._has_pending(silo), timeout)
+            return self._has_pending(silo)
+
+    def _take(self, peer: PeerIdentity, arrived: Arrived) -> Taken:
+        """Sequence, charter, audit, effect. Caller holds the lock."""
+        if self.halted:
+            raise PeerError(WireCode.HALTED, "the coordinator is halted")
+        if self.stopping:
+            raise PeerError(WireCode.HALTED, "the coordinator is stopping")
+        silo, envelope = arrived.silo, arrived.envelope
+        with self.parts.store.transaction() as session:
+            if self._is_retry(session, arrived):
+                # the first one was recorded, counted and folded; only its answer was lost (T29)
+                db.raise_sequence(session, silo, envelope.run, envelope.sequence)
+                return ack()
+            last = db.sequence_of(session, silo, envelope.run, "in")
+            if envelope.sequence <= last:
+                raise PeerError(WireCode.SEQUENCE_REPLAYED, f"{silo} sent sequence {envelope.sequence} after {last}")
+            book = self._book(session, silo)
+            place = self._place(session, arrived)
+        ruling = self.parts.ingress.judge(arrived, place, book)
+        allowed = ruling.decision.verdict == "allow"
+        self._record(arrived, ruling)
+        with self.parts.store.transaction() as session:
+            db.raise_sequence(session, silo, envelope.run, envelope.sequence)
+            self._count(session, silo, envelope.run, envelope.round, envelope.kind, "in", arrived.payload.size_bytes)
+            if not allowed:
+                refusal = self._why_denied(session, arrived, ruling)
+                log.warning("refused: %s\n%s", refusal.message, ruling.decision.explain())
+                return self._refusal(refusal, envelope)
+            book.record(ruling.facts)
+            session.merge(db.Book(silo=silo, counts=db.as_json(book.to_json())))
+            try:
+                return self.effects.carry_out(session, peer, arrived)
+            except PeerError as error:
+                log.warning("refused: %s", error.message)
+                return self._refusal(error, envelope)
+
+    def _why_denied(self, session: Session, arrived: Arrived, ruling: Ruling) -> PeerError:
+        """The one code the sender gets; the reasons stay here (B6), but a message that is merely late hears so."""
+        envelope, what = arrived.envelope, f"{arrived.envelope.kind} of {arrived.silo}"
+        run = self.runs.get(envelope.run)
+        if envelope.kind in CONTRIBUTIONS and (run is None or arrived.silo not in run.silos):
+            return PeerError(WireCode.NO_SUCH_RUN, f"{what}: no part in a run {envelope.run[:64]!r}")
+        if run is not None and envelope.kind in CONTRIBUTIONS and envelope.kind != "metrics.eval":
+            number = run.open_round(session)
+            if envelope.round != number:
+                return PeerError(
+                    WireCode.ROUND_CLOSED,
+                    f"{what} came for round {envelope.round}; open is {number or 'none'}",
+                    field="round",
+                    expected=str(number),
+                    got=str(envelope.round),
+                )
+        return PeerError(WireCode.INGRESS_DENIED, f"{what}: {', '.join(ruling.decision.reasons)}")
+
+    def _is_retry(self, session: Session, arrived: Arrived) -> bool:
+        envelope = arrived.envelope
+        if envelope.kind not in CONTRIBUTIONS:
+            return False
+        uploads = db.uploads_in_slot(
+            session,
+            run=envelope.run,
+            round_number=envelope.round,
+            step=envelope.step,
+            kind=envelope.kind,
+            silo=arrived.silo,
+        )
+        return any(upload.digest == arrived.payload.digest for upload in uploads)
+
+    # ---- replies -------------------------------------------------------------------------------------
+
+    def _deliver(self, silo: str) -> Reply:
+        with self._changed, self._storing() as session:
+            item = self._next_item(session, silo)
+            if item is None or self.halted:
+                return self._sealed(session, silo, ack())
+            taken = Taken(item.kind, None, BytesPayload(item.payload), item.run, item.round, item.step)
+            reply = self._sealed(session, silo, taken)
+            # the first delivery counts: whoever acknowledges its sequence, or a later one, has taken the item in
+            item.delivered_sequence = item.delivered_sequence or reply.envelope.sequence
+            return reply
+
+    def _reply(self, silo: str, taken: Taken) -> Reply:
+        with self._changed, self._storing() as session:
+            return self._sealed(session, silo, taken)
+
+    def _sealed(self, session: Session, silo: str, taken: Taken) -> Reply:
+        if isinstance(taken.body, pb.Ack):
+            taken.body.pending = self._next_item(session, silo) is not None
+        reply = self.replies.seal(
+            session, silo, kind=taken.kind, body=taken.body, payload=taken.payload, run=taken.run,
+            round_number=taken.round, step=taken.step,
+        )  # fmt: skip
+        self._count(session, silo, taken.run, taken.round, taken.kind, "out", reply.payload.size_bytes)
+        return reply
+
+    def refuse(self, peer: PeerIdentity, envelope: pb.Envelope, error: PeerError, silo: str = "") -> Reply:
+        """A refusal of what did not get as far as the rules; recorded, since somebody tried."""
+        log.warning("refused %s: %s", peer.spiffe_id, error.message)
+        self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
+        kind = envelope.kind if silo else "unknown"
+        listed = peer.spiffe_id in {f"spiffe://{self.parts.federation}/silo/{name}" for name in self.parts.silos}
+        try:
+            self.parts.audit.append(
+                "ingress.decision",
+                kind=kind,
+                decision="deny",
+                reasons=[error.code],
+                direction="ingress",
+                peer=peer.spiffe_id[:128],
+            )
+            return self._reply(peer.name if listed else peer.spiffe_id, self._refusal(error, envelope))
+        except OperationError as failure:
+            self.halt(failure)
+            raise
+
+    def _refusal(self, error: PeerError, envelope: pb.Envelope) -> Taken:
+        body = pb.Refusal(code=error.wire_code.value, field=error.field, expected=error.expected, got=error.got)
+        known = envelope.run in self.runs
+        return Taken("control.refusal", body, run=envelope.run if known else "", round=envelope.round if known else 0)
+
+    # ---- state ---------------------------------------------------------------------------------------
+
+    def _storing(self) -> Any:
+        return self.parts.store.transaction()
+
+    def _has_pending(self, silo: str) -> bool:
+        with self._storing() as session:
+            return self._next_item(session, silo) is not None
+
+    def _next_item(self, session: Session, silo: str) -> db.OutboxItem | None:
+        paused = [name for name, run in self.runs.items() if run.paused_at is not None]
+        return db.first_outbox_item(session, silo, except_runs=paused)
+
+    def _place(self, session: Session, arrived: Arrived) -> OpenPlace:
+        """What the rules compare a message with: for an evaluation the newest round, else the open one."""
+        run = self.runs.get(arrived.envelope.run)
+        if run is None:
+            return OpenPlace()
+        number = run.open_round(session)
+        step, indices = 0, frozenset[int]()
+        row = session.get(db.Round, (run.name, number)) if number else None
+        if row is not None:
+            steps = json.loads(row.public_steps)
+            if str(arrived.envelope.step) in steps:
+                step, indices = arrived.envelope.step, frozenset(steps[str(arrived.envelope.step)])
+        digest = row.base_digest if row else ""
+        if arrived.envelope.kind == "metrics.eval":
+            number = run.newest_round(session)
+        return OpenPlace(
+            run.plan, digest, self._norm(digest) if arrived.tensors is not None else None, number, step, indices
+        )
+
+    def _norm(self, digest: str) -> float | None:
+        if not digest:
+            return None
+        if digest not in self._norms:
+            self._norms = {digest: l2_norm(self.parts.blobs.get(digest))}
+        return self._norms[digest]
+
+    def _book(self, session: Session, silo: str) -> HistoryBook:
+        row = session.get(db.Book, silo)
+        return HistoryBook.from_json(json.loads(row.counts)) if row else HistoryBook()
+
+    def _count(
+        self, session: Session, silo: str, run: str, number: int, kind: str, direction: str, payload_bytes: int
+    ) -> None:
+        db.count_message(
+            session,
+            silo=silo,
+            run=run,
+            round_number=number,
+            kind=kind,
+            direction=direction,
+            payload_bytes=payload_bytes,
+        )
+
+    def _record(self, arrived: Arrived, ruling: Ruling) -> None:
+        envelope = arrived.envelope
+        self.parts.audit.append(
+            "ingress.decision",
+            run=envelope.run,
+            round=envelope.round,
+            step=envelope.step,
+            attempt=envelope.attempt,
+            kind=envelope.kind,
+            sequence=envelope.sequence,
+            peer=envelope.sender,
+            direction="ingress",
+            decision=ruling.decision.verdict,
+            reasons=list(ruling.decision.reasons),
+            facts=ruling.facts,
+            policy={"effective": ruling.decision.policy_sha256},
+            payload=self.parts.payload_digest(envelope.kind, arrived.payload),
+        )
+
+    def _checkpoint(self) -> None:
+        self.parts.audit.checkpoint()

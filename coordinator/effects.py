@@ -1,0 +1,210 @@
+"""What each message from a silo does, once it has passed the ingress. Runs inside the driver's lock and transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sqlalchemy.orm import Session
+
+from certs.identity import PeerIdentity
+from coordinator import store as db
+from coordinator.aggregate import l2_norm
+from coordinator.ingress import Arrived
+from coordinator.members import check_hello, facts_as_fields, hello_as_fields
+from coordinator.parts import MemberState, Parts, Taken, ack
+from coordinator.runs import ActiveRun
+from coordinator.witnessing import exchange_checkpoints
+from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.method import MessageArrived, SiloAbstained
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+log = logging.getLogger("fedsilo.coordinator")
+
+
+class Effects:
+    """One method per kind.
+
+    Args:
+        parts: of the driver.
+        runs: the driver's runs that have not ended, by name.
+        seen: what each silo was last seen doing.
+        notify: wakes waiting polls.
+    """
+
+    def __init__(
+        self, parts: Parts, runs: dict[str, ActiveRun], seen: dict[str, MemberState], notify: Callable[[], None]
+    ) -> None:
+        self._parts = parts
+        self._runs = runs
+        self._seen = seen
+        self._notify = notify
+
+    def carry_out(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Taken:
+        silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
+        state = self._seen[silo]
+        match body:
+            case pb.Hello():
+                return self._hello(session, peer, silo, body)
+            case pb.Poll():
+                self._acknowledge(session, silo, body.acknowledged_sequence)
+                return ack()
+            case pb.Fetch():
+                return self._fetch(session, envelope, body)
+            case pb.Checkpoint():
+                return Taken("control.checkpoint", exchange_checkpoints(self._parts.audit, peer, body))
+            case pb.Progress():
+                state.round, state.step = body.round, body.step
+                self._parts.publish(
+                    "silo.progress", {"silo": silo, "run": envelope.run, "round": body.round, "step": body.step}
+                )
+                return ack()
+            case pb.ErrorReport():
+                state.error = body.code
+                self._parts.publish("silo.error", {"silo": silo, "run": envelope.run, "code": body.code})
+                if body.code == WireCode.DECLINED and envelope.run in self._runs:
+                    self._leave(session, envelope.run, silo)
+                return ack()
+            case pb.Declined() | pb.Abstain():
+                return self._abstain(session, silo, envelope, body)
+            case pb.Factors() | pb.PublicResponses() | pb.MetricsEval():
+                return self._contribution(session, arrived)
+        return ack()
+
+    def _hello(self, session: Session, peer: PeerIdentity, silo: str, hello: pb.Hello) -> Taken:
+        member = db.Member(
+            silo=silo,
+            state="joined",
+            hello=db.as_json(hello_as_fields(hello)),
+            fingerprint=peer.fingerprint,
+            since=self._parts.now(),
+        )
+        try:
+            member.hello = db.as_json(facts_as_fields(check_hello(hello, self._parts.agreed)))
+        except PeerError as error:
+            member.state = "refused"
+            refusal = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
+            member.refusal = db.as_json(refusal)
+            session.merge(member)
+            self._parts.publish("silo.refused", {"silo": silo, **refusal})
+            raise
+        session.merge(member)
+        session.flush()
+        self._parts.publish("silo.joined", {"silo": silo, "isolation": hello.isolation, "role": hello.role})
+        return ack()
+
+    def _fetch(self, session: Session, envelope: pb.Envelope, fetch: pb.Fetch) -> Taken:
+        payload = self._parts.blobs.find(fetch.digest) if db.is_adapter(session, fetch.digest) else None
+        if payload is None:
+            raise PeerError(WireCode.NOT_FOUND, f"there is no adapter {fetch.digest[:64]!r}", field="digest")
+        return Taken("global.adapter", None, payload, envelope.run, envelope.round)
+
+    def _abstain(self, session: Session, silo: str, envelope: pb.Envelope, body: pb.Declined | pb.Abstain) -> Taken:
+        run = self._run_of(envelope, silo)
+        if body.round == 0:
+            # outside a round there is only the plan to say no to; to decline the base evaluation is no reason to go
+            if isinstance(body, pb.Abstain) or not run.started:
+                self._leave(session, run.name, silo)
+        elif run.started:
+            # whoever keeps a whole-round message back keeps back the round; a step's answers only the step
+            step = body.step if not (isinstance(body, pb.Declined) and body.kind != "public.responses") else 0
+            run.feed(session, SiloAbstained(silo, body.round, step))
+        self.forget_ended()
+        self._notify()
+        return ack()
+
+    def _contribution(self, session: Session, arrived: Arrived) -> Taken:
+        silo, envelope = arrived.silo, arrived.envelope
+        run = self._run_of(envelope, silo)
+        if not run.started or envelope.kind not in run.method.kinds:
+            raise PeerError(WireCode.UNKNOWN_KIND, f"{envelope.kind} does not belong to {run.plan.method}")
+        if isinstance(arrived.body, pb.MetricsEval):
+            self._check_evaluated(session, run.name, envelope.round, arrived.body.adapter_digest)
+        kept = self._parts.blobs.keep(arrived.payload)
+        norm = l2_norm(kept) if arrived.tensors is not None else 0.0
+        session.add(
+            db.Upload(
+                run=run.name,
+                round=envelope.round,
+                step=envelope.step,
+                kind=envelope.kind,
+                silo=silo,
+                digest=kept.digest,
+                payload_bytes=kept.size_bytes,
+                norm=norm,
+                received_at=self._parts.now(),
+            )
+        )
+        if isinstance(arrived.body, pb.MetricsEval):
+            self._keep_metrics(session, run.name, silo, envelope.round, arrived.body)
+        log.info(
+            "run %s round %d: %s of %s taken (%d bytes)", run.name, envelope.round, envelope.kind, silo, kept.size_bytes
+        )
+        self._parts.publish(
+            "upload",
+            {"run": run.name, "round": envelope.round, "step": envelope.step, "silo": silo, "kind": envelope.kind,
+             "bytes": kept.size_bytes},
+        )  # fmt: skip
+        run.feed(
+            session,
+            MessageArrived(silo, envelope.kind, envelope.round, envelope.step, arrived.body, kept.digest),
+        )
+        self.forget_ended()
+        self._notify()
+        return ack()
+
+    def _check_evaluated(self, session: Session, run: str, number: int, digest: str) -> None:
+        row = session.get(db.Round, (run, number))
+        expected = row.adapter_digest if row else ""
+        if number and digest != expected:
+            raise PeerError(
+                WireCode.DIGEST_MISMATCH,
+                f"an evaluation of round {number} names another adapter than the round's",
+                field="adapter_digest",
+                expected=expected,
+                got=digest[:64],
+            )
+
+    def _keep_metrics(self, session: Session, run: str, silo: str, number: int, body: pb.MetricsEval) -> None:
+        fields = {"split": body.split, "adapter_digest": body.adapter_digest}
+        for metric in body.metrics:
+            values = fields | {"topic": metric.topic, "value": metric.value}
+            session.add(
+                db.Figure(
+                    run=run, round=number, step=0, silo=silo, name=f"metric.{metric.name}", fields=db.as_json(values)
+                )
+            )
+            if not metric.topic:
+                self._parts.publish(
+                    "metric", {"run": run, "round": number, "silo": silo, "name": metric.name, "value": metric.value}
+                )
+
+    def _acknowledge(self, session: Session, silo: str, sequence: int) -> None:
+        """Drop what the silo has taken in; a plan that is taken in is accepted unless it is declined."""
+        item = db.first_outbox_item(session, silo)
+        while item is not None and 0 < item.delivered_sequence <= sequence:
+            session.delete(item)
+            session.flush()
+            run = self._runs.get(item.run)
+            if item.kind == "run.plan" and run is not None:
+                run.accepted.add(silo)
+                run.start_if_accepted(session)
+                self._notify()
+            item = db.first_outbox_item(session, silo)
+        self.forget_ended()
+
+    def _leave(self, session: Session, name: str, silo: str) -> None:
+        self._parts.publish("silo.left", {"run": name, "silo": silo})
+        self._runs[name].leave(session, silo)
+        self.forget_ended()
+        self._notify()
+
+    def _run_of(self, envelope: pb.Envelope, silo: str) -> ActiveRun:
+        run = self._runs.get(envelope.run)
+        if run is None or silo not in run.silos:
+            raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} has no part in a run {envelope.run[:64]!r}")
+        return run
+
+    def forget_ended(self) -> None:
+        for name in [name for name, run in self._runs.items() if run.ended]:
+            del self._runs[name]

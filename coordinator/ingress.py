@@ -1,0 +1,198 @@
+"""The way in: nothing is taken from a silo that has not passed all of this, in this order (threats T21, T29, T50).
+
+1. envelope: this federation, sender = the certificate's id, a listed silo, a known kind, size within its bound;
+2. Ed25519 signature by the key in that certificate;
+3. payload digest, canonical form;
+4. sequence above the last one (the driver's part, since it is state);
+5. the same rules as at the silo, with the coordinator's own charter; answers to public prompts graded again here.
+What this does not stop: values that keep all rules and are still bad for the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature
+from google.protobuf.message import Message as ProtobufMessage
+
+from certs.identity import PeerIdentity
+from coordinator.aggregate import LazyTensors, read_factors
+from coordinator.blobs import AnyPayload, whole
+from coordinator.members import silo_of
+from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.grading import Verdict
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
+from policies import engine
+from policies.load import Policy
+from policies.schema import LoraSchema
+
+DIGEST_BYTES = 32
+SIGNATURE_BYTES = 64
+
+
+class Grader(Protocol):
+    def grade_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]: ...
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A complete message, authenticated and parsed; not yet judged by the rules."""
+
+    silo: str
+    envelope: pb.Envelope
+    payload: AnyPayload
+    body: ProtobufMessage
+    tensors: LazyTensors | None
+    verdicts: tuple[bool, ...] | None
+
+
+@dataclass(frozen=True)
+class OpenPlace:
+    """Where the sender's run stands. base_l2: norm of the adapter that the open round starts from."""
+
+    plan: Plan | None = None
+    base_digest: str = ""
+    base_l2: float | None = None
+    round: int = 0
+    step: int = 0
+    public_prompt_indices: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Ruling:
+    decision: engine.Decision
+    facts: engine.Facts
+
+
+class Ingress:
+    """Checks without state, but for the grading worker.
+
+    Args:
+        federation: its id.
+        silos: listed names.
+        policy: the coordinator's charter.
+        schema: the adapter's tensors.
+        references: reference answers of the public set, by row.
+        public_set_sha256: digest of that set.
+        topics: topics that metrics may name.
+        grader: the grading worker, or None when the public set's verifier executes code (design 8.1).
+        now_seconds: UTC seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        *,
+        federation: str,
+        silos: tuple[str, ...],
+        policy: Policy,
+        schema: LoraSchema,
+        references: Sequence[str],
+        public_set_sha256: str,
+        topics: frozenset[str],
+        grader: Grader | None,
+        now_seconds: Callable[[], float],
+    ) -> None:
+        self._federation = federation
+        self._silos = silos
+        self.policy = policy
+        self._schema = schema
+        self._references = references
+        self._public_set_sha256 = public_set_sha256
+        self._topics = topics
+        self._grader = grader
+        self._grading = threading.Lock()
+        self._now_seconds = now_seconds
+
+    def admit(self, peer: PeerIdentity, envelope: pb.Envelope, payload_bytes: int) -> str:
+        """Steps 1 and 2, before any payload byte is accepted. Returns the silo's name.
+
+        Raises:
+            PeerError: with the code to answer.
+        """
+        if envelope.sender != peer.spiffe_id or envelope.federation != self._federation:
+            raise PeerError(WireCode.SENDER_MISMATCH, f"{peer.spiffe_id} sent under another name")
+        silo = silo_of(peer.spiffe_id, self._federation, self._silos)
+        if len(envelope.payload_digest) != DIGEST_BYTES or len(envelope.signature) != SIGNATURE_BYTES:
+            raise PeerError(WireCode.MALFORMED, "digest or signature has the wrong length")
+        try:
+            peer.signing_public_key.verify(envelope.signature, codec.signing_bytes(envelope))
+        except InvalidSignature as error:
+            raise PeerError(WireCode.SIGNATURE_INVALID, f"the envelope of {silo} is not signed by its key") from error
+        except ValueError as error:  # a number beyond what canonical JSON carries
+            raise PeerError(WireCode.MALFORMED, f"the envelope of {silo} has no canonical form") from error
+        if envelope.kind not in OUTBOUND_KINDS:
+            raise PeerError(WireCode.UNKNOWN_KIND, f"{silo} sent a kind that does not exist")
+        if payload_bytes > self.payload_bytes_max(envelope.kind):
+            raise PeerError(WireCode.TOO_LARGE, f"{silo} announces {payload_bytes} bytes of {envelope.kind}")
+        return silo
+
+    def payload_bytes_max(self, kind: str) -> int:
+        """Largest payload of a kind: what the schema makes, or what is read as a whole (T23)."""
+        return self._schema.payload_bytes if kind in TENSOR_KINDS else codec.SMALL_PAYLOAD_BYTES_MAX
+
+    def parse(self, silo: str, envelope: pb.Envelope, payload: AnyPayload) -> Arrived:
+        """Step 3, and the grading of step 5, which may take long and needs no state.
+
+        Raises:
+            PeerError: digest or canonical form.
+        """
+        if payload.digest != envelope.payload_digest.hex():
+            raise PeerError(WireCode.DIGEST_MISMATCH, f"the payload of {silo} is not the one its envelope names")
+        if envelope.kind in TENSOR_KINDS:
+            reader = read_factors(payload)
+            return Arrived(silo, envelope, payload, reader.header, LazyTensors(reader), None)
+        body: ProtobufMessage = codec.decode(OUTBOUND_KINDS[envelope.kind], whole(payload))
+        verdicts = self._grade(body) if isinstance(body, pb.PublicResponses) else None
+        return Arrived(silo, envelope, payload, body, None, verdicts)
+
+    def judge(self, arrived: Arrived, place: OpenPlace, book: engine.HistoryBook) -> Ruling:
+        """Step 5: the charter's verdict. Whatever the rules cannot decide is a deny."""
+        envelope = arrived.envelope
+        message = engine.Message(
+            direction="ingress",
+            kind=envelope.kind,
+            run=envelope.run,
+            round=envelope.round,
+            step=envelope.step,
+            sender=envelope.sender,
+            payload_bytes=arrived.payload.size_bytes,
+            body=arrived.body,
+            tensors=arrived.tensors,
+        )
+        context = engine.Context(
+            now_seconds=self._now_seconds(),
+            expected_sender=f"spiffe://{self._federation}/silo/{arrived.silo}",
+            public_set_sha256=self._public_set_sha256,
+            public_set_rows=len(self._references),
+            plan=place.plan,
+            schema=self._schema,
+            base_digest=place.base_digest,
+            base_l2=place.base_l2,
+            open_round=place.round,
+            open_step=place.step,
+            public_prompt_indices=place.public_prompt_indices,
+            verdicts=arrived.verdicts,
+            token_counts=None,
+            topics=self._topics,
+        )
+        facts = engine.measure(message, context)
+        return Ruling(engine.decide(facts, self.policy, book.view(facts)), facts)
+
+    def _grade(self, body: pb.PublicResponses) -> tuple[bool, ...] | None:
+        if self._grader is None:
+            return None
+        pairs: list[tuple[str, str]] = []
+        for prompt in body.prompts:
+            # an index that is not in the set has no right answer; the rules deny it by name
+            reference = self._references[prompt.prompt_index] if prompt.prompt_index < len(self._references) else None
+            pairs.extend((response.text, reference or "") for response in prompt.responses)
+            if reference is None and prompt.responses:
+                return None
+        with self._grading:
+            return tuple(verdict.correct for verdict in self._grader.grade_many(pairs))

@@ -1,0 +1,66 @@
+"""What the coordinator's core is put together from, and the few values its modules hand each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.blobs import AnyPayload, Blobs
+from coordinator.ingress import Ingress
+from coordinator.members import Agreed
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+CONTRIBUTIONS = frozenset({"lora.factors", "public.responses", "metrics.eval"})
+
+
+@dataclass
+class Parts:
+    """What a driver is put together from; `daemon.assemble` makes one from a configuration."""
+
+    federation: str
+    spiffe_id: str
+    signing_key: Ed25519PrivateKey
+    silos: tuple[str, ...]
+    agreed: Agreed
+    store: db.Store
+    blobs: Blobs
+    audit: AuditLog
+    ingress: Ingress
+    now: Callable[[], str]
+    monotonic: Callable[[], float]
+    publish: Callable[[str, dict[str, Any]], None]
+    finished: Callable[[Session, db.Run], None]
+    payload_digest: Callable[[str, AnyPayload], dict[str, Any]]
+    poll_wait_seconds_max: float = 30.0
+
+
+@dataclass
+class MemberState:
+    """What a silo was last seen doing; for people only."""
+
+    last_seen: str = ""
+    round: int = 0
+    step: int = 0
+    error: str = ""
+
+
+@dataclass
+class Taken:
+    """What handling a message led to: the reply's kind and body, run and round it belongs to."""
+
+    kind: str
+    body: Any
+    payload: AnyPayload | None = None
+    run: str = ""
+    round: int = 0
+    step: int = 0
+
+
+def ack() -> Taken:
+    return Taken("control.ack", pb.Ack())

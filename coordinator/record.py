@@ -1,0 +1,199 @@
+"""What a run leaves behind: a signed run record with every choice and figure, and the adapter folder (design 4)."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.aggregate import write_peft_folder
+from coordinator.blobs import Blobs
+from fedsilo import __version__
+from fedsilo.edge.files import write_durably
+from fedsilo.treaty.errors import OperationError, VerificationError
+from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.treaty.wire.services import PROTOCOL_VERSION
+from policies.schema import LoraSchema
+
+RECORD_VERSION = 1
+_PREFIX = b"fedsilo-run-record-v1\n"
+_LIBRARIES = ("cryptography", "fsspec", "grpcio", "numpy", "protobuf", "pydantic", "SQLAlchemy")
+
+
+def versions() -> dict[str, str]:
+    return {
+        "fedsilo": __version__,
+        "protocol": str(PROTOCOL_VERSION),
+        "python": platform.python_version(),
+        **{name.lower(): metadata.version(name) for name in _LIBRARIES},
+    }
+
+
+def run_record(session: Session, run: db.Run, *, charter_digest: str) -> dict[str, Any]:
+    """Everything a person needs to say what this run was, as plain JSON.
+
+    Args:
+        session: the database.
+        run: the run; it may still be going on.
+        charter_digest: identity of the coordinator's own policy.
+    """
+    plan = json.loads(run.plan) if run.plan else None
+    numbers = [row.number for row in session.scalars(select(db.Round).where(db.Round.run == run.name))]
+    return {
+        "record_version": RECORD_VERSION,
+        "run": run.name,
+        "state": run.state,
+        "reason": run.reason,
+        "submitted_by": run.submitted_by,
+        "submitted_at": run.submitted_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "plan": plan,
+        "seed": plan["seed"] if plan else None,
+        "base_adapter_sha256": run.base_digest,
+        "adapter_sha256": run.adapter_digest,
+        "charter_sha256": charter_digest,
+        "versions": versions(),
+        "silos": [
+            {"silo": member.silo, "certificate": member.fingerprint, **json.loads(member.hello)}
+            for member in session.scalars(select(db.Member).order_by(db.Member.silo))
+        ],
+        "before": _round_figures(session, run.name, 0),
+        "rounds": [_round_figures(session, run.name, number) for number in sorted(numbers)],
+        "traffic": db.traffic_table(session, run.name),
+        "traffic_outside_runs": db.traffic_table(session, ""),
+    }
+
+
+def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
+    """One round; number 0 is what came before the first: the base model's evaluation, the plan."""
+    row = session.get(db.Round, (run, number))
+    uploads = select(db.Upload).where(db.Upload.run == run, db.Upload.round == number)
+    figures = select(db.Figure).where(db.Figure.run == run, db.Figure.round == number).order_by(db.Figure.id)
+    traffic = select(db.Traffic).where(db.Traffic.run == run, db.Traffic.round == number)
+    donors: dict[str, int] = {}
+    metrics: dict[str, dict[str, dict[str, float]]] = {}
+    notes: list[dict[str, Any]] = []
+    for figure in session.scalars(figures):
+        fields = json.loads(figure.fields)
+        if figure.name.startswith("metric."):
+            by_topic = metrics.setdefault(figure.silo, {}).setdefault(figure.name.removeprefix("metric."), {})
+            by_topic[fields["topic"]] = fields["value"]
+        else:
+            notes.append({"name": figure.name, "step": figure.step, **fields})
+            if figure.name == "donors_sent":
+                donors[figure.silo] = donors.get(figure.silo, 0) + int(fields["donors"])
+    return {
+        "round": number,
+        "state": row.state if row else "",
+        "seconds": row.seconds if row else 0.0,
+        "opened_at": row.opened_at if row else "",
+        "closed_at": row.closed_at if row else "",
+        "base_sha256": row.base_digest if row else "",
+        "adapter_sha256": row.adapter_digest if row else "",
+        "participants": json.loads(row.participants) if row else [],
+        "public_steps": json.loads(row.public_steps) if row else {},
+        "uploads": [
+            {"silo": upload.silo, "kind": upload.kind, "step": upload.step, "sha256": upload.digest,
+             "bytes": upload.payload_bytes, "l2": upload.norm}
+            for upload in sorted(session.scalars(uploads), key=lambda item: (item.silo, item.kind, item.step))
+        ],
+        "donors_sent": donors,
+        "metrics": metrics,
+        "traffic": [
+            {"silo": item.silo, "direction": item.direction, "kind": item.kind, "messages": item.messages,
+             "bytes": item.payload_bytes}
+            for item in sorted(session.scalars(traffic), key=lambda item: (item.silo, item.direction, item.kind))
+        ],
+        "notes": notes,
+    }  # fmt: skip
+
+
+def sign_record(record: Mapping[str, Any], signer: str, key: Ed25519PrivateKey) -> bytes:
+    """The record with the coordinator's Ed25519 signature over its canonical JSON."""
+    signature = key.sign(_PREFIX + canonical_json(dict(record)))
+    document = {
+        "record": record,
+        "signer": signer,
+        "public_key": key.public_key().public_bytes_raw().hex(),
+        "signature": signature.hex(),
+    }
+    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def verify_record(document: bytes, public_key: Ed25519PublicKey) -> dict[str, Any]:
+    """The record, once its signature by a known key has been checked. Raises VerificationError."""
+    try:
+        parsed = json.loads(document)
+        record = dict(parsed["record"])
+        public_key.verify(bytes.fromhex(parsed["signature"]), _PREFIX + canonical_json(record))
+    except (InvalidSignature, ValueError, KeyError, TypeError) as error:
+        raise VerificationError("the run record is not signed by that key") from error
+    return record
+
+
+class Outcome:
+    """Writes `runs/<run>/`: run_record.json always, adapter/ once a round has been committed.
+
+    Args:
+        folder: the `runs` folder.
+        base_model: what the adapter folder calls its base.
+        charter_digest: identity of the coordinator's own policy.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        blobs: Blobs,
+        *,
+        schema: LoraSchema,
+        base_model: str,
+        signer: str,
+        key: Ed25519PrivateKey,
+        charter_digest: str,
+    ) -> None:
+        self._folder = folder
+        self._blobs = blobs
+        self._schema = schema
+        self._base_model = base_model
+        self._signer = signer
+        self._key = key
+        self._charter_digest = charter_digest
+
+    def folder_of(self, run: str) -> Path:
+        return self._folder / run
+
+    def write(self, session: Session, run: db.Run) -> None:
+        """Raises OperationError: the disk refused."""
+        folder = self.folder_of(run.name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OperationError(f"cannot create {folder}: {error.strerror}") from error
+        if run.adapter_digest and run.adapter_digest != run.base_digest:
+            write_peft_folder(folder / "adapter", self._blobs.get(run.adapter_digest), self._schema, self._base_model)
+        record = run_record(session, run, charter_digest=self._charter_digest)
+        write_durably(folder / "run_record.json", sign_record(record, self._signer, self._key))
+
+
+def received_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, tuple[int, int]]]:
+    """What came in, from the coordinator's audit log alone: {peer: {kind: (messages, payload bytes)}}.
+
+    Counts complete messages that reached the rules, whatever the rules said, as the sender's log counts what it sent.
+    """
+    counts: dict[str, dict[str, tuple[int, int]]] = {}
+    for record in records:
+        if record.get("event") == "ingress.decision" and "bytes" in record.get("payload", {}):
+            of_peer = counts.setdefault(str(record["peer"]), {})
+            messages, size = of_peer.get(str(record["kind"]), (0, 0))
+            of_peer[str(record["kind"])] = (messages + 1, size + int(record["payload"]["bytes"]))
+    return counts

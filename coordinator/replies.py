@@ -1,0 +1,78 @@
+"""What goes back to a silo: one signed envelope each, under one counter per silo that never repeats a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import Message
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.blobs import AnyPayload, BytesPayload
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+# Sequences are reserved on the disk in blocks, so that not every reply costs a write; a restart leaves a gap.
+RESERVED_SEQUENCES = 256
+
+
+@dataclass(frozen=True)
+class Reply:
+    envelope: pb.Envelope
+    payload: AnyPayload
+
+
+class Replies:
+    """Seals replies. Used under the driver's lock.
+
+    Args:
+        federation: its id.
+        sender: the coordinator's SPIFFE id.
+        key: its message-signing key, pinned by every silo.
+    """
+
+    def __init__(self, federation: str, sender: str, key: Ed25519PrivateKey) -> None:
+        self._federation = federation
+        self._sender = sender
+        self._key = key
+        self._last: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
+
+    def seal(
+        self,
+        session: Session,
+        silo: str,
+        *,
+        kind: str,
+        body: Message | None,
+        payload: AnyPayload | None,
+        run: str,
+        round_number: int,
+        step: int,
+    ) -> Reply:
+        """One reply: either `payload` as it is, or the canonical bytes of `body`."""
+        content = payload if payload is not None else BytesPayload(codec.encode(body) if body is not None else b"")
+        envelope = pb.Envelope(
+            federation=self._federation,
+            run=run,
+            round=round_number,
+            step=step,
+            attempt=1,
+            kind=kind,
+            sender=self._sender,
+            sequence=self._next_sequence(session, silo),
+            payload_digest=bytes.fromhex(content.digest),
+        )
+        envelope.signature = self._key.sign(codec.signing_bytes(envelope))
+        return Reply(envelope, content)
+
+    def _next_sequence(self, session: Session, silo: str) -> int:
+        """One counter per silo over all runs: strictly increasing within each run as well."""
+        if silo not in self._last:
+            self._last[silo] = self._reserved[silo] = db.sequence_of(session, silo, "", "out")
+        self._last[silo] += 1
+        if self._last[silo] > self._reserved[silo]:
+            self._reserved[silo] = self._last[silo] + RESERVED_SEQUENCES - 1
+            db.set_sequence(session, silo, "", "out", self._reserved[silo])
+        return self._last[silo]

@@ -1,0 +1,384 @@
+"""One run: folds what happened through its method's coordinator half and carries the actions out.
+
+Everything a fold changes (state of the run, outbox, uploads, the event itself) goes into the caller's one
+transaction, so after a crash either all of it is there or none. A restarted coordinator folds `method_events` again
+and stands where it stood.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.aggregate import aggregate
+from coordinator.blobs import Blobs, whole
+from fedsilo.treaty import rounds
+from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.method import (
+    Commit,
+    Committed,
+    CoordinatorAction,
+    CoordinatorEvent,
+    DeadlinePassed,
+    FinishRun,
+    MessageArrived,
+    Note,
+    RunStarted,
+    Send,
+    SiloAbstained,
+    SiloLeft,
+    StartDeadline,
+)
+from fedsilo.treaty.methods import method_named
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import FactorsReader, decode, encode
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
+
+JOIN = "join"  # the deadline before a run has a method
+PLAN_DECLINED = "plan_declined"
+
+
+@dataclass
+class Surroundings:
+    """What a run needs of the coordinator.
+
+    Attributes:
+        now: UTC, ISO 8601.
+        monotonic: seconds, for deadlines and durations only.
+        publish: tells watchers (name, fields).
+        checkpoint: closes a round in the audit log.
+        finished: writes adapter folder and run record of a run that ended.
+    """
+
+    blobs: Blobs
+    now: Callable[[], str]
+    monotonic: Callable[[], float]
+    publish: Callable[[str, dict[str, Any]], None]
+    checkpoint: Callable[[], None]
+    finished: Callable[[Session, db.Run], None]
+
+
+@dataclass
+class ActiveRun:
+    """A run with a plan.
+
+    Attributes:
+        deadlines: name -> monotonic moment at which it passes.
+        accepted: silos that took the plan in and did not decline it.
+        left: silos that are out of the run.
+    """
+
+    plan: Plan
+    around: Surroundings
+    accepted: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    deadlines: dict[str, float] = field(default_factory=dict)
+    started: bool = False
+    ended: bool = False
+    paused_at: float | None = None
+    _opened_at: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.method = method_named(self.plan.method)
+        self._state: Any = self.method.coordinator.start(self.plan, "coordinator")
+
+    @property
+    def name(self) -> str:
+        return self.plan.run
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        return tuple(silo for silo in self.plan.silos if silo not in self.left)
+
+    # ---- life ----------------------------------------------------------------------------------------
+
+    def offer_plan(self, session: Session) -> None:
+        """Queue the signed plan for every silo of the roster."""
+        body = encode(pb.RunPlan(canonical_json=self.plan.canonical()))
+        for silo in self.plan.silos:
+            queue(session, silo=silo, run=self.name, round_number=0, step=0, kind="run.plan", payload=body)
+        self.deadlines[JOIN] = self.around.monotonic() + self.plan.join_deadline_seconds
+
+    def start_if_accepted(self, session: Session, *, deadline_passed: bool = False) -> None:
+        """Start once every silo took the plan in, or at the deadline with the quorum; below the quorum, fail."""
+        if self.started:
+            return
+        waiting = [silo for silo in self.silos if silo not in self.accepted]
+        if waiting and not deadline_passed and len(self.silos) >= self.plan.quorum:
+            return
+        ready = tuple(silo for silo in self.silos if silo in self.accepted)
+        run = self._row(session)
+        self.deadlines.pop(JOIN, None)
+        if len(ready) < self.plan.quorum:
+            self.end(session, "failed", "QUORUM_NOT_REACHED")
+            return
+        self.left |= set(self.plan.silos) - set(ready)
+        for silo in self.left:
+            withdraw(session, silo, self.name)
+        run.state = rounds.advance(rounds.RUN, run.state, "start")
+        run.started_at = self.around.now()
+        self.started = True
+        self.around.publish("run.started", {"run": self.name, "silos": list(ready)})
+        self.feed(session, RunStarted(ready, run.base_digest))
+
+    def leave(self, session: Session, silo: str) -> None:
+        """A silo is out: its site declined the plan, or it was removed."""
+        if silo in self.left or silo not in self.plan.silos:
+            return
+        self.left.add(silo)
+        withdraw(session, silo, self.name)
+        if self.started:
+            self.feed(session, SiloLeft(silo))
+            return
+        figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=PLAN_DECLINED, fields="{}")
+        session.add(figure)
+        self.start_if_accepted(session)
+
+    def end(self, session: Session, outcome: str, reason: str) -> None:
+        """Bring the run to `finished`, `failed` or `aborted`, and write its record."""
+        event = {"finished": "finish", "failed": "fail", "aborted": "abort"}[outcome]
+        run = self._row(session)
+        run.state = rounds.advance(rounds.RUN, run.state, event)
+        run.reason = reason
+        run.ended_at = self.around.now()
+        self.ended = True
+        self.deadlines.clear()
+        self.around.finished(session, run)
+        self.around.publish("run.ended", {"run": self.name, "outcome": outcome, "reason": reason})
+
+    def abort(self, session: Session) -> None:
+        """End at once: what is queued is withdrawn, every silo is told."""
+        body = encode(pb.RunEnd(outcome="aborted", adapter_digest=self._row(session).adapter_digest))
+        number = self.open_round(session)
+        for silo in self.silos:
+            withdraw(session, silo, self.name)
+            queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
+        self.end(session, "aborted", "ABORTED")
+
+    def pause(self, session: Session) -> None:
+        """Deliver nothing and let no deadline pass until resumed."""
+        run = self._row(session)
+        run.state = rounds.advance(rounds.RUN, run.state, "pause")
+        self.paused_at = self.around.monotonic()
+
+    def resume(self, session: Session) -> None:
+        run = self._row(session)
+        run.state = rounds.advance(rounds.RUN, run.state, "resume")
+        waited = self.around.monotonic() - (self.paused_at if self.paused_at is not None else self.around.monotonic())
+        self.deadlines = {name: due + waited for name, due in self.deadlines.items()}
+        self.paused_at = None
+
+    def due(self, moment: float) -> list[str]:
+        """Deadlines that have passed, earliest first; none while paused."""
+        if self.paused_at is not None:
+            return []
+        return sorted((name for name, at in self.deadlines.items() if at <= moment), key=self.deadlines.__getitem__)
+
+    def pass_deadline(self, session: Session, name: str) -> None:
+        self.deadlines.pop(name, None)
+        if name == JOIN:
+            self.start_if_accepted(session, deadline_passed=True)
+        else:
+            self.feed(session, DeadlinePassed(name))
+
+    # ---- the fold ------------------------------------------------------------------------------------
+
+    def feed(self, session: Session, event: CoordinatorEvent) -> None:
+        """Fold one event, and those its actions cause, into the caller's transaction."""
+        pending: deque[CoordinatorEvent] = deque([event])
+        while pending:
+            event = pending.popleft()
+            session.add(
+                db.MethodEvent(
+                    run=self.name, ordinal=db.next_ordinal(session, self.name), event=db.as_json(event_fields(event))
+                )
+            )
+            session.flush()
+            self._state, actions = self.method.coordinator.on_event(self._state, event)
+            for action in actions:
+                pending.extend(self._carry_out(session, action))
+
+    def replay(self, session: Session) -> None:
+        """Fold the stored events again, without their effects: those are in the database already."""
+        query = select(db.MethodEvent).where(db.MethodEvent.run == self.name).order_by(db.MethodEvent.ordinal)
+        passed: set[str] = set()
+        for row in session.scalars(query):
+            event = event_from_fields(json.loads(row.event), self.around.blobs)
+            if isinstance(event, RunStarted):
+                self.started = True
+                self.accepted = set(event.silos)
+                self.left = set(self.plan.silos) - set(event.silos)
+            elif isinstance(event, SiloLeft):
+                self.left.add(event.silo)
+            elif isinstance(event, DeadlinePassed):
+                passed.add(event.name)
+            self._state, actions = self.method.coordinator.on_event(self._state, event)
+            for action in actions:
+                if isinstance(action, StartDeadline):
+                    # counted anew: an outage must not close a round (design 5)
+                    self.deadlines[action.name] = self.around.monotonic() + action.seconds
+        for name in passed:
+            self.deadlines.pop(name, None)
+        if not self.started:
+            self.deadlines[JOIN] = self.around.monotonic() + self.plan.join_deadline_seconds
+            figures = select(db.Figure.silo).where(db.Figure.run == self.name, db.Figure.name == PLAN_DECLINED)
+            self.left = set(session.scalars(figures))
+            # whose plan is no longer queued has taken it in
+            queued = select(db.OutboxItem.silo).where(db.OutboxItem.run == self.name)
+            self.accepted = set(self.plan.silos) - set(session.scalars(queued)) - self.left
+        if self._row(session).state == "paused":
+            self.paused_at = self.around.monotonic()
+
+    def open_round(self, session: Session) -> int:
+        """Number of the open round, 0 if none is."""
+        query = select(db.Round.number).where(db.Round.run == self.name, db.Round.state == "open")
+        return session.scalar(query) or 0
+
+    def newest_round(self, session: Session) -> int:
+        query = select(db.Round.number).where(db.Round.run == self.name).order_by(db.Round.number.desc()).limit(1)
+        return session.scalar(query) or 0
+
+    def _carry_out(self, session: Session, action: CoordinatorAction) -> list[CoordinatorEvent]:
+        match action:
+            case Send():
+                self._note_round(session, action)
+                queue(
+                    session,
+                    silo=action.silo,
+                    run=self.name,
+                    round_number=action.round,
+                    step=action.step,
+                    kind=action.kind,
+                    payload=encode(action.body),
+                )
+            case StartDeadline(name, seconds):
+                self.deadlines[name] = self.around.monotonic() + seconds
+            case Note(name, number, step, fields):
+                silo = str(fields.get("silo", ""))
+                session.add(
+                    db.Figure(
+                        run=self.name, round=number, step=step, silo=silo, name=name, fields=db.as_json(dict(fields))
+                    )
+                )
+                self.around.publish(f"note.{name}", {"run": self.name, "round": number, "step": step, **fields})
+            case Commit():
+                return self._commit(session, action)
+            case FinishRun(outcome, reason):
+                self.end(session, outcome, reason)
+        return []
+
+    def _note_round(self, session: Session, action: Send) -> None:
+        """Keep what the driver must know of rounds: which is open, on which base, with which public prompts."""
+        row = session.get(db.Round, (self.name, action.round))
+        if isinstance(action.body, pb.RoundOpen) and row is None:
+            steps = {str(step.step): list(step.prompt_indices) for step in action.body.public_steps}
+            session.add(
+                db.Round(
+                    run=self.name,
+                    number=action.round,
+                    state="open",
+                    base_digest=action.body.base_digest,
+                    public_steps=db.as_json(steps),
+                    opened_at=self.around.now(),
+                )
+            )
+            session.flush()
+            self._opened_at[action.round] = self.around.monotonic()
+            self.around.publish("round.opened", {"run": self.name, "round": action.round})
+        if isinstance(action.body, pb.RoundResult) and row is not None and row.state == "open":
+            row.state = rounds.advance(rounds.ROUND, row.state, "abandon")
+            self._close(row)
+            self.around.publish("round.abandoned", {"run": self.name, "round": action.round})
+
+    def _commit(self, session: Session, action: Commit) -> list[CoordinatorEvent]:
+        row = session.get(db.Round, (self.name, action.round))
+        if row is None:
+            raise OperationError(f"round {action.round} of {self.name} was never opened")
+        blobs = self.around.blobs
+        uploads = [blobs.get(digest) for digest in action.upload_digests]
+        row.state = rounds.advance(rounds.ROUND, row.state, "commit")
+        try:
+            adapter = aggregate(blobs, blobs.get(row.base_digest), uploads, self.method.combine)
+        except OperationError as error:
+            if error.code != OperationError.default_code:
+                raise
+            # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
+            row.state = rounds.advance(rounds.ROUND, row.state, "abandon")
+            self._close(row)
+            self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
+            self.end(session, "failed", "AGGREGATE_REFUSED")
+            return []
+        row.adapter_digest = adapter.digest
+        row.participants = db.as_json(list(action.silos))
+        row.state = rounds.advance(rounds.ROUND, row.state, "committed")
+        self._close(row)
+        self._row(session).adapter_digest = adapter.digest
+        self.around.checkpoint()
+        self.around.publish(
+            "round.committed",
+            {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": row.seconds},
+        )
+        return [Committed(action.round, adapter.digest)]
+
+    def _close(self, row: db.Round) -> None:
+        row.closed_at = self.around.now()
+        row.seconds = round(self.around.monotonic() - self._opened_at.get(row.number, self.around.monotonic()), 3)
+        self.deadlines.pop(f"round/{row.number}", None)
+
+    def _row(self, session: Session) -> db.Run:
+        run = session.get(db.Run, self.name)
+        if run is None:
+            raise OperationError(f"run {self.name} is not in the database")
+        return run
+
+
+# ---- outbox -----------------------------------------------------------------------------------------
+
+
+def queue(session: Session, *, silo: str, run: str, round_number: int, step: int, kind: str, payload: bytes) -> None:
+    session.add(db.OutboxItem(silo=silo, run=run, round=round_number, step=step, kind=kind, payload=payload))
+    session.flush()
+
+
+def withdraw(session: Session, silo: str, run: str) -> None:
+    """Take back what a silo has not been given of a run."""
+    session.execute(delete(db.OutboxItem).where(db.OutboxItem.silo == silo, db.OutboxItem.run == run))
+
+
+# ---- events as JSON ---------------------------------------------------------------------------------
+
+_EVENTS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (RunStarted, SiloAbstained, SiloLeft, DeadlinePassed, Committed)
+}
+
+
+def event_fields(event: CoordinatorEvent) -> dict[str, Any]:
+    """An event as JSON; a message by the digest of its kept payload."""
+    if isinstance(event, MessageArrived):
+        named = {name: getattr(event, name) for name in ("silo", "kind", "round", "step", "digest")}
+        return {"event": "MessageArrived", **named}
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def event_from_fields(fields: dict[str, Any], blobs: Blobs) -> CoordinatorEvent:
+    """The event again. Raises OperationError: a payload it names is missing."""
+    fields = dict(fields)
+    name = fields.pop("event")
+    if name == "MessageArrived":
+        payload = blobs.get(fields["digest"])
+        kind = fields["kind"]
+        if kind in TENSOR_KINDS:
+            return MessageArrived(body=FactorsReader(payload, payload.size_bytes).header, **fields)
+        return MessageArrived(body=decode(OUTBOUND_KINDS[kind], whole(payload)), **fields)
+    event: CoordinatorEvent = _EVENTS[name](
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    )
+    return event

@@ -1,0 +1,341 @@
+"""gRPC, thin: mutual TLS and framing in front of the `Driver`, a unix socket in front of the `ControlDesk`.
+
+Every call is judged anew: TLS 1.3, one certificate of a silo of this federation, valid now (threats T25, T26, T28). A
+call may stall only so long, send only what it announced and open only so many at a time (T23, T24). What goes wrong
+here leaves as a bare status, never with a text (T8).
+What this does not stop: a network attacker who drops or delays packets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import logging
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from certs.identity import Identity, PeerIdentity, peer_identity
+from coordinator.blobs import AnyPayload, Blobs, BytesPayload, chunks
+from coordinator.config import Limits
+from coordinator.driver import Driver
+from coordinator.replies import Reply
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, PeerError, WireCode
+from fedsilo.treaty.wire import codec, services
+from fedsilo.treaty.wire._generated import control_pb2
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+log = logging.getLogger("fedsilo.coordinator")
+
+IN_MEMORY_BYTES_MAX = 1 << 20  # larger payloads go to a file while they arrive
+WATCHERS_MAX = 16
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 2 << 20),
+    ("grpc.max_concurrent_streams", 16),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, never shared with another process
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+class _Boundary:
+    """Ends a call whose handler failed with a bare status. The text stays in this process's log (T8)."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, GeneratorExit):
+            return
+        if isinstance(error, NotAllowedError):
+            log.warning("refused a connection: %s", error.message)
+            self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
+        if isinstance(error, FedSiloError):
+            log.error("a call ended: %s", error.message)
+            self._context.abort(grpc.StatusCode.UNAVAILABLE, "")
+        if isinstance(error, Exception) and self._context.is_active():
+            log.error("a call ended by a fault of ours", exc_info=error)
+            self._context.abort(grpc.StatusCode.INTERNAL, "")
+
+
+class _Watchdog:
+    """Cancels calls whose sender stalls (T24). One thread for all calls."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due: dict[grpc.ServicerContext, float] = {}
+
+    @contextlib.contextmanager
+    def watching(self, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
+        with self._lock:
+            self._due[context] = self._clock() + seconds
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._due.pop(context, None)
+
+    def look(self) -> None:
+        with self._lock:
+            late = [context for context, due in self._due.items() if due <= self._clock()]
+        for context in late:
+            log.warning("a sender stalled; its call is cancelled")
+            context.cancel()  # type: ignore[no-untyped-call]  # grpc publishes no types for it
+
+
+class FederationService:
+    """The one RPC of silos.
+
+    Args:
+        driver: takes the messages.
+        blobs: where large payloads are spooled.
+        trust_root_pem: federation CA.
+        limits: bounds per call and silo.
+        now: UTC, timezone-aware.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        blobs: Blobs,
+        *,
+        trust_root_pem: bytes,
+        limits: Limits,
+        now: Callable[[], datetime],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._driver = driver
+        self._blobs = blobs
+        self._trust_root_pem = trust_root_pem
+        self._limits = limits
+        self._now = now
+        self._calls: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.watchdog = _Watchdog(monotonic)
+
+    def exchange(self, requests: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
+        """One message in, one message out."""
+        with _Boundary(context):
+            peer = self._peer(context)
+            with self._one_more(peer, context), contextlib.ExitStack() as stack:
+                with self.watchdog.watching(context, self._limits.receive_timeout_seconds):
+                    reply = self._take(peer, requests, stack)
+                if isinstance(reply, Reply):
+                    yield from _frames(reply)
+                    return
+                envelope, payload = reply
+                yield from _frames(self._driver.receive(peer, envelope, payload))
+
+    def _take(
+        self, peer: PeerIdentity, requests: Iterator[pb.Frame], stack: contextlib.ExitStack
+    ) -> Reply | tuple[pb.Envelope, AnyPayload]:
+        """The complete message, or the refusal that answers its opening."""
+        envelope = pb.Envelope()
+        try:
+            first = next(requests, None)
+            if first is None or first.WhichOneof("part") != "opening":
+                raise PeerError(WireCode.MALFORMED, "a message begins with an opening")
+            envelope = first.opening.envelope
+            announced = first.opening.payload_bytes
+            # before a single payload byte is accepted
+            self._driver.parts.ingress.admit(peer, envelope, announced)
+            # dropped when the call ends, unless it was kept under its digest meanwhile
+            spool = stack.enter_context(self._blobs.spool()) if announced > IN_MEMORY_BYTES_MAX else None
+            taken = bytearray()
+            received = 0
+            for frame in requests:
+                received += len(frame.chunk)
+                too_long = len(frame.chunk) > codec.CHUNK_BYTES_MAX or received > announced
+                if frame.WhichOneof("part") != "chunk" or too_long or not frame.chunk:
+                    raise PeerError(
+                        WireCode.MALFORMED, "a frame is not a chunk, is empty, or exceeds what was announced"
+                    )
+                if spool is None:
+                    taken += frame.chunk
+                else:
+                    spool.write(frame.chunk)
+            if received != announced:
+                raise PeerError(WireCode.MALFORMED, f"{announced} bytes were announced, {received} came")
+        except PeerError as error:
+            return self._driver.refuse(peer, envelope, error)
+        return envelope, BytesPayload(bytes(taken)) if spool is None else spool.finish()
+
+    def _peer(self, context: grpc.ServicerContext) -> PeerIdentity:
+        """Who calls, by this call's certificate.
+
+        Raises:
+            NotAllowedError: not TLS 1.3, or not a silo's certificate that is valid now.
+        """
+        # the published stubs have the wrong type for the values
+        properties: Any = context.auth_context()
+        version = [value.decode() for value in properties.get("ssl_tls_version", ())]
+        if version and version != ["TLSv1.3"]:
+            raise NotAllowedError(f"{context.peer()} speaks {version[0][:16]}, TLSv1.3 is required")
+        certificates = list(properties.get("x509_pem_cert", ()))
+        if len(certificates) != 1:
+            raise NotAllowedError(f"{context.peer()} presents no certificate")
+        return peer_identity(certificates[0], self._trust_root_pem, self._now(), role="silo")
+
+    @contextlib.contextmanager
+    def _one_more(self, peer: PeerIdentity, context: grpc.ServicerContext) -> Iterator[None]:
+        with self._lock:
+            self._calls[peer.spiffe_id] += 1
+            too_many = self._calls[peer.spiffe_id] > self._limits.concurrent_calls_per_silo
+        try:
+            if too_many:
+                log.warning("%s has too many calls open", peer.spiffe_id)
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+            yield
+        finally:
+            with self._lock:
+                self._calls[peer.spiffe_id] -= 1
+
+
+def _frames(reply: Reply) -> Iterator[pb.Frame]:
+    yield pb.Frame(opening=pb.Opening(envelope=reply.envelope, payload_bytes=reply.payload.size_bytes))
+    for chunk in chunks(reply.payload):
+        yield pb.Frame(chunk=chunk)
+
+
+def federation_server(
+    service: FederationService, identity: Identity, listen: str, *, silos: int, limits: Limits
+) -> tuple[grpc.Server, int]:
+    """Listen for silos; returns the server, not yet started, and the port.
+
+    Args:
+        service: what answers.
+        identity: the coordinator's certificate and key.
+        listen: host:port; port 0 takes a free one.
+        silos: how many there are; each may wait in a poll.
+        limits: connection age.
+
+    Raises:
+        ConflictError: the port is in use; names it.
+    """
+    options = (
+        *_OPTIONS,
+        ("grpc.max_connection_age_ms", limits.connection_age_seconds_max * 1000),
+        ("grpc.max_connection_age_grace_ms", 120_000),
+    )
+    # a waiting poll holds a thread: two per silo for polls, the rest for everything else
+    server = grpc.server(ThreadPoolExecutor(4 + 3 * silos, thread_name_prefix="federation"), options=options)
+    handler = grpc.stream_stream_rpc_method_handler(
+        service.exchange,
+        request_deserializer=pb.Frame.FromString,
+        response_serializer=pb.Frame.SerializeToString,
+    )
+    method = services.EXCHANGE.rpartition("/")[2]
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(services.FEDERATION_SERVICE, {method: handler}),)
+    )
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key_pem, identity.certificate_pem)],
+        root_certificates=identity.trust_root_pem,
+        require_client_auth=True,
+    )
+    _refuse_port_in_use(listen)
+    try:
+        port = server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise ConflictError(f"cannot listen on {listen}", hint="choose another `listen:` address") from error
+    return server, port
+
+
+def _refuse_port_in_use(listen: str) -> None:
+    """grpc says only that binding failed; a person needs to know which port and why."""
+    host, _, port = listen.rpartition(":")
+    if port == "0":
+        return
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ConflictError(
+            f"cannot listen on {listen}: {error.strerror}",
+            hint=f"port {port} is taken; stop what holds it (`ss -ltnp 'sport = :{port}'`) or choose another `listen:`",
+        ) from error
+
+
+# ---- control ----------------------------------------------------------------------------------------
+
+
+class ControlService:
+    """The unix socket: reading for whoever may open it, changes only as signed commands (the desk verifies)."""
+
+    def __init__(self, desk: ControlDesk) -> None:
+        self._desk = desk
+
+    def snapshot(self, _request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> control_pb2.Snapshot:
+        with _Boundary(context):
+            return self._desk.snapshot()
+
+    def watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
+        with _Boundary(context):
+            sequence = request.since_sequence
+            while context.is_active() and not self._desk.closed:
+                for event in self._desk.events_since(sequence, 1.0):
+                    sequence = event.sequence
+                    yield event
+
+    def query(self, request: control_pb2.QueryRequest, context: grpc.ServicerContext) -> control_pb2.QueryReply:
+        with _Boundary(context):
+            return self._desk.query(request.name, request.arguments_json)
+
+    def execute(self, request: control_pb2.Command, context: grpc.ServicerContext) -> control_pb2.CommandReply:
+        with _Boundary(context):
+            return self._desk.execute(request)
+
+
+def control_server(desk: ControlDesk, path: Path, group: str) -> grpc.Server:
+    """Listen on the control socket; returns the server, not yet started.
+
+    The socket is 0660 for `group` where that group exists and this user may give it away, else 0600.
+    """
+    server = grpc.server(ThreadPoolExecutor(WATCHERS_MAX + 4, thread_name_prefix="control"))
+    service = ControlService(desk)
+    behaviours: dict[str, Any] = {
+        "Snapshot": service.snapshot, "Watch": service.watch, "Query": service.query, "Execute": service.execute,
+    }  # fmt: skip
+    handlers = {}
+    methods: dict[str, tuple[Any, Any, bool]] = dict(services.CONTROL_METHODS)
+    for name, (request, reply, streams) in methods.items():
+        make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+        handlers[name] = make(
+            behaviours[name], request_deserializer=request.FromString, response_serializer=reply.SerializeToString
+        )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(services.CONTROL_SERVICE, handlers),))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # the state folder's lock is held: no other daemon can be behind it
+    # nobody may connect between the socket's making and its mode
+    before = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise ConflictError(f"cannot listen on the control socket {path}") from error
+    finally:
+        os.umask(before)
+    with contextlib.suppress(KeyError, PermissionError):
+        os.chown(path, -1, grp.getgrnam(group).gr_gid)
+        path.chmod(0o660)
+    return server

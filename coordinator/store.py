@@ -1,0 +1,293 @@
+"""What the coordinator must not forget: runs, rounds, members, sequences, uploads, outbox, figures, events.
+
+SQLAlchemy 2 with portable column types, so that PostgreSQL is another URL. SQLite runs in WAL mode with full
+synchronisation: a committed transaction is on the disk, and only then is a message acknowledged (design 5).
+
+A method's state is not stored: `method_events` keeps what the pure half was told, in order, and folding it again
+gives the same state and the same actions, for every method.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import BigInteger, Engine, Float, Integer, LargeBinary, String, Text, create_engine, event, select
+from sqlalchemy import func as sql
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from coordinator.blobs import DiskFullError
+from fedsilo.treaty.errors import OperationError
+
+# SQLite numbers rows by itself only for a plain INTEGER key
+_RowId = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Run(Base):
+    """state: joining | offered | running | paused | finished | failed | aborted."""
+
+    __tablename__ = "runs"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(Integer)
+    state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(String(64), default="")
+    request: Mapped[str] = mapped_column(Text)  # the submitted fields as JSON
+    plan: Mapped[str] = mapped_column(Text, default="")  # canonical JSON once the roster stands
+    submitted_by: Mapped[str] = mapped_column(String(255), default="")
+    submitted_at: Mapped[str] = mapped_column(String(32))
+    started_at: Mapped[str] = mapped_column(String(32), default="")
+    ended_at: Mapped[str] = mapped_column(String(32), default="")
+    base_digest: Mapped[str] = mapped_column(String(64), default="")  # initial adapter
+    adapter_digest: Mapped[str] = mapped_column(String(64), default="")  # newest committed one
+
+
+class Round(Base):
+    """state: open | committed | abandoned."""
+
+    __tablename__ = "rounds"
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    state: Mapped[str] = mapped_column(String(16))
+    base_digest: Mapped[str] = mapped_column(String(64))
+    adapter_digest: Mapped[str] = mapped_column(String(64), default="")
+    public_steps: Mapped[str] = mapped_column(Text, default="{}")  # {step: [prompt index]}
+    participants: Mapped[str] = mapped_column(Text, default="[]")
+    opened_at: Mapped[str] = mapped_column(String(32))
+    closed_at: Mapped[str] = mapped_column(String(32), default="")
+    seconds: Mapped[float] = mapped_column(Float, default=0.0)
+
+
+class Member(Base):
+    __tablename__ = "members"
+    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
+    state: Mapped[str] = mapped_column(String(16))  # joined | refused
+    hello: Mapped[str] = mapped_column(Text)  # what it said, as JSON
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    refusal: Mapped[str] = mapped_column(Text, default="")  # {code, field, expected, got} as JSON
+    since: Mapped[str] = mapped_column(String(32))
+
+
+class SequenceCounter(Base):
+    """Highest sequence taken from a silo in a run ("in"), or reserved for our replies to it ("out", run "")."""
+
+    __tablename__ = "sequences"
+    silo: Mapped[str] = mapped_column(String(255), primary_key=True)
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    direction: Mapped[str] = mapped_column(String(3), primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)
+
+
+class Book(Base):
+    """What the rules count per silo (`policies.history.HistoryBook` as JSON); budgets survive a restart (T11)."""
+
+    __tablename__ = "books"
+    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
+    counts: Mapped[str] = mapped_column(Text)
+
+
+class Upload(Base):
+    """One accepted contribution; the key is what makes a retry recognisable (threat T29)."""
+
+    __tablename__ = "uploads"
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    payload_bytes: Mapped[int] = mapped_column(BigInteger)
+    norm: Mapped[float] = mapped_column(Float, default=0.0)  # L2 of a delta; 0 for other kinds
+    received_at: Mapped[str] = mapped_column(String(32))
+
+
+class OutboxItem(Base):
+    """At least once: an item stays until a poll acknowledges a sequence under which it was delivered."""
+
+    __tablename__ = "outbox"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    silo: Mapped[str] = mapped_column(String(64), index=True)
+    run: Mapped[str] = mapped_column(String(64))
+    round: Mapped[int] = mapped_column(Integer)
+    step: Mapped[int] = mapped_column(Integer)
+    kind: Mapped[str] = mapped_column(String(32))
+    payload: Mapped[bytes] = mapped_column(LargeBinary)
+    delivered_sequence: Mapped[int] = mapped_column(BigInteger, default=0)  # 0: never delivered
+
+
+class Traffic(Base):
+    """Complete messages per silo and kind; direction as the coordinator sees it: in | out."""
+
+    __tablename__ = "traffic"
+    silo: Mapped[str] = mapped_column(String(255), primary_key=True)
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    direction: Mapped[str] = mapped_column(String(3), primary_key=True)
+    messages: Mapped[int] = mapped_column(BigInteger)
+    payload_bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class Figure(Base):
+    """One line of the run record: what a silo measured, or what the method noted."""
+
+    __tablename__ = "figures"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    run: Mapped[str] = mapped_column(String(64), index=True)
+    round: Mapped[int] = mapped_column(Integer)
+    step: Mapped[int] = mapped_column(Integer)
+    silo: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(64))
+    fields: Mapped[str] = mapped_column(Text)
+
+
+class MethodEvent(Base):
+    __tablename__ = "method_events"
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(Integer, primary_key=True)
+    event: Mapped[str] = mapped_column(Text)
+
+
+class Event(Base):
+    """What happened, for people: the console's event list."""
+
+    __tablename__ = "events"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    time: Mapped[str] = mapped_column(String(32))
+    name: Mapped[str] = mapped_column(String(64))
+    fields: Mapped[str] = mapped_column(Text)
+
+
+class Store:
+    """The database.
+
+    Args:
+        url: SQLAlchemy URL, such as `sqlite:////var/lib/fedsilo/coordinator.db` or a PostgreSQL one.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine: Engine = create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _use_wal)
+        with _named_errors():
+            Base.metadata.create_all(self._engine)
+        self._sessions = sessionmaker(self._engine, expire_on_commit=False)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """One transaction, durable when the block ends.
+
+        Raises:
+            DiskFullError: no space; nothing of the block is kept.
+            OperationError: the database refuses for another reason.
+        """
+        with _named_errors(), self._sessions.begin() as session:
+            yield session
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def _use_wal(connection: sqlite3.Connection, _record: object) -> None:
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA busy_timeout=10000")
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        if "disk is full" in str(error.orig) or "disk I/O" in str(error.orig):
+            raise DiskFullError(
+                "no space left for the coordinator's database", hint="free space in state_dir, then start again"
+            ) from error
+        raise OperationError(f"the coordinator's database refuses: {error.orig}") from error
+
+
+# ---- queries that more than one caller needs --------------------------------------------------------
+
+
+def sequence_of(session: Session, silo: str, run: str, direction: str) -> int:
+    row = session.get(SequenceCounter, (silo, run, direction))
+    return row.value if row else 0
+
+
+def set_sequence(session: Session, silo: str, run: str, direction: str, value: int) -> None:
+    session.merge(SequenceCounter(silo=silo, run=run, direction=direction, value=value))
+
+
+def raise_sequence(session: Session, silo: str, run: str, value: int) -> None:
+    """Remember the highest sequence taken from a silo in a run; a retry's older one changes nothing."""
+    if value > sequence_of(session, silo, run, "in"):
+        set_sequence(session, silo, run, "in", value)
+
+
+def count_message(
+    session: Session, *, silo: str, run: str, round_number: int, kind: str, direction: str, payload_bytes: int
+) -> None:
+    row = session.get(Traffic, (silo, run, round_number, kind, direction))
+    if row is None:
+        row = Traffic(
+            silo=silo, run=run, round=round_number, kind=kind, direction=direction, messages=0, payload_bytes=0
+        )
+        session.add(row)
+    row.messages += 1
+    row.payload_bytes += payload_bytes
+
+
+def first_outbox_item(session: Session, silo: str, *, except_runs: Sequence[str] = ()) -> OutboxItem | None:
+    query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(except_runs)))
+    return session.scalars(query.order_by(OutboxItem.id).limit(1)).first()
+
+
+def next_ordinal(session: Session, run: str) -> int:
+    newest = session.scalar(select(sql.max(MethodEvent.ordinal)).where(MethodEvent.run == run))
+    return 1 if newest is None else newest + 1
+
+
+def uploads_in_slot(session: Session, *, run: str, round_number: int, step: int, kind: str, silo: str) -> list[Upload]:
+    return list(
+        session.scalars(
+            select(Upload).where(
+                Upload.run == run,
+                Upload.round == round_number,
+                Upload.step == step,
+                Upload.kind == kind,
+                Upload.silo == silo,
+            )
+        )
+    )
+
+
+def is_adapter(session: Session, digest: str) -> bool:
+    """Whether a digest names a global adapter of some run; an upload's digest does not, so it cannot be fetched."""
+    in_rounds = select(Round.run).where((Round.base_digest == digest) | (Round.adapter_digest == digest)).limit(1)
+    in_runs = select(Run.name).where((Run.base_digest == digest) | (Run.adapter_digest == digest)).limit(1)
+    return bool(digest) and (session.scalar(in_runs) is not None or session.scalar(in_rounds) is not None)
+
+
+def traffic_table(session: Session, run: str | None = None) -> list[dict[str, Any]]:
+    """Payload bytes by silo, direction and kind, summed over rounds, of one run or of everything."""
+    rows: dict[tuple[str, str, str], list[int]] = {}
+    query = select(Traffic) if run is None else select(Traffic).where(Traffic.run == run)
+    for row in session.scalars(query):
+        total = rows.setdefault((row.silo, row.direction, row.kind), [0, 0])
+        total[0] += row.messages
+        total[1] += row.payload_bytes
+    return [
+        {"silo": silo, "direction": direction, "kind": kind, "messages": messages, "bytes": size}
+        for (silo, direction, kind), (messages, size) in sorted(rows.items())
+    ]
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,234 @@
+"""From `run.yaml` to a signed plan: what the submitter chose, what the federation fixes, and who takes part.
+
+A run waits until every silo it names has joined, or until its join deadline with at least the quorum; only then is
+its roster, and with it the plan, final.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.aggregate import initial_adapter
+from coordinator.blobs import BytesPayload
+from coordinator.driver import Driver
+from coordinator.members import Agreed
+from coordinator.runs import ActiveRun
+from fedsilo.treaty import rounds, strict_yaml
+from fedsilo.treaty.errors import ConflictError, NotFoundError, UsageError
+from fedsilo.treaty.methods import method_named
+from fedsilo.treaty.plan import Plan
+from policies.schema import LoraSchema
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What a submitter cannot choose, since the silos agreed on it."""
+
+    federation: str
+    silos: tuple[str, ...]
+    agreed: Agreed
+    schema: LoraSchema
+    public_set_rows: int
+
+    def fields(self) -> dict[str, Any]:
+        agreed = self.agreed
+        return {
+            "federation": self.federation,
+            "lora": {"rank": self.schema.rank, "alpha": self.schema.alpha, "schema_sha256": self.schema.digest},
+            "base_model_sha256": agreed.base_model_sha256,
+            "tokenizer_sha256": agreed.tokenizer_sha256,
+            "template_sha256": agreed.template_sha256,
+            "load": agreed.load,
+            "mixed_base": agreed.mixed_base,
+            "public_set_sha256": agreed.public_set_sha256,
+            "public_set_rows": self.public_set_rows,
+            "held_out_sha256": agreed.held_out_sha256,
+            "wire_dtype": self.schema.dtype,
+        }
+
+
+def plan_from_request(request: Mapping[str, Any], fixed: Fixed, silos: tuple[str, ...], source: str) -> Plan:
+    """The plan of a request for these silos.
+
+    Raises:
+        UsageError: an unknown field, a wrong value, a silo that is not of the federation, or a value that differs
+            from what the federation fixes; named.
+    """
+    fields = dict(request)
+    for name, value in fixed.fields().items():
+        given = fields.get(name, value)
+        if name == "lora" and isinstance(given, Mapping):
+            given = {**value, **given}
+        if given != value:
+            raise UsageError(
+                f"{source}: {name} is {given!r}; this federation has {value!r}", hint=f"leave {name} out of the file"
+            )
+        fields[name] = value
+    fields["silos"] = list(silos)
+    unknown = [silo for silo in silos if silo not in fixed.silos]
+    if unknown:
+        raise UsageError(
+            f"{source}: {unknown[0]!r} is not a silo of this federation", hint=f"known: {', '.join(fixed.silos)}"
+        )
+    try:
+        plan = Plan.model_validate_json(json.dumps(fields))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the run"
+        known = f"known keys: {', '.join(sorted(Plan.model_fields))}" if first["type"] == "extra_forbidden" else ""
+        raise UsageError(f"{source}: {where}: {first['msg']}", hint=known) from error
+    method_named(plan.method)
+    return plan
+
+
+@dataclass
+class Waiting:
+    """A run whose roster does not stand yet."""
+
+    request: dict[str, Any]
+    plan: Plan  # with every silo it names
+    due: float  # monotonic
+
+
+@dataclass
+class Submissions:
+    """Runs before they have a plan. Used under the driver's lock."""
+
+    driver: Driver
+    fixed: Fixed
+    now: Callable[[], str]
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+
+    def load(self) -> None:
+        """Take up, after a restart, the runs that were still waiting for silos."""
+        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+            rows = session.scalars(select(db.Run).where(db.Run.plan == "", db.Run.state == "waiting"))
+            for row in rows:
+                self._wait(row.name, json.loads(row.request))
+
+    def submit(self, text: str, *, source: str, person: str) -> dict[str, Any]:
+        """Accept a run.
+
+        Args:
+            text: content of run.yaml.
+            source: its name, for messages.
+            person: who signed the command.
+
+        Raises:
+            UsageError: not a valid run.
+            ConflictError: the name is taken, or another run has not ended.
+        """
+        document = strict_yaml.load(text.encode(), source)
+        if not isinstance(document.value, dict):
+            raise UsageError(f"{source}: a run is a mapping of keys")
+        request = dict(document.value)
+        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+            ordinal = (session.scalar(select(func.max(db.Run.ordinal))) or 0) + 1
+            request.setdefault("run", f"run-{ordinal}")
+            plan = plan_from_request(request, self.fixed, self._silos_of(request), source)
+            if session.get(db.Run, plan.run) is not None:
+                raise ConflictError(f"there is a run {plan.run!r} already", hint="choose another `run:`")
+            going_on = session.scalars(select(db.Run)).all()
+            active = [run.name for run in going_on if not rounds.is_terminal(rounds.RUN, run.state)]
+            if active:
+                raise ConflictError(f"run {active[0]!r} has not ended", hint="wait for it, or abort it")
+            session.add(
+                db.Run(
+                    name=plan.run,
+                    ordinal=ordinal,
+                    state="waiting",
+                    request=db.as_json(request),
+                    submitted_by=person,
+                    submitted_at=self.now(),
+                )
+            )
+            session.flush()
+            self._wait(plan.run, request)
+            self.driver.parts.publish("run.submitted", {"run": plan.run, "method": plan.method, "by": person})
+            self._start_complete(session)
+            return {"run": plan.run, "state": "waiting", "silos": list(plan.silos)}
+
+    def look(self) -> float | None:
+        """Start what is complete or due. Returns the seconds until the next join deadline."""
+        if not self.waiting:
+            return None
+        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+            self._start_complete(session)
+            waits = [item.due - self.driver.parts.monotonic() for item in self.waiting.values()]
+            return max(0.0, min(waits)) if waits else None
+
+    def look_within(self) -> None:
+        """As `look`, for a caller that holds the driver's lock already."""
+        if self.waiting:
+            self.look()
+
+    def start_now(self, name: str) -> dict[str, Any]:
+        """Start with the silos that have joined. Raises NotFoundError, ConflictError: below the quorum."""
+        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+            if name not in self.waiting:
+                raise NotFoundError(f"no run {name!r} is waiting for silos")
+            item = self.waiting[name]
+            ready = self._joined(session, item.plan)
+            if len(ready) < item.plan.quorum:
+                raise ConflictError(f"{len(ready)} silos have joined, the quorum is {item.plan.quorum}")
+            self._start(session, name, ready)
+            return {"run": name, "silos": list(ready)}
+
+    def abort(self, name: str) -> bool:
+        """End a waiting run; False if it is not waiting."""
+        with self.driver.changing(), self.driver.parts.store.transaction() as session:
+            if name not in self.waiting:
+                return False
+            self._end(session, name, "abort", "ABORTED")
+            return True
+
+    def _silos_of(self, request: Mapping[str, Any]) -> tuple[str, ...]:
+        given = request.get("silos", self.fixed.silos)
+        if not isinstance(given, list | tuple) or not all(isinstance(silo, str) for silo in given):
+            raise UsageError("silos is a list of names")
+        return tuple(given)
+
+    def _wait(self, name: str, request: dict[str, Any]) -> None:
+        plan = plan_from_request(request, self.fixed, self._silos_of(request), "run")
+        due = self.driver.parts.monotonic() + plan.join_deadline_seconds
+        self.waiting[name] = Waiting(request, plan, due)
+
+    def _joined(self, session: Session, plan: Plan) -> tuple[str, ...]:
+        members = session.scalars(select(db.Member).where(db.Member.state == "joined")).all()
+        joined = {member.silo for member in members}
+        return tuple(silo for silo in plan.silos if silo in joined)
+
+    def _start_complete(self, session: Session) -> None:
+        for name, item in list(self.waiting.items()):
+            ready = self._joined(session, item.plan)
+            late = self.driver.parts.monotonic() >= item.due
+            if len(ready) == len(item.plan.silos) or (late and len(ready) >= item.plan.quorum):
+                self._start(session, name, ready)
+            elif late:
+                self._end(session, name, "fail", "QUORUM_NOT_REACHED")
+
+    def _start(self, session: Session, name: str, silos: tuple[str, ...]) -> None:
+        item = self.waiting.pop(name)
+        plan = plan_from_request(item.request, self.fixed, silos, "run")
+        row = session.get_one(db.Run, name)
+        adapter = self.driver.parts.blobs.keep(BytesPayload(initial_adapter(self.fixed.schema, plan.seed)))
+        row.plan, row.base_digest, row.adapter_digest = plan.canonical(), adapter.digest, adapter.digest
+        session.flush()
+        self.driver.add_run(session, ActiveRun(plan, self.driver.around))
+        self.driver.changing().notify_all()
+
+    def _end(self, session: Session, name: str, event: str, reason: str) -> None:
+        self.waiting.pop(name)
+        row = session.get_one(db.Run, name)
+        row.state = rounds.advance(rounds.RUN, row.state, event)
+        row.reason, row.ended_at = reason, self.now()
+        self.driver.parts.finished(session, row)
+        self.driver.parts.publish("run.ended", {"run": name, "outcome": row.state, "reason": reason})

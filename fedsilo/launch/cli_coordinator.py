@@ -1,0 +1,254 @@
+"""`coordinator`: set up, check, start and look at the federation's coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded, table
+
+if TYPE_CHECKING:
+    from coordinator.config import CoordinatorConfig
+    from coordinator.daemon import Ready
+
+app = typer.Typer(no_args_is_help=True, help="Set up, start and look at the coordinator of a federation.")
+silos_app = typer.Typer(no_args_is_help=True, help="The silos of the federation.")
+app.add_typer(silos_app, name="silos")
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml.")]
+_CONFIG = Path("coordinator.yaml")
+
+
+@app.command()
+@guarded("coordinator init")
+def init(
+    federation: Annotated[str, typer.Option("--federation", help="Name of the federation.")],
+    silos: Annotated[str, typer.Option("--silos", help="Names with commas; aggregation follows this order.")],
+    model: Annotated[Path, typer.Option("--model", help="Model folder; read for its hashes and shapes only.")],
+    public: Annotated[Path, typer.Option("--public", help="Public prompts, JSONL.")],
+    held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts, JSONL; read for hash and topics.")],
+    verifier: Annotated[str, typer.Option("--verifier", help="How answers to public prompts are checked.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder that holds id/ and gets the files.")] = Path(),
+    name: Annotated[str, typer.Option("--name", help="Name of the coordinator.")] = "main",
+    listen: Annotated[str, typer.Option("--listen", help="host:port; port 0 takes a free one.")] = "127.0.0.1:8443",
+    advertise: Annotated[str, typer.Option("--advertise", help="host:port the sites dial; default: --listen.")] = "",
+    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap or pubswap-random.")] = "pubswap",
+    load: Annotated[str, typer.Option("--load", help="How every silo loads the base: fp32, bf16, nf4, fp8.")] = "fp32",
+    rank: Annotated[int, typer.Option("--rank", help="LoRA rank.")] = 32,
+    alpha: Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")] = 64.0,
+    targets: Annotated[str, typer.Option("--targets", help='"all-linear" or names with commas.')] = "all-linear",
+    dtype: Annotated[str, typer.Option("--dtype", help="Values on the wire: float32 or bfloat16.")] = "float32",
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Write federation.json (for the sites), coordinator.yaml, charter.yaml and lora_schema.json."""
+    import time
+
+    from coordinator.setup import InitInputs, init_coordinator
+
+    result = init_coordinator(
+        InitInputs(
+            directory=out,
+            federation=federation,
+            silos=tuple(part.strip() for part in silos.split(",") if part.strip()),
+            model=model,
+            public=public,
+            held_out=held_out,
+            verifier=verifier,
+            now_seconds=time.time(),
+            coordinator=name,
+            listen=listen,
+            advertise=advertise,
+            ruleset=ruleset,
+            load=load,
+            rank=rank,
+            alpha=alpha,
+            targets=targets,
+            dtype=dtype,
+        ),
+        force=force,
+    )
+    emit(
+        "coordinator init",
+        result,
+        json_output=json_output,
+        text=f"wrote {result['config']}, {result['charter']}, {result['schema']}\n"
+        f"give {result['bundle']} to every site\nnext: coordinator check --config {result['config']}",
+    )
+
+
+@app.command()
+@guarded("coordinator check")
+def check(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+    """Read everything a start needs and compare it; changes nothing."""
+    from coordinator.config import load_config
+    from coordinator.daemon import check as check_files
+
+    checked = check_files(load_config(config))
+    data = {
+        "spiffe_id": checked.identity.spiffe_id,
+        "certificate_not_after": checked.identity.not_after.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "charter_sha256": checked.charter.digest,
+        "lora_schema_sha256": checked.schema.digest,
+        "public_rows": len(checked.public.rows),
+        "silos": list(checked.config.silos),
+    }
+    emit(
+        "coordinator check",
+        data,
+        json_output=json_output,
+        text=lambda: table(("what", "value"), ((key, value) for key, value in data.items())),
+        warnings=checked.warnings,
+    )
+
+
+@app.command()
+@guarded("coordinator start")
+def start(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+    """Serve until SIGTERM or Ctrl-C. Prints one line when silos may dial."""
+    import logging
+    import sys
+
+    from coordinator.daemon import run_coordinator
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+
+    def ready(where: Ready) -> None:
+        emit(
+            "coordinator start",
+            {
+                "federation": where.federation,
+                "coordinator": where.coordinator,
+                "address": where.address,
+                "port": where.port,
+                "control_socket": where.control_socket,
+            },
+            json_output=json_output,
+            text=f"coordinator {where.federation}/{where.coordinator} ready on {where.address}, "
+            f"control socket {where.control_socket}",
+        )
+
+    run_coordinator(config, ready=ready)
+
+
+@app.command()
+@guarded("coordinator status")
+def status(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+    """State of the running coordinator: address, silos, runs."""
+    state = _state(_load(config))
+
+    def text() -> str:
+        lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
+        if state["halted"]:
+            lines.append(f"HALTED: {state['halted']}; nothing is taken from any silo")
+        lines.append(_silo_table(state["silos"]))
+        runs = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"]) for run in state["runs"]]
+        lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")
+        return "\n".join(lines)
+
+    emit("coordinator status", state, json_output=json_output, text=text)
+
+
+@app.command()
+@guarded("coordinator stop")
+def stop(
+    config: ConfigOption = _CONFIG,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for its end.")] = 30.0,
+    json_output: JsonOption = False,
+) -> None:
+    """End the coordinator cleanly (SIGTERM by its own user); calls in flight may finish."""
+    import os
+    import signal
+    import time
+
+    from fedsilo.edge.files import lock_exclusively
+    from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError
+
+    lock = _load(config).state_dir / "lock"
+    process_id = 0
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            # the lock goes with the process, so a stale process id is never signalled
+            if lock.exists():
+                lock_exclusively(lock).release()
+            break
+        except ConflictError:
+            if not process_id:
+                process_id = int(lock.read_text().strip() or 0)
+                if process_id <= 0:
+                    raise UnreachableError(f"{lock} names no process") from None
+                os.kill(process_id, signal.SIGTERM)
+            if time.monotonic() > deadline:
+                raise OperationError(f"process {process_id} has not ended within {timeout:g} s") from None
+            time.sleep(0.05)
+    if not process_id:
+        raise UnreachableError("no coordinator is running in this state_dir")
+    emit("coordinator stop", {"process": process_id}, json_output=json_output, text=f"process {process_id} has ended")
+
+
+@silos_app.command("list")
+@guarded("coordinator silos list")
+def silos_list(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+    """Which silos have joined, were refused (and why), or are absent."""
+    rows = _state(_load(config))["silos"]
+    emit("coordinator silos list", rows, json_output=json_output, text=lambda: _silo_table(rows))
+
+
+@app.command()
+@guarded("coordinator logs")
+def logs(
+    config: ConfigOption = _CONFIG,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as events happen.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Events of the running coordinator, oldest first; with --json one envelope a line."""
+    from console.client import ControlClient
+
+    with ControlClient(_load(config).control.socket) as client:
+        last = client.snapshot().sequence
+        if not follow and not last:
+            return
+        for event in client.watch(0):
+            data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
+            details = " ".join(f"{key}={value}" for key, value in event.fields.items())
+            emit("coordinator logs", data, json_output=json_output, text=f"{event.time} {event.name} {details}")
+            if not follow and event.sequence >= last:
+                return
+
+
+def _load(path: Path) -> CoordinatorConfig:
+    from coordinator.config import load_config
+
+    return load_config(path)
+
+
+def _state(config: CoordinatorConfig) -> dict[str, Any]:
+    from console.client import ControlClient
+
+    with ControlClient(config.control.socket) as client:
+        return client.snapshot().state
+
+
+def _silo_table(rows: list[dict[str, Any]]) -> str:
+    return table(
+        ("silo", "state", "last seen", "round.step", "refused because"),
+        (
+            (
+                row["silo"],
+                row["state"],
+                row["last_seen"] or "-",
+                f"{row['round']}.{row['step']}",
+                _reason(row["refusal"]),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _reason(refusal: dict[str, str] | None) -> str:
+    if not refusal:
+        return ""
+    return f"{refusal['code']}: {refusal['field']} expected {refusal['expected']}, got {refusal['got']}"

@@ -1,0 +1,219 @@
+"""`fedsilo run`: submit, watch and steer runs through the coordinator's control socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded, table
+
+if TYPE_CHECKING:
+    from console.client import ControlClient
+
+app = typer.Typer(no_args_is_help=True, help="Submit, watch and steer runs of the federation.")
+
+SocketOption = Annotated[
+    Path | None, typer.Option("--socket", envvar="FEDSILO_CONTROL", help="The coordinator's control socket.")
+]
+ConfigOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml, read for its control socket.")]
+AsOption = Annotated[
+    str, typer.Option("--as", envvar="FEDSILO_OPERATOR", help="Who signs: a person, or the path of a certificate.")
+]
+RunArgument = Annotated[str, typer.Argument(help="Name of the run.")]
+_CONFIG = Path("coordinator.yaml")
+ENDED = ("finished", "failed", "aborted")
+
+
+@app.command()
+@guarded("run submit")
+def submit(
+    file: Annotated[Path, typer.Argument(help="run.yaml.")],
+    person: AsOption,
+    config: ConfigOption = _CONFIG,
+    socket: SocketOption = None,
+    request_id: Annotated[str, typer.Option("--request-id", help="Give it again to repeat the same request.")] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Submit a run; it starts when the silos it names have joined."""
+    from fedsilo.treaty.errors import NotFoundError
+
+    if not file.is_file():
+        raise NotFoundError(f"{file} does not exist")
+    arguments = {"text": file.read_text(encoding="utf-8"), "source": str(file)[:128]}
+    result = _execute("run.submit", arguments, person, config, socket, request_id)
+    emit(
+        "run submit",
+        result,
+        json_output=json_output,
+        text=f"run {result['run']} waits for {len(result['silos'])} silos",
+    )
+
+
+@app.command("list")
+@guarded("run list")
+def list_runs(config: ConfigOption = _CONFIG, socket: SocketOption = None, json_output: JsonOption = False) -> None:
+    """All runs, oldest first."""
+    with _client(config, socket) as client:
+        runs = client.query("runs")
+    rows = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"], run["reason"]) for run in runs]
+    emit(
+        "run list",
+        runs,
+        json_output=json_output,
+        text=lambda: table(("run", "state", "round", "method", "reason"), rows) if rows else "no runs yet",
+    )
+
+
+@app.command()
+@guarded("run show")
+def show(
+    run: RunArgument,
+    number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
+    config: ConfigOption = _CONFIG,
+    socket: SocketOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """One run: plan, rounds, pass@1, bytes."""
+    from fedsilo.treaty.errors import NotFoundError
+
+    with _client(config, socket) as client:
+        record = client.query("run", {"run": run})
+    if number is not None:
+        found = [row for row in record["rounds"] if row["round"] == number]
+        if not found:
+            raise NotFoundError(f"run {run} has no round {number}")
+        emit("run show", found[0], json_output=json_output, text=lambda: _rounds_text(found))
+        return
+    emit("run show", record, json_output=json_output, text=lambda: _record_text(record))
+
+
+@app.command()
+@guarded("run watch")
+def watch(
+    run: RunArgument, config: ConfigOption = _CONFIG, socket: SocketOption = None, json_output: JsonOption = False
+) -> None:
+    """Events of a run until it ends; with --json one envelope a line. Exit 1 if it failed."""
+    from fedsilo.treaty.errors import OperationError
+
+    with _client(config, socket) as client:
+        state = client.query("run", {"run": run})["state"]
+        if state not in ENDED:
+            for event in client.watch(0):
+                if event.fields.get("run") not in (None, run):
+                    continue
+                details = " ".join(f"{key}={value}" for key, value in event.fields.items() if key != "run")
+                data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
+                emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {details}")
+                if event.name == "run.ended" and event.fields.get("run") == run:
+                    break
+            state = client.query("run", {"run": run})["state"]
+    if state != "finished":
+        raise OperationError(f"run {run} has not finished: {state}")
+
+
+def _steer(verb: str) -> None:
+    @app.command(verb, help=_HELP[verb])
+    @guarded(f"run {verb}")
+    def command(
+        run: RunArgument,
+        person: AsOption,
+        config: ConfigOption = _CONFIG,
+        socket: SocketOption = None,
+        json_output: JsonOption = False,
+    ) -> None:
+        result = _execute(f"run.{verb}", {"run": run}, person, config, socket)
+        state = result.get("state", "started")
+        emit(f"run {verb}", result, json_output=json_output, text=f"run {run}: {state}")
+
+
+_HELP = {
+    "start": "Start a waiting run with the silos that have joined (at least the quorum).",
+    "pause": "Deliver nothing more and let no deadline pass, until resumed.",
+    "resume": "Go on with a paused run.",
+    "abort": "End a run now; the adapter of the last committed round stays.",
+}
+for _verb in _HELP:
+    _steer(_verb)
+
+
+@app.command()
+@guarded("run export")
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(help="Folder to write: run_record.json and adapter/.")],
+    config: ConfigOption = _CONFIG,
+    socket: SocketOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Copy a run's adapter folder and signed record out of the coordinator's state."""
+    import shutil
+
+    from fedsilo.treaty.errors import ConflictError
+
+    with _client(config, socket) as client:
+        record = client.query("run", {"run": run})
+    if not record["folder"]:
+        raise ConflictError(f"run {run} has not ended: it is {record['state']}")
+    if out.exists() and any(out.iterdir()):
+        raise ConflictError(f"{out} is not empty", hint="name a new folder")
+    shutil.copytree(record["folder"], out, dirs_exist_ok=True)
+    adapter = out / "adapter"
+    data = {"run": run, "folder": str(out), "adapter": str(adapter) if adapter.exists() else ""}
+    emit("run export", data, json_output=json_output, text=f"wrote {out}")
+
+
+def _client(config: Path, socket: Path | None) -> ControlClient:
+    from console.client import ControlClient
+
+    if socket is None:
+        from coordinator.config import load_config
+
+        socket = load_config(config).control.socket
+    return ControlClient(socket)
+
+
+def _execute(
+    name: str, arguments: dict[str, Any], person: str, config: Path, socket: Path | None, request_id: str = ""
+) -> Any:
+    """Sign a command as a person of the coordinator's site and carry it out."""
+    from console.client import Operator, sign_as
+    from coordinator.config import load_config
+
+    if person.endswith(".crt"):
+        certificate = Path(person)
+    else:
+        certificate = load_config(config).identity.site_ca.parent / f"{person}.crt"
+    with _client(config, socket) as client:
+        site = client.snapshot().state["site"]
+        operator = Operator(site, certificate, certificate.with_suffix(".key"))
+        return client.execute(sign_as(operator, name, arguments, request_id=request_id))
+
+
+def _record_text(record: dict[str, Any]) -> str:
+    plan = record["plan"] or {}
+    lines = [
+        f"run {record['run']}: {record['state']} {record['reason']}".rstrip(),
+        f"method {plan.get('method', '-')}, seed {record['seed']}, submitted by {record['submitted_by']}",
+    ]
+    if record["rounds"]:
+        lines.append(_rounds_text([record["before"], *record["rounds"]]))
+    bytes_rows = [
+        (row["silo"], row["direction"], row["kind"], row["messages"], row["bytes"]) for row in record["traffic"]
+    ]
+    if bytes_rows:
+        lines.append(table(("silo", "direction", "kind", "messages", "bytes"), bytes_rows))
+    if record["folder"]:
+        lines.append(f"folder {record['folder']}")
+    return "\n".join(lines)
+
+
+def _rounds_text(rounds: list[dict[str, Any]]) -> str:
+    rows = []
+    for item in rounds:
+        scores = [values["pass_at_1"][""] for values in item["metrics"].values() if "" in values.get("pass_at_1", {})]
+        mean = f"{sum(scores) / len(scores):.3f}" if scores else "-"
+        donors = sum(item["donors_sent"].values())
+        rows.append((item["round"], item["state"] or "base", len(item["participants"]), donors, mean, item["seconds"]))
+    return table(("round", "state", "silos", "donors", "pass@1", "seconds"), rows)

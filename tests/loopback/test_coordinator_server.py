@@ -1,0 +1,230 @@
+"""One real coordinator process core on a loopback port: mutual TLS, one exchange, and the control socket."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from console.client import ControlClient, Operator, sign_as
+from coordinator.config import load_config
+from coordinator.daemon import Coordinator, Ready, check
+from fedsilo.edge.identity_files import load_identity
+from fedsilo.edge.site_policy import read_ruleset
+from fedsilo.edge.task_files import read_tasks
+from fedsilo.launch.provision import init_ca, provision_site
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
+from fedsilo.treaty.wire import codec, services
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.render import render_policy
+from tests.policies.setting import HASH, SCHEMA, site_facts
+
+SILOS = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CAs, the coordinator's folder and one silo's, plus one silo of a foreign federation CA."""
+    folder = tmp_path_factory.mktemp("fs")
+    init_ca(folder / "ca", name="cardio-net", kind="federation")
+    init_ca(folder / "foreign_ca", name="cardio-net", kind="federation")
+    people: dict[str, Any] = {"alice": ["operator"], "victor": ["viewer"]}
+    provision_site(folder / "main", site="main", federation_ca=folder / "ca", people=people, is_coordinator=True)
+    public_key = (folder / "main" / "id" / "coordinator.pub").read_bytes()
+    for place, authority in (("hospital_a", "ca"), ("hospital_b", "foreign_ca")):
+        provision_site(
+            folder / place,
+            site=place,
+            federation_ca=folder / authority,
+            people={},
+            coordinator_public_key=public_key,
+        )
+    main = folder / "main"
+    rows = [f'{{"id":"p{row}","prompt":"{row}","answer":"{row}","topic":"rotate"}}' for row in range(10)]
+    (main / "public.jsonl").write_text("\n".join(rows) + "\n")
+    public = read_tasks(main / "public.jsonl").sha256
+    facts = site_facts(public_sha256=public, valid_from="2025-01-01T00:00:00Z", valid_until="2099-01-01T00:00:00Z")
+    (main / "charter.yaml").write_text(render_policy(read_ruleset("pubswap"), facts))
+    (main / "lora_schema.json").write_bytes(SCHEMA.canonical())
+    (main / "coordinator.yaml").write_text(
+        f"""\
+coordinator: main
+federation: cardio-net
+listen: "127.0.0.1:0"
+state_dir: state
+identity: {{certificate: id/main.crt, key: id/main.key, signing_key: id/main.ed25519,
+           federation_ca: id/federation_ca.crt, site_ca: id/site_ca.crt, operators: id/roles.yaml}}
+charter: charter.yaml
+silos: [{", ".join(SILOS)}]
+expected: {{base_model_sha256: "{HASH["base"]}", tokenizer_sha256: "{HASH["tokenizer"]}",
+           template_sha256: "{HASH["template"]}", lora_schema: lora_schema.json}}
+public: {{path: public.jsonl, sha256: "{public}", verifier: exact}}
+held_out: {{sha256: "{HASH["held"]}"}}
+"""
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ready(site: Path) -> Iterator[Ready]:
+    with (
+        Coordinator(check(load_config(site / "main" / "coordinator.yaml"))) as coordinator,
+        coordinator.serving() as up,
+    ):
+        worker = threading.Thread(target=coordinator.work)
+        worker.start()
+        yield up
+        coordinator.request_stop()
+        worker.join()
+
+
+def exchange(site: Path, ready: Ready, silo: str, kind: str, body: Any, sequence: int) -> tuple[pb.Envelope, bytes]:
+    files = site / silo / "id"
+    identity = load_identity(
+        files / f"{silo}.crt",
+        files / f"{silo}.key",
+        files / f"{silo}.ed25519",
+        files / "federation_ca.crt",
+        role="silo",
+    )
+    payload = codec.encode(body)
+    envelope = pb.Envelope(
+        federation="cardio-net",
+        attempt=1,
+        kind=kind,
+        sender=identity.spiffe_id,
+        sequence=sequence,
+        payload_digest=bytes.fromhex(codec.sha256_hex(payload)),
+    )
+    envelope.signature = identity.signing_key.sign(codec.signing_bytes(envelope))
+    root = (site / "main" / "id" / "federation_ca.crt").read_bytes()
+    credentials = grpc.ssl_channel_credentials(root, identity.key_pem, identity.certificate_pem)
+    with grpc.secure_channel(ready.address, credentials) as channel:
+        call = channel.stream_stream(
+            services.EXCHANGE,
+            request_serializer=pb.Frame.SerializeToString,
+            response_deserializer=pb.Frame.FromString,
+        )
+        frames = list(call(codec.frames(envelope, payload), timeout=20))
+    return frames[0].opening.envelope, b"".join(frame.chunk for frame in frames[1:])
+
+
+def hello(site: Path, **changes: Any) -> pb.Hello:
+    public = read_tasks(site / "main" / "public.jsonl").sha256
+    fields: dict[str, Any] = {
+        "protocol_min": 1, "protocol_max": 1, "base_model_sha256": HASH["base"], "tokenizer_sha256": HASH["tokenizer"],
+        "template_sha256": HASH["template"], "load": "fp32", "lora_schema_sha256": SCHEMA.digest,
+        "public_set_sha256": public, "held_out_sha256": HASH["held"], "code_sha256": "c0" * 32,
+        "isolation": "namespaces", "role": "member",
+    }  # fmt: skip
+    return pb.Hello(**{**fields, **changes})
+
+
+def test_hello_over_mutual_tls_and_what_the_control_socket_shows_of_it(site: Path, ready: Ready) -> None:
+    envelope, payload = exchange(site, ready, "hospital_a", "control.hello", hello(site, load="bf16"), 1)
+    refusal = codec.decode(pb.Refusal, payload)
+    assert (envelope.kind, refusal.code, refusal.expected, refusal.got) == (
+        "control.refusal", "LOAD_MISMATCH", "fp32", "bf16",
+    )  # fmt: skip
+    envelope, _ = exchange(site, ready, "hospital_a", "control.hello", hello(site), 2)
+    assert envelope.kind == "control.ack"
+    with ControlClient(Path(ready.control_socket)) as client:
+        states = {row["silo"]: row["state"] for row in client.query("silos")}
+        assert states == {
+            "hospital_a": "joined",
+            "hospital_b": "absent",
+            "hospital_c": "absent",
+            "hospital_d": "absent",
+        }
+        names = []
+        for event in client.watch(0):
+            names.append(event.name)
+            if event.name == "silo.joined":
+                break
+        assert "silo.refused" in names
+        assert client.snapshot().state["address"] == ready.address
+
+
+def test_T28_a_certificate_of_another_ca_gets_no_connection(site: Path, ready: Ready) -> None:
+    with pytest.raises((grpc.RpcError, FedSiloError)):
+        exchange(site, ready, "hospital_b", "control.hello", hello(site), 1)
+
+
+def test_T25_plaintext_and_no_certificate_are_refused(site: Path, ready: Ready) -> None:
+    root = (site / "main" / "id" / "federation_ca.crt").read_bytes()
+    for channel in (
+        grpc.insecure_channel(ready.address),
+        grpc.secure_channel(ready.address, grpc.ssl_channel_credentials(root)),
+    ):
+        with channel:
+            call = channel.stream_stream(
+                services.EXCHANGE,
+                request_serializer=pb.Frame.SerializeToString,
+                response_deserializer=pb.Frame.FromString,
+            )
+            with pytest.raises(grpc.RpcError):
+                list(call(iter([pb.Frame(chunk=b"x")]), timeout=5))
+
+
+def test_a_run_is_submitted_by_an_operator_and_by_nobody_less(site: Path, ready: Ready) -> None:
+    text = (
+        "method: pubswap\nrounds: 1\nlocal_steps: 2\nseed: 1\nprompts_per_step: 3\nsamples_per_prompt: 4\n"
+        "rollout: {max_new_tokens: 32}\n"
+    )
+    files = site / "main" / "id"
+    with ControlClient(Path(ready.control_socket)) as client:
+        viewer = Operator("main", files / "victor.crt", files / "victor.key")
+        with pytest.raises(NotAllowedError):
+            client.execute(sign_as(viewer, "run.submit", {"text": text}))
+        operator = Operator("main", files / "alice.crt", files / "alice.key")
+        command = sign_as(operator, "run.submit", {"text": text})
+        assert client.execute(command)["run"] == "run-1"
+        assert client.execute(command)["run"] == "run-1"  # the same request again is the same request
+        assert [run["state"] for run in client.query("runs")] == ["waiting"]
+        assert client.execute(sign_as(operator, "run.abort", {"run": "run-1"}))["state"] == "aborted"
+
+
+def test_a_port_in_use_is_named(site: Path, ready: Ready, tmp_path: Path) -> None:
+    config = load_config(site / "main" / "coordinator.yaml")
+    taken = config.model_copy(
+        update={
+            "listen": ready.address,
+            "state_dir": tmp_path,
+            "control": config.control.model_copy(update={"socket": tmp_path / "c.sock"}),
+        }
+    )
+    with Coordinator(check(taken)) as second, pytest.raises(ConflictError, match=str(ready.port)), second.serving():
+        pass
+    with pytest.raises(ConflictError, match="held by process"), Coordinator(check(config)):
+        pass
+
+
+def test_the_command_prints_one_ready_line_and_ends_cleanly_on_sigterm(site: Path, tmp_path: Path) -> None:
+    config = (site / "main" / "coordinator.yaml").read_text().replace("state_dir: state", f"state_dir: {tmp_path}")
+    place = site / "main" / "other.yaml"
+    place.write_text(config)
+    program = "from fedsilo.launch.cli_coordinator import app; app()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "start", "--config", str(place), "--json"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        data = json.loads(process.stdout.readline())["data"]
+        with ControlClient(Path(data["control_socket"])) as client:
+            assert client.snapshot().state["address"] == f"127.0.0.1:{data['port']}"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stdout.read() == ""
+    assert not Path(data["control_socket"]).exists()
+
+
+def test_nobody_behind_the_socket_is_said_so(tmp_path: Path) -> None:
+    with ControlClient(tmp_path / "none.sock") as client, pytest.raises(UnreachableError, match="does not exist"):
+        client.snapshot()

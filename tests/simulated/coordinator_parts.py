@@ -1,0 +1,384 @@
+"""A whole coordinator in a folder, without sockets, and silos in memory that speak to its `Driver` by hand.
+
+Time is a hand clock. A silo is the real silo half of the method with random factors instead of a trainer; everything
+it sends goes through the real codec, envelope and signature.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.orm import Session
+
+from certs.identity import PeerIdentity
+from coordinator import store as db
+from coordinator.blobs import AnyPayload, Blobs
+from coordinator.driver import Driver
+from coordinator.ingress import Ingress
+from coordinator.members import Agreed
+from coordinator.parts import Parts
+from coordinator.record import Outcome
+from coordinator.replies import Reply
+from coordinator.store import Store
+from coordinator.submission import Fixed, Submissions
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.treaty import method as events
+from fedsilo.treaty.grading import Verdict, grade
+from fedsilo.treaty.methods import method_named
+from fedsilo.treaty.plan import Plan, plan_from_canonical
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import INBOUND_KINDS
+from policies.load import Policy
+from tests.policies.setting import HASH, SCHEMA, policy_of, policy_text
+
+FEDERATION = "cardio-net"
+COORDINATOR = f"spiffe://{FEDERATION}/coordinator/main"
+SILOS = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
+REFERENCES = tuple(str(row) for row in range(10))
+AGREED = Agreed(
+    base_model_sha256=HASH["base"],
+    tokenizer_sha256=HASH["tokenizer"],
+    template_sha256=HASH["template"],
+    load="fp32",
+    mixed_base="refuse",
+    lora_schema_sha256=SCHEMA.digest,
+    public_set_sha256=HASH["public"],
+    held_out_sha256=HASH["held"],
+)
+RUN_YAML = """\
+run: run-1
+method: pubswap
+rounds: 2
+local_steps: 4
+swap_period: 2
+prompts_per_step: 3
+samples_per_prompt: 4
+seed: 7
+rollout: {max_new_tokens: 32}
+quorum: 2
+join_deadline_seconds: 60.0
+public_step_deadline_seconds: 100.0
+round_deadline_seconds: 1000.0
+"""
+
+
+class PlainGrader:
+    """Grades in this process; the killable child has its own tests."""
+
+    def grade_many(self, pairs: Any) -> list[Verdict]:
+        return [grade("exact", response, reference) for response, reference in pairs]
+
+
+@dataclass
+class Clock:
+    """`seconds` is moved by hand and serves both as UTC and as the monotonic clock."""
+
+    seconds: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@dataclass
+class House:
+    """A coordinator over a folder; a second one over the same folder is the same coordinator after a restart."""
+
+    folder: Path
+    clock: Clock = field(default_factory=Clock)
+    policy: Policy = field(default_factory=lambda: policy_of(policy_text()))
+    key: Ed25519PrivateKey = field(default_factory=lambda: Ed25519PrivateKey.from_private_bytes(b"c" * 32))
+    published: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.store = Store(f"sqlite:///{self.folder / 'coordinator.db'}")
+        self.blobs = Blobs(self.folder)
+        self.audit = AuditLog(
+            self.folder / "audit",
+            origin=COORDINATOR,
+            key=self.key,
+            actor=COORDINATOR,
+            clock=self.clock,
+            reserve_bytes=0,
+        )
+        outcome = Outcome(
+            self.folder / "runs",
+            self.blobs,
+            schema=SCHEMA,
+            base_model="tiny",
+            signer=COORDINATOR,
+            key=self.key,
+            charter_digest=self.policy.digest,
+        )
+        ingress = Ingress(
+            federation=FEDERATION,
+            silos=SILOS,
+            policy=self.policy,
+            schema=SCHEMA,
+            references=REFERENCES,
+            public_set_sha256=HASH["public"],
+            topics=frozenset({"sort up", "rotate"}),
+            grader=PlainGrader(),
+            now_seconds=self.clock,
+        )
+        self.driver = Driver(
+            Parts(
+                federation=FEDERATION,
+                spiffe_id=COORDINATOR,
+                signing_key=self.key,
+                silos=SILOS,
+                agreed=AGREED,
+                store=self.store,
+                blobs=self.blobs,
+                audit=self.audit,
+                ingress=ingress,
+                now=lambda: datetime.fromtimestamp(self.clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                monotonic=self.clock,
+                publish=lambda name, fields: self.published.append((name, fields)),
+                finished=outcome.write,
+                payload_digest=payload_digest,
+                poll_wait_seconds_max=0.0,
+            )
+        )
+        fixed = Fixed(FEDERATION, SILOS, AGREED, SCHEMA, len(REFERENCES))
+        self.submissions = Submissions(self.driver, fixed, self.driver.parts.now)
+        self.driver.after_hello = self.submissions.look_within
+        self.driver.load()
+        self.submissions.load()
+
+    def close(self) -> None:
+        self.audit.close()
+        self.store.close()
+
+    def submit(self, text: str = RUN_YAML) -> dict[str, Any]:
+        return self.submissions.submit(text, source="run.yaml", person="alice")
+
+    def advance(self, seconds: float) -> None:
+        self.clock.seconds += seconds
+        self.submissions.look()
+        self.driver.tick()
+
+    def rows(self, read: Callable[[Session], Any]) -> Any:
+        with self.store.transaction() as session:
+            return read(session)
+
+    def run(self) -> db.Run:
+        found: db.Run = self.rows(lambda session: session.get_one(db.Run, "run-1"))
+        return found
+
+    def record(self) -> dict[str, Any]:
+        document = json.loads((self.folder / "runs" / "run-1" / "run_record.json").read_bytes())
+        record: dict[str, Any] = document["record"]
+        return record
+
+
+def payload_digest(kind: str, payload: AnyPayload) -> dict[str, Any]:
+    return {"bytes": payload.size_bytes, "sha256": payload.digest}
+
+
+def hello(**changes: Any) -> pb.Hello:
+    fields: dict[str, Any] = {
+        "protocol_min": 1,
+        "protocol_max": 1,
+        "base_model_sha256": AGREED.base_model_sha256,
+        "tokenizer_sha256": AGREED.tokenizer_sha256,
+        "template_sha256": AGREED.template_sha256,
+        "load": "fp32",
+        "lora_schema_sha256": AGREED.lora_schema_sha256,
+        "public_set_sha256": AGREED.public_set_sha256,
+        "held_out_sha256": AGREED.held_out_sha256,
+        "code_sha256": "c0" * 32,
+        "isolation": "namespaces",
+        "role": "member",
+    }
+    return pb.Hello(**{**fields, **changes})
+
+
+class SimulatedSilo:
+    """One party: `say` sends one message; `live` polls and lets the silo half work until nothing is pending."""
+
+    def __init__(self, house: House, name: str, *, federation: str = FEDERATION) -> None:
+        self.house = house
+        self.name = name
+        seed = name.encode().ljust(32, b".")[:32]
+        self.key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.peer = PeerIdentity(
+            spiffe_id=f"spiffe://{federation}/silo/{name}",
+            role="silo",
+            name=name,
+            signing_public_key=self.key.public_key(),
+            fingerprint="f" * 64,
+            not_after=datetime(2030, 1, 1, tzinfo=UTC),
+        )
+        self.sequences: dict[str, int] = {}
+        self.acknowledged = 0
+        self.heard: list[tuple[pb.Envelope, Any]] = []
+        self.plan: Plan | None = None
+        self.state: Any = None
+        self.adapters: dict[str, bytes] = {}
+        self.deltas: dict[int, dict[str, Any]] = {}
+        self.mute: set[str] = set()  # kinds this silo never sends: a drop-out
+        self.last: tuple[pb.Envelope, bytes] | None = None
+
+    # ---- one message ---------------------------------------------------------------------------------
+
+    def envelope(self, kind: str, payload: bytes, *, run: str = "", number: int = 0, step: int = 0) -> pb.Envelope:
+        self.sequences[run] = self.sequences.get(run, 0) + 1
+        envelope = pb.Envelope(
+            federation=FEDERATION,
+            run=run,
+            round=number,
+            step=step,
+            attempt=1,
+            kind=kind,
+            sender=self.peer.spiffe_id,
+            sequence=self.sequences[run],
+            payload_digest=bytes.fromhex(codec.sha256_hex(payload)),
+        )
+        return self.signed(envelope)
+
+    def signed(self, envelope: pb.Envelope) -> pb.Envelope:
+        envelope.signature = self.key.sign(codec.signing_bytes(envelope))
+        return envelope
+
+    def deliver(self, envelope: pb.Envelope, payload: bytes) -> Any:
+        """Hand a message over; returns the reply's parsed body. Every reply's signature and sequence are checked."""
+        self.last = (envelope, payload)
+        reply = self.house.driver.receive(self.peer, envelope, payload)
+        return self.checked(reply)
+
+    def checked(self, reply: Reply) -> Any:
+        envelope, content = reply.envelope, reply.payload.read_at(0, reply.payload.size_bytes)
+        self.house.key.public_key().verify(envelope.signature, codec.signing_bytes(envelope))
+        assert envelope.sender == COORDINATOR
+        assert envelope.payload_digest.hex() == codec.sha256_hex(content)
+        assert envelope.sequence > self.sequences.get("from coordinator", 0)
+        self.sequences["from coordinator"] = envelope.sequence
+        if envelope.kind == "global.adapter":
+            return content
+        body = codec.decode(INBOUND_KINDS[envelope.kind], content)
+        self.heard.append((envelope, body))
+        return body
+
+    def say(self, kind: str, body: Any, *, run: str = "", number: int = 0, step: int = 0) -> Any:
+        payload = body if isinstance(body, bytes) else codec.encode(body)
+        return self.deliver(self.envelope(kind, payload, run=run, number=number, step=step), payload)
+
+    # ---- a life --------------------------------------------------------------------------------------
+
+    def join(self, **changes: Any) -> Any:
+        return self.say("control.hello", hello(**changes))
+
+    def poll(self) -> tuple[pb.Envelope, Any] | None:
+        """The next item, taken in, or None. It is acknowledged with the next poll."""
+        body = self.say("control.poll", pb.Poll(acknowledged_sequence=self.acknowledged))
+        if isinstance(body, pb.Ack | pb.Refusal):
+            return None
+        envelope = self.heard[-1][0]
+        self.acknowledged = envelope.sequence
+        return envelope, body
+
+    def live(self) -> bool:
+        """Take in everything pending and react. Returns whether anything came."""
+        came = False
+        while (item := self.poll()) is not None:
+            came = True
+            self.react(*item)
+        return came
+
+    def react(self, envelope: pb.Envelope, body: Any) -> None:
+        if isinstance(body, pb.RunPlan):
+            self.plan = plan_from_canonical(body.canonical_json)
+            self.half = method_named(self.plan.method).silo
+            self.state = self.half.start(self.plan, self.name)
+            return
+        assert self.plan is not None
+        message = events.MessageArrived("", envelope.kind, envelope.round, envelope.step, body, "")
+        self.feed(message)
+
+    def feed(self, event: events.SiloEvent) -> None:
+        pending: list[events.SiloEvent] = [event]
+        while pending:
+            self.state, actions = self.half.on_event(self.state, pending.pop(0))
+            for action in actions:
+                match action:
+                    case events.Train(task):
+                        pending.append(events.TaskDone(task, self.work(task)))
+                    case events.Offer(kind, number, step, body):
+                        outcome = "denied" if kind in self.mute else self.offer(kind, number, step, body)
+                        pending.append(events.OfferSettled(kind, number, step, outcome))
+                    case events.Fetch(digest):
+                        content = self.say("control.fetch", pb.Fetch(digest=digest))
+                        assert isinstance(content, bytes) and codec.sha256_hex(content) == digest
+                        self.adapters[digest] = content
+
+    def offer(self, kind: str, number: int, step: int, body: Any) -> str:
+        assert self.plan is not None
+        payload = self.delta_payload(number) if kind == "lora.factors" else codec.encode(body)
+        reply = self.say(kind, payload, run=self.plan.run, number=number, step=step)
+        return "sent" if isinstance(reply, pb.Ack) else "denied"
+
+    # ---- in place of a trainer -----------------------------------------------------------------------
+
+    def work(self, task: events.TrainerTask) -> Any:
+        match task:
+            case events.GeneratePublic(_, _, indices):
+                return self.answers(indices)
+            case events.Evaluate(number, digest):
+                value = round(0.25 + 0.1 * number, 4)
+                metrics = [
+                    pb.Metric(name="pass_at_1", value=value),
+                    pb.Metric(name="pass_at_1", topic="rotate", value=value),
+                ]
+                return pb.MetricsEval(split="held_out", adapter_digest=digest, metrics=metrics)
+            case events.ExportDelta(number):
+                return codec.decode_factors(self.delta_payload(number)).header
+        return None
+
+    def answers(self, indices: tuple[int, ...]) -> pb.PublicResponses:
+        """Right answers only; how many depends on the silo, so that Balanced has something to swap."""
+        body = pb.PublicResponses(public_set_sha256=AGREED.public_set_sha256)
+        right = {"hospital_a": 0, "hospital_b": 2, "hospital_c": 3, "hospital_d": 1}[self.name]
+        for index in indices:
+            row = body.prompts.add(prompt_index=index, samples=4)
+            for _ in range(right):
+                row.responses.add(text=REFERENCES[index], finish=pb.FINISH_STOP)
+        return body
+
+    def delta(self, number: int) -> dict[str, Any]:
+        if number not in self.deltas:
+            draw = np.random.default_rng([number, *self.name.encode()])
+            self.deltas[number] = {
+                name: draw.normal(0, 1e-3, shape).astype(np.float32) for name, shape in SCHEMA.tensors
+            }
+        return self.deltas[number]
+
+    def delta_payload(self, number: int, **changes: Any) -> bytes:
+        header: dict[str, Any] = {
+            "base_digest": self.state.base_digest if self.state else "",
+            "schema_sha256": SCHEMA.digest,
+            "rank": SCHEMA.rank,
+            "scale": SCHEMA.scale,
+            "dtype": "float32",
+        }
+        return codec.encode_factors(changes.pop("tensors", None) or self.delta(number), **{**header, **changes})
+
+
+def federation(folder: Path, *, silos: tuple[str, ...] = SILOS) -> tuple[House, list[SimulatedSilo]]:
+    house = House(folder)
+    return house, [SimulatedSilo(house, name) for name in silos]
+
+
+def until_quiet(silos: list[SimulatedSilo]) -> None:
+    quiet = False
+    while not quiet:
+        came = [silo.live() for silo in silos]  # every silo has its turn, whatever the others got
+        quiet = not any(came)

@@ -1,0 +1,167 @@
+"""A guard's way out without a network: real gate, ledger, audit log and policy; a channel in memory for gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import Message as ProtobufMessage
+
+from certs.commands import VerifiedCommand
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.task_files import Task, TaskFile
+from fedsilo.treaty.errors import UnreachableError
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.load import Policy
+from silo.guard.channel import Reply
+from silo.guard.context import RunView, SiteView
+from silo.guard.gate import Gate
+from silo.guard.ledger import Ledger
+from silo.guard.public import PublicView
+from silo.guard.releases import Releases
+from tests.policies import setting
+
+OUR_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+COORDINATOR_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
+STEPS = {2: (1, 4, 7), 4: (0, 2, 3)}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the process runs after it."""
+
+
+@dataclass
+class MemoryChannel:
+    """Keeps what was sent and answers what the test says.
+
+    Attributes:
+        answer: next answer, (kind, body) or ready-made payload bytes; by default an acknowledgement.
+        fails: raised in place of an answer, after (or, with `before_sending`, without) the bytes being seen.
+    """
+
+    sent: list[tuple[pb.Envelope, bytes]] = field(default_factory=list)
+    answer: tuple[str, ProtobufMessage | bytes] | None = None
+    fails: BaseException | None = None
+    before_sending: bool = False
+    sequence: int = 0
+    tamper: Callable[[pb.Envelope], None] | None = None
+    key: Ed25519PrivateKey = COORDINATOR_KEY
+    on_send: Callable[[], None] | None = None
+    routing: dict[str, Any] = field(default_factory=dict)
+
+    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int) -> Reply:
+        if self.on_send:
+            self.on_send()
+        if self.fails and self.before_sending:
+            raise self.fails
+        self.sent.append((envelope, payload))
+        if self.fails:
+            raise self.fails
+        kind, body = self.answer or ("control.ack", pb.Ack(acknowledged_sequence=envelope.sequence))
+        self.answer = None
+        reply_payload = body if isinstance(body, bytes) else codec.encode(body)
+        self.sequence += 1
+        reply = pb.Envelope(
+            federation="cardio-net", kind=kind, sender=setting.COORDINATOR, sequence=self.sequence, attempt=1,
+            payload_digest=bytes.fromhex(codec.sha256_hex(reply_payload)), **self.routing,
+        )  # fmt: skip
+        reply.signature = self.key.sign(codec.signing_bytes(reply))
+        if self.tamper:
+            self.tamper(reply)
+        return Reply(reply, reply_payload)
+
+    def interrupt(self, *, for_good: bool = False) -> None:
+        self.fails = UnreachableError("interrupted")
+
+    def close(self) -> None: ...
+
+    def kinds(self) -> list[str]:
+        return [envelope.kind for envelope, _ in self.sent]
+
+
+@dataclass(frozen=True)
+class _Graded:
+    correct: bool
+
+
+class EqualityGrader:
+    """Right when the texts are equal; the real verifiers have tests of their own."""
+
+    def grade_many(self, pairs: Sequence[tuple[str, str]]) -> list[_Graded]:
+        return [_Graded(response == reference) for response, reference in pairs]
+
+
+@dataclass
+class Bench:
+    """One silo on a folder; `restart` is a new process on the same folder."""
+
+    folder: Path
+    policy: Policy
+    channel: MemoryChannel = field(default_factory=MemoryChannel)
+    clock_now: float = setting.NOW
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.audit = AuditLog(
+            self.folder / "audit", origin=setting.SILO, key=OUR_KEY, actor=setting.SILO, clock=lambda: self.clock_now,
+            reserve_bytes=0,
+        )  # fmt: skip
+        self.ledger = Ledger(self.folder / "ledger.sqlite3")
+        rows = tuple(Task(id=str(row), prompt=f"prompt {row}", answer="12", topic="sort up") for row in range(10))
+        public = PublicView(
+            TaskFile(Path("public.jsonl"), rows, setting.HASH["public"], 10, ()),
+            EqualityGrader(),
+            len,
+        )
+        site = SiteView(setting.SILO, setting.COORDINATOR, setting.SCHEMA, public, frozenset({"sort up", "rotate"}))
+        self.gate = Gate(
+            channel=self.channel, policy=self.policy, ledger=self.ledger, audit=self.audit, signing_key=OUR_KEY,
+            coordinator_key=COORDINATOR_KEY.public_key(), site=site, federation="cardio-net", site_key=b"s" * 32,
+            clock=lambda: self.clock_now,
+        )  # fmt: skip
+        self.gate.view = RunView(setting.PLAN, 1, setting.BASE_DIGEST, 1.0, STEPS, 2)
+        self.releases = Releases(self.gate, self.ledger, silo="hospital_a", destination={"address": "host:1"})
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.audit.close()
+
+    def restart(self, policy: Policy | None = None) -> Bench:
+        self.close()
+        return Bench(self.folder, policy or self.policy, MemoryChannel(sequence=self.channel.sequence), self.clock_now)
+
+    # ---- messages ----
+
+    def factors(self, tensors: dict[str, np.ndarray[Any, Any]] | None = None, base: str = setting.BASE_DIGEST) -> Any:
+        tensors = small_factors() if tensors is None else tensors
+        return self.gate.offer("lora.factors", pb.Factors(base_digest=base), round_number=1, tensors=tensors)
+
+    def responses(self, *prompts: tuple[int, tuple[str, ...]], step: int = 2) -> Any:
+        body = setting.responses_body(*(prompts or ((1, ("12", "12")), (4, ()), (7, ("12",)))))
+        return self.gate.offer("public.responses", body, round_number=1, step=step)
+
+    # ---- what was recorded ----
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [record for record in self.audit.records() if record["event"] == name]
+
+
+def small_factors(value: float = 0.001) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.full(shape, value, np.float32) for name, shape in setting.SCHEMA.tensors}
+
+
+def command(
+    name: str, arguments: dict[str, Any], *, person: str = "alice", roles: tuple[str, ...] = ("approver",)
+) -> Any:
+    """What the control desk hands on once it has verified certificate and signature."""
+    return VerifiedCommand(
+        person=person, certificate_fingerprint="f" * 64, name=name, arguments=arguments, request_id="request-1",
+        expires=datetime.fromtimestamp(setting.NOW, UTC) + timedelta(minutes=5), roles=frozenset(roles),  # type: ignore[arg-type]
+        digest="0" * 64,
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""Aggregation: bit for bit the slow loop, whatever the tile size; and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.aggregate import aggregate, initial_adapter, l2_norm, read_factors
+from coordinator.blobs import Blobs, BytesPayload
+from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.methods.pubswap import mean_delta
+from fedsilo.treaty.wire import codec
+from tests.policies.setting import SCHEMA
+
+
+def factors(tensors: dict[str, Any], base: str, dtype: str = "float32") -> BytesPayload:
+    return BytesPayload(
+        codec.encode_factors(tensors, base_digest=base, schema_sha256=SCHEMA.digest, rank=2, scale=2.0, dtype=dtype)
+    )
+
+
+def drawn(seed: int, scale: float = 1.0) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {name: draw.normal(0, scale, shape).astype(np.float32) for name, shape in SCHEMA.tensors}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tile_elements", [1, 5, 12, 1 << 20])
+def test_tiles_do_not_change_a_bit_of_the_slow_loop(tmp_path: Path, tile_elements: int, dtype: str) -> None:
+    master = factors(drawn(0), "")
+    uploads = [factors(drawn(seed, 1e-3), master.digest, dtype) for seed in (1, 2, 3)]
+    made = aggregate(Blobs(tmp_path), master, uploads, mean_delta, tile_elements=tile_elements)
+    deltas = [codec.decode_factors(upload.data).tensors for upload in uploads]
+    for name, values in read_factors(made).tensors():
+        base = codec.decode_factors(master.data).tensors[name].reshape(-1)
+        for position, value in enumerate(values.reshape(-1)):
+            total = deltas[0][name].reshape(-1)[position]
+            for delta in deltas[1:]:
+                total = np.float32(total + delta[name].reshape(-1)[position])
+            assert value == np.float32(base[position] + np.float32(total / np.float32(3)))
+    # the header names a global adapter: no base, float32
+    assert (read_factors(made).header.base_digest, read_factors(made).header.dtype) == ("", "float32")
+
+
+def test_opposite_deltas_cancel_although_their_products_are_one(tmp_path: Path) -> None:
+    """FedIT (methods 2.9): (A, B) = (1, 1) and (-1, -1) average to (0, 0)."""
+    master = factors({name: np.zeros(shape, np.float32) for name, shape in SCHEMA.tensors}, "")
+    ones = {name: np.ones(shape, np.float32) for name, shape in SCHEMA.tensors}
+    uploads = [factors(ones, master.digest), factors({name: -values for name, values in ones.items()}, master.digest)]
+    made = aggregate(Blobs(tmp_path), master, uploads, mean_delta)
+    assert made.digest == master.digest
+
+
+def test_one_silo_gives_base_plus_delta(tmp_path: Path) -> None:
+    master = factors(drawn(0), "")
+    upload = factors(drawn(1, 1e-3), master.digest)
+    made = dict(read_factors(aggregate(Blobs(tmp_path), master, [upload], mean_delta)).tensors())
+    delta = codec.decode_factors(upload.data).tensors
+    for name, values in codec.decode_factors(master.data).tensors.items():
+        assert (values + delta[name]).tobytes() == made[name].tobytes()
+
+
+def test_another_base_other_tensors_and_infinite_results_are_refused(tmp_path: Path) -> None:
+    master, blobs = factors(drawn(0), ""), Blobs(tmp_path)
+    with pytest.raises(OperationError, match="another adapter"):
+        aggregate(blobs, master, [factors(drawn(1), "0" * 64)], mean_delta)
+    less = dict(list(drawn(1).items())[:1])
+    with pytest.raises(OperationError, match="other tensors"):
+        aggregate(blobs, master, [factors(less, master.digest)], mean_delta)
+    huge = {name: np.full(shape, 3e38, np.float32) for name, shape in SCHEMA.tensors}
+    with np.errstate(over="ignore"), pytest.raises(OperationError, match="not finite"):
+        aggregate(blobs, master, [factors(huge, master.digest)] * 2, mean_delta)
+    with pytest.raises(OperationError, match="without uploads"):
+        aggregate(blobs, master, [], mean_delta)
+
+
+def test_the_initial_adapter_is_drawn_from_the_seed_alone_and_b_is_zero() -> None:
+    first, again, other = (initial_adapter(SCHEMA, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    for name, values in codec.decode_factors(first).tensors.items():
+        if name.endswith("lora_B"):
+            assert not values.any()
+        else:
+            assert 0 < np.abs(values).max() <= 1 / np.sqrt(SCHEMA.shapes[name][1])
+
+
+def test_the_norm_is_that_of_all_values_together() -> None:
+    tensors = drawn(3)
+    together = np.concatenate([values.reshape(-1) for values in tensors.values()]).astype(np.float64)
+    assert l2_norm(factors(tensors, "")) == pytest.approx(np.sqrt((together**2).sum()), rel=1e-12)

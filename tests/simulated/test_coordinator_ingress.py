@@ -1,0 +1,281 @@
+"""What the coordinator refuses, each beside the message that differs only in being right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+
+from coordinator import store as db
+from coordinator.blobs import DiskFullError
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.policies.setting import SCHEMA
+from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+
+
+def code_of(body: Any) -> str:
+    return body.code if isinstance(body, pb.Refusal) else "ok"
+
+
+def in_open_round(folder: Path) -> tuple[House, list[SimulatedSilo]]:
+    """Round 1 stands open: everything came but factors, which nobody has sent."""
+    house, silos = federation(folder)
+    for silo in silos:
+        silo.mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    return house, silos
+
+
+@pytest.mark.parametrize(
+    ("field", "code"),
+    [
+        ("base_model_sha256", "BASE_MODEL_MISMATCH"),
+        ("tokenizer_sha256", "TOKENIZER_MISMATCH"),
+        ("template_sha256", "TEMPLATE_MISMATCH"),
+        ("lora_schema_sha256", "SCHEMA_MISMATCH"),
+        ("public_set_sha256", "PUBLIC_SET_MISMATCH"),
+        ("held_out_sha256", "HELD_OUT_MISMATCH"),
+    ],
+)
+def test_a_silo_that_differs_is_refused_at_join_with_both_values(tmp_path: Path, field: str, code: str) -> None:
+    house, (silo, *_) = federation(tmp_path)
+    refusal = silo.join(**{field: "9" * 64})
+    assert (refusal.code, refusal.field, refusal.got) == (code, field, "9" * 64)
+    assert len(refusal.expected) == 64 and refusal.expected != refusal.got
+    member = house.rows(lambda session: session.get_one(db.Member, "hospital_a"))
+    assert member.state == "refused" and code in member.refusal
+    assert code_of(silo.join()) == "ok"
+    assert house.rows(lambda session: session.get_one(db.Member, "hospital_a")).state == "joined"
+    house.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "expected", "got"),
+    [
+        ({"load": "bf16"}, "LOAD_MISMATCH", "fp32", "bf16"),
+        ({"protocol_min": 2, "protocol_max": 3}, "PROTOCOL_RANGE", "1", "2-3"),
+    ],
+)
+def test_another_load_or_protocol_is_refused(
+    tmp_path: Path, changes: dict[str, Any], code: str, expected: str, got: str
+) -> None:
+    house, (silo, *_) = federation(tmp_path)
+    refusal = silo.join(**changes)
+    assert (refusal.code, refusal.expected, refusal.got) == (code, expected, got)
+    house.close()
+
+
+def test_T28_only_listed_silos_are_heard(tmp_path: Path) -> None:
+    house, _ = federation(tmp_path)
+    stranger = SimulatedSilo(house, "hospital_a2")
+    assert code_of(stranger.join()) == "NOT_A_MEMBER"
+    elsewhere = SimulatedSilo(house, "hospital_a", federation="other-net")
+    assert code_of(elsewhere.join()) == "NOT_A_MEMBER"
+    house.close()
+
+
+def test_T29_a_message_of_another_federation_or_sender_is_refused(tmp_path: Path) -> None:
+    house, (first, second, *_) = federation(tmp_path)
+    payload = codec.encode(pb.Heartbeat())
+    for field, value in (("federation", "other-net"), ("sender", second.peer.spiffe_id)):
+        envelope = first.envelope("control.heartbeat", payload)
+        setattr(envelope, field, value)
+        assert code_of(first.deliver(first.signed(envelope), payload)) == "SENDER_MISMATCH"
+    assert code_of(first.say("control.heartbeat", pb.Heartbeat())) == "ok"
+    house.close()
+
+
+def test_T29_a_wrong_signature_or_payload_is_refused(tmp_path: Path) -> None:
+    house, (silo, *_) = federation(tmp_path)
+    payload = codec.encode(pb.Progress(round=1, step=1))
+    envelope = silo.envelope("control.progress", payload)
+    envelope.round = 3
+    assert code_of(silo.deliver(envelope, payload)) == "SIGNATURE_INVALID"
+    other = silo.envelope("control.progress", payload)
+    other.signature = Ed25519PrivateKey.generate().sign(codec.signing_bytes(other))
+    assert code_of(silo.deliver(other, payload)) == "SIGNATURE_INVALID"
+    swapped = silo.envelope("control.progress", payload)
+    assert code_of(silo.deliver(swapped, codec.encode(pb.Progress(round=1, step=2)))) == "DIGEST_MISMATCH"
+    assert code_of(silo.say("control.progress", pb.Progress(round=1, step=1))) == "ok"
+    house.close()
+
+
+def test_T3_padding_and_unknown_kinds_are_refused(tmp_path: Path) -> None:
+    house, (silo, *_) = federation(tmp_path)
+    padded = codec.encode(pb.Progress(round=1)) + b"\xfa\x7f\x03abc"
+    assert code_of(silo.say("control.progress", padded)) == "MALFORMED"
+    assert code_of(silo.say("control.gossip", pb.Heartbeat())) == "UNKNOWN_KIND"
+    house.close()
+
+
+def test_T29_a_replayed_sequence_is_refused_also_after_a_restart(tmp_path: Path) -> None:
+    house, (silo, *_) = federation(tmp_path)
+    silo.say("control.heartbeat", pb.Heartbeat())
+    assert silo.last is not None
+    captured = silo.last
+    assert code_of(silo.deliver(*captured)) == "SEQUENCE_REPLAYED"
+    house.close()
+    silo.house = house = House(tmp_path, clock=house.clock)
+    assert code_of(silo.deliver(*captured)) == "SEQUENCE_REPLAYED"
+    assert code_of(silo.say("control.heartbeat", pb.Heartbeat())) == "ok"
+    house.close()
+
+
+def test_T29_a_retry_of_the_same_bytes_is_acknowledged_and_counted_once(tmp_path: Path) -> None:
+    house, (silo, *_) = in_open_round(tmp_path)
+    payload = silo.delta_payload(1)
+    assert code_of(silo.say("lora.factors", payload, run="run-1", number=1)) == "ok"
+    assert silo.last is not None
+    assert code_of(silo.deliver(*silo.last)) == "ok"
+    assert code_of(silo.say("lora.factors", payload, run="run-1", number=1)) == "ok"
+    other = silo.delta_payload(1, tensors={name: values * 2 for name, values in silo.delta(1).items()})
+    assert code_of(silo.say("lora.factors", other, run="run-1", number=1)) == "INGRESS_DENIED"
+    uploads = house.rows(
+        lambda session: session.scalars(select(db.Upload).where(db.Upload.kind == "lora.factors")).all()
+    )
+    assert [upload.digest for upload in uploads] == [codec.sha256_hex(payload)]
+    house.close()
+
+
+def test_T50_bad_factors_are_refused_by_the_same_rules_as_at_the_silo(tmp_path: Path) -> None:
+    house, (silo, *_) = in_open_round(tmp_path)
+    good = silo.delta(1)
+    name = next(iter(good))
+    wrong: list[dict[str, Any]] = [
+        {"tensors": {**good, name: np.full_like(good[name], np.nan)}},
+        {"tensors": {**good, name: good[name] * np.float32(1e9)}},
+        {"tensors": {key: value for key, value in good.items() if key != name}},
+        {"base_digest": "1" * 64},
+        {"rank": SCHEMA.rank + 1},
+    ]
+    for changes in wrong:
+        reply = silo.say("lora.factors", silo.delta_payload(1, **changes), run="run-1", number=1)
+        assert code_of(reply) == "INGRESS_DENIED", changes.keys()
+    assert code_of(silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)) == "ok"
+    house.close()
+
+
+def test_T23_more_bytes_than_the_schema_makes_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    house, (silo, *_) = in_open_round(tmp_path)
+    extra = {**silo.delta(1), "zz": np.zeros(64, np.float32)}
+    assert code_of(silo.say("lora.factors", silo.delta_payload(1, tensors=extra), run="run-1", number=1)) == "TOO_LARGE"
+    house.close()
+
+
+def test_T21_a_wrong_answer_never_becomes_a_donor(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    bad = silos[1]
+    honest = bad.answers
+    bad.answers = lambda indices: _with_a_wrong_one(honest(indices))  # type: ignore[method-assign]
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    # nothing of hospital_b was pooled; its first step closes without it when the deadline passes
+    denied = [
+        row for row in house.audit.records() if row.get("kind") == "public.responses" and row["decision"] == "deny"
+    ]
+    assert denied and all(row["peer"] == bad.peer.spiffe_id and "NOT_VERIFIED" in row["reasons"] for row in denied)
+    house.advance(100.0)
+    until_quiet(silos)
+    for silo in silos:
+        for envelope, body in silo.heard:
+            if envelope.kind == "public.donors":
+                assert all(donor.origin != "hospital_b" for row in body.prompts for donor in row.donors)
+    house.close()
+
+
+def _with_a_wrong_one(body: pb.PublicResponses) -> pb.PublicResponses:
+    body.prompts[0].responses[0].text = "wrong"
+    return body
+
+
+def test_an_upload_of_another_silo_cannot_be_fetched(tmp_path: Path) -> None:
+    house, (first, second, *_) = in_open_round(tmp_path)
+    payload = first.delta_payload(1)
+    first.say("lora.factors", payload, run="run-1", number=1)
+    assert code_of(second.say("control.fetch", pb.Fetch(digest=codec.sha256_hex(payload)))) == "NOT_FOUND"
+    base = house.run().base_digest
+    assert isinstance(second.say("control.fetch", pb.Fetch(digest=base)), bytes)
+    house.close()
+
+
+def test_an_item_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    silo = silos[0]
+    first = silo.say("control.poll", pb.Poll())
+    again = silo.say("control.poll", pb.Poll())
+    assert isinstance(first, pb.RunPlan) and first == again
+    newest = silo.heard[-1][0].sequence
+    assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
+    house.close()
+
+
+def test_T39_a_full_disk_halts_clearly_and_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, (silo, *_) = in_open_round(tmp_path)
+
+    def full(*_: object) -> None:
+        raise DiskFullError("no space left")
+
+    monkeypatch.setattr(house.blobs, "keep", full)
+    with pytest.raises(DiskFullError):
+        silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)
+    assert house.driver.halted == "DISK_FULL"
+    assert ("halt", {"code": "DISK_FULL", "message": "no space left"}) in house.published
+    monkeypatch.undo()
+    assert code_of(silo.say("control.heartbeat", pb.Heartbeat())) == "HALTED"
+    house.close()
+    # with space again, a fresh start takes the same upload: nothing of the first try was kept
+    silo.house = house = House(tmp_path, clock=house.clock)
+    assert code_of(silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)) == "ok"
+    house.close()
+
+
+def test_T38_checkpoints_are_countersigned_both_ways_and_a_shortened_log_is_not(tmp_path: Path) -> None:
+    from fedsilo.edge.audit_log import AuditLog
+    from fedsilo.treaty.audit.witness import Offer
+    from tests.simulated.coordinator_parts import COORDINATOR
+
+    house, (silo, *_) = federation(tmp_path / "house")
+    log = AuditLog(
+        tmp_path / "log", origin=silo.peer.spiffe_id, key=silo.key, actor=silo.peer.spiffe_id, reserve_bytes=0
+    )
+    log.trust_peer(COORDINATOR, house.key.public_key())
+    for _ in range(3):
+        log.append("start")
+        ours = log.offer(COORDINATOR)
+        reply = silo.say(
+            "control.checkpoint",
+            pb.Checkpoint(
+                note=ours.note,
+                previous_size=ours.previous_size,
+                consistency=ours.consistency,
+                cosigned_note=ours.cosigned_note,
+            ),
+        )
+        assert isinstance(reply, pb.Checkpoint)
+        theirs = Offer(reply.note, reply.previous_size, tuple(reply.consistency), reply.cosigned_note)
+        assert log.take(theirs, COORDINATOR) is not None
+    assert log.offer(COORDINATOR).previous_size == log.size
+    log.close()
+    forked = AuditLog(
+        tmp_path / "forked", origin=silo.peer.spiffe_id, key=silo.key, actor=silo.peer.spiffe_id, reserve_bytes=0
+    )
+    forked.append("start")
+    note = forked.checkpoint()
+    assert code_of(silo.say("control.checkpoint", pb.Checkpoint(note=note))) == "CHECKPOINT_INCONSISTENT"
+    forked.close()
+    house.close()

@@ -1,0 +1,285 @@
+"""A whole run against the real `Driver`: PubSwap with four silos in memory, and what can go wrong in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from sqlalchemy import select
+
+from coordinator import store as db
+from coordinator.record import received_by_kind, verify_record
+from fedsilo.treaty.errors import ConflictError, UsageError
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.policies.setting import SCHEMA
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
+
+
+def expected_master(silos: list[SimulatedSilo], initial: bytes, rounds: int, givers: list[list[str]]) -> dict[str, Any]:
+    """The slow way: whole arrays, one float32 operation at a time, in roster order."""
+    master = {name: array.copy() for name, array in codec.decode_factors(initial).tensors.items()}
+    by_name = {silo.name: silo for silo in silos}
+    for number in range(1, rounds + 1):
+        names = givers[number - 1]
+        for tensor, values in master.items():
+            flat = values.reshape(-1)
+            for position in range(flat.size):
+                total = np.float32(0)
+                for order, name in enumerate(names):
+                    value = by_name[name].delta(number)[tensor].reshape(-1)[position]
+                    total = value if order == 0 else np.float32(total + value)
+                flat[position] = np.float32(flat[position] + np.float32(total / np.float32(len(names))))
+    return master
+
+
+def test_a_run_from_submission_to_record(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        assert isinstance(silo.join(), pb.Ack)
+    until_quiet(silos)
+    run = house.run()
+    assert (run.state, run.reason) == ("finished", "")
+
+    record = verify_record((tmp_path / "runs" / "run-1" / "run_record.json").read_bytes(), house.key.public_key())
+    assert [row["state"] for row in record["rounds"]] == ["committed", "committed"]
+    assert all(row["participants"] == list(SILOS) for row in record["rounds"])
+    # right answers of a, b, c, d are 0, 2, 3, 1 of 4: to reach half, a lacks 2 and d lacks 1 in 3 prompts of 2 steps
+    assert record["rounds"][0]["donors_sent"] == {
+        "hospital_a": 12, "hospital_b": 0, "hospital_c": 0, "hospital_d": 6,
+    }  # fmt: skip
+    assert record["rounds"][1]["metrics"]["hospital_b"]["pass_at_1"] == {"": 0.45, "rotate": 0.45}
+    assert record["before"]["metrics"]["hospital_a"]["pass_at_1"][""] == 0.25
+    assert record["seed"] == 7 and record["plan"]["silos"] == list(SILOS)
+
+    initial = silos[0].adapters[run.base_digest]
+    master = expected_master(silos, initial, 2, [list(SILOS)] * 2)
+    adapter = load_file(tmp_path / "runs" / "run-1" / "adapter" / "adapter_model.safetensors")
+    assert set(adapter) == {f"base_model.model.{name}.weight" for name in SCHEMA.shapes}
+    for name, values in master.items():
+        assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
+    house.close()
+
+
+def test_bytes_counted_from_the_log_equal_those_of_the_database(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    counted = received_by_kind(house.audit.records())
+    table = house.rows(db.traffic_table)
+    for silo in silos:
+        from_table = {
+            row["kind"]: (row["messages"], row["bytes"])
+            for row in table
+            if row["silo"] == silo.name and row["direction"] == "in"
+        }
+        assert counted[silo.peer.spiffe_id] == from_table
+        size = len(silo.delta_payload(1))
+        assert from_table["lora.factors"] == (2, 2 * size)
+    house.close()
+
+
+def test_a_silo_that_keeps_its_factors_back_is_left_out_at_the_deadline(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    silos[1].mute = {"lora.factors", "metrics.eval"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    assert house.run().state == "running"
+    house.advance(999.0)
+    until_quiet(silos)
+    assert house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).state) == "open"
+    house.advance(1.0)
+    until_quiet(silos)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert first.state == "committed" and "hospital_b" not in first.participants
+    house.advance(1000.0)
+    until_quiet(silos)
+    house.advance(1000.0)
+    until_quiet(silos)
+    assert house.run().state == "finished"
+    givers = [name for name in SILOS if name != "hospital_b"]
+    initial = silos[0].adapters[house.run().base_digest]
+    master = expected_master(silos, initial, 2, [givers] * 2)
+    adapter = load_file(tmp_path / "runs" / "run-1" / "adapter" / "adapter_model.safetensors")
+    for name, values in master.items():
+        assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
+    house.close()
+
+
+def test_declining_the_round_does_not_make_the_others_wait(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    silos[3].mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    body = pb.Declined(kind="lora.factors", round=1)
+    assert isinstance(silos[3].say("control.declined", body, run="run-1", number=1), pb.Ack)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert first.state == "committed" and "hospital_d" not in first.participants
+    house.close()
+
+
+def test_a_late_message_for_a_closed_round_is_refused_and_recorded(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    silos[0].mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    base = silos[0].state.base_digest
+    house.advance(1000.0)
+    payload = silos[0].delta_payload(1, base_digest=base)
+    refusal = silos[0].say("lora.factors", payload, run="run-1", number=1)
+    assert isinstance(refusal, pb.Refusal)
+    assert (refusal.code, refusal.expected, refusal.got) == ("ROUND_CLOSED", "2", "1")
+    last = list(house.audit.records())[-1]
+    assert (last["event"], last["kind"], last["decision"]) == ("ingress.decision", "lora.factors", "deny")
+    house.close()
+
+
+def test_below_the_quorum_the_round_is_abandoned_and_the_adapter_stays(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    for silo in silos[1:]:
+        silo.mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    house.advance(1000.0)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert first.state == "abandoned" and first.adapter_digest == ""
+    assert house.run().adapter_digest == house.run().base_digest
+    house.close()
+
+
+def test_the_run_starts_without_an_absent_silo_once_the_join_deadline_has_passed(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos[:3]:
+        silo.join()
+    until_quiet(silos[:3])
+    assert house.run().plan == ""
+    house.advance(60.0)
+    until_quiet(silos[:3])
+    assert house.run().state == "finished"
+    assert house.record()["plan"]["silos"] == list(SILOS[:3])
+    house.close()
+
+
+def test_without_the_quorum_the_run_fails_at_the_join_deadline(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    silos[0].join()
+    house.advance(60.0)
+    assert (house.run().state, house.run().reason) == ("failed", "QUORUM_NOT_REACHED")
+    assert house.record()["state"] == "failed"
+    house.close()
+
+
+def test_one_silo_alone_gets_base_plus_delta_bit_for_bit(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    alone = silos[:1]
+    house.submit(RUN_YAML.replace("quorum: 2", "quorum: 1") + "silos: [hospital_a]\n")
+    alone[0].join()
+    until_quiet(alone)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    before = codec.decode_factors(alone[0].adapters[first.base_digest]).tensors
+    after = codec.decode_factors(alone[0].adapters[first.adapter_digest]).tensors
+    for name, values in before.items():
+        assert (values + alone[0].delta(1)[name]).tobytes() == after[name].tobytes()
+    house.close()
+
+
+def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
+    """A run interrupted after each silo's upload in turn ends with the adapter of an uninterrupted one."""
+    house, silos = federation(tmp_path / "whole")
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    undisturbed = house.run().adapter_digest
+    house.close()
+
+    house, silos = federation(tmp_path / "interrupted")
+    house.submit()
+    for silo in silos:
+        silo.join()
+    for _ in range(60):
+        for silo in silos:
+            item = silo.poll()
+            if item is not None:
+                silo.react(*item)
+            house.close()
+            house = House(tmp_path / "interrupted", clock=house.clock)
+            for other in silos:
+                other.house = house
+        if house.run().state == "finished":
+            break
+    assert house.run().state == "finished"
+    assert house.run().adapter_digest == undisturbed
+    house.close()
+
+
+def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    for silo in silos:
+        assert silo.poll() is not None  # the plan
+    for silo in silos:
+        silo.poll()  # acknowledges it; the round opens with the last
+    run = house.driver.runs["run-1"]
+    with house.driver.changing(), house.store.transaction() as session:
+        run.pause(session)
+    assert silos[0].poll() is None
+    house.advance(5000.0)
+    assert house.run().state == "paused"
+    with house.driver.changing(), house.store.transaction() as session:
+        run.resume(session)
+    house.advance(999.0)
+    assert house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).state) == "open"
+    house.close()
+
+
+def test_aborting_tells_every_silo(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    with house.driver.changing(), house.store.transaction() as session:
+        house.driver.runs["run-1"].abort(session)
+    for silo in silos:
+        item = silo.poll()
+        assert item is not None and item[0].kind == "run.end" and item[1].outcome == "aborted"
+    assert house.run().state == "aborted"
+    assert house.rows(lambda session: session.scalars(select(db.Round)).all()) == []
+    house.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("roundz: 2\n", "roundz"),
+        ("public_set_rows: 9\n", "this federation has 10"),
+        ("silos: [hospital_z]\n", "not a silo of this federation"),
+        ("method_: pubswap\n", "method_"),
+    ],
+)
+def test_a_wrong_run_file_is_refused_by_name(tmp_path: Path, change: str, message: str) -> None:
+    house, _ = federation(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        house.submit(RUN_YAML + change)
+    house.submit()
+    with pytest.raises(ConflictError, match="has not ended"):
+        house.submit(RUN_YAML.replace("run-1", "run-2"))
+    house.close()

@@ -1,0 +1,403 @@
+"""The gate with an in-memory channel: each refusal beside the passing message it differs from by one thing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsilo.edge.audit_log import LogFullError, sent_by_kind
+from fedsilo.treaty.errors import (
+    ConflictError,
+    DeniedError,
+    NotAllowedError,
+    OperationError,
+    PeerError,
+    UnreachableError,
+)
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.messages import Allowed, Denied, Held, IngressDenied
+from tests.policies import setting
+from tests.simulated.guarded import OUR_KEY, Bench, Killed, command, small_factors
+
+A = "model.layers.0.self_attn.q_proj.lora_A"
+B = "model.layers.0.self_attn.q_proj.lora_B"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def holding(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))
+    yield made
+    made.close()
+
+
+def reasons(denied: object) -> tuple[str, ...]:
+    assert isinstance(denied, Denied)
+    return denied.decision.reasons
+
+
+# ---- what leaves, and how -------------------------------------------------------------------------
+
+
+def test_an_allowed_message_is_signed_recorded_first_and_counted(bench: Bench) -> None:
+    seen_at_sending: list[str] = []
+    bench.channel.on_send = lambda: seen_at_sending.extend(record["event"] for record in bench.audit.records())
+    offered = bench.factors()
+    assert isinstance(offered, Allowed)
+    bench.gate.transmit(offered)
+    envelope, payload = bench.channel.sent[0]
+    OUR_KEY.public_key().verify(envelope.signature, codec.signing_bytes(envelope))
+    assert envelope.payload_digest == hashlib.sha256(payload).digest()
+    assert seen_at_sending == ["egress.decision"]  # durable before the bytes, the outcome after them
+    assert [record["event"] for record in bench.audit.records()][1:] == [
+        "egress.sent", "ingress.decision", "egress.acked",
+    ]  # fmt: skip
+    assert sent_by_kind(bench.audit.records()) == {"lora.factors": (1, len(payload))}
+    decision = bench.events("egress.decision")[0]
+    assert decision["facts"]["final"]["l2"] == pytest.approx(0.001 * np.sqrt(12 + 8), rel=1e-6)
+    assert {rule["rule"] for rule in decision["rules"]} >= {"kind", "sender"}
+
+
+def test_T07_a_delta_over_the_limit_is_clipped_and_the_clipped_bytes_are_judged_and_sent(bench: Bench) -> None:
+    block = bench.policy.file.egress.lora_factors
+    assert block is not None
+    offered = bench.factors(small_factors(10.0))
+    assert isinstance(offered, Allowed)
+    values = np.concatenate([array.ravel() for array in codec.decode_factors(offered.payload).tensors.values()])
+    assert float(np.sqrt((values.astype(float) ** 2).sum())) == pytest.approx(block.clip_l2, rel=1e-4)
+    record = bench.events("egress.decision")[0]
+    assert record["facts"]["offered"]["l2"] == pytest.approx(10.0 * np.sqrt(20))
+    assert record["payload"]["sha256"] != record["payload"]["sha256_before"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda t: t | {"extra": np.zeros(3, np.float32)}, "TENSOR_SET"),
+        (lambda t: {A: t[A]}, "TENSOR_SET"),
+        (lambda t: {A.upper(): t[A], B: t[B]}, "TENSOR_SET"),
+        (lambda t: t | {A: np.zeros((3, 6), np.float32)}, "TENSOR_SHAPE"),
+        (lambda t: t | {B: np.full((4, 2), np.nan, np.float32)}, "NOT_FINITE"),
+        (lambda t: t | {B: np.full((4, 2), np.inf, np.float32)}, "NOT_FINITE"),
+    ],
+    ids=["T01-extra", "T01-missing", "T01-case", "T02-shape", "T04-nan", "T04-inf"],
+)
+def test_T01_T02_T04_a_wrong_tensor_denies_and_nothing_is_sent(bench: Bench, change: object, code: str) -> None:
+    denied = bench.factors(change(small_factors()))  # type: ignore[operator]
+    assert any(code in reason or reason.startswith("TENSOR") or "FINITE" in reason for reason in reasons(denied))
+    assert bench.channel.sent == []
+    record = bench.events("egress.decision")[0]
+    assert record["decision"] == "deny"
+    assert record["reasons"]
+    assert len(record["rules"]) > 10  # every rule's verdict, not the first refusal only
+
+
+def test_T04_an_all_zero_update_passes(bench: Bench) -> None:
+    assert isinstance(bench.factors(small_factors(0.0)), Allowed)
+
+
+def test_T03_equal_values_make_equal_bytes_whatever_the_trainer_put_around_them(bench: Bench) -> None:
+    noisy = {name: np.asfortranarray(array) for name, array in reversed(list(small_factors().items()))}
+    first, second = bench.factors(), bench.factors(noisy)
+    assert isinstance(first, Allowed)
+    # The second of the round is denied by count; its bytes in the record are the same.
+    assert isinstance(second, Denied)
+    of_first, of_second = (record["payload"] for record in bench.events("egress.decision"))
+    assert of_first["sha256_before"] == of_second["sha256"]
+
+
+def test_T07_a_second_factor_set_in_a_round_is_denied(bench: Bench) -> None:
+    assert isinstance(bench.factors(), Allowed)
+    assert isinstance(bench.factors(small_factors(0.002)), Denied)
+
+
+def test_a_delta_against_another_base_is_denied(bench: Bench) -> None:
+    assert isinstance(bench.factors(base="cd" * 32), Denied)
+    assert isinstance(bench.factors(), Allowed)
+
+
+def test_T12_answers_leave_only_to_the_prompts_of_the_open_step_and_only_right_ones(bench: Bench) -> None:
+    assert isinstance(bench.responses((5, ("12",))), Denied)  # a public row, but not of this step
+    assert isinstance(bench.responses((1, ("12", "patient 17"))), Denied)  # graded again here: wrong
+    assert isinstance(bench.responses((1, ("12",)), step=4), Denied)  # not the open step
+    assert bench.channel.sent == []
+    assert isinstance(bench.responses(), Allowed)
+
+
+def test_T09_a_metric_off_the_grid_is_denied_and_on_it_passes(bench: Bench) -> None:
+    def offered(value: float) -> object:
+        body = pb.MetricsEval(split="held_out", adapter_digest=setting.BASE_DIGEST)
+        body.metrics.add(name="pass_at_1", value=value)
+        return bench.gate.offer("metrics.eval", body, round_number=1)
+
+    assert isinstance(offered(0.28171234567), Denied)
+    assert isinstance(offered(0.2817), Allowed)
+
+
+def test_T40_no_answer_and_no_plain_digest_of_it_is_in_the_log(bench: Bench) -> None:
+    secret = "canary-5512"
+    bench.responses((1, (secret,)))
+    bench.responses((1, ("12",)))
+    text = json.dumps(list(bench.audit.records()))
+    assert secret not in text
+    payload = codec.encode(setting.responses_body((1, ("12",))))
+    assert hashlib.sha256(payload).hexdigest() not in text
+
+
+def test_a_policy_that_names_no_kind_lets_not_even_a_poll_out(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text("deny_all")))
+    with pytest.raises(DeniedError):
+        bench.gate.send("control.poll", pb.Poll())
+    assert bench.channel.sent == []
+    assert bench.events("egress.decision")[0]["decision"] == "deny"
+    bench.close()
+
+
+def test_a_control_message_passes_the_gate_too(bench: Bench) -> None:
+    bench.gate.send("control.poll", pb.Poll(wait_milliseconds=5))
+    assert bench.channel.kinds() == ["control.poll"]
+    assert bench.events("egress.decision")[0]["kind"] == "control.poll"
+
+
+# ---- sequences, crashes ---------------------------------------------------------------------------
+
+
+def test_T29_the_sequence_goes_on_after_a_restart(bench: Bench) -> None:
+    bench.gate.send("control.poll", pb.Poll())
+    bench.gate.send("control.poll", pb.Poll())
+    again = bench.restart()
+    again.gate.send("control.poll", pb.Poll())
+    numbers = [envelope.sequence for envelope, _ in bench.channel.sent + again.channel.sent]
+    assert numbers == sorted(set(numbers)) and len(numbers) == 3
+    again.close()
+
+
+def test_T39_killed_between_record_and_send_is_indeterminate_and_the_same_bytes_go_out_later(bench: Bench) -> None:
+    offered = bench.factors()
+    assert isinstance(offered, Allowed)
+    bench.channel.fails, bench.channel.before_sending = Killed(), True
+    with pytest.raises(Killed):
+        bench.gate.transmit(offered)
+    again = bench.restart()
+    assert [record["link"]["decision"] for record in again.events("egress.indeterminate")] == [offered.decision_seq]
+    (item,) = again.ledger.outbox("allowed")
+    again.gate.retry(item)
+    envelope, payload = again.channel.sent[0]
+    assert payload == offered.payload
+    assert envelope.sequence > offered.sequence and envelope.attempt == 1
+    assert again.ledger.outbox("allowed") == []
+    # The count of the round was made before the kill and stands.
+    assert isinstance(again.factors(small_factors(0.002)), Denied)
+    again.close()
+
+
+def test_an_unreachable_coordinator_leaves_the_message_in_the_outbox(bench: Bench) -> None:
+    offered = bench.factors()
+    assert isinstance(offered, Allowed)
+    bench.channel.fails = UnreachableError("nothing listens there")
+    with pytest.raises(UnreachableError):
+        bench.gate.transmit(offered)
+    assert [record["event"] for record in bench.audit.records()][-1] == "egress.indeterminate"
+    bench.channel.fails = None
+    bench.gate.retry(bench.ledger.outbox("allowed")[0])
+    assert sent_by_kind(bench.audit.records())["lora.factors"][0] == 1
+
+
+def test_T39_what_cannot_be_recorded_is_not_sent_and_the_gate_stays_halted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(event: str, **fields: object) -> int:
+        raise LogFullError("no space to record it")
+
+    monkeypatch.setattr(bench.audit, "append", full)
+    with pytest.raises(LogFullError):
+        bench.gate.send("control.poll", pb.Poll())
+    monkeypatch.undo()
+    with pytest.raises(OperationError) as refused:
+        bench.gate.send("control.poll", pb.Poll())
+    assert refused.value.code == "HALTED"
+    assert bench.channel.sent == []
+
+
+# ---- the way in -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("sender", "spiffe://cardio-net/silo/hospital_b", "SENDER_MISMATCH"),
+        ("federation", "other-net", "SENDER_MISMATCH"),
+        ("round", 3, "SIGNATURE_INVALID"),
+        ("payload_digest", b"\0" * 32, "DIGEST_MISMATCH"),
+    ],
+)
+def test_T29_T30_an_answer_changed_on_the_way_is_refused(bench: Bench, field: str, value: object, code: str) -> None:
+    bench.channel.tamper = lambda envelope: setattr(envelope, field, value)
+    with pytest.raises(PeerError) as refused:
+        bench.gate.send("control.poll", pb.Poll())
+    assert refused.value.code == code
+    assert bench.events("ingress.decision")[-1]["reasons"] == [code]
+
+
+def test_T30_another_partys_valid_signature_is_refused(bench: Bench) -> None:
+    bench.channel.key = OUR_KEY
+    with pytest.raises(PeerError, match="pinned"):
+        bench.gate.send("control.poll", pb.Poll())
+
+
+def test_T29_a_replayed_answer_is_refused(bench: Bench) -> None:
+    bench.gate.send("control.poll", pb.Poll())
+    bench.channel.sequence -= 1
+    with pytest.raises(PeerError) as refused:
+        bench.gate.send("control.poll", pb.Poll())
+    assert refused.value.code == "SEQUENCE_REPLAYED"
+
+
+def test_T12_a_round_that_names_rows_outside_the_public_set_is_denied(bench: Bench) -> None:
+    def opened(row: int) -> tuple[str, pb.RoundOpen]:
+        step = pb.PublicStep(step=2, prompt_indices=[row])
+        return "round.open", pb.RoundOpen(base_digest="cd" * 32, public_steps=[step])
+
+    bench.channel.routing = {"run": "run-1", "round": 2}
+    bench.channel.answer = opened(10)  # the set has rows 0 to 9
+    with pytest.raises(IngressDenied):
+        bench.gate.send("control.poll", pb.Poll())
+    bench.channel.answer = opened(9)
+    assert bench.gate.send("control.poll", pb.Poll()).kind == "round.open"
+
+
+def test_T21_donors_that_grade_wrong_here_are_dropped_and_counted(bench: Bench) -> None:
+    body = pb.PublicDonors()
+    row = body.prompts.add(prompt_index=1)
+    for text in ("12", "13"):
+        row.donors.add(origin="hospital_b").response.CopyFrom(pb.Response(text=text, finish=pb.FINISH_STOP))
+    bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
+    bench.channel.answer = ("public.donors", body)
+    taken = bench.gate.send("control.poll", pb.Poll()).body
+    assert isinstance(taken, pb.PublicDonors)
+    assert [donor.response.text for donor in taken.prompts[0].donors] == ["12"]
+    record = bench.events("ingress.decision")[-1]
+    assert record["facts"]["transform"] == {"donors_dropped": {"hospital_b": 1}}
+
+
+# ---- approvals ------------------------------------------------------------------------------------
+
+
+def held(bench: Bench) -> tuple[str, dict[str, str]]:
+    offered = bench.factors()
+    assert isinstance(offered, Held)
+    release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+    arguments = {"release": release.id, "digest": release.digest, "policy_digest": bench.policy.digest}
+    return release.id, arguments
+
+
+def test_T36_a_held_release_goes_out_byte_for_byte_after_one_approval(holding: Bench) -> None:
+    name, arguments = held(holding)
+    assert name == "r1/hospital_a/0"
+    assert holding.channel.sent == []
+    _, settled = holding.releases.approve(command("approvals.approve", arguments))
+    assert settled is not None and settled.allowed is not None
+    holding.gate.transmit(settled.allowed)
+    assert codec.sha256_hex(holding.channel.sent[0][1]) == arguments["digest"]
+    decision = holding.events("egress.decision")[-1]
+    assert decision["decision"] == "allow" and decision["link"]["approvals"] == ["alice"]
+    with pytest.raises(ConflictError):  # single use
+        holding.releases.approve(command("approvals.approve", arguments, person="bob"))
+
+
+def test_T36_held_survives_a_restart_and_is_sent_as_it_was(holding: Bench) -> None:
+    _, arguments = held(holding)
+    again = holding.restart()
+    again.releases.judge_again()
+    _, settled = again.releases.approve(command("approvals.approve", arguments))
+    assert settled is not None and settled.allowed is not None
+    assert codec.sha256_hex(settled.allowed.payload) == arguments["digest"]
+    again.close()
+
+
+def test_T36_an_approval_of_other_digests_or_by_the_wrong_person_frees_nothing(holding: Bench) -> None:
+    _, arguments = held(holding)
+    for wrong in ({"digest": "0" * 64}, {"policy_digest": "0" * 64}):
+        with pytest.raises(ConflictError) as refused:
+            holding.releases.approve(command("approvals.approve", arguments | wrong))
+        assert refused.value.code == "STALE_VIEW"
+    with pytest.raises(NotAllowedError):
+        holding.releases.approve(command("approvals.approve", arguments, roles=("operator",)))
+    assert holding.ledger.releases("held") and holding.channel.sent == []
+
+
+def test_T36_stored_bytes_changed_under_the_approval_are_not_sent(holding: Bench) -> None:
+    name, arguments = held(holding)
+    with holding.ledger._writing() as database:
+        database.execute("UPDATE releases SET payload=? WHERE id=?", (b"other", name))
+    with pytest.raises(ConflictError) as refused:
+        holding.releases.approve(command("approvals.approve", arguments))
+    assert refused.value.code == "TAMPERED"
+    assert holding.channel.sent == []
+    assert holding.ledger.release(name).state == "denied"
+
+
+def test_T36_a_changed_policy_voids_the_view_that_was_approved(holding: Bench) -> None:
+    _, arguments = held(holding)
+    other = setting.policy_of(setting.policy_text(first_rounds=2))
+    again = holding.restart(other)
+    again.releases.judge_again()
+    with pytest.raises(ConflictError):
+        again.releases.approve(command("approvals.approve", arguments))
+    fresh = again.ledger.releases("held")[0]
+    _, settled = again.releases.approve(
+        command("approvals.approve", arguments | {"policy_digest": other.digest, "revision": fresh.revision})
+    )
+    assert settled is not None
+    again.close()
+
+
+def test_a_rejection_ends_the_hold_and_sends_nothing(holding: Bench) -> None:
+    name, arguments = held(holding)
+    settled = holding.releases.reject(command("approvals.reject", arguments | {"reason_code": "CONTENT"}))
+    assert settled.outcome == "denied" and holding.ledger.release(name).state == "rejected"
+    assert holding.channel.sent == []
+    assert holding.events("approval.deny")[0]["reasons"] == ["CONTENT"]
+
+
+def test_T36_silence_is_a_no_and_a_clock_set_back_revives_nothing(holding: Bench) -> None:
+    name, arguments = held(holding)
+    holding.clock_now += holding.policy.file.approval_expiry_hours * 3600 + 1
+    (settled,) = holding.releases.expire()
+    assert settled.outcome == "denied" and holding.ledger.release(name).state == "expired"
+    holding.clock_now = setting.NOW
+    with pytest.raises(ConflictError):
+        holding.releases.approve(command("approvals.approve", arguments))
+
+
+def test_a_public_step_held_past_its_deadline_counts_as_missed(holding: Bench) -> None:
+    offered = holding.factors()
+    assert isinstance(offered, Held)
+    holding.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=60.0)
+    assert holding.releases.expire() == []
+    holding.clock_now += 61
+    (settled,) = holding.releases.expire()
+    assert settled.outcome == "missed"
+
+
+def test_what_a_person_is_shown_has_every_fact_and_no_value(holding: Bench) -> None:
+    name, _ = held(holding)
+    view = holding.releases.view(holding.ledger.release(name))
+    assert view["leaves"]["kinds"][0]["kind"] == "lora.factors"
+    assert view["budget"] == "DP off"
+    assert view["findings"] == "no text screens in this ruleset"
+    assert view["difference"] == "first release, nothing to compare"
+    assert view["policy"]["counts"]["deny"] == 0 and view["policy"]["counts"]["hold"] == 1
+    json.dumps(view)
