@@ -1,0 +1,67 @@
+"""The demo's questions: eight operations on strings of digits, in an alphabet of 24 characters.
+
+A question is one letter naming the operation, the digits and an equals sign, such as `u5271=` ("sort upwards"); the
+answer is digits. One string in five is held out by its hash, whatever the operation and the seed, so neither the
+base model's supervised steps nor any training set ever holds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One topic: its letter in the question, what it does, and the topic a half-trained model confuses it with."""
+
+    topic: str
+    letter: str
+    opposite: str
+    apply: Callable[[str], str]
+
+
+def _shifted(digits: str, by: int) -> str:
+    return "".join(str((int(digit) + by) % 10) for digit in digits)
+
+
+OPERATIONS: dict[str, Operation] = {
+    operation.topic: operation
+    for operation in (
+        Operation("sort_up", "u", "sort_down", lambda digits: "".join(sorted(digits))),
+        Operation("sort_down", "d", "sort_up", lambda digits: "".join(sorted(digits, reverse=True))),
+        Operation("top_two", "t", "bottom_two", lambda digits: "".join(sorted(digits, reverse=True)[:2])),
+        Operation("bottom_two", "b", "top_two", lambda digits: "".join(sorted(digits)[:2])),
+        Operation("add_one", "a", "subtract_one", lambda digits: _shifted(digits, 1)),
+        Operation("subtract_one", "s", "add_one", lambda digits: _shifted(digits, -1)),
+        Operation("reverse", "r", "rotate", lambda digits: digits[::-1]),
+        Operation("rotate", "o", "reverse", lambda digits: digits[1:] + digits[:1]),
+    )
+}
+TOPICS: tuple[str, ...] = tuple(OPERATIONS)
+# with the tokenizer's end, padding and unknown marks: 24 entries
+ALPHABET = "0123456789" + "".join(operation.letter for operation in OPERATIONS.values()) + "=- "
+
+
+def question(topic: str, digits: str) -> str:
+    return f"{OPERATIONS[topic].letter}{digits}="
+
+
+def answer(topic: str, digits: str) -> str:
+    return OPERATIONS[topic].apply(digits)
+
+
+def is_held_out(digits: str) -> bool:
+    """One string in five, by hash: the same strings for every seed and operation."""
+    return hashlib.sha256(f"fedsilo demo digits {digits}".encode()).digest()[0] % 5 == 0
+
+
+@functools.cache
+def digit_strings(*, held_out: bool) -> tuple[str, ...]:
+    """Every string on one side of the held-out line, in ascending order."""
+    strings = (f"{number:0{DIGITS}d}" for number in range(10**DIGITS))
+    return tuple(digits for digits in strings if is_held_out(digits) == held_out)

@@ -1,0 +1,208 @@
+r"""`math`: two answers agree when they denote the same mathematical object, exactly (no rounding, no tolerance).
+
+The answer is taken out of the response (extraction.py), its layout removed (layout.py), then numbers are compared as
+fractions, lists, tuples, intervals and matrices member by member, and the rest symbolically (symbols.py), which alone
+loads sympy. What this does not do: evaluate huge powers, factorials, sums or integrals; such an answer counts as wrong
+unless it is the reference, letter by letter.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from itertools import product
+
+from fedsilo.treaty.grading import layout, numeric, symbols
+from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, last_boxed, outside_thinking
+from fedsilo.treaty.grading.verdict import BAD_REFERENCE, NO_ANSWER, TOO_COSTLY, Verdict, judged
+
+ANSWER_CHARACTERS_MAX = 1_000
+MEMBERS_MAX = 20
+_DEPTH_MAX = 4
+_MIXED = re.compile(r"(-?)(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|\s(\d+)\s*/\s*(\d+))")
+_PLAIN_FRACTION = re.compile(r"(-?)\s*\\frac\{\s*(-?[\d.]+)\s*\}\{\s*(-?[\d.]+)\s*\}")
+_SCIENTIFIC = re.compile(r"(-?[\d.]+)\s*(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?\s*(-?\d{1,3})\s*\}?")
+_SENTENCE_END = re.compile(r"[.;!?]\s+(?=[A-Z])|\.$")
+_WORDS = re.compile(r"[A-Za-z]{3,}\s+[A-Za-z]{2,}\s+[A-Za-z]")
+
+
+def grade(response: str, reference: str) -> Verdict:
+    if not check_reference(reference):
+        return BAD_REFERENCE
+    try:
+        answer = extract(response, reference)
+    except CutOff:
+        return NO_ANSWER
+    if answer is None or not answer.strip():
+        return NO_ANSWER
+    if len(answer) > ANSWER_CHARACTERS_MAX:
+        return TOO_COSTLY
+    try:
+        return judged(agree(reference, answer))
+    except symbols.TooCostly:
+        return TOO_COSTLY
+
+
+def check_reference(reference: str) -> bool:
+    """Whether there is something to compare with: not empty, not too long, brackets in order."""
+    text = layout.normalise(reference) if len(reference) <= ANSWER_CHARACTERS_MAX else ""
+    if not text or not re.search(r"[A-Za-z0-9]", text):
+        return False
+    depth = 0
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def extract(response: str, reference: str) -> str | None:
+    """The answer's text: the last box; else what follows the last cue; else a short whole response or its last number.
+
+    Raises:
+        CutOff: the response ends inside its box or its thinking.
+    """
+    said = outside_thinking(response)
+    boxed = last_boxed(said)
+    if boxed is not None:
+        return boxed
+    cued = after_last_cue(said)
+    if cued is not None:
+        sentence = _SENTENCE_END.split(cued, maxsplit=1)[0].strip(" *")
+        mathematics = re.search(r"\$([^$]+)\$", sentence)
+        if mathematics is not None:
+            return mathematics.group(1)
+        if _WORDS.search(sentence) and numeric.check_reference(reference):
+            numbers = numeric.last_numbers(sentence)
+            return numbers[0] if numbers else sentence
+        return sentence
+    whole = said.strip()
+    if len(whole) <= ANSWER_CHARACTERS_MAX and "\n" not in whole and not _WORDS.search(whole):
+        return whole
+    numbers = numeric.last_numbers(said[-ANSWER_CHARACTERS_MAX:])
+    return numbers[-1] if numbers else None
+
+
+def agree(gold: str, got: str) -> bool:
+    """Whether two answers denote the same object.
+
+    Raises:
+        symbols.TooCostly: they are not the same text, and comparing them could take too long.
+    """
+    return _agree(layout.normalise(gold), layout.normalise(got), _DEPTH_MAX)
+
+
+def _agree(gold: str, got: str, depth: int) -> bool:
+    if not gold or not got or depth == 0:
+        return False
+    if layout.tight(gold) == layout.tight(got):
+        return True
+    if gold.lower() in {"true", "false", "yes", "no"}:
+        return layout.tight(got).lower() == gold.lower()
+    (gold, gold_unit), (got, got_unit) = layout.split_unit(gold), layout.split_unit(got)
+    if gold_unit and got_unit and gold_unit != got_unit:
+        return False
+    gold, got = layout.drop_assignment(gold), layout.drop_assignment(got)
+    gold_number, got_number = _number(gold), _number(got)
+    if gold_number is not None and got_number is not None:
+        as_percentage = got.endswith("%") and not gold.endswith("%") and gold_number == got_number * 100
+        return gold_number == got_number or as_percentage
+    structured = _agree_structures(gold, got, depth)
+    return structured if structured is not None else symbols.same(gold, got)
+
+
+def _agree_structures(gold: str, got: str, depth: int) -> bool | None:
+    """The verdict where one side is a matrix, interval, tuple, union or list; None where neither is."""
+    gold_matrix, got_matrix = layout.matrix(gold), layout.matrix(got)
+    if gold_matrix is not None or got_matrix is not None:
+        return (
+            gold_matrix is not None
+            and got_matrix is not None
+            and [len(row) for row in gold_matrix] == [len(row) for row in got_matrix]
+            and all(
+                _agree(first, second, depth - 1)
+                for gold_row, got_row in zip(gold_matrix, got_matrix, strict=True)
+                for first, second in zip(gold_row, got_row, strict=True)
+            )
+        )
+    gold, got = layout.as_interval(gold), layout.as_interval(got)
+    gold_parts, got_parts = layout.split_top_level(gold, "\\cup"), layout.split_top_level(got, "\\cup")
+    if len(gold_parts) > 1 or len(got_parts) > 1:
+        return _agree_unordered(gold_parts, got_parts, depth)
+    gold_pair, got_pair = _ordered(gold), _ordered(got)
+    if gold_pair is not None or got_pair is not None:
+        return (
+            gold_pair is not None
+            and got_pair is not None
+            and gold_pair[0] == got_pair[0]
+            and len(gold_pair[1]) == len(got_pair[1])
+            and all(_agree(first, second, depth - 1) for first, second in zip(gold_pair[1], got_pair[1], strict=True))
+        )
+    gold_members, got_members = _members(gold), _members(got)
+    if len(gold_members) == len(got_members) == 1:
+        return (
+            None
+            if (gold_members[0], got_members[0]) == (gold, got)
+            else _agree(gold_members[0], got_members[0], depth - 1)
+        )
+    return _agree_unordered(gold_members, got_members, depth)
+
+
+def _agree_unordered(gold: list[str], got: list[str], depth: int) -> bool:
+    """Whether the members can be paired off. Equality is transitive, so the first partner found will do."""
+    if len(gold) != len(got) or len(gold) > MEMBERS_MAX:
+        return False
+    rest = list(got)
+    for member in gold:
+        partner = next((other for other in rest if _agree(member, other, depth - 1)), None)
+        if partner is None:
+            return False
+        rest.remove(partner)
+    return True
+
+
+def _ordered(text: str) -> tuple[str, list[str]] | None:
+    """Tuples and intervals: their two brackets and their members. `(x+2)` alone is no tuple."""
+    found = layout.brackets(text)
+    if found is None or found[0] == "\\{":
+        return None
+    members = layout.split_top_level(found[1], ",")
+    return (found[0] + found[2], members) if len(members) > 1 else None
+
+
+def _members(text: str) -> list[str]:
+    r"""Members of a set or of a list of solutions; one `\pm` stands for two. A number with thousands commas is one."""
+    found = layout.brackets(text)
+    if found is not None and found[0] == "\\{":
+        text = found[1]
+    members = [text] if layout.is_thousands(text) else layout.split_top_level(text, ",")
+    members = [layout.drop_assignment(member) for member in members if member]
+    signs = [("+", "-") if member.count("\\pm") == 1 else ("",) for member in members]
+    return [
+        member.replace("\\pm", sign).strip().removeprefix("+").strip() if sign else member
+        for member, choices in zip(members, signs, strict=True)
+        for (sign,) in product(choices)
+    ]
+
+
+def _number(text: str) -> Fraction | None:
+    """An exact number: what `numeric` reads, a fraction of two numbers, a mixed number, scientific notation."""
+    plain = text.strip()
+    while plain.startswith("{") and plain.endswith("}") and "{" not in plain[1:]:
+        plain = plain[1:-1].strip()
+    value = numeric.parse(plain)
+    if value is not None:
+        return value
+    if (mixed := _MIXED.fullmatch(plain)) is not None:
+        sign, whole, top, bottom, plain_top, plain_bottom = mixed.groups()
+        part = numeric.parse(f"{top or plain_top}/{bottom or plain_bottom}")
+        return None if part is None else (Fraction(int(whole)) + part) * (-1 if sign else 1)
+    if (fraction := _PLAIN_FRACTION.fullmatch(plain)) is not None:
+        above, below = numeric.parse(fraction.group(2)), numeric.parse(fraction.group(3))
+        if above is None or below is None or below == 0:
+            return None
+        return above / below * (-1 if fraction.group(1) else 1)
+    if (scientific := _SCIENTIFIC.fullmatch(plain)) is not None:
+        mantissa = numeric.parse(scientific.group(1))
+        return None if mantissa is None else mantissa * Fraction(10) ** int(scientific.group(2))
+    return None

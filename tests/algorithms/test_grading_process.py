@@ -1,0 +1,120 @@
+"""The grading child: killed, hanging and eating memory; the rest of the batch is graded all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsilo.edge.grading_process import GradingProcess
+from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.grading import VerdictCode
+
+# A stand-in for fedsilo.treaty.grading.exact, put before the real one on the child's path
+HOSTILE = """
+import os, sys, time
+import fedsilo.treaty.grading.exact as exact
+from fedsilo.treaty.grading.verdict import judged
+
+def grade(response, reference):
+    print("noise on standard output")
+    if response == "hang":
+        while True:
+            pass
+    if response == "die":
+        os._exit(3)
+    if response == "memory":
+        return judged(len(bytearray(64 << 30)) < 0)
+    return judged(response == reference)
+
+exact.grade = grade
+"""
+
+
+@pytest.fixture
+def hostile_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "sitecustomize.py").write_text(HOSTILE, encoding="utf-8")
+    repository = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), repository]))
+    yield
+
+
+def test_T22_hanging_dying_and_greedy_items_score_nothing_and_the_rest_is_graded(hostile_path: None) -> None:
+    with GradingProcess("exact", deadline_seconds=0.5) as process:
+        pairs = [("1", "1"), ("hang", "hang"), ("2", "2"), ("die", "die"), ("memory", "memory"), ("3", "4"), ("5", "5")]
+        codes = [verdict.code for verdict in process.grade_many(pairs)]
+        assert codes == [
+            VerdictCode.CORRECT,
+            VerdictCode.TIMEOUT,
+            VerdictCode.CORRECT,
+            VerdictCode.CRASHED,
+            VerdictCode.ERROR,
+            VerdictCode.WRONG,
+            VerdictCode.CORRECT,
+        ]
+        counts = process.counts
+        assert (counts.graded, counts.timeouts, counts.crashes, counts.errors) == (7, 1, 1, 1)
+
+
+def test_a_child_killed_between_batches_costs_one_item() -> None:
+    with GradingProcess("exact") as process:
+        assert process.grade("a", "a").correct
+        assert process.process_id is not None
+        os.kill(process.process_id, signal.SIGKILL)
+        codes = [verdict.code for verdict in process.grade_many([("a", "a"), ("b", "b")])]
+        assert codes == [VerdictCode.CRASHED, VerdictCode.CORRECT]
+
+
+def test_the_child_stays_alive_and_is_gone_after_close() -> None:
+    process = GradingProcess("exact")
+    process.grade("a", "a")
+    first = process.process_id
+    process.grade("b", "b")
+    assert first is not None and process.process_id == first
+    process.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    process.close()
+
+
+def test_a_batch_of_64_takes_under_two_milliseconds() -> None:
+    with GradingProcess("exact") as process:
+        pairs = [(str(number), str(number % 7)) for number in range(64)]
+        process.grade_many(pairs)
+        seconds = []
+        for _ in range(20):
+            began = time.perf_counter()
+            verdicts = process.grade_many(pairs)
+            seconds.append(time.perf_counter() - began)
+        assert [verdict.correct for verdict in verdicts] == [number < 7 for number in range(64)]
+        assert min(seconds) < 0.002
+
+
+def test_large_and_odd_texts_cross_the_pipe() -> None:
+    text = "\u65e5\u672c\x00\u2028 \ud83d\ude00" * 50_000
+    with GradingProcess("exact") as process:
+        assert [verdict.correct for verdict in process.grade_many([(text, text), (text, "x"), ("\ud800", "x")])] == [
+            True,
+            False,
+            False,
+        ]
+
+
+def test_a_verifier_that_runs_programs_is_refused() -> None:
+    with pytest.raises(UsageError, match="sandbox"):
+        GradingProcess("code")
+    with pytest.raises(UsageError, match="unknown verifier"):
+        GradingProcess("guess")
+
+
+def test_a_child_that_cannot_start_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise SystemExit(9)", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with GradingProcess("exact") as process, pytest.raises(OperationError, match="did not start") as raised:
+        process.grade("a", "a")
+    assert sys.executable in raised.value.hint
