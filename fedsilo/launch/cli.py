@@ -1,0 +1,62 @@
+"""Entry points of the four commands. Nothing heavy is imported before a command runs, so that help stays quick."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import typer
+
+import fedsilo
+from fedsilo.launch import cli_audit, cli_certs, cli_data, cli_demo, cli_policy, cli_run
+from fedsilo.launch.output import JsonOption, emit, guarded, table
+
+fedsilo_app = typer.Typer(
+    name="fedsilo",
+    no_args_is_help=True,
+    help="Post-train one model together; let out only what each site's own policy names.",
+)
+fedsilo_app.command("demo")(cli_demo.demo)
+fedsilo_app.add_typer(cli_run.app, name="run")
+fedsilo_app.add_typer(cli_policy.app, name="policy")
+fedsilo_app.add_typer(cli_audit.app, name="audit")
+fedsilo_app.add_typer(cli_certs.app, name="certs")
+fedsilo_app.add_typer(cli_data.model_app, name="model")
+fedsilo_app.add_typer(cli_data.data_app, name="data")
+fedsilo_app.command("grade")(cli_data.grade)
+
+
+@fedsilo_app.command("version")
+@guarded("version")
+def version(json_output: JsonOption = False) -> None:
+    """Versions of FedSilo and of the libraries its results depend on."""
+    libraries = ("torch", "transformers", "peft", "grpcio", "protobuf", "cryptography", "numpy")
+    versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
+    for name in libraries:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    emit("version", versions, json_output=json_output, text=lambda: table(("part", "version"), versions.items()))
+
+
+def fedsilo_main() -> None:
+    fedsilo_app()
+
+
+def silo_main() -> None:
+    from fedsilo.launch import cli_silo
+
+    cli_silo.app()
+
+
+def coordinator_main() -> None:
+    from fedsilo.launch import cli_coordinator
+
+    cli_coordinator.app()
+
+
+def console_main() -> None:
+    from fedsilo.launch import cli_console
+
+    cli_console.app()

@@ -1,0 +1,73 @@
+"""`fedsilo demo`: the whole federation on one machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded, plain
+
+if TYPE_CHECKING:
+    from fedsilo.launch.demo_sites import Site
+
+_OUT = Path("fedsilo-demo")
+
+
+def demo(
+    silos: Annotated[int, typer.Option("--silos", min=1, max=16, help="Silos of the demo's own set.")] = 4,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds; default 3, with --data 2.")] = None,
+    method: Annotated[str, typer.Option("--method", help="pubswap, pubswap-random, public-no-swap, fedavg-grpo.")] = (
+        "pubswap"
+    ),
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Data split, rollouts and site secrets follow.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Empty folder for everything; it stays.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of `fedsilo data from-sets`.")] = None,
+    compare: Annotated[str, typer.Option("--compare", help="A second method from the same start.")] = "",
+    no_console: Annotated[bool, typer.Option("--no-console", help="Hold nothing, open no console.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Four organisations post-train one adapter over mTLS; see what left each, and check it."""
+    with guarded("demo", json_output=json_output):
+        from fedsilo.launch.demo import DemoOptions, run_demo
+        from fedsilo.launch.demo_report import report
+
+        on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not json_output and not no_console
+        folder = out or _OUT / time.strftime("%Y%m%d-%H%M%S")
+        started = time.monotonic()
+
+        def say(line: str) -> None:
+            sys.stderr.write(f"[{time.monotonic() - started:6.1f} s] {plain(line)}\n")
+            sys.stderr.flush()
+
+        options = DemoOptions(
+            out=folder.absolute(),
+            seed=seed,
+            silos=silos,
+            rounds=rounds,
+            method=method,
+            data=data.absolute() if data else None,
+            compare=compare,
+            hold=on_terminal,
+        )
+        result = run_demo(options, say, attend=_open_console if on_terminal else None)
+        emit(
+            "demo",
+            result.data,
+            json_output=json_output,
+            text=lambda: "\n" + report(result.data),
+            error=result.error,
+        )
+
+
+def _open_console(site: Site) -> None:
+    """The console in the foreground, on the silo that holds a release; the run goes on when it is left."""
+    from fedsilo.launch.cli_console import open_console
+
+    identities = site.folder / "id"
+    open_console(
+        site.control_socket, certificate=identities / "alice.crt", key=identities / "alice.key", site=site.name
+    )

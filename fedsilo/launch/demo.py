@@ -1,0 +1,417 @@
+"""The main job on one machine: five sites with their own keys, a real run over mTLS, and what it came to.
+
+Everything is what an operator would run by hand: the same certificates, configurations, policies and processes. The
+demo only writes the files, presses the buttons and adds the figures up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.launch.processes import Children
+from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UnreachableError, UsageError
+
+if TYPE_CHECKING:
+    from fedsilo.launch.data_folder import DataFolder
+    from fedsilo.launch.demo_sites import Site, Sites
+
+# Chosen within methods.md 1 and 2 for a model of 0.3 M parameters; everything else is the plan's default.
+ROUNDS = 3
+LOCAL_STEPS = 20  # tau
+SWAP_PERIOD = 2
+PROMPTS_PER_STEP = 8
+SAMPLES_PER_PROMPT = 8
+LEARNING_RATE = 0.001
+RANK = 16
+ALPHA = 32.0
+TEMPERATURE = 1.0
+# Other people's text and a model that cannot read it: the path is asked for, not the learning.
+TEXT_ROUNDS = 2
+TEXT_LOCAL_STEPS = 2
+TEXT_EVALUATION_PROMPTS = 32
+EVALUATION_PROMPTS = 512
+EVALUATION_SAMPLES = 4
+HELD_SILO = "hospital_a"
+POLL_SECONDS = 0.5
+LINE_SECONDS = 4.0  # between lines of progress, unless something changed
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Attributes:
+    out: empty folder for everything; it stays.
+    data: folder of `fedsilo data`; None makes the demo's own set from `seed`.
+    compare: a second method, run afterwards from the same start; empty for none.
+    hold: hold hospital_a's first factor release for a person.
+    """
+
+    out: Path
+    seed: int = 0
+    silos: int = 4
+    rounds: int | None = None
+    method: str = "pubswap"
+    data: Path | None = None
+    compare: str = ""
+    hold: bool = False
+
+
+@dataclass
+class Result:
+    """What a demo came to; `data` is the JSON of design 6."""
+
+    data: dict[str, Any]
+    record: dict[str, Any]
+    sites: Sites
+    compared: dict[str, Any] = field(default_factory=dict)
+    error: FedSiloError | None = None
+
+
+def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] | None = None) -> Result:
+    """Set up, run, stop, verify.
+
+    Args:
+        options: what to run.
+        say: told one line of progress at a time.
+        attend: called with the silo that holds a release, in the foreground, while the run goes on.
+
+    Raises:
+        ConflictError: `out` is not empty.
+        UsageError: an unknown method, or a comparison that the ruleset does not cover.
+        OperationError: a process did not start, or ended by itself.
+    """
+    from fedsilo.launch.demo_sites import Wanted, make_sites
+    from fedsilo.treaty.methods import method_named
+
+    method = method_named(options.method)
+    if options.compare and method_named(options.compare).kinds - method.kinds:
+        raise UsageError(f"--compare {options.compare} sends kinds that ruleset {method.ruleset} does not allow")
+    if options.out.exists() and any(options.out.iterdir()):
+        raise ConflictError(f"{options.out} is not empty", hint="choose another --out, or remove it")
+    options.out.mkdir(parents=True, exist_ok=True)
+    data, model = _set_up_inputs(options, say)
+    own_set = options.data is None
+    local_steps = LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS
+    say("writing five sites: certificates, configurations, policies" if len(data.private) == 4 else "writing the sites")
+    sites = make_sites(
+        Wanted(
+            out=options.out,
+            model=model,
+            data=data,
+            ruleset=method.ruleset,
+            seed=options.seed,
+            rank=RANK,
+            alpha=ALPHA,
+            holds=HELD_SILO if options.hold else "",
+            local_steps=local_steps,
+            swap_period=SWAP_PERIOD,
+            prompts_per_step=PROMPTS_PER_STEP,
+            samples_per_prompt=SAMPLES_PER_PROMPT,
+            learning_rate=LEARNING_RATE,
+        )
+    )
+    fields: dict[str, object] = {
+        "rounds": options.rounds or (ROUNDS if own_set else TEXT_ROUNDS),
+        "local_steps": local_steps,
+        "swap_period": SWAP_PERIOD,
+        "prompts_per_step": PROMPTS_PER_STEP,
+        "samples_per_prompt": SAMPLES_PER_PROMPT,
+        "seed": options.seed,
+        "quorum": 1,
+        "objective": {"kl_coefficient": 0.0},
+        "optimiser": {"learning_rate": LEARNING_RATE},
+        "rollout": {
+            "temperature": TEMPERATURE,
+            "max_prompt_tokens": data.description.lengths.max_prompt_tokens,
+            "max_new_tokens": data.description.lengths.max_new_tokens,
+        },
+        "evaluation": {
+            "prompts": EVALUATION_PROMPTS if own_set else TEXT_EVALUATION_PROMPTS,
+            "samples": EVALUATION_SAMPLES,
+        },
+    }
+    started = time.monotonic()
+    # One torch thread a silo: four silos with two threads each on two cores spin against each other.
+    children = Children({"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
+    try:
+        processes = _start(children, sites, options.out / "logs", say)
+        outcome = _carry_out(children, sites, {"method": options.method, **fields}, "run-1", say, attend)
+        compared = {}
+        if options.compare:
+            say(f"again from the same start with {options.compare}")
+            compared = _carry_out(children, sites, {"method": options.compare, **fields}, "run-2", say, None)
+        donors = _donors_trained(outcome)
+        say("stopping")
+    finally:
+        killed = children.stop()
+    if killed:
+        raise OperationError(f"{', '.join(killed)} had to be killed", hint=f"see {options.out / 'logs'}")
+    result = _result(sites, outcome, compared, donors, processes, time.monotonic() - started)
+    result.data["base_model"] = str(model)
+    return result
+
+
+# ---- set-up ----------------------------------------------------------------------------------------
+
+
+def _set_up_inputs(options: DemoOptions, say: Say) -> tuple[DataFolder, Path]:
+    from fedsilo.launch.data_folder import read_data_folder
+    from fedsilo.launch.demo_data import write_digit_folder
+    from fedsilo.launch.tiny_model import cache_folder, cached_model, recipe_for
+
+    if options.data is not None:
+        data = read_data_folder(options.data)
+    else:
+        say(f"making the demo's questions from seed {options.seed}")
+        data = write_digit_folder(options.out / "data", options.seed, silos=options.silos)
+    recipe = recipe_for(data.description.tokenizer)
+
+    def progress(done: int, total: int) -> None:
+        if done % max(1, total // 6) == 0 or done == total:
+            say(f"building the base model (cached in {cache_folder()}): step {done} of {total}")
+
+    return data, cached_model(recipe, progress=progress)
+
+
+def _start(children: Children, sites: Sites, logs: Path, say: Say) -> int:
+    say("starting the coordinator")
+    coordinator = children.start(
+        "coordinator",
+        ["coordinator", "start", "--config", str(sites.coordinator.config), "--json"],
+        logs / "coordinator.log",
+    )
+    coordinator.ready()
+    say(f"starting {len(sites.silos)} silos, each a guard and a trainer")
+    silos = [
+        children.start(site.name, ["silo", "start", "--config", str(site.config), "--json"], logs / f"{site.name}.log")
+        for site in sites.silos
+    ]
+    rungs = {str(silo.ready().get("isolation", "")) for silo in silos}
+    processes = children.count()
+    say(f"{processes} processes run; the trainers' isolation: {', '.join(sorted(rungs)) or 'unknown'}")
+    return processes
+
+
+# ---- one run ---------------------------------------------------------------------------------------
+
+
+def _carry_out(
+    children: Children,
+    sites: Sites,
+    fields: dict[str, object],
+    run: str,
+    say: Say,
+    attend: Callable[[Site], None] | None,
+) -> dict[str, Any]:
+    """Submit a run as the coordinator's person and follow it to its end; returns its record."""
+    from console.client import ControlClient, Operator, sign_as
+    from fedsilo.launch.demo_sites import COORDINATOR_PERSON, run_text
+
+    identities = sites.coordinator.folder / "id"
+    person = Operator(
+        sites.coordinator.name, identities / f"{COORDINATOR_PERSON}.crt", identities / f"{COORDINATOR_PERSON}.key"
+    )
+    arguments = {"text": run_text({"run": run, **fields}), "source": "run.yaml"}
+    with ControlClient(sites.coordinator.control_socket) as client:
+        client.execute(sign_as(person, "run.submit", arguments))
+        follow = Follow(sites, say)
+        try:
+            while True:
+                children.raise_for_dead()
+                summary = next(row for row in client.query("runs") if row["run"] == run)
+                follow.show(summary)
+                if summary["state"] in {"finished", "failed", "aborted"}:
+                    break
+                holding = follow.holding()
+                if attend is not None and holding is not None:
+                    attend(holding)
+                    attend = None
+                time.sleep(POLL_SECONDS)
+            follow.wait_until_idle()
+        finally:
+            follow.close()
+        return dict(client.query("run", {"run": run})) | {"local": follow.local}
+
+
+class Follow:
+    """Reads what each site shows its own people, and says it in a line.
+
+    The reward is local to a silo and crosses no wire: the demo can show it because it owns every site's socket.
+    """
+
+    def __init__(self, sites: Sites, say: Say) -> None:
+        from console.client import ControlClient
+
+        self._sites = sites
+        self._say = say
+        self._clients = {site.name: ControlClient(site.control_socket) for site in sites.silos}
+        self._said: tuple[int, str, bool] = (0, "", False)
+        self._next_line = 0.0
+        self.local: dict[str, dict[str, Any]] = {}
+
+    def show(self, summary: dict[str, Any]) -> None:
+        self._read()
+        states = list(self.local.values())
+        rewards = _values(states, "reward_mean")
+        rates = _values(states, "pass_at_1")
+        steps = [int(state.get("step") or 0) for state in states]
+        out_bytes = sum(int(row["bytes"]) for state in states for row in state.get("left", ()))
+        parts = [f"{summary['method']}: round {summary['round']} of {summary['rounds']}"]
+        parts.append(f"step {min(steps, default=0)}-{max(steps, default=0)}")
+        parts.append(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "reward -")
+        parts.append(f"pass@1 {sum(rates) / len(rates):.2f}" if rates else "pass@1 -")
+        parts.append(f"out {out_bytes / 1e6:.1f} MB")
+        held = [state["silo"] for state in states if state.get("held")]
+        if held:
+            parts.append(f"{', '.join(held)} holds a release for approval")
+        moment = (summary["round"], summary["state"], bool(held))
+        if moment != self._said or time.monotonic() >= self._next_line:
+            self._said = moment
+            self._next_line = time.monotonic() + LINE_SECONDS
+            self._say(" · ".join(parts))
+
+    def holding(self) -> Site | None:
+        """The site of a silo that holds a release, if any."""
+        return next((site for site in self._sites.silos if self.local.get(site.name, {}).get("held")), None)
+
+    def wait_until_idle(self, seconds: float = 30.0) -> None:
+        """Until every silo has taken in the end of the run; their logs hold it then."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._read()
+            if all(not state.get("run") for state in self.local.values()):
+                return
+            time.sleep(POLL_SECONDS / 5)
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def _read(self) -> None:
+        for name, client in self._clients.items():
+            try:
+                self.local[name] = client.snapshot().state
+            except UnreachableError:
+                continue  # the process check tells when a silo is gone; until then the last state stands
+
+
+def _values(states: Sequence[dict[str, Any]], name: str) -> list[float]:
+    found = (state.get("metrics", {}).get(name) for state in states)
+    return [float(metric["value"]) for metric in found if metric is not None]
+
+
+# ---- what it came to -------------------------------------------------------------------------------
+
+
+def _result(
+    sites: Sites,
+    record: dict[str, Any],
+    compared: dict[str, Any],
+    donors: dict[str, int],
+    processes: int,
+    seconds: float,
+) -> Result:
+    from fedsilo.edge.audit_verify import verify_logs
+
+    left, disagreements = _what_left(sites)
+    verdicts = verify_logs([site.audit_log for site in sites.all()])
+    names = {str(site.audit_log): site for site in sites.all()}
+    audit = [
+        {
+            "log": "coordinator" if names[str(row["path"])] is sites.coordinator else names[str(row["path"])].name,
+            "path": str(row["path"]),
+            "verified": bool(row["verified"]),
+            "problems": list(row.get("problems", ())),
+        }
+        for row in verdicts
+    ]
+    data = {
+        "run": record["run"],
+        "state": record["state"],
+        "method": record["plan"]["method"] if record["plan"] else "",
+        **figures(record),
+        "left": left,
+        "audit": audit,
+        "adapter": str(Path(record["folder"]) / "adapter"),
+        "run_record": str(Path(record["folder"]) / "run_record.json"),
+        "rounds": [{"round": row["round"], "state": row["state"]} for row in record["rounds"]],
+        "donors_trained": donors,
+        "seconds": round(seconds, 1),
+        "processes": processes,
+    }
+    if compared:
+        data["compared"] = {"method": compared["plan"]["method"], "state": compared["state"], **figures(compared)}
+    error: FedSiloError | None = None
+    unverified = [row["log"] for row in audit if not row["verified"]]
+    bad_rounds = [row["round"] for row in record["rounds"] if row["state"] != "committed"]
+    if unverified:
+        error = _failed(f"the audit log of {', '.join(unverified)} does not verify", 7)
+    elif disagreements:
+        error = _failed(f"silo and coordinator count differently: {'; '.join(disagreements)}", 7)
+    elif record["state"] != "finished" or bad_rounds or (compared and compared["state"] != "finished"):
+        error = _failed(f"the run ended as {record['state']}: {record['reason'] or bad_rounds or 'see the logs'}", 1)
+    return Result(data, record, sites, compared, error)
+
+
+def _failed(message: str, exit_code: int) -> FedSiloError:
+    from fedsilo.treaty.errors import VerificationError
+
+    return VerificationError(message) if exit_code == 7 else OperationError(message)
+
+
+def figures(record: dict[str, Any]) -> dict[str, Any]:
+    """pass@1 before and after, in all, per silo and per topic (means over silos), from what the silos sent."""
+    before = record["before"]["metrics"]
+    after = record["rounds"][-1]["metrics"] if record["rounds"] else {}
+    silos = sorted(set(before) & set(after))
+
+    def mean(of: dict[str, Any], metric: str, topic: str) -> float:
+        values = [of[silo][metric][topic] for silo in silos if topic in of[silo].get(metric, {})]
+        return round(sum(values) / len(values), 4) if values else 0.0
+
+    topics = sorted({topic for silo in silos for topic in after[silo].get("pass_at_1", {}) if topic})
+    return {
+        "pass_at_1": {"before": mean(before, "pass_at_1", ""), "after": mean(after, "pass_at_1", "")},
+        "pass_at_1_greedy": {
+            "before": mean(before, "pass_at_1_greedy", ""),
+            "after": mean(after, "pass_at_1_greedy", ""),
+        },
+        "per_silo": {
+            silo: {"before": before[silo]["pass_at_1"][""], "after": after[silo]["pass_at_1"][""]} for silo in silos
+        },
+        "per_topic": {
+            topic: {"before": mean(before, "pass_at_1", topic), "after": mean(after, "pass_at_1", topic)}
+            for topic in topics
+        },
+    }
+
+
+def _what_left(sites: Sites) -> tuple[list[dict[str, Any]], list[str]]:
+    """Counted from each silo's own audit log, and compared with what the coordinator's log says came in."""
+    from coordinator.record import received_by_kind
+    from fedsilo.edge.audit_log import sent_by_kind
+    from fedsilo.edge.audit_segments import read_records
+
+    received = received_by_kind(read_records(sites.coordinator.audit_log))
+    left, disagreements = [], []
+    for site in sites.silos:
+        sent = sent_by_kind(read_records(site.audit_log))
+        got = next((counts for peer, counts in received.items() if peer.endswith(f"/silo/{site.name}")), {})
+        for kind in sorted(sent.keys() | got.keys()):
+            if sent.get(kind) != got.get(kind):
+                disagreements.append(f"{site.name} {kind}: sent {sent.get(kind)}, received {got.get(kind)}")
+        left += [
+            {"silo": site.name, "kind": kind, "messages": messages, "bytes": size}
+            for kind, (messages, size) in sorted(sent.items())
+        ]
+    return left, disagreements
+
+
+def _donors_trained(record: dict[str, Any]) -> dict[str, int]:
+    """Donor answers each silo trained on, as it counted them itself; `donors_sent` of the record is the other end."""
+    return {name: int(state.get("donors", {}).get("used", 0)) for name, state in record["local"].items()}

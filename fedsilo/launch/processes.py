@@ -1,0 +1,119 @@
+"""The demo's child processes: started with their log files, watched, and ended in order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsilo.treaty.errors import OperationError
+
+STOP_SECONDS = 20.0
+
+
+@dataclass
+class Child:
+    """One process. `log` holds its stderr; its stdout carries one ready line."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def ready(self) -> dict[str, Any]:
+        """Wait for the one JSON envelope that says it stands. Raises OperationError: it ended, or said no."""
+        assert self.process.stdout is not None  # noqa: S101  # opened as a pipe below
+        line = self.process.stdout.readline()
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            raise OperationError(f"{self.name} did not start: {self.last_words()}", hint=f"see {self.log}") from None
+        if not reply["ok"]:
+            error = reply["error"]
+            raise OperationError(f"{self.name} did not start: {error['message']}", hint=error["hint"] or str(self.log))
+        return dict(reply["data"])
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+@dataclass
+class Children:
+    """Started in order, ended in reverse. Each gets a session of its own, so that Ctrl-C reaches only the demo,
+    which then ends them one after the other."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    _children: list[Child] = field(default_factory=list)
+
+    def start(self, name: str, arguments: Sequence[str], log: Path) -> Child:
+        """Start `python -m fedsilo.launch ARGUMENTS`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedsilo.launch", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+        child = Child(name, process, log)
+        self._children.append(child)
+        return child
+
+    def raise_for_dead(self) -> None:
+        """Raises OperationError: a process ended by itself, with its last log line."""
+        for child in self._children:
+            code = child.process.poll()
+            if code is not None:
+                raise OperationError(
+                    f"{child.name} ended by itself with exit code {code}: {child.last_words()}", hint=f"see {child.log}"
+                )
+
+    def count(self) -> int:
+        """Living processes of ours: the children and their own children, grading workers left out."""
+        parents = {child.process.pid for child in self._children if child.process.poll() is None}
+        found = set(parents)
+        commands: dict[int, tuple[int, str]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError, IndexError, ValueError):
+                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    commands[int(entry.name)] = (parent, (entry / "cmdline").read_text())
+        grew = True
+        while grew:
+            grew = False
+            for pid, (parent, _) in commands.items():
+                if parent in found and pid not in found:
+                    found.add(pid)
+                    grew = True
+        workers = sum("silo.trainer.worker" in commands[pid][1] for pid in found - parents if pid in commands)
+        return len(parents) + min(workers, len(found) - len(parents))
+
+    def stop(self) -> list[str]:
+        """End all, newest first, politely and then not. Returns the names of those that had to be killed."""
+        killed = []
+        for child in reversed(self._children):
+            if child.process.poll() is None:
+                child.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for child in reversed(self._children):
+            try:
+                child.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(child.process.pid, signal.SIGKILL)
+                child.process.wait()
+                killed.append(child.name)
+            if child.process.stdout is not None:
+                child.process.stdout.close()
+        self._children.clear()
+        return killed

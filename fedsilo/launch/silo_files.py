@@ -1,0 +1,168 @@
+"""Writes the files of a new site: configuration, policy and LoRA schema. What `silo init` and the demo share.
+
+The configuration is `examples/hospital_a.yaml` in content; its comments are written along, so that the site's own file
+explains itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedsilo.edge.files import make_private_directory, write_durably
+from fedsilo.edge.site_policy import SiteInputs, make_site_policy, read_bundle
+from fedsilo.edge.task_files import read_tasks
+from fedsilo.treaty.errors import ConflictError
+from policies.render import PlanSize
+from silo.config import load_config
+
+
+@dataclass(frozen=True)
+class SiloFiles:
+    """Attributes:
+    out: folder of the site; keys are expected in `out/id`.
+    bundle: federation.json, written by `coordinator init`.
+    address: of the coordinator; empty takes the bundle's.
+    sockets: folder for the sockets, where paths below `out` would be too long for the kernel.
+    site_secret: file with the site secret; None lets the guard make one.
+    size: the largest plan that the policy's limits allow.
+    """
+
+    name: str
+    out: Path
+    bundle: Path
+    model: Path
+    private: Path
+    verifier: str
+    public: Path
+    public_verifier: str
+    held_out: Path
+    held_out_verifier: str = ""
+    role: str = "member"
+    ruleset: str = "pubswap"
+    load: str = "fp32"
+    rank: int = 32
+    alpha: float = 64.0
+    least_isolation: str = "namespaces"
+    first_rounds: int = 1
+    address: str = ""
+    collection: str = ""
+    threads: int | str = "auto"
+    microbatch_tokens: int = 16384
+    silos_on_this_host: int = 1
+    sockets: Path | None = None
+    site_secret: Path | None = None
+    size: PlanSize = field(default_factory=PlanSize)
+
+
+def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, str]:
+    """Write `silo.yaml`, `policy.yaml` and `lora_schema.json` into the site's folder.
+
+    Args:
+        files: what the site has.
+        now_seconds: start of the policy's validity.
+
+    Returns:
+        {"config", "policy", "schema", "control_socket"}: paths.
+
+    Raises:
+        ConflictError: one of the files exists.
+        UsageError: a named file is missing or wrong.
+    """
+    out = files.out
+    paths = {"config": out / "silo.yaml", "policy": out / "policy.yaml", "schema": out / "lora_schema.json"}
+    for path in paths.values():
+        if path.exists():
+            raise ConflictError(f"{path} exists already", hint="write into an empty folder, or move it away")
+    bundle = read_bundle(files.bundle)
+    made = make_site_policy(
+        SiteInputs(
+            ruleset=files.ruleset,
+            model=files.model,
+            public=files.public,
+            bundle=files.bundle,
+            now_seconds=now_seconds,
+            site=files.name,
+            held_out=files.held_out,
+            schema_file=paths["schema"].name,
+            rank=files.rank,
+            alpha=files.alpha,
+            least_isolation=files.least_isolation,
+            first_rounds=files.first_rounds,
+            size=files.size,
+        )
+    )
+    address = files.address or str(bundle.get("coordinator_address", ""))
+    text = _config_text(files, str(bundle["federation"]), address)
+    make_private_directory(out)
+    write_durably(paths["schema"], made.schema_text)
+    write_durably(paths["policy"], made.policy_text.encode())
+    write_durably(paths["config"], text.encode())
+    socket = load_config(paths["config"]).control.socket
+    return {**{name: str(path) for name, path in paths.items()}, "control_socket": str(socket)}
+
+
+def _config_text(files: SiloFiles, federation: str, address: str) -> str:
+    def quoted(value: object) -> str:
+        # A JSON string is a YAML string, whatever is in it.
+        return json.dumps(str(value))
+
+    def at(path: Path) -> str:
+        return quoted(path.absolute())
+
+    name = files.name
+    sockets = files.sockets.absolute() if files.sockets else None
+    # The trainer's socket has a folder of its own: that folder is inside its walls.
+    trainer = quoted(f"unix:{sockets}/run/trainer.sock" if sockets else "unix:run/trainer.sock")
+    control = quoted(sockets / "control.sock" if sockets else "control.sock")
+    secret = "null" if files.site_secret is None else at(files.site_secret)
+    return f"""\
+# The site {name}. `silo start --config silo.yaml` runs it; `silo check --config silo.yaml` tries all but starting.
+# Relative paths are taken from this file's folder. examples/hospital_a.yaml explains every key at length.
+silo: {name}
+# member, or lead: runs models for all where a method asks for it.
+role: {files.role}
+federation: {federation}
+coordinator: {{address: {quoted(address)}}}
+# What must survive a restart: counters, held releases, audit log. One daemon at a time holds it.
+state_dir: state
+# Keys are made on this site by `fedsilo certs request` and never leave it; mode 0600.
+identity:
+  certificate: id/{name}.crt
+  key: id/{name}.key
+  signing_key: id/{name}.ed25519
+  federation_ca: id/federation_ca.crt
+  site_ca: id/site_ca.crt
+  operators: id/roles.yaml
+  coordinator_key: id/coordinator.pub
+# What may leave and what is let in.
+policy: policy.yaml
+data:
+  # Budgets are counted against this name, whatever the run.
+  collection: {quoted(files.collection or name)}
+  # Private prompts; they never leave this machine.
+  private: [{at(files.private)}]
+  verifier: {files.verifier}
+  # This site's own copies; the policy pins the same hashes.
+  public:
+    path: {at(files.public)}
+    sha256: "{read_tasks(files.public).sha256}"
+    verifier: {files.public_verifier}
+  held_out:
+    path: {at(files.held_out)}
+    sha256: "{read_tasks(files.held_out).sha256}"
+    verifier: {files.held_out_verifier or files.public_verifier}
+model: {{path: {at(files.model)}, load: {files.load}}}
+trainer:
+  # child: the guard starts it behind walls. external: it dials the address itself.
+  launch: child
+  address: {trainer}
+  # Torch threads, or auto: the cores divided by silos_on_this_host.
+  threads: {files.threads}
+  microbatch_tokens: {files.microbatch_tokens}
+control: {{socket: {control}}}
+silos_on_this_host: {files.silos_on_this_host}
+# File with 32 bytes as hex that key the choice of private prompts; null: made in state_dir.
+site_secret: {secret}
+"""
