@@ -1,0 +1,114 @@
+"""Where a run stands, as the rules see it: the plan, the open round, the open public step, and the site's own copies.
+
+Built by the daemon from what the coordinator sent and the gate let in; never from what the trainer says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.engine import Context
+from policies.schema import LoraSchema
+from silo.guard.public import PublicView
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run. `steps`: rows of the public set that each public step of the open round asks for."""
+
+    plan: Plan | None = None
+    round: int = 0
+    base_digest: str = ""
+    base_l2: float | None = None
+    steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    open_step: int = 0
+
+    @property
+    def run(self) -> str:
+        return self.plan.run if self.plan else ""
+
+    def opened(self, round_number: int, body: pb.RoundOpen) -> RunView:
+        steps = {row.step: tuple(row.prompt_indices) for row in body.public_steps}
+        return replace(self, round=round_number, base_digest=body.base_digest, base_l2=None, steps=steps, open_step=0)
+
+    def at_step(self, step: int) -> RunView:
+        return replace(self, open_step=step)
+
+    def with_base_l2(self, base_l2: float | None) -> RunView:
+        return replace(self, base_l2=base_l2)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "base_digest": self.base_digest,
+            "base_l2": self.base_l2,
+            "steps": {str(step): list(rows) for step, rows in self.steps.items()},
+            "open_step": self.open_step,
+        }
+
+    @staticmethod
+    def from_json(plan: Plan, value: Mapping[str, Any]) -> RunView:
+        return RunView(
+            plan=plan,
+            round=int(value.get("round", 0)),
+            base_digest=str(value.get("base_digest", "")),
+            base_l2=value.get("base_l2"),
+            steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
+            open_step=int(value.get("open_step", 0)),
+        )
+
+
+@dataclass(frozen=True)
+class SiteView:
+    """What does not change while the daemon runs.
+
+    Attributes:
+        topics: labels that a metric may carry: those of the held-out set.
+    """
+
+    spiffe_id: str
+    coordinator_id: str
+    schema: LoraSchema
+    public: PublicView
+    topics: frozenset[str]
+
+
+def context_of(
+    site: SiteView,
+    view: RunView,
+    *,
+    now_seconds: float,
+    expected_sender: str,
+    step: int = 0,
+    graded: tuple[tuple[bool, ...], tuple[int, ...]] | None = None,
+) -> Context:
+    """The engine's context for one message.
+
+    Args:
+        site: of this daemon.
+        view: of the run.
+        now_seconds: UTC, never going back.
+        expected_sender: whose message it must be.
+        step: of the message; the rows asked for are those of the open step.
+        graded: own verdicts and token counts, for a message with answers.
+    """
+    return Context(
+        now_seconds=now_seconds,
+        expected_sender=expected_sender,
+        plan=view.plan,
+        schema=site.schema,
+        base_digest=view.base_digest,
+        base_l2=view.base_l2,
+        open_round=view.round,
+        open_step=view.open_step,
+        public_set_sha256=site.public.tasks.sha256,
+        public_set_rows=len(site.public.tasks.rows),
+        public_prompt_indices=frozenset(view.steps.get(step, ())),
+        verdicts=graded[0] if graded else None,
+        token_counts=graded[1] if graded else None,
+        topics=site.topics,
+    )

@@ -1,0 +1,401 @@
+"""The guard's main path: one loop, one thread, one exchange with the coordinator at a time.
+
+    queue of events (trainer link, signed commands, signals)  ->  loop  ->  Participation  ->  Gate  ->  coordinator
+
+The loop polls only when it is the coordinator's turn: a long poll when nothing is to do, a short one while a release is
+held, none while the trainer works (then a heartbeat every few seconds, and a poll when an answer says that something
+waits). `Guard` holds every part; no part holds the guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from certs.commands import VerifiedCommand
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.errors import (
+    DeniedError,
+    FedSiloError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    PeerError,
+    UnreachableError,
+    VerificationError,
+    WireCode,
+)
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.adapters import AdapterStore
+from silo.guard.conversation import Conversation
+from silo.guard.gate import Gate
+from silo.guard.ledger import Ledger
+from silo.guard.messages import ExchangeInterrupted, IngressDenied
+from silo.guard.panel import Panel
+from silo.guard.releases import Releases
+from silo.guard.runs import RunKeeper
+from silo.guard.startup import Site
+from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
+from silo.link import LinkClosed, LinkMessage
+
+_log = logging.getLogger("fedsilo.silo")
+
+LONG_POLL_SECONDS = 5.0
+SHORT_POLL_SECONDS = 1.0
+HEARTBEAT_SECONDS = 5.0
+PROGRESS_SECONDS = 1.0
+COMMAND_TIMEOUT_SECONDS = 120.0
+
+
+@dataclass
+class Command:
+    """Something a person or a query wants done on the loop's thread."""
+
+    work: Callable[[], Any]
+    result: Future[Any] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Nothing but: look again."""
+
+
+Event = TrainerSaid | TrainerGone | Command | Wake
+
+
+class Guard:
+    """Holds the parts and runs the loop.
+
+    Args:
+        site: what was read at start.
+        gate, ledger, audit, releases, adapters: the parts of the way out.
+        trainer: its handle; started for each run.
+        desk: where people look and command.
+        events: the queue that the trainer's reader fills.
+        monotonic: seconds; deadlines and throttles go by it.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        gate: Gate,
+        ledger: Ledger,
+        audit: AuditLog,
+        releases: Releases,
+        adapters: AdapterStore,
+        trainer: TrainerHandle,
+        desk: ControlDesk,
+        events: queue.Queue[Event],
+        code_sha256: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._site = site
+        self._gate = gate
+        self._ledger = ledger
+        self._audit = audit
+        self._releases = releases
+        self._trainer = trainer
+        self._events = events
+        self._monotonic = monotonic
+        self._stopping = threading.Event()
+        self._last_progress = -PROGRESS_SECONDS
+        self._failure: FedSiloError | None = None
+        self.panel = Panel(site, gate, ledger, audit, releases, desk)
+        self._talk = Conversation(site, gate, audit, code_sha256=code_sha256, monotonic=monotonic)
+        self.keeper = RunKeeper(
+            site=site,
+            gate=gate,
+            ledger=ledger,
+            releases=releases,
+            adapters=adapters,
+            panel=self.panel,
+            talk=self._talk,
+            trainer=trainer,
+            monotonic=monotonic,
+        )
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ask the loop to end. Safe in a signal handler; a second call gives up the exchange in flight for good."""
+        if self._stopping.is_set():
+            self._gate.interrupt(for_good=True)
+        else:
+            self._stopping.set()
+            self._gate.interrupt()
+        self._events.put(Wake())
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            FedSiloError: why this silo cannot go on (refused at join, trainer dead, policy denies hello).
+        """
+        self.keeper.take_up_open_run()
+        try:
+            while not self.stopping:
+                self._turn()
+                if self._failure is not None:
+                    raise self._failure
+        finally:
+            self._leave()
+
+    def _turn(self) -> None:
+        """One step of the loop: an event if there is one, else one exchange, else wait."""
+        try:
+            event = self._events.get(timeout=self._patience())
+        except queue.Empty:
+            event = None
+        try:
+            if event is not None:
+                self._handle(event)
+            self._keep_time()
+            if self._events.empty() and not self.stopping and self._monotonic() >= self._talk.retry_at:
+                self._exchange()
+        except ExchangeInterrupted:
+            if not self.stopping:
+                raise
+        except (UnreachableError, NotAllowedError) as error:
+            self._talk.back_off(error)
+        except IngressDenied as error:
+            self._refuse(error)
+        except DeniedError as error:
+            self._denied(error)
+        except PeerError as error:
+            _log.error("the coordinator's answer was refused: %s [%s]", error.message, error.code)
+            self._talk.back_off(error)
+        except VerificationError as error:
+            _log.critical("checkpoint: %s", error.message)
+            self._gate.halted = error.message
+        except OperationError as error:
+            if self._gate.halted:
+                _log.critical("halted: %s (%s)", error.message, error.hint)
+            elif error.code.startswith("TRAINER") or isinstance(error, LinkClosed):
+                self._trainer_failed(error)
+            else:
+                self._failure = error
+        self.panel.show(self.keeper.run, link_fault=self._gate.counters.last_fault)
+
+    def _patience(self) -> float:
+        """How long to wait for an event before looking at the clock again."""
+        now = self._monotonic()
+        if self._gate.halted:
+            return 1.0
+        if now < self._talk.retry_at:
+            return min(1.0, self._talk.retry_at - now)
+        if self.keeper.run is None or not self.keeper.run.busy or self._talk.poll_now:
+            return 0.0  # the poll itself is the wait
+        waits = [1.0, *(at - now for at, _ in self.keeper.deadlines)]
+        return max(0.0, min(waits))
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Command():
+                try:
+                    event.result.set_result(event.work())
+                except FedSiloError as error:
+                    event.result.set_exception(error)
+            case TrainerGone(status):
+                raise OperationError(
+                    f"the trainer is gone (exit status {status})" if status is not None else "the trainer is gone",
+                    hint=f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}",
+                    code="TRAINER_DIED",
+                )
+            case TrainerSaid(message):
+                self._trainer_said(message)
+            case Wake():
+                return
+
+    def _keep_time(self) -> None:
+        now = self._monotonic()
+        due = [name for at, name in self.keeper.deadlines if at <= now]
+        self.keeper.deadlines = [(at, name) for at, name in self.keeper.deadlines if at > now]
+        for name in due:
+            if self.keeper.run is not None:
+                self.keeper.run.deadline(name)
+        for settled in self._releases.expire():
+            self.keeper.settle(settled)
+
+    # ---- the coordinator's turn --------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Hello, what is left in the outbox, then a poll or a heartbeat."""
+        if self._gate.halted:
+            return
+        if not self._talk.joined:
+            self._talk.join(self._trainer.rung)
+            return
+        for item in self._ledger.outbox("allowed"):
+            self.keeper.settle_reply(item.kind, item.round, item.step, self._gate.retry(item).reply)
+        run = self.keeper.run
+        if run is not None:
+            run.advance()
+        if run is None or not run.busy or self._talk.poll_now:
+            self._poll(0.0 if run is not None and run.busy else self._poll_seconds())
+        elif self._monotonic() - self._talk.last_sent >= HEARTBEAT_SECONDS:
+            self._talk.say("control.heartbeat", pb.Heartbeat())
+
+    def _poll_seconds(self) -> float:
+        run = self.keeper.run
+        soon = self.keeper.plan_held or bool(self._ledger.releases("held")) or (run is not None and run.paused)
+        return SHORT_POLL_SECONDS if soon else LONG_POLL_SECONDS
+
+    def _poll(self, wait_seconds: float) -> None:
+        self._talk.poll_now = False
+        body = pb.Poll(wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged)
+        item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
+        if item.kind in {"control.ack", "control.refusal"}:
+            return
+        if self.keeper.take_in(item):
+            self._ledger.acknowledge(item.sequence)
+            # Something came, so more may wait.
+            self._talk.poll_now = True
+        else:
+            # A held plan comes again with every poll; do not spin on it.
+            self.keeper.plan_held = True
+            self._talk.retry_at = self._monotonic() + SHORT_POLL_SECONDS
+
+    # ---- the trainer -------------------------------------------------------------------------------
+
+    def _trainer_said(self, message: LinkMessage) -> None:
+        run = self.keeper.run
+        match message.type:
+            case "done" if run is not None:
+                self.panel.metrics(message.fields)
+                run.done(message.fields, message.body)
+            case "step" if run is not None:
+                self.panel.step(message.fields)
+                if self._monotonic() - self._last_progress >= PROGRESS_SECONDS and self._talk.joined:
+                    self._last_progress = self._monotonic()
+                    step = int(message.fields.get("step", 0))
+                    self._talk.tell(
+                        "control.progress", pb.Progress(round=self._gate.view.round, step=step),
+                        round_number=self._gate.view.round, step=step,
+                    )  # fmt: skip
+            case "planned":
+                self.panel.planned(message.fields)
+            case "failed":
+                raise OperationError(
+                    f"the trainer reports {str(message.fields.get('code', ''))[:64]}: "
+                    f"{str(message.fields.get('message', ''))[:500]}",
+                    hint=f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}",
+                    code="TRAINER_FAILED",
+                )
+
+    def _trainer_failed(self, error: OperationError) -> None:
+        """The run goes on without us: say so, then end with the cause."""
+        _log.error("%s", error.message)
+        self.panel.publish("trainer.failed", {"code": error.code})
+        run = self._gate.view.run
+        if run and self._talk.joined:
+            self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INTERNAL.value), run=run)
+            self._talk.tell("control.abstain", pb.Abstain(), run=run)
+            self._ledger.end_run(run, "left")
+        self.keeper.run = None
+        self._failure = error
+
+    # ---- trouble -----------------------------------------------------------------------------------
+
+    def _refuse(self, error: IngressDenied) -> None:
+        """A genuine message that our policy does not let in: tell the coordinator a code, and go on without it."""
+        envelope = error.envelope
+        _log.error("%s\n%s", error.message, error.hint)
+        self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
+        self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=envelope.run)
+        if envelope.kind == "run.plan":
+            self._talk.tell("control.abstain", pb.Abstain(), run=envelope.run)
+        elif envelope.kind == "round.open":
+            self._talk.tell(
+                "control.abstain", pb.Abstain(round=envelope.round), run=envelope.run, round_number=envelope.round
+            )
+        self._ledger.acknowledge(envelope.sequence)
+
+    def _denied(self, error: DeniedError) -> None:
+        """Our own policy denies what the protocol cannot do without (a poll over its rate waits; hello is final)."""
+        if not self._talk.joined:
+            self._failure = error
+            return
+        self._talk.back_off(error)
+
+    def _leave(self) -> None:
+        """Say goodbye as far as possible, then end the trainer."""
+        with contextlib.suppress(FedSiloError):
+            self._gate.record("stop", detail={"run": self._gate.view.run})
+        if self._talk.joined and not self._gate.halted and not self._gate.counters.last_fault:
+            if self.keeper.run is not None and self._gate.view.round:
+                number = self._gate.view.round
+                self._talk.tell("control.abstain", pb.Abstain(round=number), round_number=number)
+            try:
+                self._talk.witness()
+            except FedSiloError as error:
+                _log.info("last checkpoint not exchanged: %s", error.message)
+        self._trainer.stop()
+        self._gate.close()
+
+    # ---- people ------------------------------------------------------------------------------------
+
+    def on_loop(self, work: Callable[[], Any]) -> Any:
+        """Run `work` on the loop's thread and wait for it. Raises what it raises."""
+        command = Command(work)
+        self._events.put(command)
+        try:
+            return command.result.result(COMMAND_TIMEOUT_SECONDS)
+        except TimeoutError as error:
+            raise UnreachableError("the silo is busy with an exchange; try again with the same request") from error
+
+    def register(self, desk: ControlDesk) -> None:
+        """Queries and commands of the control socket."""
+        desk.register_query("approvals", self.panel.approvals)
+        desk.register_query("approval", self.panel.approval)
+        desk.register_query("outbox", self.panel.outbox)
+        desk.register_query("ledger", lambda arguments: self.panel.ledger_view())
+        desk.register_command("approvals.approve", "release.approve", self._on_loop_with(self._approve))
+        desk.register_command("approvals.reject", "release.reject", self._on_loop_with(self._reject))
+        desk.register_command("pause", "silo.pause", self._on_loop_with(lambda command: self._pause(True)))
+        desk.register_command("resume", "silo.resume", self._on_loop_with(lambda command: self._pause(False)))
+        desk.register_command("stop", "silo.stop", self._on_loop_with(self._stop_by_command))
+
+    def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
+        return lambda command: self.on_loop(lambda: work(command))
+
+    def _approve(self, command: VerifiedCommand) -> dict[str, Any]:
+        release, settled = self._releases.approve(command)
+        if settled is not None:
+            self.keeper.settle(settled)
+        given = [item.person for item in self._ledger.approvals(release.id) if item.verdict == "approve"]
+        state = settled.outcome if settled else "held"
+        return {
+            "release": release.id, "state": "sent" if state == "allowed" else state, "given": given,
+            "needed": release.persons, "audit_size": self._audit.size,
+        }  # fmt: skip
+
+    def _reject(self, command: VerifiedCommand) -> dict[str, Any]:
+        settled = self._releases.reject(command)
+        self.keeper.settle(settled)
+        return {"release": settled.release.id, "state": "rejected", "audit_size": self._audit.size}
+
+    def _pause(self, paused: bool) -> dict[str, Any]:
+        if self.keeper.run is None:
+            raise NotFoundError("there is no run to pause or resume")
+        self.keeper.run.paused = paused
+        self.panel.publish("paused" if paused else "resumed", {})
+        if not paused:
+            self.keeper.run.advance()
+        return {"paused": paused}
+
+    def _stop_by_command(self, command: VerifiedCommand) -> dict[str, Any]:
+        self._stopping.set()
+        return {"stopping": True, "by": command.person}

@@ -1,0 +1,344 @@
+"""What the guard must remember across a kill: sequence counters, what was allowed out, what was let in, held releases
+with their exact bytes, approvals, the run it takes part in. One SQLite file in `state_dir`, every write flushed before
+it returns. The audit log says what happened; the ledger is what the next decision is made from.
+
+Time only moves forward here: `now` is the latest time ever seen, so a clock set back revives nothing (threat T41).
+Does not stop: a restored older copy of the file. The audit log's witnesses show that (T42).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS sequences (direction TEXT, run TEXT, value INTEGER NOT NULL, PRIMARY KEY (direction, run));
+CREATE TABLE IF NOT EXISTS outbox (
+  id INTEGER PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
+  digest TEXT NOT NULL, payload BLOB, payload_bytes INTEGER NOT NULL, decision_seq INTEGER NOT NULL, at REAL NOT NULL,
+  state TEXT NOT NULL, attempts INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS releases (
+  id TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
+  digest TEXT NOT NULL, policy_digest TEXT NOT NULL, payload BLOB NOT NULL, facts TEXT NOT NULL, rules TEXT NOT NULL,
+  persons INTEGER NOT NULL, requested_at REAL NOT NULL, expires_at REAL NOT NULL, expiry_outcome TEXT NOT NULL,
+  state TEXT NOT NULL, revision INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS approvals (
+  release_id TEXT, person TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL, verdict TEXT NOT NULL,
+  reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (release_id, person));
+CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state TEXT NOT NULL, view TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class OutboxItem:
+    """One content message that the gate allowed. `payload` is kept until the coordinator has answered it."""
+
+    id: int
+    run: str
+    round: int
+    step: int
+    kind: str
+    digest: str
+    payload: bytes | None
+    payload_bytes: int
+    decision_seq: int  # of the audit record
+    at: float  # seconds since 1970
+    state: str  # allowed | sent | dropped (its round is over)
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """A held message. `payload` is what will be sent, byte for byte, if persons approve."""
+
+    id: str
+    run: str
+    round: int
+    step: int
+    kind: str
+    digest: str
+    policy_digest: str
+    payload: bytes
+    facts: Mapping[str, Any]
+    rules: list[dict[str, Any]]
+    persons: int
+    requested_at: float
+    expires_at: float
+    expiry_outcome: str  # missed: the step's deadline comes first; denied: the policy's expiry does
+    state: str  # held | approved | rejected | expired | missed | denied
+    revision: int
+
+
+@dataclass(frozen=True)
+class Approval:
+    release_id: str
+    person: str
+    fingerprint: str
+    digest: str
+    verdict: str  # approve | reject
+    reason: str
+    at: float
+
+
+class Ledger:
+    """Thread-safe: the control socket reads while the daemon writes.
+
+    Args:
+        path: the SQLite file; its folder exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        try:
+            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            path.chmod(0o600)
+            self._database.row_factory = sqlite3.Row
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise OperationError(f"cannot open {path}: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    # ---- time, sequences ---------------------------------------------------------------------------
+
+    def now(self, clock_now: float) -> float:
+        """The later of the clock and the latest time seen before; remembered to the second."""
+        seen = float(self._fact("latest_time") or 0.0)
+        if clock_now > seen + 1.0:
+            self._set_fact("latest_time", repr(clock_now))
+        return max(clock_now, seen)
+
+    def next_sequence(self, run: str) -> int:
+        """The next outgoing sequence of a run, durable before it is returned: no number is ever used twice."""
+        with self._writing() as database:
+            return _advance(database, run)
+
+    def accept_sequence(self, run: str, sequence: int) -> None:
+        """Raises ConflictError: not above the last accepted one (threat T29)."""
+        with self._writing() as database:
+            row = database.execute("SELECT value FROM sequences WHERE direction='in' AND run=?", (run,)).fetchone()
+            if row and sequence <= row["value"]:
+                raise ConflictError(f"sequence {sequence} of run {run!r} was seen already (last {row['value']})")
+            database.execute("INSERT OR REPLACE INTO sequences VALUES ('in', ?, ?)", (run, sequence))
+
+    @property
+    def acknowledged(self) -> int:
+        """Highest sequence of a coordinator's item (plan, round, donors, result, end) that is taken in for good."""
+        return int(self._fact("acknowledged") or 0)
+
+    def acknowledge(self, sequence: int) -> None:
+        if sequence > self.acknowledged:
+            self._set_fact("acknowledged", str(sequence))
+
+    # ---- out ---------------------------------------------------------------------------------------
+
+    @property
+    def book(self) -> dict[str, Any] | None:
+        """The policy engine's history, as it persists itself; None before the first message."""
+        text = self._fact("history_book")
+        return None if text is None else dict(json.loads(text))
+
+    def allow(self, book: Mapping[str, Any], run: str) -> int:
+        """Count a message against every limit and give it its sequence, in one write, before it is sent (L3)."""
+        with self._writing() as database:
+            database.execute("INSERT OR REPLACE INTO facts VALUES ('history_book', ?)", (json.dumps(book),))
+            return _advance(database, run)
+
+    def keep_until_sent(self, item: OutboxItem) -> int:
+        """Remember the bytes of an allowed content message, so that a lost connection or a restart can retry them."""
+        with self._writing() as database:
+            cursor = database.execute(
+                "INSERT INTO outbox (run, round, step, kind, digest, payload, payload_bytes, decision_seq, at, state, "
+                "attempts) VALUES (?,?,?,?,?,?,?,?,?,'allowed',0)",
+                (
+                    item.run, item.round, item.step, item.kind, item.digest, item.payload, item.payload_bytes,
+                    item.decision_seq, item.at,
+                ),
+            )  # fmt: skip
+            return int(cursor.lastrowid or 0)
+
+    def settle_outbox(self, item_id: int, state: str) -> None:
+        with self._writing() as database:
+            database.execute("UPDATE outbox SET state=?, payload=NULL WHERE id=?", (state, item_id))
+
+    def count_attempt(self, item_id: int) -> int:
+        with self._writing() as database:
+            database.execute("UPDATE outbox SET attempts=attempts+1 WHERE id=?", (item_id,))
+            row = database.execute("SELECT attempts FROM outbox WHERE id=?", (item_id,)).fetchone()
+            return int(row["attempts"])
+
+    def outbox(self, state: str | None = None) -> list[OutboxItem]:
+        """Content messages that were allowed, oldest first."""
+        where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
+        return [OutboxItem(**dict(row)) for row in self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)]  # noqa: S608  # constant text
+
+    # ---- held releases -----------------------------------------------------------------------------
+
+    def hold(self, release: Release) -> None:
+        with self._writing() as database:
+            database.execute(
+                "INSERT INTO releases VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                (
+                    release.id, release.run, release.round, release.step, release.kind, release.digest,
+                    release.policy_digest, release.payload, json.dumps(release.facts), json.dumps(release.rules),
+                    release.persons, release.requested_at, release.expires_at, release.expiry_outcome, release.state,
+                    release.revision,
+                ),
+            )  # fmt: skip
+
+    def release(self, release_id: str) -> Release:
+        """Raises NotFoundError."""
+        row = self._one("SELECT * FROM releases WHERE id=?", (release_id,))
+        if row is None:
+            raise NotFoundError(f"there is no release {release_id!r}", hint="silo approvals list shows them")
+        return _release(row)
+
+    def releases(self, state: str | None = None) -> list[Release]:
+        if state is None:
+            return [_release(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
+        return [
+            _release(row) for row in self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
+        ]
+
+    def free_release_id(self, stem: str) -> str:
+        """`stem/n` with the first number that was never used, such as r1/hospital_a/0."""
+        row = self._one("SELECT COUNT(*) AS number FROM releases WHERE substr(id, 1, ?)=?", (len(stem) + 1, stem + "/"))
+        return f"{stem}/{row['number'] if row else 0}"
+
+    def settle_release(self, release_id: str, state: str) -> Release:
+        """End a hold, once.
+
+        Raises:
+            ConflictError: it is not held any more, so an approval is used a single time (threat T36).
+        """
+        with self._writing() as database:
+            cursor = database.execute(
+                "UPDATE releases SET state=?, revision=revision+1 WHERE id=? AND state='held'", (state, release_id)
+            )
+            if cursor.rowcount != 1:
+                raise ConflictError(f"release {release_id!r} is no longer held")
+        return self.release(release_id)
+
+    def judge_again(self, release_id: str, policy_digest: str, rules: list[dict[str, Any]]) -> None:
+        """A held release under a changed policy: new digest and verdicts, and the approvals so far are void."""
+        with self._writing() as database:
+            database.execute(
+                "UPDATE releases SET policy_digest=?, rules=?, revision=revision+1 WHERE id=? AND state='held'",
+                (policy_digest, json.dumps(rules), release_id),
+            )
+            database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
+
+    def approve(self, approval: Approval) -> None:
+        """Raises ConflictError: this person has given an answer already; nobody counts twice."""
+        try:
+            with self._writing() as database:
+                database.execute(
+                    "INSERT INTO approvals VALUES (?,?,?,?,?,?,?)",
+                    (
+                        approval.release_id, approval.person, approval.fingerprint, approval.digest, approval.verdict,
+                        approval.reason, approval.at,
+                    ),
+                )  # fmt: skip
+        except sqlite3.IntegrityError as error:
+            raise ConflictError(f"{approval.person} has answered for {approval.release_id!r} already") from error
+
+    def approvals(self, release_id: str) -> list[Approval]:
+        rows = self._all("SELECT * FROM approvals WHERE release_id=? ORDER BY at", (release_id,))
+        return [Approval(**dict(row)) for row in rows]
+
+    # ---- runs --------------------------------------------------------------------------------------
+
+    def start_run(self, run: str, plan: str) -> None:
+        with self._writing() as database:
+            database.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, 'running', '{}')", (run, plan))
+
+    def save_view(self, run: str, view: Mapping[str, Any]) -> None:
+        """Where the run stands, as the gate's rules see it, so that a release held over a restart is judged alike."""
+        with self._writing() as database:
+            database.execute("UPDATE runs SET view=? WHERE run=?", (json.dumps(view), run))
+
+    def end_run(self, run: str, state: str) -> None:
+        with self._writing() as database:
+            database.execute("UPDATE runs SET state=? WHERE run=?", (state, run))
+
+    def open_run(self) -> tuple[str, str, dict[str, Any]] | None:
+        """(run, canonical plan, view) of the run that had not ended."""
+        row = self._one("SELECT * FROM runs WHERE state='running' ORDER BY rowid DESC LIMIT 1", ())
+        return None if row is None else (row["run"], row["plan"], json.loads(row["view"]))
+
+    def has_run(self, run: str) -> bool:
+        return self._one("SELECT run FROM runs WHERE run=?", (run,)) is not None
+
+    def runs(self) -> list[dict[str, Any]]:
+        rows = self._all("SELECT run, state, view FROM runs", ())
+        return [
+            {"run": row["run"], "state": row["state"], "round": json.loads(row["view"]).get("round", 0)} for row in rows
+        ]
+
+    # ---- storage -----------------------------------------------------------------------------------
+
+    def _fact(self, name: str) -> str | None:
+        row = self._one("SELECT value FROM facts WHERE name=?", (name,))
+        return None if row is None else str(row["value"])
+
+    def _set_fact(self, name: str, value: str) -> None:
+        with self._writing() as database:
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, flushed at the end. Raises OperationError: the disk refused (then nothing was sent)."""
+        with self._lock:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except sqlite3.IntegrityError:
+                self._roll_back()
+                raise
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise OperationError(
+                    f"the ledger cannot be written: {error}", hint="is the disk full?", code="LEDGER_UNWRITABLE"
+                ) from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _roll_back(self) -> None:
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+    def _one(self, query: str, arguments: tuple[Any, ...]) -> sqlite3.Row | None:
+        with self._lock:
+            row: sqlite3.Row | None = self._database.execute(query, arguments).fetchone()
+            return row
+
+    def _all(self, query: str, arguments: tuple[Any, ...]) -> list[sqlite3.Row]:
+        with self._lock:
+            return list(self._database.execute(query, arguments).fetchall())
+
+
+def _advance(database: sqlite3.Connection, run: str) -> int:
+    row = database.execute("SELECT value FROM sequences WHERE direction='out' AND run=?", (run,)).fetchone()
+    value = (int(row["value"]) if row else 0) + 1
+    database.execute("INSERT OR REPLACE INTO sequences VALUES ('out', ?, ?)", (run, value))
+    return value
+
+
+def _release(row: sqlite3.Row) -> Release:
+    values = dict(row)
+    return Release(**{**values, "facts": json.loads(values["facts"]), "rules": json.loads(values["rules"])})

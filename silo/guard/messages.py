@@ -1,0 +1,143 @@
+"""What a message becomes on its way through the gate: offered, allowed, held or denied, sent; or let in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.treaty.errors import OperationError, PeerError, WireCode
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Array
+from fedsilo.treaty.wire.services import TENSOR_KINDS
+from policies.engine import Decision, Facts
+from policies.schema import LoraSchema
+
+
+@dataclass(frozen=True)
+class Inbound:
+    """A message from the coordinator that was let in. `payload`: its exact bytes."""
+
+    kind: str
+    run: str
+    round: int
+    step: int
+    sequence: int
+    body: ProtobufMessage
+    payload: bytes
+    digest: str
+    facts: Facts
+    needs_approval: Decision | None = None
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    certificate: Path
+    key: Path
+    trust_root: Path
+
+
+class ExchangeInterrupted(OperationError):
+    """The exchange was cancelled from this side because the silo is stopping."""
+
+    default_code = "INTERRUPTED"
+
+
+class IngressDenied(PeerError):
+    """The coordinator's message is genuine and was not let in. It is taken in as far as acknowledging goes."""
+
+    def __init__(self, envelope: pb.Envelope, decision: Decision) -> None:
+        super().__init__(
+            WireCode.INGRESS_DENIED,
+            f"this site's policy does not let {envelope.kind} in: {', '.join(decision.reasons)}",
+            hint=decision.explain()[:500],
+        )
+        self.envelope = envelope
+
+
+@dataclass(frozen=True)
+class Original:
+    """A message before the transforms, for the record."""
+
+    payload_bytes: int
+    digest: str
+    facts: Facts
+    transform: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A decision to let exactly these bytes out, recorded and counted. Made by the gate alone."""
+
+    kind: str
+    run: str
+    round: int
+    step: int
+    payload: bytes
+    digest: str
+    decision_seq: int
+    sequence: int
+    attempt: int = 0
+    outbox_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Sent:
+    reply: Inbound
+
+
+@dataclass(frozen=True)
+class Denied:
+    decision: Decision
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Held:
+    """Waits for persons; `payload` are the exact bytes that will be sent."""
+
+    decision: Decision
+    facts: Facts
+    payload: bytes
+
+
+@dataclass
+class Counters:
+    """For the console: payload bytes that left, by kind, and how the connection is."""
+
+    messages: dict[str, int] = field(default_factory=dict)
+    payload_bytes: dict[str, int] = field(default_factory=dict)
+    last_contact: float = 0.0
+    last_fault: str = ""
+
+
+def encoded_factors(schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array]) -> bytes:
+    """Bytes rebuilt from values (B4); of the trainer's header only the base digest is taken over, to be judged."""
+    return codec.encode_factors(
+        tensors,
+        base_digest=header.base_digest,
+        schema_sha256=schema.digest,
+        rank=schema.rank,
+        scale=schema.scale,
+        dtype=schema.dtype,
+    )
+
+
+def parsed(
+    kind: str, payload: bytes, kinds: Mapping[str, type[ProtobufMessage]]
+) -> tuple[ProtobufMessage, Mapping[str, Array] | None]:
+    """Canonical bytes as a message, and arrays for a tensor kind.
+
+    Raises:
+        PeerError: unknown kind, or not canonical.
+    """
+    if kind not in kinds:
+        raise PeerError(WireCode.UNKNOWN_KIND, "a message of this kind does not belong here")
+    if kind in TENSOR_KINDS:
+        factors = codec.decode_factors(payload)
+        return factors.header, factors.tensors
+    return codec.decode(kinds[kind], payload), None

@@ -1,0 +1,240 @@
+"""What people see of a guard: the snapshot behind `silo status` and the console, and the lists behind the queries.
+
+Facts, counts and digests of this site only; no prompt, no answer, no tensor value. Built on the loop's thread and
+handed to the desk whole, so a reader never sees half of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.errors import NotFoundError
+from silo.guard.gate import Gate
+from silo.guard.ledger import Ledger
+from silo.guard.participation import Participation
+from silo.guard.releases import Releases
+from silo.guard.startup import Site
+
+# Of what the trainer reports with a finished task, this is shown.
+_METRICS_SHOWN = (
+    "reward_mean", "zero_variance_share", "tokens", "kl", "clip_share", "donors_used", "donors_wanted", "donors_found",
+    "donors_rejected", "drift", "pass_at_1", "pass_at_1_greedy", "seconds",
+)  # fmt: skip
+
+
+class Panel:
+    """Args:
+    site, gate, ledger, audit, releases: read only.
+    desk: where it is shown.
+    """
+
+    def __init__(
+        self, site: Site, gate: Gate, ledger: Ledger, audit: AuditLog, releases: Releases, desk: ControlDesk
+    ) -> None:
+        self._site = site
+        self._gate = gate
+        self._ledger = ledger
+        self._audit = audit
+        self._releases = releases
+        self._desk = desk
+        self._trainer: dict[str, Any] = {}
+        self._task: dict[str, Any] = {}
+        self._phase: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
+        self._overlong: dict[str, Any] = {}
+        self._shown: dict[str, Any] = {}
+        self._donors = {"used": 0, "wanted": 0}
+
+    # ---- what happened -----------------------------------------------------------------------------
+
+    def publish(self, name: str, fields: Mapping[str, Any]) -> None:
+        self._desk.publish(name, fields)
+
+    def trainer(self, description: Mapping[str, Any]) -> None:
+        """Isolation rung, probe results and what the trainer said when it was ready."""
+        self._trainer = dict(description)
+
+    def task(self, fields: Mapping[str, Any]) -> None:
+        self._task = {"name": fields.get("task"), "round": fields.get("round"), "step": fields.get("step", 0)}
+        self._phase = {}
+
+    def step(self, fields: Mapping[str, Any]) -> None:
+        self._phase = {name: fields.get(name) for name in ("round", "step", "phase")}
+
+    def planned(self, fields: Mapping[str, Any]) -> None:
+        self._overlong = dict(fields.get("overlong", {}))
+
+    def metrics(self, fields: Mapping[str, Any]) -> None:
+        """Keep the last value of each figure with where it comes from, and tell the watchers."""
+        reported = fields.get("metrics", {})
+        shown = {name: reported[name] for name in _METRICS_SHOWN if name in reported}
+        where = {"task": fields.get("task"), "round": fields.get("round"), "step": fields.get("step", 0)}
+        for name, value in shown.items():
+            self._metrics[name] = {"value": value, "source": "local", **where}
+        self._donors["used"] += int(reported.get("donors_used", 0) or 0)
+        self._donors["wanted"] += int(reported.get("donors_wanted", 0) or 0)
+        self._task = {}
+        self.publish("task.done", {**where, "metrics": shown})
+
+    # ---- the snapshot ------------------------------------------------------------------------------
+
+    def show(self, run: Participation | None, *, link_fault: str) -> None:
+        """Hand the desk the present state, if it differs from what it has."""
+        state = self.state(run, link_fault=link_fault)
+        if state != self._shown:
+            self._shown = state
+            self._desk.set_state(state, policy_digest=self._gate.policy.digest)
+
+    def state(self, run: Participation | None, *, link_fault: str) -> dict[str, Any]:
+        config, policy, view = self._site.config, self._gate.policy, self._gate.view
+        counters = self._gate.counters
+        held = self._ledger.releases("held")
+        return {
+            "kind": "silo",
+            "silo": config.silo,
+            "role": config.role,
+            "federation": config.federation,
+            "run": run.plan.run if run else "",
+            "method": run.plan.method if run else "",
+            "rounds": run.plan.rounds if run else 0,
+            "local_steps": run.plan.local_steps if run else 0,
+            "round": view.round,
+            "step": self._phase.get("step") or self._task.get("step") or 0,
+            "phase": self._phase_word(run, bool(held)),
+            "task": self._task.get("name") or "",
+            "paused": bool(run and run.paused),
+            "halted": self._gate.halted,
+            "trainer": self._trainer,
+            "overlong": self._overlong,
+            "policy": {"name": policy.file.name, "digest": policy.digest, "mode": policy.file.mode},
+            "held": [self._releases.view(release) for release in held],
+            "metrics": self._metrics,
+            "donors": dict(self._donors),
+            "left": [
+                {"kind": kind, "messages": counters.messages[kind], "bytes": counters.payload_bytes[kind]}
+                for kind in sorted(counters.messages)
+            ],
+            "coordinator": {
+                "address": config.coordinator.address,
+                "id": policy.file.federation.coordinator,
+                "link": "down" if link_fault else ("live" if counters.last_contact else "connecting"),
+                "fault": link_fault,
+                "last_contact": counters.last_contact,
+            },
+            "audit": {"size": self._audit.size},
+            "certificate_until": self._site.identity.not_after.astimezone(UTC).isoformat(),
+            "dp": "off",
+        }
+
+    def _phase_word(self, run: Participation | None, held: bool) -> str:
+        if self._gate.halted:
+            return "halted"
+        if held:
+            return "held: approval"
+        if run is None:
+            return "idle"
+        if run.busy:
+            return str(self._phase.get("phase") or "training")
+        return "paused" if run.paused else "waiting"
+
+    # ---- queries -----------------------------------------------------------------------------------
+
+    def approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Every release that was ever held here, newest last; `state` narrows it."""
+        state = arguments.get("state")
+        rows = self._ledger.releases(str(state) if state else None)
+        return {
+            "releases": [
+                {
+                    "id": release.id,
+                    "kind": release.kind,
+                    "run": release.run,
+                    "round": release.round,
+                    "step": release.step,
+                    "bytes": len(release.payload),
+                    "digest": release.digest,
+                    "policy_digest": release.policy_digest,
+                    "revision": release.revision,
+                    "state": release.state,
+                    "held_since": release.requested_at,
+                    "expires_at": release.expires_at,
+                    "needed": release.persons,
+                    "given": [item.person for item in self._ledger.approvals(release.id) if item.verdict == "approve"],
+                }
+                for release in rows
+            ]
+        }
+
+    def approval(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One release with every fact. Raises NotFoundError."""
+        return self._releases.view(self._ledger.release(str(arguments.get("release", ""))))
+
+    def outbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Outbound decisions from the audit log, newest last: {"messages": [...]}; `seq` shows one with its rules.
+
+        Args:
+            arguments: {seq} for one; {limit} (100) and {control: true} to include polls and heartbeats.
+        """
+        sequence = arguments.get("seq")
+        if sequence is not None:
+            for record in self._audit.records(int(sequence)):
+                if record["event"] == "egress.decision" and record["seq"] == int(sequence):
+                    return {"message": record}
+                break
+            raise NotFoundError(f"record {sequence} is no outbound decision", hint="silo outbox list shows them")
+        limit = int(arguments.get("limit") or 100)
+        rows: list[dict[str, Any]] = []
+        outcomes: dict[int, str] = {}
+        for record in self._audit.records():
+            if record["event"] == "egress.decision":
+                if (
+                    arguments.get("control")
+                    or not str(record["kind"]).startswith("control.")
+                    or record["decision"] != "allow"
+                ):
+                    rows.append(_outbox_row(record))
+            elif str(record["event"]).startswith("egress."):
+                decided = record.get("link", {}).get("decision")
+                if decided is not None:
+                    outcomes[int(decided)] = str(record["event"]).removeprefix("egress.")
+        shown = rows[-limit:]
+        return {"messages": [{**row, "outcome": outcomes.get(row["seq"], "")} for row in shown], "total": len(rows)}
+
+    def ledger_view(self) -> dict[str, Any]:
+        """What the guard remembers: runs, budget counts, outgoing content; DP has no ledger yet and says so."""
+        return {
+            "dp": "off: no privacy budget is kept, and none is claimed",
+            "runs": self._ledger.runs(),
+            "history": self._ledger.book or {},
+            "content": [
+                {
+                    "kind": item.kind, "run": item.run, "round": item.round, "step": item.step, "digest": item.digest,
+                    "bytes": item.payload_bytes, "state": item.state, "at": _utc(item.at),
+                }
+                for item in self._ledger.outbox()
+            ],
+        }  # fmt: skip
+
+
+def _outbox_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    deciding = [rule["rule"] for rule in record.get("rules", ()) if rule["outcome"] in ("deny", "hold")]
+    return {
+        "seq": record["seq"],
+        "time": _utc(record["t"] / 1000),
+        "kind": record["kind"],
+        "run": record.get("run", ""),
+        "round": record.get("round", 0),
+        "step": record.get("step", 0),
+        "bytes": record.get("payload", {}).get("bytes", 0),
+        "verdict": record["decision"],
+        "reasons": record.get("reasons", []),
+        "rules": deciding,
+    }
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,185 @@
+"""One run at this silo: feeds the method's silo half and carries out its actions, one after the other.
+
+The half is pure (`treaty.method`); what it wants done goes through `Hands`: the trainer, the gate, the clock. Nothing
+here decides what may leave, and nothing here waits: a task that the trainer works on ends with an event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedsilo.treaty.errors import OperationError, PeerError
+from fedsilo.treaty.method import (
+    DeadlinePassed,
+    Evaluate,
+    ExportDelta,
+    Fetch,
+    GeneratePublic,
+    LoadAdapter,
+    Method,
+    Offer,
+    OfferSettled,
+    PublicStep,
+    SiloAction,
+    SiloEvent,
+    StartDeadline,
+    TaskDone,
+    Train,
+    TrainerTask,
+)
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Array
+
+
+class Hands(Protocol):
+    """What a run may ask of the daemon."""
+
+    def train(self, fields: dict[str, Any], body: bytes) -> None:
+        """Hand the trainer one task."""
+
+    def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
+        """Hand the gate a message. `sent`, `denied` or `missed`; None: it is held, and `settled` follows."""
+
+    def adapter(self, digest: str) -> bytes:
+        """The payload of a global adapter, fetched if it is not here yet."""
+
+    def start_deadline(self, name: str, seconds: float) -> None: ...
+
+    def public_step(self, step: int) -> None:
+        """The exchange of this public step is open from now on."""
+
+
+@dataclass
+class Participation:
+    """Attributes:
+    task: what the trainer works on; None when it is idle.
+    """
+
+    plan: Plan
+    method: Method
+    silo: str
+    hands: Hands
+    state: Any = None
+    task: TrainerTask | None = None
+    paused: bool = False
+    _actions: deque[SiloAction] = field(default_factory=deque)
+    _tensors: Mapping[str, Array] | None = None
+    _carrying_out: bool = False
+
+    def __post_init__(self) -> None:
+        self.state = self.method.silo.start(self.plan, self.silo)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the trainer works, so that the coordinator has to wait for us and not we for it."""
+        return self.task is not None
+
+    def feed(self, event: SiloEvent) -> None:
+        """One event; afterwards everything that can be done now is done.
+
+        Raises:
+            FedSiloError: of the hands: an exchange failed, or the gate is halted.
+        """
+        self.state, actions = self.method.silo.on_event(self.state, event)
+        self._actions.extend(actions)
+        self.advance()
+
+    def advance(self) -> None:
+        """Carry out the actions that wait, up to a task for a trainer that is busy or paused."""
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._actions:
+                action = self._actions[0]
+                if isinstance(action, Train) and (self.busy or self.paused):
+                    return
+                settled = self._carry_out(action)
+                self._actions.popleft()
+                if settled is not None:
+                    self.state, further = self.method.silo.on_event(self.state, settled)
+                    self._actions.extend(further)
+        finally:
+            self._carrying_out = False
+
+    def _carry_out(self, action: SiloAction) -> SiloEvent | None:
+        match action:
+            case Train(task):
+                self._train(task)
+            case Fetch(digest):
+                self.hands.adapter(digest)
+            case StartDeadline(name, seconds):
+                self.hands.start_deadline(name, seconds)
+            case Offer():
+                outcome = self.hands.offer(action, self._tensors if action.kind == "lora.factors" else None)
+                if action.kind == "lora.factors":
+                    self._tensors = None
+                if outcome is not None:
+                    return OfferSettled(action.kind, action.round, action.step, outcome)
+        return None
+
+    def _train(self, task: TrainerTask) -> None:
+        body = b""
+        match task:
+            case LoadAdapter(_, digest):
+                body = self.hands.adapter(digest)
+            case Evaluate(_, digest) if digest:
+                body = self.hands.adapter(digest)
+            case GeneratePublic(_, step):
+                self.hands.public_step(step)
+            case PublicStep():
+                body = codec.encode(task.donors)
+        self.hands.train(fields_of(task), body)
+        self.task = task
+
+    def deadline(self, name: str) -> None:
+        self.feed(DeadlinePassed(name))
+
+    def settled(self, kind: str, round_number: int, step: int, outcome: str) -> None:
+        """A held offer came to its end."""
+        self.feed(OfferSettled(kind, round_number, step, outcome))
+
+    def done(self, fields: Mapping[str, Any], body: bytes) -> None:
+        """The trainer finished its task: parse what it offers.
+
+        Raises:
+            OperationError: it is not the task it was given, or its values do not parse.
+        """
+        task, self.task = self.task, None
+        if task is None or fields.get("task") != type(task).__name__ or fields.get("round") != task.round:
+            raise OperationError("the trainer finished a task that it was not given", code="TRAINER_CONFUSED")
+        try:
+            offered = self._parsed(task, body)
+        except PeerError as error:
+            raise OperationError(
+                f"what the trainer offers does not parse: {error.message}", code="TRAINER_CONFUSED"
+            ) from error
+        self.feed(TaskDone(task, offered))
+
+    def _parsed(self, task: TrainerTask, body: bytes) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
+        match task:
+            case GeneratePublic():
+                return codec.decode(pb.PublicResponses, body)
+            case ExportDelta():
+                factors = codec.decode_factors(body)
+                self._tensors = factors.tensors
+                return factors.header
+            case Evaluate():
+                return codec.decode(pb.MetricsEval, body)
+        return None
+
+
+def fields_of(task: TrainerTask) -> dict[str, Any]:
+    """A task as the fields of a link message; donors travel as its body."""
+    fields: dict[str, Any] = {"task": type(task).__name__}
+    for item in dataclasses.fields(task):
+        value = getattr(task, item.name)
+        if not isinstance(value, pb.PublicDonors):
+            fields[item.name] = list(value) if isinstance(value, tuple) else value
+    return fields

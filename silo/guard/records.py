@@ -1,0 +1,81 @@
+"""A decision as the fields of an audit record: facts, every rule's verdict, digests; never text or tensor values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX, keyed_digest, shortened
+from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.services import TENSOR_KINDS
+from policies.engine import Decision, Facts, RuleResult
+from policies.load import Policy
+
+_LIST_SHOWN_MAX = 64
+
+
+def decision_fields(
+    facts: Facts,
+    decision: Decision,
+    policy: Policy,
+    *,
+    payload_digests: Mapping[str, Any],
+    peer: str,
+    history: Mapping[str, Any],
+    schema_sha256: str,
+) -> dict[str, Any]:
+    """Fields for `egress.decision` and `ingress.decision`.
+
+    Args:
+        facts: of the final values.
+        decision: on these facts.
+        policy: the one that decided.
+        payload_digests: size and digest of the bytes.
+        peer: SPIFFE id of the other side.
+        history: the view that budgets were judged by; with the facts it replays the decision.
+        schema_sha256: of the site's LoRA schema.
+    """
+    return {
+        "kind": facts["kind"],
+        "run": facts["run"],
+        "round": facts["round"],
+        "step": facts["step"],
+        "peer": peer,
+        "direction": facts["direction"],
+        "decision": decision.verdict,
+        "reasons": list(decision.reasons),
+        "rules": [rule_fields(result) for result in decision.results],
+        "facts": {"final": dict(facts), "history": dict(history)},
+        "policy": {"effective": policy.digest, "file": policy.file_sha256, "schema": schema_sha256},
+        "payload": dict(payload_digests),
+    }
+
+
+def payload_digests(kind: str, payload: bytes, site_key: bytes) -> dict[str, Any]:
+    """Size and digest of a payload: plain only where nobody can guess the content, which is tensors (T40)."""
+    if kind in TENSOR_KINDS:
+        return {"bytes": len(payload), "sha256": sha256_hex(payload)}
+    return {"bytes": len(payload), "hmac_sha256": keyed_digest(site_key, payload)}
+
+
+def rule_fields(result: RuleResult) -> dict[str, Any]:
+    """One rule's verdict; a rule that does not apply to the kind has nothing more to say."""
+    fields: dict[str, Any] = {"rule": result.rule, "outcome": result.outcome}
+    if result.outcome != "n.a.":
+        fields |= {"measured": _plain(result.measured), "limit": _plain(result.limit), "line": result.line}
+    if result.outcome in ("deny", "hold"):
+        fields["reason"] = result.reason
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    """A limit may be a set or a long text of the policy file; the record holds a short form of it."""
+    if isinstance(value, str):
+        return shortened(value)[:TEXT_CHARACTERS_MAX]
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value[:_LIST_SHOWN_MAX]]
+    if isinstance(value, set | frozenset):
+        return [_plain(item) for item in sorted(value, key=str)[:_LIST_SHOWN_MAX]]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in list(value.items())[:_LIST_SHOWN_MAX]}
+    return value

@@ -1,0 +1,352 @@
+"""Held releases: what waits for persons, what they are shown, and what their answer does (threat T36).
+
+A release is held after clipping and rounding, serialised once; what is approved is that digest under that policy, and
+those very bytes are sent. An approval counts once, names a person, and is void when the policy changed meanwhile.
+Nobody's silence is a yes: a hold that expires is a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from certs.commands import VerifiedCommand
+from fedsilo.treaty.audit.record import shortened
+from fedsilo.treaty.errors import ConflictError, DeniedError, NotAllowedError, UsageError
+from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from policies import engine
+from policies.engine import Decision, Facts
+from policies.model import Approvals
+from silo.guard.gate import Gate
+from silo.guard.ledger import Approval, Ledger, Release
+from silo.guard.messages import Allowed, Held, Inbound, parsed
+
+REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
+STAYS = ("prompts", "answers", "per-sample rewards", "gradients", "optimiser state", "private rollouts")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The end of a hold. `outcome`: sent-able (`allowed`), denied or missed. `allowed` is what to transmit."""
+
+    release: Release
+    outcome: str
+    allowed: Allowed | None = None
+    inbound: Inbound | None = None
+
+
+class Releases:
+    """The inbox.
+
+    Args:
+        gate: decides again when the approvals are complete.
+        ledger: keeps the exact bytes.
+        silo: name for release ids.
+        destination: the coordinator's address and certificate fingerprint, for people.
+    """
+
+    def __init__(self, gate: Gate, ledger: Ledger, *, silo: str, destination: Mapping[str, str]) -> None:
+        self._gate = gate
+        self._ledger = ledger
+        self._silo = silo
+        self.destination = dict(destination)
+
+    # ---- hold --------------------------------------------------------------------------------------
+
+    def hold(
+        self, kind: str, run: str, round_number: int, step: int, held: Held, *, deadline_seconds: float | None
+    ) -> Release:
+        """Keep a release until persons answer or it expires.
+
+        Args:
+            kind: of the message.
+            run: of the envelope.
+            round_number: of the envelope.
+            step: of the envelope.
+            held: what the gate made of it.
+            deadline_seconds: after which the run has gone on without it; None when only the policy's expiry counts.
+        """
+        return self._keep(kind, run, round_number, step, held.payload, held.facts, held.decision, deadline_seconds)
+
+    def hold_inbound(self, inbound: Inbound) -> Release:
+        """Keep a plan until persons agree to take part in it."""
+        if inbound.needs_approval is None:
+            raise UsageError(f"{inbound.kind} needs no approval")
+        return self._keep(
+            inbound.kind, inbound.run, inbound.round, inbound.step, inbound.payload, inbound.facts,
+            inbound.needs_approval, None,
+        )  # fmt: skip
+
+    def _keep(
+        self, kind: str, run: str, round_number: int, step: int, payload: bytes, facts: Facts, decision: Decision,
+        deadline_seconds: float | None,
+    ) -> Release:  # fmt: skip
+        now = self._gate.now()
+        expiry_seconds = self._gate.policy.file.approval_expiry_hours * 3600.0
+        missed = deadline_seconds is not None and deadline_seconds < expiry_seconds
+        release = Release(
+            id=self._ledger.free_release_id(f"r{round_number}/{self._silo}"),
+            run=run,
+            round=round_number,
+            step=step,
+            kind=kind,
+            digest=sha256_hex(payload),
+            policy_digest=self._gate.policy.digest,
+            payload=payload,
+            facts=facts,
+            rules=[result.to_json() for result in decision.results],
+            persons=self._asked(kind).persons,
+            requested_at=now,
+            expires_at=now + (deadline_seconds if missed and deadline_seconds is not None else expiry_seconds),
+            expiry_outcome="missed" if missed else "denied",
+            state="held",
+            revision=1,
+        )
+        self._ledger.hold(release)
+        self._record("approval.request", release, reasons=list(decision.reasons))
+        return release
+
+    def _asked(self, kind: str) -> Approvals:
+        file = self._gate.policy.file
+        blocks = {
+            "lora.factors": file.egress.lora_factors,
+            "public.responses": file.egress.public_responses,
+            "run.plan": file.ingress.run_plan,
+        }
+        block = blocks.get(kind)
+        if block is None:
+            raise DeniedError(f"this site's policy has no approvals for {kind}")
+        return block.approvals
+
+    # ---- persons' answers --------------------------------------------------------------------------
+
+    def approve(self, command: VerifiedCommand) -> tuple[Release, Settled | None]:
+        """Count one person's yes; the last one needed frees the release.
+
+        Args:
+            command: arguments {release, digest, policy_digest[, revision]}, as the person was shown them.
+
+        Raises:
+            NotFoundError, ConflictError: no such release, no longer held, or what was shown is not what is held.
+            NotAllowedError: the person has no role that the policy names.
+        """
+        release = self._shown(command)
+        if release.expires_at <= self._gate.now():
+            raise ConflictError(f"release {release.id} expired", code="EXPIRED")
+        roles = set(self._asked(release.kind).roles)
+        if not roles & set(command.roles):
+            raise NotAllowedError(
+                f"{command.person} may not approve {release.kind}: the policy asks for {', '.join(sorted(roles))}"
+            )
+        self._answer(release, command, "approve", "")
+        self._record("approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint)
+        approvals = tuple(
+            engine.Approval(approval.person, tuple(sorted(roles)))
+            for approval in self._ledger.approvals(release.id)
+            if approval.verdict == "approve" and approval.digest == release.digest
+        )
+        if len(approvals) < release.persons:
+            return self._ledger.release(release.id), None
+        return self._free(release, approvals)
+
+    def _free(self, release: Release, approvals: tuple[engine.Approval, ...]) -> tuple[Release, Settled | None]:
+        # Ended first: whatever happens next, this approval frees nothing a second time.
+        if sha256_hex(release.payload) != release.digest:
+            release = self._ledger.settle_release(release.id, "denied")
+            self._record("approval.deny", release, reasons=["DIGEST"])
+            raise ConflictError(f"the stored bytes of {release.id} are not those that were held", code="TAMPERED")
+        release = self._ledger.settle_release(release.id, "approved")
+        if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
+            inbound = self._inbound(release)
+            decision = self._gate.decide_inbound(inbound, approvals)
+            outcome = "allowed" if decision.verdict == "allow" else "denied"
+            return release, Settled(release, outcome, inbound=inbound if outcome == "allowed" else None)
+        decided = self._gate.decide_payload(
+            release.kind, release.run, release.round, release.step, release.payload, approvals=approvals
+        )
+        if isinstance(decided, Allowed):
+            return release, Settled(release, "allowed", allowed=decided)
+        return release, Settled(release, "denied")
+
+    def reject(self, command: VerifiedCommand) -> Settled:
+        """One person's no ends the hold.
+
+        Args:
+            command: arguments {release, digest, policy_digest, reason_code[, reason]}; the reason stays here.
+
+        Raises:
+            UsageError: no such reason code. ConflictError, NotFoundError: as `approve`.
+        """
+        code = str(command.arguments.get("reason_code", ""))
+        if code not in REJECT_CODES:
+            raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
+        release = self._shown(command)
+        self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))))
+        release = self._ledger.settle_release(release.id, "rejected")
+        self._record(
+            "approval.deny", release, person=command.person, fingerprint=command.certificate_fingerprint, reasons=[code]
+        )
+        return Settled(release, "denied")
+
+    def _shown(self, command: VerifiedCommand) -> Release:
+        """The release, if it still is what the person was shown."""
+        arguments = command.arguments
+        release = self._ledger.release(str(arguments.get("release", "")))
+        if release.state != "held":
+            raise ConflictError(f"release {release.id} is {release.state}, no longer held", code="NOT_HELD")
+        current = {"digest": release.digest, "policy_digest": self._gate.policy.digest, "revision": release.revision}
+        for name, value in current.items():
+            given = arguments.get(name)
+            if isinstance(given, str):
+                given = given.removeprefix("sha256:")
+            if name == "revision" and given is None:
+                continue
+            if given != value:
+                raise ConflictError(
+                    f"{name.replace('_', ' ')} of {release.id} is not what was shown",
+                    hint=f"read it again: silo approvals show {release.id}",
+                    code="STALE_VIEW",
+                )
+        if release.policy_digest != self._gate.policy.digest:
+            raise ConflictError(
+                f"the policy changed since {release.id} was held", hint="read it again", code="STALE_VIEW"
+            )
+        return release
+
+    def _answer(self, release: Release, command: VerifiedCommand, verdict: str, reason: str) -> None:
+        self._ledger.approve(
+            Approval(
+                release.id, command.person, command.certificate_fingerprint, release.digest, verdict, reason,
+                self._gate.now(),
+            )
+        )  # fmt: skip
+
+    # ---- without persons ---------------------------------------------------------------------------
+
+    def expire(self) -> list[Settled]:
+        """End the holds whose time is over; each is a refusal."""
+        now = self._gate.now()
+        return [
+            self._end(release, release.expiry_outcome, "EXPIRED")
+            for release in self._ledger.releases("held")
+            if release.expires_at <= now
+        ]
+
+    def miss(self, run: str, round_number: int, step: int | None) -> list[Settled]:
+        """The run has gone on: end the holds of a step, or of the whole round when `step` is None."""
+        return [
+            self._end(release, "missed", "ROUND_CLOSED")
+            for release in self._ledger.releases("held")
+            if release.run == run and release.round == round_number and (step is None or release.step == step)
+        ]
+
+    def _end(self, release: Release, outcome: str, reason: str) -> Settled:
+        release = self._ledger.settle_release(release.id, "missed" if outcome == "missed" else "expired")
+        self._record("approval.expire", release, reasons=[reason])
+        return Settled(release, outcome)
+
+    def judge_again(self) -> None:
+        """After a restart: a release held under another policy is shown anew, and approvals given so far are void."""
+        for release in self._ledger.releases("held"):
+            if release.policy_digest != self._gate.policy.digest:
+                history = engine.History()
+                decision = engine.decide(dict(release.facts), self._gate.policy, history)
+                if decision.verdict == "deny":
+                    self._end(release, "denied", "POLICY_CHANGED")
+                else:
+                    rules = [result.to_json() for result in decision.results]
+                    self._ledger.judge_again(release.id, self._gate.policy.digest, rules)
+
+    def _inbound(self, release: Release) -> Inbound:
+        body, _ = parsed(release.kind, release.payload, INBOUND_KINDS)
+        return Inbound(
+            release.kind, release.run, release.round, release.step, 0, body, release.payload, release.digest,
+            dict(release.facts),
+        )  # fmt: skip
+
+    def _record(
+        self, event: str, release: Release, *, person: str = "", fingerprint: str = "", reasons: list[str] | None = None
+    ) -> None:
+        detail = {"release": release.id, "digest": release.digest, "expires_at": int(release.expires_at)}
+        if person:
+            detail |= {"person": person, "certificate": fingerprint}
+        self._gate.record(
+            event, kind=release.kind, run=release.run, round=release.round, step=release.step, reasons=reasons or [],
+            detail=detail, policy={"effective": self._gate.policy.digest},
+        )  # fmt: skip
+
+    # ---- for people --------------------------------------------------------------------------------
+
+    def view(self, release: Release) -> dict[str, Any]:
+        """Everything a person must see before answering (console design 5); facts and digests, never content."""
+        policy, facts = self._gate.policy, release.facts
+        given = [
+            {"person": item.person, "verdict": item.verdict, "at": item.at}
+            for item in self._ledger.approvals(release.id)
+        ]
+        outcomes = [str(rule["outcome"]) for rule in release.rules]
+        asked = self._asked(release.kind)
+        earlier = [
+            item for item in self._ledger.outbox() if item.kind == release.kind and item.digest != release.digest
+        ]
+        last = earlier[-1] if earlier else None
+        difference = (
+            f"round {last.round}: {len(release.payload) - last.payload_bytes:+d} bytes"
+            if last
+            else "first release, nothing to compare"
+        )
+        return {
+            "id": release.id,
+            "digest": release.digest,
+            "revision": release.revision,
+            "state": release.state,
+            "run": release.run,
+            "round": release.round,
+            "step": release.step,
+            "held_since": release.requested_at,
+            "expires_at": release.expires_at,
+            "asked_by": f"round {release.round} of run {release.run}",
+            "approvers": {"needed": release.persons, "roles": list(asked.roles), "given": given},
+            "leaves": {
+                "destination": self.destination,
+                "kinds": [
+                    {
+                        "kind": release.kind,
+                        "items": items_of(facts),
+                        "bytes": len(release.payload),
+                        "covered_by_epsilon": "NO",
+                    }
+                ],
+                "bytes": len(release.payload),
+                "stays": list(STAYS),
+            },
+            "policy": {
+                "name": policy.file.name,
+                "digest": policy.digest,
+                "counts": {name: outcomes.count(name) for name in ("ok", "look", "hold", "deny")},
+                "rules": [rule for rule in release.rules if rule["outcome"] != "n.a."],
+            },
+            "budget": "DP off",
+            "findings": "no text screens in this ruleset",
+            "difference": difference,
+            "norm": facts.get("l2"),
+            "consequences": {
+                "approve": "these bytes are sent once; sending cannot be called back",
+                "reject": "the coordinator is told only that this silo declined; the round goes on without it if the "
+                "quorum is met",
+            },
+        }
+
+
+def items_of(facts: Mapping[str, Any]) -> str:
+    """What a release is made of, in words."""
+    if "tensors" in facts:
+        shape = f"rank {facts.get('rank')}, {facts.get('dtype')}, {facts.get('elements')} values"
+        return f"{facts['tensors']} tensors, {shape}"
+    if "responses" in facts:
+        return f"{facts['responses']} responses to {facts.get('prompts')} public prompts, {facts.get('tokens')} tokens"
+    if "metrics" in facts:
+        return f"{len(facts['metrics'])} metrics"
+    return "1 message"

@@ -1,0 +1,347 @@
+"""The run this silo takes part in: plans accepted or refused, the coordinator's items fed to the method, its offers
+carried to the gate, and what became of them. `RunKeeper` is the hands of a `Participation`; `Guard` holds it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedsilo.treaty.errors import (
+    ConflictError,
+    FedSiloError,
+    NotAllowedError,
+    OperationError,
+    PeerError,
+    UnreachableError,
+    UsageError,
+    WireCode,
+)
+from fedsilo.treaty.method import MessageArrived, Offer
+from fedsilo.treaty.methods import method_named
+from fedsilo.treaty.plan import Plan, plan_from_canonical
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Array, sha256_hex
+from silo.guard.adapters import AdapterStore
+from silo.guard.context import RunView
+from silo.guard.conversation import Conversation
+from silo.guard.gate import Gate
+from silo.guard.ledger import Ledger
+from silo.guard.messages import Denied, Held, Inbound
+from silo.guard.panel import Panel
+from silo.guard.participation import Participation
+from silo.guard.releases import Releases, Settled
+from silo.guard.startup import Site
+from silo.guard.supervisor import TrainerHandle
+from silo.link import LinkClosed, LinkMessage
+
+_log = logging.getLogger("fedsilo.silo")
+
+# A held plan comes again with every poll; do not spin on it.
+HELD_PLAN_SECONDS = 1.0
+
+
+class RunKeeper:
+    """Args:
+        site, gate, ledger, releases, adapters, panel: the guard's parts.
+        talk: the conversation with the coordinator.
+        trainer: carries out tasks; begun anew for each run.
+        monotonic: seconds; deadlines go by it.
+
+    Attributes:
+        run: the participation in the open run, if there is one.
+        deadlines: (moment, name), as the method asked for them.
+        plan_held: a plan waits for persons.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        gate: Gate,
+        ledger: Ledger,
+        releases: Releases,
+        adapters: AdapterStore,
+        panel: Panel,
+        talk: Conversation,
+        trainer: TrainerHandle,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._site = site
+        self._gate = gate
+        self._ledger = ledger
+        self._releases = releases
+        self._adapters = adapters
+        self._panel = panel
+        self._talk = talk
+        self._trainer = trainer
+        self._monotonic = monotonic
+        self._trainer_used = False
+        self._ignored_round = 0
+        self._offered: set[tuple[str, int, int]] = set()
+        self._fed: set[tuple[str, int, int, str]] = set()
+        self.run: Participation | None = None
+        self.deadlines: list[tuple[float, str]] = []
+        self.plan_held = False
+
+    # ---- what comes in -----------------------------------------------------------------------------
+
+    def take_in(self, item: Inbound) -> bool:
+        """Act on an item of the coordinator's outbox. False: it is not taken in yet (a plan that persons look at)."""
+        _log.info("in: %s %s round %d step %d", item.kind, item.run, item.round, item.step)
+        if isinstance(item.body, pb.RunPlan):
+            return self._take_plan(item)
+        run = self.run
+        if run is None or item.run != run.plan.run or 0 < item.round <= self._ignored_round:
+            return True
+        # The coordinator sends at least once; what was fed is not fed again.
+        mark = (item.kind, item.round, item.step, item.digest)
+        if mark in self._fed:
+            return True
+        self._fed.add(mark)
+        if isinstance(item.body, pb.RoundOpen):
+            self._set_view(self._gate.view.opened(item.round, item.body))
+            self._offered.clear()
+        elif item.kind == "public.donors":
+            self._miss(item.run, item.round, item.step)
+        elif item.kind == "round.result":
+            self._miss(item.run, item.round, None)
+        self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
+        run.feed(MessageArrived("", item.kind, item.round, item.step, item.body, item.digest))
+        if item.kind == "round.result":
+            self._talk.witness()
+        if isinstance(item.body, pb.RunEnd):
+            self._end_run(item.body.outcome)
+        return True
+
+    def _take_plan(self, item: Inbound) -> bool:
+        assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # the caller looked
+        if self._ledger.has_run(item.run):
+            return True
+        if item.needs_approval is None:
+            self._accept(item)
+            return True
+        known = [release for release in self._ledger.releases() if release.digest == item.digest]
+        if not known:
+            release = self._releases.hold_inbound(item)
+            _log.warning("plan of run %s waits for approval as %s", item.run, release.id)
+            self._panel.publish("release.held", {"release": release.id, "kind": "run.plan"})
+            return False
+        return known[0].state not in {"held", "approved"}
+
+    def _accept(self, item: Inbound) -> None:
+        assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # only plans come here
+        plan = plan_from_canonical(item.body.canonical_json)
+        try:
+            self._check_plan(plan)
+            self._begin(plan)
+        except FedSiloError as error:
+            _log.error("plan of run %s refused: %s", plan.run, error.message)
+            self._gate.record("egress.decision", kind="control.abstain", decision="deny", reasons=["PLAN_REFUSED"])
+            self._talk.tell("control.abstain", pb.Abstain(), run=plan.run)
+            self.run = None
+            self._gate.view = RunView()
+            if error.code.startswith("TRAINER"):
+                raise
+            return
+        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail={"plan": plan.digest})
+        self._ledger.start_run(plan.run, item.body.canonical_json)
+        self._set_view(self._gate.view)
+        _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
+        self._panel.publish("run.accepted", {"run": plan.run, "method": plan.method})
+
+    def _check_plan(self, plan: Plan) -> None:
+        """What the rules cannot know: this silo's own name, load type and the methods of this version."""
+        config = self._site.config
+        if self.run is not None:
+            raise ConflictError(f"run {self.run.plan.run} has not ended")
+        if config.silo not in plan.silos:
+            raise UsageError(f"{config.silo} is not in the roster")
+        if plan.load != config.model.load and plan.mixed_base != "allow":
+            raise UsageError(f"the plan loads the base model as {plan.load}, this silo as {config.model.load}")
+        method_named(plan.method)
+
+    def _begin(self, plan: Plan) -> None:
+        if self._trainer_used:
+            # A trainer serves one run: its adapter and optimiser are that run's.
+            self._trainer.stop()
+            self._trainer.start()
+        self._trainer_used = True
+        self._gate.view = RunView(plan=plan)
+        self.run = Participation(plan, method_named(plan.method), self._site.config.silo, self)
+        schema = self._site.schema
+        self._trainer.send(
+            LinkMessage(
+                "plan",
+                {
+                    "canonical_json": plan.canonical(),
+                    "lora_schema": {
+                        "base_model_sha256": schema.base_model_sha256,
+                        "rank": schema.rank,
+                        "alpha": schema.alpha,
+                        "dtype": schema.dtype,
+                        "targets": schema.targets,
+                        "tensors": [{"name": name, "shape": list(shape)} for name, shape in schema.tensors],
+                    },
+                },
+            )
+        )
+
+    def take_up_open_run(self) -> None:
+        """After a restart: go on with the run from its next round; what stood in the trainer is lost."""
+        self._releases.judge_again()
+        opened = self._ledger.open_run()
+        if opened is None:
+            return
+        run, canonical, view = opened
+        plan = plan_from_canonical(canonical)
+        self._begin(plan)
+        self._gate.view = RunView.from_json(plan, view)
+        round_number = self._gate.view.round
+        waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
+        waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
+        self._ignored_round = round_number
+        _log.warning("run %s is taken up again after round %d", run, round_number)
+        if round_number and round_number not in waiting:
+            self._talk.tell("control.abstain", pb.Abstain(round=round_number), run=run, round_number=round_number)
+
+    def _end_run(self, outcome: str) -> None:
+        run = self.run
+        if run is None:
+            return
+        self._ledger.end_run(run.plan.run, outcome or "ended")
+        _log.info("run %s has ended: %s", run.plan.run, outcome)
+        self._panel.publish("run.ended", {"run": run.plan.run, "outcome": outcome})
+        self.run = None
+        self.deadlines.clear()
+        self._fed.clear()
+        self._ignored_round = 0
+        self._gate.view = RunView()
+        self._talk.witness()
+
+    def _set_view(self, view: RunView) -> None:
+        self._gate.view = view
+        if view.run:
+            self._ledger.save_view(view.run, view.to_json())
+
+    # ---- the way out -------------------------------------------------------------------------------
+
+    def _offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
+        run = self._gate.view.run
+        self._offered.add((action.kind, action.round, action.step))
+        offered = self._gate.offer(
+            action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors
+        )
+        if isinstance(offered, Denied):
+            self._declined(action.kind, run, action.round, action.step, "; ".join(offered.decision.reasons))
+            return "denied"
+        if isinstance(offered, Held):
+            plan = self._gate.view.plan
+            seconds = None
+            if plan is not None:
+                seconds = plan.public_step_deadline_seconds if action.step else plan.round_deadline_seconds
+            release = self._releases.hold(
+                action.kind, run, action.round, action.step, offered, deadline_seconds=seconds
+            )
+            _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, release.id)
+            self._panel.publish("release.held", {"release": release.id, "kind": release.kind})
+            return None
+        try:
+            reply = self._gate.transmit(offered).reply
+        except (UnreachableError, NotAllowedError) as error:
+            # It lies in the outbox and goes out with the next exchange that succeeds.
+            self._talk.back_off(error)
+            return None
+        return self._outcome_of(action.kind, action.round, reply)
+
+    def _outcome_of(self, kind: str, round_number: int, reply: Inbound) -> str:
+        self._talk.last_sent = self._monotonic()
+        self._panel.publish("sent", {"kind": kind, "round": round_number})
+        if isinstance(reply.body, pb.Refusal):
+            _log.warning("the coordinator refuses %s of round %d: %s", kind, round_number, reply.body.code)
+            return "missed" if reply.body.code == WireCode.ROUND_CLOSED else "denied"
+        if isinstance(reply.body, pb.Ack) and reply.body.pending:
+            self._talk.poll_now = True
+        return "sent"
+
+    def settle_reply(self, kind: str, round_number: int, step: int, reply: Inbound) -> None:
+        self._settled(kind, round_number, step, self._outcome_of(kind, round_number, reply))
+
+    def settle(self, settled: Settled) -> None:
+        """Act on the end of a hold."""
+        release = settled.release
+        self._panel.publish("release.settled", {"release": release.id, "outcome": settled.outcome})
+        if release.kind == "run.plan":
+            if settled.inbound is not None:
+                self._accept(settled.inbound)
+                self.plan_held = False
+            else:
+                self._talk.tell("control.abstain", pb.Abstain(), run=release.run)
+            return
+        if settled.allowed is not None:
+            try:
+                reply = self._gate.transmit(settled.allowed).reply
+            except (UnreachableError, NotAllowedError) as error:
+                self._talk.back_off(error)
+                return
+            outcome = self._outcome_of(release.kind, release.round, reply)
+        elif settled.outcome == "missed":
+            outcome = "missed"
+            if self._gate.view.round == release.round and self._gate.view.run == release.run:
+                self._talk.tell(
+                    "control.abstain", pb.Abstain(round=release.round, step=release.step), run=release.run,
+                    round_number=release.round, step=release.step,
+                )  # fmt: skip
+        else:
+            outcome = "denied"
+            self._declined(release.kind, release.run, release.round, release.step, release.state)
+        self._settled(release.kind, release.round, release.step, outcome)
+
+    def _settled(self, kind: str, round_number: int, step: int, outcome: str) -> None:
+        if self.run is not None and (kind, round_number, step) in self._offered:
+            self.run.settled(kind, round_number, step, outcome)
+
+    def _miss(self, run: str, round_number: int, step: int | None) -> None:
+        for settled in self._releases.miss(run, round_number, step):
+            self._panel.publish("release.settled", {"release": settled.release.id, "outcome": "missed"})
+            if step is not None:
+                self._settled(settled.release.kind, settled.release.round, settled.release.step, "missed")
+
+    def _declined(self, kind: str, run: str, round_number: int, step: int, reasons: str) -> None:
+        """Nobody out there learns more than that this silo declined (B6)."""
+        _log.warning("denied by this site's policy: %s of round %d: %s", kind, round_number, reasons)
+        self._panel.publish("denied", {"kind": kind, "round": round_number, "step": step})
+        self._talk.tell(
+            "control.declined", pb.Declined(kind=kind, round=round_number, step=step), run=run,
+            round_number=round_number, step=step,
+        )  # fmt: skip
+
+    # ---- hands of the participation ----------------------------------------------------------------
+
+    def train(self, fields: dict[str, Any], body: bytes) -> None:
+        try:
+            self._trainer.send(LinkMessage("task", fields, body))
+        except LinkClosed as error:
+            raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
+        self._panel.task(fields)
+
+    def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
+        return self._offer(action, tensors)
+
+    def adapter(self, digest: str) -> bytes:
+        stored = self._adapters.find(digest)
+        if stored is None:
+            answer = self._talk.say("control.fetch", pb.Fetch(digest=digest))
+            if answer.kind != "global.adapter" or sha256_hex(answer.payload) != digest:
+                raise PeerError(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
+            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"))
+            stored = answer.payload
+        if digest == self._gate.view.base_digest:
+            self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
+        return stored
+
+    def start_deadline(self, name: str, seconds: float) -> None:
+        self.deadlines.append((self._monotonic() + seconds, name))
+
+    def public_step(self, step: int) -> None:
+        self._set_view(self._gate.view.at_step(step))

@@ -1,0 +1,222 @@
+"""Puts a guard together from its configuration, runs it, takes it apart. What `silo start` calls.
+
+Order matters: the lock on `state_dir` before anything is written, the audit log before anything is said, the control
+socket before the trainer (the probes try it from inside), the trainer before the coordinator is dialled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import fedsilo
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.files import lock_exclusively, make_private_directory
+from fedsilo.edge.grading_process import GradingProcess
+from fedsilo.treaty.errors import NotAllowedError, UnreachableError
+from silo.config import SiloConfig
+from silo.guard.adapters import AdapterStore
+from silo.guard.context import SiteView
+from silo.guard.control import ControlServer
+from silo.guard.daemon import Event, Guard
+from silo.guard.gate import Gate, open_channel
+from silo.guard.ledger import Ledger
+from silo.guard.public import PublicView, token_counter
+from silo.guard.releases import Releases
+from silo.guard.startup import Site, check_coordinator, code_sha256, least_rung_is_met, load_site_parts
+from silo.guard.supervisor import Supervisor, TrainerHandle
+from silo.link import LinkMessage
+
+_log = logging.getLogger("fedsilo.silo")
+
+
+class SupervisedTrainer(TrainerHandle):
+    """The trainer behind a supervisor, started anew for each run, and measured against the policy's least rung."""
+
+    def __init__(self, site: Site, events: queue.Queue[Event], should_stop: Callable[[], bool]) -> None:
+        self._site = site
+        self._events = events
+        self._should_stop = should_stop
+        self._supervisor: Supervisor | None = None
+        self._description: dict[str, Any] = {}
+        self._rung = "waived"
+
+    def start(self) -> None:
+        files = self._site.config.identity
+        supervisor = Supervisor(self._site.config, self._events.put, should_stop=self._should_stop)
+        self._supervisor = supervisor
+        keys = [files.key, files.signing_key]
+        state = supervisor.start(
+            self._site.site_secret,
+            {
+                "key_paths": [str(path) for path in keys],
+                "control_socket": str(self._site.config.control.socket),
+                "guard_pid": os.getpid(),
+            },
+            never=[*keys, self._site.config.control.socket],
+            accepted=self._accepted,
+        )
+        self._rung = state.rung
+        self._description = {"isolation": state.rung, "probes": state.probes, "ready": state.ready}
+
+    def _accepted(self, rung: str) -> None:
+        least = self._site.policy.file.trainer.least_isolation
+        if not least_rung_is_met(least, rung):
+            raise NotAllowedError(
+                f"the trainer's isolation is {rung}; the policy accepts no less than {least}",
+                hint="run on a machine that gives it, or let an approver change trainer.least_isolation",
+                code="ISOLATION",
+            )
+
+    def send(self, message: LinkMessage) -> None:
+        if self._supervisor is not None:
+            self._supervisor.send(message)
+
+    def stop(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.stop()
+            self._supervisor = None
+
+    @property
+    def rung(self) -> str:
+        return self._rung
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return self._description
+
+
+def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> None:
+    """Run a silo until SIGTERM, SIGINT or `silo stop`.
+
+    Args:
+        config: the site.
+        ready: called once with one line's worth of facts, when trainer and socket stand.
+
+    Raises:
+        FedSiloError: why it did not start, or why it ended by itself.
+    """
+    site = load_site_parts(config)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock_exclusively(config.state_dir / "lock"))
+        _serve_locked(site, stack, ready)
+
+
+def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict[str, Any]], None]) -> None:
+    config, policy = site.config, site.policy
+    stopped: list[int] = []
+    guards: list[Guard] = []
+
+    def on_signal(number: int, _frame: Any) -> None:
+        stopped.append(number)
+        for guard in guards:
+            guard.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        previous = signal.signal(number, on_signal)
+        stack.callback(signal.signal, number, previous)
+
+    key = site.identity.signing_key
+    audit = stack.enter_context(
+        AuditLog(config.state_dir / "audit", origin=config.spiffe_id, key=key, actor=config.spiffe_id)
+    )
+    audit.trust_peer(policy.file.federation.coordinator, site.coordinator_key)
+    ledger = Ledger(config.state_dir / "ledger.sqlite3")
+    stack.callback(ledger.close)
+    grader = stack.enter_context(GradingProcess(config.data.public.verifier))
+    program = code_sha256()
+    audit.append("start", detail={"version": fedsilo.__version__, "code": program})
+    audit.append(
+        "policy.load",
+        policy={"effective": policy.digest, "file": policy.file_sha256, "code": program, "schema": site.schema.digest},
+        detail={"name": policy.file.name, "mode": policy.file.mode},
+    )
+    gate = Gate(
+        channel=open_channel(config.coordinator.address, site.tls),
+        policy=policy,
+        ledger=ledger,
+        audit=audit,
+        signing_key=key,
+        coordinator_key=site.coordinator_key,
+        site=SiteView(
+            spiffe_id=config.spiffe_id,
+            coordinator_id=policy.file.federation.coordinator,
+            schema=site.schema,
+            public=PublicView(site.public, grader, token_counter(config.model.path)),
+            topics=frozenset(task.topic for task in site.held_out.rows if task.topic),
+        ),
+        federation=config.federation,
+        site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),
+        clock=time.time,
+    )
+    stack.callback(gate.close)
+    releases = Releases(gate, ledger, silo=config.silo, destination={"address": config.coordinator.address})
+    desk = ControlDesk(
+        config.silo,
+        site.site_ca_pem,
+        site.roles,
+        lambda: datetime.now(UTC),
+        journal=config.state_dir / "requests.jsonl",
+    )
+    events: queue.Queue[Event] = queue.Queue()
+    trainer = SupervisedTrainer(site, events, lambda: bool(stopped))
+    stack.callback(trainer.stop)
+    guard = Guard(
+        site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,
+        adapters=AdapterStore(config.state_dir / "adapters"), trainer=trainer, desk=desk, events=events,
+        code_sha256=program,
+    )  # fmt: skip
+    guards.append(guard)
+    guard.register(desk)
+    control = ControlServer(desk, config.control.socket, config.control.group)
+    stack.callback(control.close)
+    try:
+        releases.destination["certificate"] = check_coordinator(site, datetime.now(UTC))
+    except UnreachableError as error:
+        # It may come up later; until then the log names the cause.
+        _log.warning("%s", error.message)
+    trainer.start()
+    guard.panel.trainer(trainer.description)
+    guard.panel.show(None, link_fault="")
+    ready(
+        {
+            "silo": config.silo,
+            "federation": config.federation,
+            "isolation": trainer.rung,
+            "policy": {"name": policy.file.name, "digest": policy.digest},
+            "control_socket": str(config.control.socket),
+            "coordinator": config.coordinator.address,
+            "process_id": os.getpid(),
+        }
+    )
+    if stopped:
+        return
+    guard.run()
+
+
+def prepare_logging(config: SiloConfig, *, to_stderr: bool) -> None:
+    """This daemon's log: `state_dir/logs/guard.log`, and stderr for whoever started it. Never sent anywhere (T8)."""
+    logs = config.state_dir / "logs"
+    make_private_directory(config.state_dir)
+    make_private_directory(logs)
+    handlers: list[logging.Handler] = [logging.FileHandler(logs / "guard.log", encoding="utf-8")]
+    if to_stderr:
+        handlers.append(logging.StreamHandler())
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format=f"%(asctime)s.%(msecs)03dZ %(levelname)s {config.silo} %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+        handlers=handlers,
+        force=True,
+    )

@@ -1,0 +1,296 @@
+"""What is checked before a silo opens its mouth: policy, keys, hashes, disk. `silo check` runs the same checks.
+
+A site whose policy is missing or wrong, whose public set is not the pinned one, or whose model is not the one that the
+policy names does not start, and the refusal says what to do. Does not check: that the data are what they claim to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+import fedsilo
+from certs.identity import Identity, peer_identity
+from certs.roles import Roles
+from fedsilo.edge.files import make_private_directory, read_private, write_private
+from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
+from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
+from fedsilo.edge.site_policy import read_pinned_schema, read_policy
+from fedsilo.edge.task_files import TaskFile, read_tasks
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UsageError
+from fedsilo.treaty.grading import require_verifier
+from fedsilo.treaty.wire.codec import sha256_hex
+from policies.load import Policy
+from policies.schema import LoraSchema
+from silo.config import SiloConfig
+from silo.guard.gate import coordinator_leaf
+from silo.guard.messages import TlsFiles
+
+# Rungs of the isolation ladder (design 2), best first.
+RUNGS = ("namespaces", "user", "container", "waived")
+DISK_BYTES_MIN = 64 << 20
+SITE_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Site:
+    """Everything a guard needs that was read and found good."""
+
+    config: SiloConfig
+    policy: Policy
+    identity: Identity
+    coordinator_key: Ed25519PublicKey
+    site_ca_pem: bytes
+    roles: Roles
+    schema: LoraSchema
+    fingerprints: Fingerprints
+    public: TaskFile
+    held_out: TaskFile
+    site_secret: bytes
+
+    @property
+    def tls(self) -> TlsFiles:
+        files = self.config.identity
+        return TlsFiles(files.certificate, files.key, files.federation_ca)
+
+
+def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_secret: bool = True) -> Site:
+    """Read and check everything, cheap and decisive things first.
+
+    Args:
+        config: the site.
+        now: time to judge certificates by.
+        make_secret: write the site secret into `state_dir` if there is none yet.
+
+    Raises:
+        UsageError: a missing or wrong policy, a public set or model that is not the pinned one.
+        NotAllowedError, NotFoundError: keys and certificates.
+        OperationError: the disk is too full to keep a record.
+    """
+    policy = read_policy(config.policy)
+    files = config.identity
+    if policy.file.federation.id != config.federation:
+        raise UsageError(
+            f"{config.policy}:{policy.line_of(('federation', 'id'))}: the policy is for federation "
+            f"{policy.file.federation.id!r}, {config.source.name} says {config.federation!r}"
+        )
+    identity = load_identity(files.certificate, files.key, files.signing_key, files.federation_ca, role="silo", now=now)
+    if identity.spiffe_id != config.spiffe_id:
+        raise NotAllowedError(
+            f"{files.certificate} is the certificate of {identity.spiffe_id}, the configuration says {config.spiffe_id}"
+        )
+    coordinator_key = pinned_coordinator_key(config, policy)
+    site_ca_pem, roles = load_site(files.site_ca, files.operators, site=config.silo)
+    public = _pinned_public_set(config, policy)
+    held_out = _pinned_held_out(config, policy)
+    fingerprints = read_fingerprints(config.model.path)
+    _check_model(config, policy, fingerprints)
+    schema = site_schema(config, policy)
+    for verifier in {config.data.verifier, config.data.public.verifier, config.held_out_verifier}:
+        require_verifier(verifier)
+    make_private_directory(config.state_dir)
+    free_bytes = shutil.disk_usage(config.state_dir).free
+    if free_bytes < DISK_BYTES_MIN:
+        raise OperationError(
+            f"{config.state_dir} has {free_bytes} bytes left; {DISK_BYTES_MIN} are needed to keep a record",
+            hint="free some space: what cannot be recorded cannot be sent",
+            code="DISK_FULL",
+        )
+    secret = site_secret(config, make=make_secret)
+    return Site(
+        config, policy, identity, coordinator_key, site_ca_pem, roles, schema, fingerprints, public, held_out, secret
+    )
+
+
+def pinned_coordinator_key(config: SiloConfig, policy: Policy) -> Ed25519PublicKey:
+    """The coordinator's message-signing key from its file, if the policy pins it. Raises NotAllowedError."""
+    key = load_coordinator_key(config.identity.coordinator_key)
+    digest = sha256_hex(key.public_bytes_raw())
+    if digest not in policy.file.federation.coordinator_key_sha256:
+        line = policy.line_of(("federation", "coordinator_key_sha256"))
+        raise NotAllowedError(
+            f"{config.identity.coordinator_key} has SHA-256 {digest}; {policy.source}:{line} pins "
+            f"{', '.join(policy.file.federation.coordinator_key_sha256)}",
+            hint="compare the key with the coordinator's people by another way than the network",
+        )
+    return key
+
+
+def _pinned_public_set(config: SiloConfig, policy: Policy) -> TaskFile:
+    tasks = read_tasks(config.data.public.path)
+    if tasks.sha256 != config.data.public.sha256:
+        raise UsageError(
+            f"public set {tasks.path} has SHA-256 {tasks.sha256}; {config.source.name} says "
+            f"{config.data.public.sha256}",
+            hint="get the agreed file; a changed set enters only by a new policy",
+            code="PUBLIC_SET_MISMATCH",
+        )
+    pins = {name: pin.sha256 for name, pin in policy.file.public_sets.items()}
+    if tasks.sha256 not in pins.values():
+        raise UsageError(
+            f"public set {tasks.path} has SHA-256 {tasks.sha256}; the policy {policy.source} pins "
+            f"{', '.join(f'{name}: {digest}' for name, digest in pins.items()) or 'none'}",
+            hint="get the agreed file; a changed set enters only by a new policy",
+            code="PUBLIC_SET_MISMATCH",
+        )
+    return tasks
+
+
+def _pinned_held_out(config: SiloConfig, policy: Policy) -> TaskFile:
+    tasks = read_tasks(config.data.held_out.path)
+    pinned = {config.data.held_out.sha256, *([policy.file.held_out.sha256] if policy.file.held_out else [])}
+    if {tasks.sha256} != pinned:
+        raise UsageError(
+            f"held-out set {tasks.path} has SHA-256 {tasks.sha256}; pinned: {', '.join(sorted(pinned))}",
+            hint="every silo evaluates on the same file; get the agreed one",
+            code="HELD_OUT_MISMATCH",
+        )
+    return tasks
+
+
+def _check_model(config: SiloConfig, policy: Policy, found: Fingerprints) -> None:
+    for name in ("base_model_sha256", "tokenizer_sha256", "template_sha256"):
+        pinned, got = getattr(policy.file.model, name), getattr(found, name)
+        if pinned != got:
+            raise UsageError(
+                f"model folder {config.model.path}: {name} is {got}; {policy.source}:{policy.line_of(('model', name))} "
+                f"pins {pinned}",
+                hint="use the agreed model folder, or write a new policy for this one",
+                code="MODEL_MISMATCH",
+            )
+
+
+def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:
+    """The schema that the policy pins. A policy that lets no factors out pins one for ingress, or needs none."""
+    if policy.file.egress.lora_factors is not None:
+        return read_pinned_schema(policy, config.policy.parent)
+    for pin in policy.file.lora_schemas.values():
+        return lora_schema_of(config.model.path, pin.rank, 2.0 * pin.rank, base_model_sha256=pin.base_model_sha256)
+    raise UsageError(f"{policy.source}: it pins no LoRA schema", hint="fedsilo policy schema make")
+
+
+def site_secret(config: SiloConfig, *, make: bool) -> bytes:
+    """32 bytes that key the choice of private prompts and the digests of short payloads in the log.
+
+    Raises:
+        UsageError: the file does not hold 32 bytes as hex.
+        NotAllowedError: others may read it.
+    """
+    path = config.site_secret or config.state_dir / "site.secret"
+    if not path.exists() and config.site_secret is None and make:
+        make_private_directory(config.state_dir)
+        write_private(path, secrets.token_hex(SITE_SECRET_BYTES).encode())
+    if not path.exists() and config.site_secret is None:
+        return bytes(SITE_SECRET_BYTES)  # `silo check` before the first start: nothing is keyed by it
+    try:
+        value = bytes.fromhex(read_private(path).decode("ascii").strip())
+    except ValueError as error:
+        raise UsageError(f"{path} does not hold hex digits") from error
+    if len(value) != SITE_SECRET_BYTES:
+        raise UsageError(f"{path} holds {len(value)} bytes, {SITE_SECRET_BYTES} are needed")
+    return value
+
+
+def least_rung_is_met(least: str, got: str) -> bool:
+    """Whether an isolation rung is at least as good as the one the policy accepts."""
+    return got in RUNGS and RUNGS.index(got) <= RUNGS.index(least)
+
+
+def check_coordinator(site: Site, now: datetime) -> str:
+    """Who answers at the coordinator's address; its certificate's fingerprint (threat T30).
+
+    Raises:
+        UnreachableError: nobody, or TLS fails; the cause is named.
+        NotAllowedError: it is not the coordinator that the policy names.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    leaf = x509.load_der_x509_certificate(coordinator_leaf(site.config.coordinator.address, site.tls))
+    peer = peer_identity(leaf.public_bytes(Encoding.PEM), site.identity.trust_root_pem, now, role="coordinator")
+    if peer.spiffe_id != site.policy.file.federation.coordinator:
+        raise NotAllowedError(
+            f"{site.config.coordinator.address} is {peer.spiffe_id}; the policy names "
+            f"{site.policy.file.federation.coordinator}"
+        )
+    return peer.fingerprint
+
+
+def code_sha256() -> str:
+    """One hash over the program text that runs here: every module of this distribution, by name."""
+    digest = hashlib.sha256()
+    root = Path(fedsilo.__file__).parent.parent
+    for package in ("certs", "fedsilo", "policies", "silo"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def thread_warning(config: SiloConfig) -> str:
+    """Why this machine will spin instead of train, or nothing."""
+    cores = len(os.sched_getaffinity(0))
+    wanted = config.threads * config.silos_on_this_host
+    if wanted <= cores:
+        return ""
+    return (
+        f"{config.threads} threads x {config.silos_on_this_host} silos on this host = {wanted} on {cores} cores: "
+        "they wait for each other by spinning, several times slower; set trainer.threads lower"
+    )
+
+
+def preflight(config: SiloConfig, *, reach_coordinator: bool = True) -> tuple[list[dict[str, Any]], list[str]]:
+    """`silo check`: each check's name, whether it passed, and what it found; and warnings.
+
+    Args:
+        config: the site.
+        reach_coordinator: also dial the coordinator and judge its certificate.
+    """
+    results: list[dict[str, Any]] = []
+    warnings = [text for text in (thread_warning(config),) if text]
+    parts: list[Site] = []
+
+    def run(name: str, check: Callable[[], str]) -> bool:
+        try:
+            results.append({"check": name, "ok": True, "found": check(), "hint": ""})
+        except FedSiloError as error:
+            results.append({"check": name, "ok": False, "found": error.message, "hint": error.hint, "code": error.code})
+        return bool(results[-1]["ok"])
+
+    def load() -> str:
+        parts.append(load_site_parts(config, make_secret=False))
+        policy = parts[0].policy
+        return f"policy {policy.file.name} {policy.digest[:12]}, model, schema, public and held-out set as pinned"
+
+    for path in config.data.private:
+        run(f"private data {path.name}", lambda path=path: _rows_of(path))  # type: ignore[misc]
+    if run("policy, keys, model and sets", load):
+        site = parts[0]
+        run("certificate", lambda: f"{site.identity.spiffe_id} until {site.identity.not_after:%Y-%m-%dT%H:%M:%SZ}")
+        run("trainer isolation", lambda: _rung(config, site.policy))
+        if reach_coordinator:
+            run("coordinator", lambda: f"certificate {check_coordinator(site, datetime.now(UTC))[:16]}")
+    return results, warnings
+
+
+def _rows_of(path: Path) -> str:
+    tasks = read_tasks(path)
+    return f"{len(tasks.rows)} rows, {len(tasks.problems)} lines left out"
+
+
+def _rung(config: SiloConfig, policy: Policy) -> str:
+    from silo.guard import isolation
+
+    rung = isolation.best_rung() if config.trainer.isolation == "auto" else config.trainer.isolation
+    least = policy.file.trainer.least_isolation
+    if config.trainer.launch == "child" and not least_rung_is_met(least, rung):
+        raise NotAllowedError(f"this machine gives {rung}; the policy accepts no less than {least}")
+    return f"{rung} (policy: at least {least})"

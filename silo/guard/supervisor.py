@@ -1,0 +1,336 @@
+"""Starts and ends the trainer, and carries the link to it. The only module of the guard that starts processes,
+besides `isolation.py`, which it uses to put walls around them.
+
+The trainer gets no key, no network and no policy: it is handed data paths, a model folder and a secret that keys the
+choice of private prompts. A trainer that dies or breaks the framing is not restarted in the middle of a round: the
+guard is told, abstains and says so. Does not stop: what a trainer puts into the values it sends; that is for the gate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from fedsilo.treaty.errors import OperationError, UsageError
+from silo.config import SiloConfig
+from silo.guard import isolation
+from silo.link import Link, LinkClosed, LinkMessage, Listener
+
+_log = logging.getLogger("fedsilo.silo.supervisor")
+
+STOP_TIMEOUT_SECONDS = 5.0
+_ACCEPT_SLICE_SECONDS = 0.5
+
+# What the trainer's process may see of the environment: where programs and libraries are, nothing of this site.
+_ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
+# Telemetry and hub downloads off (threat T10); threads are set beside them.
+_ENVIRONMENT_SET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class TrainerSaid:
+    """One message from the trainer, as the main loop gets it."""
+
+    message: LinkMessage
+
+
+@dataclass(frozen=True)
+class TrainerGone:
+    """The link is closed. `exit_status`: of the child, None for an external trainer."""
+
+    exit_status: int | None
+
+
+@dataclass
+class TrainerState:
+    """What the console shows of the trainer."""
+
+    rung: str = "waived"
+    probes: dict[str, Any] = field(default_factory=dict)
+    ready: dict[str, Any] = field(default_factory=dict)
+
+
+class TrainerHandle:
+    """What the guard needs of a trainer: started for each run, told, stopped. A test puts a fake in its place."""
+
+    def start(self) -> None:
+        """Start it, configured and ready. Raises OperationError."""
+        raise NotImplementedError
+
+    def send(self, message: LinkMessage) -> None:
+        """Raises LinkClosed."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def rung(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def description(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Supervisor:
+    """One trainer, from start to end.
+
+    Args:
+        config: the site.
+        events: called from the reader thread with TrainerSaid and TrainerGone.
+        should_stop: asked while waiting for the trainer to connect.
+    """
+
+    def __init__(
+        self,
+        config: SiloConfig,
+        events: Callable[[TrainerSaid | TrainerGone], None],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._config = config
+        self._events = events
+        self._should_stop = should_stop
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: Listener | None = None
+        self._link: Link | None = None
+        self._log_file: IO[bytes] | None = None
+        self._ending = False
+        self.state = TrainerState()
+
+    # ---- start -------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        site_secret: bytes,
+        probe_fields: Mapping[str, Any],
+        *,
+        never: Sequence[Path] = (),
+        accepted: Callable[[str], None] = lambda rung: None,
+    ) -> TrainerState:
+        """Start (or wait for) the trainer, probe its walls, configure it and wait until it is ready.
+
+        Args:
+            site_secret: keys the choice of private prompts.
+            probe_fields: what the probes try to reach from inside: key files, the control socket.
+            never: files that the walls must not show.
+            accepted: called with the rung that was really got, before the trainer is told where the data are; it
+                raises where that is too little.
+
+        Raises:
+            OperationError: it did not come, or it reports an error; the message names its log.
+            UsageError: the address has a form that this version does not serve.
+        """
+        trainer = self._config.trainer
+        if trainer.address.startswith("tls:"):
+            raise UsageError(
+                f"trainer.address {trainer.address}: this version serves trainers over unix sockets only",
+                hint="share the socket's folder with the trainer's container: unix:PATH",
+            )
+        socket_path = Path(trainer.address.partition(":")[2])
+        socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = self._config.state_dir / "scratch"
+        scratch.mkdir(exist_ok=True, mode=0o700)
+        self._listener = Listener(trainer.address, user_ids=frozenset({os.getuid()}))
+        if trainer.launch == "child":
+            self.state.rung = isolation.best_rung() if trainer.isolation == "auto" else trainer.isolation
+            self._process = self._launch(self.state.rung, socket_path, scratch, never)
+        else:
+            self.state.rung = "container" if trainer.isolation == "auto" else trainer.isolation
+        self._link = self._accept(trainer.start_timeout_seconds)
+        self.state.probes = self._ask("probe", dict(probe_fields), "probed").get("results", {})
+        if trainer.launch == "child":
+            self.state.rung = isolation.rung_really_got(self.state.rung, self.state.probes)
+        elif isolation.escaped(self.state.probes):
+            self.state.rung = "waived"
+        accepted(self.state.rung)
+        self.state.ready = self._ask("configure", self._configuration(site_secret, scratch), "ready")
+        threading.Thread(target=self._read, name="trainer-link", daemon=True).start()
+        return self.state
+
+    def _configuration(self, site_secret: bytes, scratch: Path) -> dict[str, Any]:
+        config = self._config
+        return {
+            "silo": config.silo,
+            "model": {"path": str(config.model.path), "load": config.model.load},
+            "private": [str(path) for path in config.data.private],
+            "verifier": config.data.verifier,
+            "public": {"path": str(config.data.public.path), "verifier": config.data.public.verifier},
+            "held_out": {"path": str(config.data.held_out.path), "verifier": config.held_out_verifier},
+            "site_secret": site_secret.hex(),
+            "threads": config.threads,
+            "microbatch_tokens": config.trainer.microbatch_tokens,
+            "scratch": str(scratch),
+        }
+
+    def _launch(self, rung: str, socket_path: Path, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:
+        config = self._config
+        logs = config.state_dir / "logs"
+        logs.mkdir(exist_ok=True, mode=0o700)
+        self._log_file = (logs / "trainer.log").open("ab")
+        python = str(config.trainer.python or sys.executable)
+        readable = [
+            config.model.path, *config.data.private, config.data.public.path, config.data.held_out.path,
+        ]  # fmt: skip
+        try:
+            return isolation.launch_walled(
+                [python, "-m", "silo.trainer.worker", "--address", config.trainer.address],
+                rung=rung,
+                readable=readable,
+                writable=[scratch],
+                socket_dir=socket_path.parent,
+                env=trainer_environment(os.environ, threads=config.threads, scratch=scratch),
+                never=never,
+                accelerators=config.trainer.devices != "cpu",
+                stdout=self._log_file,
+                stderr=self._log_file,
+            )
+        except (OSError, ValueError) as error:
+            raise OperationError(f"the trainer cannot be started: {error}", code="TRAINER_START") from error
+
+    def _accept(self, timeout_seconds: float) -> Link:
+        assert self._listener is not None  # noqa: S101  # made by start
+        waited_seconds = 0.0
+        while waited_seconds < timeout_seconds:
+            try:
+                return self._listener.accept(_ACCEPT_SLICE_SECONDS)
+            except LinkClosed:
+                waited_seconds += _ACCEPT_SLICE_SECONDS
+            if self._should_stop():
+                raise OperationError("stopped while the trainer was starting", code="INTERRUPTED")
+            status = self._process.poll() if self._process else None
+            if status is not None:
+                raise OperationError(
+                    f"the trainer ended with status {status} before it connected{self._last_words()}",
+                    hint=f"see {self._config.state_dir / 'logs' / 'trainer.log'}",
+                    code="TRAINER_DIED",
+                )
+        raise OperationError(
+            f"no trainer connected to {self._config.trainer.address} within {timeout_seconds:.0f} s",
+            hint="start it with: python -m silo.trainer.worker --address " + self._config.trainer.address,
+            code="TRAINER_MISSING",
+        )
+
+    def _ask(self, question: str, fields: dict[str, Any], answer: str) -> dict[str, Any]:
+        assert self._link is not None  # noqa: S101  # made by start
+        try:
+            self._link.send(LinkMessage(question, fields))
+            while True:
+                message = self._link.receive()
+                if message.type == answer:
+                    return message.fields
+                if message.type == "failed":
+                    raise OperationError(
+                        f"the trainer refuses to {question}: {str(message.fields.get('message', ''))[:2000]}",
+                        code=str(message.fields.get("code", "TRAINER_FAILED"))[:64],
+                    )
+        except LinkClosed as error:
+            raise OperationError(
+                f"the trainer went away while it was asked to {question}{self._last_words()}",
+                hint=f"see {self._config.state_dir / 'logs' / 'trainer.log'}",
+                code="TRAINER_DIED",
+            ) from error
+
+    # ---- while it runs -----------------------------------------------------------------------------
+
+    def send(self, message: LinkMessage) -> None:
+        """Raises LinkClosed: the trainer is gone."""
+        if self._link is None:
+            raise LinkClosed("no trainer is connected")
+        self._link.send(message)
+
+    def _read(self) -> None:
+        assert self._link is not None  # noqa: S101  # started after the link stands
+        while True:
+            try:
+                message = self._link.receive()
+            except LinkClosed as error:
+                if not self._ending:
+                    _log.error("the trainer is gone: %s%s", error.message, self._last_words())
+                    self._events(TrainerGone(self._exit_status()))
+                return
+            self._events(TrainerSaid(message))
+
+    def _exit_status(self) -> int | None:
+        if self._process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(STOP_TIMEOUT_SECONDS)
+        return None
+
+    def _last_words(self) -> str:
+        """The last line of the trainer's log, for a local message only: it may hold anything (T8)."""
+        path = self._config.state_dir / "logs" / "trainer.log"
+        try:
+            lines = path.read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f": {''.join(c for c in lines[-1] if c.isprintable())[:300]}" if lines else ""
+
+    # ---- end ---------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the trainer: asked, then told, then killed. Safe to call twice."""
+        self._ending = True
+        if self._link is not None:
+            with contextlib.suppress(LinkClosed):
+                self._link.send(LinkMessage("stop"))
+        if self._process is not None:
+            end_process_group(self._process, STOP_TIMEOUT_SECONDS)
+            self._process = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._log_file is not None:
+            self._log_file.close()
+            self._log_file = None
+
+
+def trainer_environment(outer: Mapping[str, str], *, threads: int, scratch: Path) -> dict[str, str]:
+    """The environment of the trainer: a short allow-list, offline switches, one thread count for every library."""
+    environment = {name: outer[name] for name in _ENVIRONMENT_KEPT if name in outer}
+    environment.update(_ENVIRONMENT_SET)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment[name] = str(threads)
+    # A home and a cache of its own: libraries look there, and the real one is outside the walls.
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        environment[name] = str(scratch)
+    return environment
+
+
+def end_process_group(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
+    """Wait a moment for the child to end by itself, then SIGTERM, then SIGKILL, to its whole group if it leads one."""
+    for signal_number in (None, signal.SIGTERM, signal.SIGKILL):
+        if signal_number is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(process.pid) == process.pid:
+                    os.killpg(process.pid, signal_number)
+                else:
+                    process.send_signal(signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_seconds if signal_number is None or signal_number == signal.SIGTERM else None)
+            return

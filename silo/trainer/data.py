@@ -1,0 +1,114 @@
+"""The rows a trainer works on: prompts as tokens, and the order in which private ones are drawn.
+
+Private order is keyed by the site secret (design 8.4), so a coordinator that knows the run seed cannot tell which
+rows a step used. What this does not hide: what the factors and answers say about the rows (N1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fedsilo.treaty.randomness import generator, private_seed_of
+from silo.trainer.text import TextCodec
+
+
+class TaskRow(Protocol):
+    """One line of a task file (fedsilo.edge.task_files.Task)."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def answer(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """row: its place in the file, by which public prompts are named on the wire."""
+
+    row: int
+    id: str
+    ids: tuple[int, ...]
+    reference: str
+    topic: str
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts short enough to be used, by row; `overlong` counts the rest."""
+
+    by_row: dict[int, Prompt]
+    overlong: int
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return list(self.by_row.values())
+
+
+def encode_prompts(rows: Sequence[TaskRow], codec: TextCodec, max_prompt_tokens: int) -> PromptSet:
+    """Rows whose prompt has more tokens than the plan allows are counted and left out (methods 2.6)."""
+    by_row = {}
+    overlong = 0
+    for place, row in enumerate(rows):
+        ids = codec.prompt_ids(row.prompt)
+        if len(ids) > max_prompt_tokens:
+            overlong += 1
+        else:
+            by_row[place] = Prompt(place, row.id, ids, row.answer, row.topic)
+    return PromptSet(by_row, overlong)
+
+
+class PrivateSampler:
+    """Shuffled passes without replacement over the private prompts. A batch may span two passes.
+
+    Where each round started is kept on disk, so that a trainer that is started again draws the same batches when it
+    repeats a round.
+
+    Args:
+        count: number of prompts.
+        site_secret, run_seed: key of every shuffle.
+        state_path: JSON file {round: rows drawn before it}; None keeps nothing.
+    """
+
+    def __init__(self, count: int, site_secret: bytes, run_seed: int, state_path: Path | None = None) -> None:
+        self._count = count
+        self._site_secret = site_secret
+        self._run_seed = run_seed
+        self._state_path = state_path
+        self._drawn = 0
+        self._open_pass: tuple[int, list[int]] = (-1, [])
+        self._starts: dict[str, int] = {}
+        if state_path is not None and state_path.exists():
+            self._starts = json.loads(state_path.read_text())
+
+    def start_round(self, round_number: int) -> None:
+        """Stand where the round started, if it was started before; else remember that it starts here."""
+        self._drawn = self._starts.setdefault(str(round_number), self._drawn)
+        if self._state_path is not None:
+            self._state_path.parent.mkdir(parents=True, exist_ok=True)
+            part = self._state_path.with_suffix(".part")
+            part.write_text(json.dumps(self._starts))
+            os.replace(part, self._state_path)  # noqa: PTH105  # one name for "atomic" throughout the project
+
+    def draw(self, size: int) -> list[int]:
+        """Indices of the next `size` prompts, or of all where there are fewer."""
+        batch = []
+        for _ in range(min(size, self._count)):
+            number_of_pass, place = divmod(self._drawn, self._count)
+            batch.append(self._order(number_of_pass)[place])
+            self._drawn += 1
+        return batch
+
+    def _order(self, number_of_pass: int) -> list[int]:
+        if self._open_pass[0] != number_of_pass:
+            seed = private_seed_of(self._site_secret, self._run_seed, "private-order", number_of_pass)
+            self._open_pass = (number_of_pass, generator(seed).permutation(self._count).tolist())
+        return self._open_pass[1]

@@ -1,0 +1,412 @@
+"""What a trainer does for one silo, as plain calls: no socket, no process, no clock of its own.
+
+The worker carries the guard's messages to it; tests and the in-process experiments call it directly. Order of a
+run: configure (constructor) -> `begin_run` -> tasks of `fedsilo.treaty.method`, one at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.method import (
+    Evaluate,
+    ExportDelta,
+    GeneratePublic,
+    LoadAdapter,
+    PrivateStep,
+    PublicStep,
+    TrainerTask,
+)
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import decode, decode_factors, encode, encode_factors
+from silo.trainer import evaluation
+from silo.trainer.adapters.lora import LoraAdapter, LoraShape
+from silo.trainer.batch import Answer, Group
+from silo.trainer.data import PrivateSampler, Prompt, PromptSet, TaskRow, encode_prompts
+from silo.trainer.grading import Grader, grade_distinct
+from silo.trainer.public import DonorIntake, OwnAnswers, SwapFigures, responses_message
+from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.step import Learner
+from silo.trainer.text import TextCodec
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a silo brings to every run.
+
+    Attributes:
+        silo: own name in the roster.
+        model: the base model, a Hugging Face causal LM; `begin_run` puts adapter layers into it.
+        codec: its tokenizer.
+        private, public, held_out: rows of the task files, in file order.
+        private_grader, public_grader, held_out_grader: the verifier of each file.
+        site_secret: key of private draws.
+        microbatch_tokens: budget of one pass through the model.
+        scratch: folder for state that a restart needs; None keeps nothing.
+    """
+
+    silo: str
+    model: Any
+    codec: TextCodec
+    private: Sequence[TaskRow]
+    public: Sequence[TaskRow]
+    held_out: Sequence[TaskRow]
+    private_grader: Grader
+    public_grader: Grader
+    held_out_grader: Grader
+    site_secret: bytes
+    microbatch_tokens: int = 16384
+    scratch: Path | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished task: figures for the guard's records, and the message it offers, as bytes."""
+
+    metrics: Metrics
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class _OpenStep:
+    """Own answers to the public prompts of a step between GeneratePublic and PublicStep."""
+
+    round: int
+    step: int
+    offer: str
+    own: tuple[OwnAnswers, ...]
+
+
+@dataclass
+class _Run:
+    plan: Plan
+    adapter: LoraAdapter
+    learner: Learner
+    engine: EmbeddedEngine
+    private: PromptSet
+    public: PromptSet
+    held_out: PromptSet
+    sampler: PrivateSampler
+    base_digest: str = ""
+    open_step: _OpenStep | None = None
+
+
+class Session:
+    """Args:
+    material: model, rows and graders of this silo.
+    on_phase: told (round, step, phase) as a task goes on: rollout | grade | update.
+    seconds: monotonic clock for the figures.
+    """
+
+    def __init__(
+        self,
+        material: Material,
+        *,
+        on_phase: Callable[[int, int, str], None] = lambda round_number, step, phase: None,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._material = material
+        self._on_phase = on_phase
+        self._seconds = seconds
+        self._run: _Run | None = None
+
+    def begin_run(self, plan: Plan, shape: LoraShape) -> dict[str, int]:
+        """Make ready for a plan; a trainer serves one run.
+
+        Returns:
+            Prompts left out as longer than the plan allows, by set: private | public | held_out.
+
+        Raises:
+            UsageError: the schema does not fit the model, no prompt is short enough, or a run has begun already.
+        """
+        if self._run is not None:
+            raise UsageError("this trainer has begun a run already; start it again for another")
+        material = self._material
+        limit = plan.rollout.max_prompt_tokens
+        private = encode_prompts(material.private, material.codec, limit)
+        public = encode_prompts(material.public, material.codec, limit)
+        held_out = encode_prompts(material.held_out[: plan.evaluation.prompts], material.codec, limit)
+        if not private.by_row:
+            raise UsageError(f"no private prompt has at most {limit} tokens", hint="raise rollout.max_prompt_tokens")
+        context = getattr(material.model.config, "max_position_embeddings", None)
+        if context is not None and limit + plan.rollout.max_new_tokens > context:
+            raise UsageError(
+                f"max_prompt_tokens {limit} + max_new_tokens {plan.rollout.max_new_tokens} exceed the model's "
+                f"context of {context}"
+            )
+        adapter = LoraAdapter(material.model, shape)
+        state_path = material.scratch / plan.run / "sampler.json" if material.scratch is not None else None
+        self._run = _Run(
+            plan=plan,
+            adapter=adapter,
+            learner=Learner(adapter, plan, microbatch_tokens=material.microbatch_tokens),
+            engine=EmbeddedEngine(
+                adapter.model, stop_ids=material.codec.stop_ids, batch_tokens=material.microbatch_tokens
+            ),
+            private=private,
+            public=public,
+            held_out=held_out,
+            sampler=PrivateSampler(len(private.by_row), material.site_secret, plan.seed, state_path),
+        )
+        return {"private": private.overlong, "public": public.overlong, "held_out": held_out.overlong}
+
+    def carry_out(self, task: TrainerTask, body: bytes = b"") -> Done:
+        """Do one task. `body`: the adapter payload of LoadAdapter and Evaluate, empty for the base model.
+
+        Raises:
+            UsageError: no run has begun.
+            OperationError: the task does not fit what was done before, or the update was not finite.
+            PeerError: the adapter does not fit the schema.
+        """
+        if self._run is None:
+            raise UsageError("no run has begun in this trainer")
+        started = self._seconds()
+        match task:
+            case LoadAdapter():
+                done = self._load(self._run, task, body)
+            case PrivateStep():
+                done = self._private_step(self._run, task)
+            case GeneratePublic():
+                done = self._generate_public(self._run, task)
+            case PublicStep():
+                done = self._public_step(self._run, task)
+            case ExportDelta():
+                done = self._export(self._run)
+            case Evaluate():
+                done = self._evaluate(self._run, task, body)
+        return dataclasses.replace(done, metrics={**done.metrics, "seconds": self._seconds() - started})
+
+    def _load(self, run: _Run, task: LoadAdapter, body: bytes) -> Done:
+        run.adapter.load(decode_factors(body).tensors)
+        run.learner.start_round()
+        run.sampler.start_round(task.round)
+        run.base_digest = task.digest
+        run.open_step = None
+        return Done({})
+
+    def _private_step(self, run: _Run, task: PrivateStep) -> Done:
+        prompts = run.private.prompts
+        chosen = [prompts[place] for place in run.sampler.draw(run.plan.prompts_per_step)]
+
+        def draw(place: int, sample: int) -> np.random.Generator:
+            key = (task.round, task.step, place, sample)
+            return generator(private_seed_of(self._material.site_secret, run.plan.seed, "private-rollout", *key))
+
+        own, metrics = self._answer(run, task.round, task.step, chosen, draw, self._material.private_grader)
+        groups = [Group(one.prompt.ids, one.answers) for one in own]
+        return Done(metrics | self._update(run, task.round, task.step, groups))
+
+    def _generate_public(self, run: _Run, task: GeneratePublic) -> Done:
+        chosen = [run.public.by_row[index] for index in task.prompt_indices if index in run.public.by_row]
+        silo = self._material.silo
+
+        def draw(place: int, sample: int) -> np.random.Generator:
+            row = chosen[place].row
+            return generator(seed_of(run.plan.seed, "public-rollout", silo, task.round, task.step, row, sample))
+
+        own, metrics = self._answer(run, task.round, task.step, chosen, draw, self._material.public_grader)
+        run.open_step = _OpenStep(task.round, task.step, task.offer, tuple(own))
+        by_row = {one.prompt.row: one for one in own}
+        body = responses_message(run.plan.public_set_sha256, task.prompt_indices, by_row, task.offer)
+        mismatches = sum(
+            self._material.codec.answer_ids(answer.text, finished=answer.finished) != answer.ids
+            for one in own
+            for answer in one.answers
+        )
+        return Done({**metrics, "reencoding_mismatches": mismatches}, encode(body))
+
+    def _public_step(self, run: _Run, task: PublicStep) -> Done:
+        opened = run.open_step
+        if opened is None or (opened.round, opened.step) != (task.round, task.step):
+            raise OperationError(f"no public answers were generated for round {task.round} step {task.step}")
+        run.open_step = None
+        donors = {row.prompt_index: list(row.donors) for row in task.donors.prompts}
+        intake = DonorIntake(
+            self._material.silo,
+            self._material.codec,
+            self._material.public_grader,
+            run.plan.rollout.max_new_tokens,
+        )
+
+        def random_of(prompt: Prompt) -> np.random.Generator:
+            key = (self._material.silo, task.round, task.step, prompt.row)
+            return generator(seed_of(run.plan.seed, "replaced", *key))
+
+        match task.swap:
+            case "replace":
+                groups, figures = intake.balanced(opened.own, donors, random_of)
+            case "pool":
+                groups, figures = intake.pooled(opened.own, donors, opened.offer)
+            case "none":
+                groups = [Group(one.prompt.ids, one.answers) for one in opened.own]
+                figures = SwapFigures()
+            case _:
+                raise OperationError(f"there is no swap {task.swap!r}")
+        before = [Group(one.prompt.ids, one.answers) for one in opened.own]
+        metrics = {
+            "zero_variance_share_before": zero_variance_share(before),
+            "donors_wanted": figures.wanted,
+            "donors_found": figures.found,
+            "donors_used": figures.used,
+            "donors_rejected": dict(figures.rejected),
+            "alpha_mean": _mean(figures.alphas),
+            "alpha_max": max(figures.alphas, default=0.0),
+            "swapped_share": _mean([float(alpha > 0) for alpha in figures.alphas]),
+        }
+        return Done(metrics | _reward_metrics(before) | self._update(run, task.round, task.step, groups))
+
+    def _export(self, run: _Run) -> Done:
+        if not run.base_digest:
+            raise OperationError("no adapter was loaded, so there is no difference to export")
+        body = encode_factors(
+            run.adapter.delta(),
+            base_digest=run.base_digest,
+            schema_sha256=run.plan.lora.schema_sha256,
+            rank=run.adapter.shape.rank,
+            scale=run.adapter.shape.scale,
+            dtype="float32",
+        )
+        return Done({"drift": run.adapter.drift()}, body)
+
+    def _evaluate(self, run: _Run, task: Evaluate, body: bytes) -> Done:
+        self._on_phase(task.round, 0, "rollout")
+        scope = run.adapter.replaced_by(decode_factors(body).tensors) if body else run.adapter.off()
+        with scope:
+            message, metrics = evaluation.evaluate(
+                run.engine,
+                self._material.codec,
+                run.held_out.prompts,
+                self._material.held_out_grader,
+                plan=run.plan,
+                silo=self._material.silo,
+                adapter_digest=task.digest,
+            )
+        return Done(metrics, encode(message))
+
+    def _answer(
+        self,
+        run: _Run,
+        round_number: int,
+        step: int,
+        prompts: Sequence[Prompt],
+        draw: Callable[[int, int], np.random.Generator],
+        grader: Grader,
+    ) -> tuple[list[OwnAnswers], Metrics]:
+        """K graded answers to each prompt with the current local policy."""
+        self._on_phase(round_number, step, "rollout")
+        started = self._seconds()
+        samples = run.plan.samples_per_prompt
+        questions = [
+            Question(prompt.ids, tuple(draw(place, sample) for sample in range(samples)))
+            for place, prompt in enumerate(prompts)
+        ]
+        rollouts = run.engine.generate(
+            questions,
+            temperature=run.plan.rollout.temperature,
+            max_new_tokens=run.plan.rollout.max_new_tokens,
+        )
+        rollout_seconds = self._seconds() - started
+        self._on_phase(round_number, step, "grade")
+        codec = self._material.codec
+        texts = [[codec.text_of(rollout.ids) for rollout in answers] for answers in rollouts]
+        pairs = [(text, prompt.reference) for prompt, row in zip(prompts, texts, strict=True) for text in row]
+        verdicts = iter(grade_distinct(grader, pairs))
+        own = [
+            OwnAnswers(
+                prompt,
+                tuple(
+                    Answer(rollout.ids, text, rollout.finished, float(next(verdicts)))
+                    for rollout, text in zip(answers, row, strict=True)
+                ),
+            )
+            for prompt, answers, row in zip(prompts, rollouts, texts, strict=True)
+        ]
+        groups = [Group(one.prompt.ids, one.answers) for one in own]
+        return own, {
+            **_reward_metrics(groups),
+            "zero_variance_share": zero_variance_share(groups),
+            "rollout_seconds": rollout_seconds,
+            "grade_seconds": self._seconds() - started - rollout_seconds,
+        }
+
+    def _update(self, run: _Run, round_number: int, step: int, groups: Sequence[Group]) -> Metrics:
+        self._on_phase(round_number, step, "update")
+        started = self._seconds()
+        figures = run.learner.update(groups)
+        return {
+            **{name: value for name, value in dataclasses.asdict(figures).items() if value is not None},
+            "zero_variance_share": zero_variance_share(groups),
+            "drift": run.adapter.drift(),
+            "update_seconds": self._seconds() - started,
+        }
+
+
+def zero_variance_share(groups: Sequence[Group]) -> float:
+    """Share of groups whose rewards are all equal."""
+    return _mean([float(len({answer.reward for answer in group.answers}) < 2) for group in groups])
+
+
+def _reward_metrics(groups: Sequence[Group]) -> Metrics:
+    """Figures of own answers, before any swap."""
+    answers = [answer for group in groups for answer in group.answers]
+    return {
+        "reward_mean": _mean([answer.reward for answer in answers]),
+        "tokens": sum(len(answer.ids) for answer in answers),
+        "truncated_share": _mean([float(not answer.finished) for answer in answers]),
+        "correct_histogram": _histogram(groups),
+    }
+
+
+def _histogram(groups: Sequence[Group]) -> dict[str, int]:
+    """{correct answers of a group: groups}."""
+    return {
+        str(correct): count
+        for correct, count in sorted(
+            Counter(sum(answer.reward > 0.5 for answer in group.answers) for group in groups).items()
+        )
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask:
+    """The task a link message names.
+
+    Raises:
+        OperationError: no such task, or its fields are not the task's.
+        PeerError: the donors do not parse.
+    """
+    try:
+        round_number, step = int(fields["round"]), int(fields.get("step", 0))
+        match fields["task"]:
+            case "LoadAdapter":
+                return LoadAdapter(round_number, str(fields["digest"]))
+            case "PrivateStep":
+                return PrivateStep(round_number, step)
+            case "GeneratePublic":
+                indices = tuple(int(index) for index in fields["prompt_indices"])
+                return GeneratePublic(round_number, step, indices, str(fields["offer"]))
+            case "PublicStep":
+                return PublicStep(round_number, step, str(fields["swap"]), decode(pb.PublicDonors, body))
+            case "ExportDelta":
+                return ExportDelta(round_number)
+            case "Evaluate":
+                return Evaluate(round_number, str(fields["digest"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise OperationError(f"a task's field is missing or of another type: {error}", code="BAD_TASK") from error
+    raise OperationError(f"there is no task {str(fields['task'])[:40]!r}", code="BAD_TASK")

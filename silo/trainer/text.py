@@ -1,0 +1,75 @@
+"""Text to tokens and back, the same way at every silo (methods 2.3, "ids or text").
+
+A prompt goes through the folder's chat template where it has one, else in as it is. An answer's tokens are its text
+encoded without added special tokens, and the end-of-sequence token where the answer finished. A donor's text that
+encodes to special tokens is refused: it would train control tokens that its author never emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedsilo.treaty.errors import UsageError
+
+
+class TextCodec:
+    """Args:
+    tokenizer: a Hugging Face tokenizer.
+    stop_ids: tokens that end an answer; the tokenizer's own end-of-sequence token if there is one.
+    """
+
+    def __init__(self, tokenizer: Any, stop_ids: Iterable[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        end = tokenizer.eos_token_id
+        self.stop_ids = frozenset(stop_ids) | ({int(end)} if end is not None else frozenset())
+        if not self.stop_ids:
+            raise UsageError("neither the model nor the tokenizer names an end-of-sequence token")
+        self.end_id = int(end) if end is not None else min(self.stop_ids)
+        self._special = frozenset(tokenizer.all_special_ids) | self.stop_ids
+
+    def prompt_ids(self, prompt: str) -> tuple[int, ...]:
+        """Never empty: an empty prompt without a template becomes the end-of-sequence token."""
+        if self._tokenizer.chat_template:
+            ids = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        else:
+            ids = self._tokenizer(prompt)["input_ids"]
+        return tuple(ids) or (self.end_id,)
+
+    def text_of(self, ids: Iterable[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def answer_ids(self, text: str, *, finished: bool) -> tuple[int, ...]:
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return (*ids, self.end_id) if finished else tuple(ids)
+
+    def has_special(self, ids: Iterable[int], *, finished: bool) -> bool:
+        """True if a token is special, other than the end-of-sequence token a finished answer closes with."""
+        body = list(ids)[:-1] if finished else list(ids)
+        return any(token in self._special for token in body)
+
+
+def load_codec(folder: Path, model: Any = None) -> TextCodec:
+    """The tokenizer of a model folder, from disk only.
+
+    Args:
+        folder: of the model.
+        model: the loaded model, for the end tokens its generation settings name.
+
+    Raises:
+        UsageError: the folder holds no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no tokenizer can be loaded from {folder}: {str(error).splitlines()[0][:200]}") from error
+    ends: Any = ()
+    if model is not None:
+        ends = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id or ()
+    return TextCodec(tokenizer, [ends] if isinstance(ends, int) else ends)

@@ -1,0 +1,341 @@
+"""The trainer process: `python -m silo.trainer.worker --address unix:PATH`. It dials the guard and does what it asks.
+
+It holds the private data and the model, and no key and no network: the link to the guard is its only connection
+(design 2). The order of a life: offline settings, dial, `configure` -> load -> refuse further connections ->
+`ready`, then `probe`, `plan` and `task` messages until `stop` or until the guard is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import socket
+import ssl
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
+from fedsilo.treaty.plan import plan_from_canonical
+from silo.link import Link, LinkClosed, LinkMessage, dial
+from silo.trainer.fences import Refusals, set_offline, verify_hub_offline, verify_offline
+
+if TYPE_CHECKING:
+    from fedsilo.edge.grading_process import GradingProcess
+    from fedsilo.edge.task_files import Task, TaskFile
+    from silo.trainer.grading import Grader
+    from silo.trainer.session import Session
+
+MICROBATCH_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The `configure` message. Paths are as the trainer sees them inside its walls."""
+
+    silo: str
+    model_path: Path
+    load: str
+    private: tuple[Path, ...]
+    verifier: str
+    public_path: Path
+    public_verifier: str
+    held_out_path: Path
+    held_out_verifier: str
+    site_secret: bytes = field(repr=False)
+    threads: int
+    microbatch_tokens: int
+    scratch: Path | None
+
+
+def configuration_from(fields: dict[str, Any]) -> Configuration:
+    """Raises UsageError: a field is missing or of another type."""
+    try:
+        scratch = fields.get("scratch")
+        return Configuration(
+            silo=str(fields["silo"]),
+            model_path=Path(fields["model"]["path"]),
+            load=str(fields["model"]["load"]),
+            private=tuple(Path(path) for path in fields["private"]),
+            verifier=str(fields["verifier"]),
+            public_path=Path(fields["public"]["path"]),
+            public_verifier=str(fields["public"]["verifier"]),
+            held_out_path=Path(fields["held_out"]["path"]),
+            held_out_verifier=str(fields["held_out"]["verifier"]),
+            site_secret=bytes.fromhex(fields["site_secret"]),
+            threads=int(fields.get("threads") or 1),
+            microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
+            scratch=Path(scratch) if scratch else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the trainer's configuration lacks or misstates {error}") from error
+
+
+def load_model(folder: Path, load: str) -> Any:
+    """The base model from disk, on the GPU where there is one. safetensors only, no code from the folder (T22).
+
+    Raises:
+        UsageError: the folder cannot be loaded, or the load type needs what this installation lacks.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    if load not in dtypes:
+        raise UsageError(f"model.load {load!r} is not possible with the embedded engine", hint="use fp32 or bf16")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=dtypes[load],
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no model can be loaded from {folder}: {str(error).splitlines()[0][:200]}") from error
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def usable_private(files: Sequence[TaskFile], verifier: str) -> tuple[list[Task], Counter[str]]:
+    """Rows of the private files whose reference answer the verifier can read, and the lines left out, by reason.
+
+    Raises:
+        UsageError: 5 % or more of a file's lines are left out; lists them.
+    """
+    from fedsilo.edge.task_files import refuse_bad_references
+    from fedsilo.treaty.grading import check_reference
+
+    rows: list[Task] = []
+    dropped: Counter[str] = Counter()
+    seen: set[str] = set()
+    for file in files:
+        usable = refuse_bad_references(file, lambda reference: check_reference(verifier, reference))
+        dropped.update(usable.reasons)
+        for row in usable.rows:
+            if row.id in seen:
+                dropped["duplicate id"] += 1  # of another file of this silo
+            else:
+                seen.add(row.id)
+                rows.append(row)
+    return rows, dropped
+
+
+class Worker:
+    """The message loop.
+
+    Args:
+        link: to the guard.
+        refusals: audit hook to install once everything is loaded; None leaves it out (tests share a process).
+    """
+
+    def __init__(self, link: Link, refusals: Refusals | None) -> None:
+        self._link = link
+        self._refusals = refusals
+        self._session: Session | None = None
+        self._grading: list[GradingProcess] = []
+
+    def run(self) -> None:
+        """Until the guard says `stop` or goes away."""
+        try:
+            while True:
+                try:
+                    message = self._link.receive()
+                except LinkClosed:
+                    return
+                if message.type == "stop":
+                    return
+                self._link.send(self._answer(message))
+        finally:
+            for process in self._grading:
+                process.close()
+
+    def _answer(self, message: LinkMessage) -> LinkMessage:
+        try:
+            match message.type:
+                case "configure":
+                    return self._configure(configuration_from(message.fields))
+                case "probe":
+                    return self._probe(message.fields)
+                case "plan":
+                    return self._plan(message.fields)
+                case _:
+                    return self._task(message)
+        except FedSiloError as error:
+            # The guard is this silo's own: it may read the sentence. Only the code ever goes further (T8).
+            return LinkMessage("failed", {"code": error.code, "message": error.message})
+
+    def _configure(self, configuration: Configuration) -> LinkMessage:
+        import torch
+
+        torch.set_num_threads(configuration.threads)
+        import transformers
+
+        from fedsilo.edge.task_files import read_tasks
+        from silo.trainer.session import Material, Session
+        from silo.trainer.text import load_codec
+
+        verify_offline(os.environ)
+        verify_hub_offline(sys.modules)
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        private_files = [read_tasks(path) for path in configuration.private]
+        private, dropped = usable_private(private_files, configuration.verifier)
+        public = read_tasks(configuration.public_path)
+        held_out = read_tasks(configuration.held_out_path)
+        model = load_model(configuration.model_path, configuration.load)
+        graders = {
+            verifier: self._grader(verifier)
+            for verifier in sorted(
+                {configuration.verifier, configuration.public_verifier, configuration.held_out_verifier}
+            )
+        }
+        material = Material(
+            silo=configuration.silo,
+            model=model,
+            codec=load_codec(configuration.model_path, model),
+            private=private,
+            public=public.rows,
+            held_out=held_out.rows,
+            private_grader=graders[configuration.verifier],
+            public_grader=graders[configuration.public_verifier],
+            held_out_grader=graders[configuration.held_out_verifier],
+            site_secret=configuration.site_secret,
+            microbatch_tokens=configuration.microbatch_tokens,
+            scratch=configuration.scratch,
+        )
+        self._session = Session(material, on_phase=self._report_phase)
+        if self._refusals is not None:
+            self._refusals.install()
+        context = getattr(model.config, "max_position_embeddings", 0)
+        return LinkMessage(
+            "ready",
+            {
+                "private_rows": len(private),
+                "public_rows": len(public.rows),
+                "held_out_rows": len(held_out.rows),
+                "dropped": dict(dropped),
+                "context_tokens": context,
+                "topics": sorted({row.topic for row in (*private, *held_out.rows)}),
+                "versions": {
+                    "python": platform.python_version(),
+                    "torch": torch.__version__,
+                    "transformers": transformers.__version__,
+                },
+                "threads": torch.get_num_threads(),
+                "device": str(next(model.parameters()).device),
+                "isolation_seen": isolation_seen(),
+            },
+        )
+
+    def _grader(self, verifier: str) -> Grader:
+        from fedsilo.edge.grading_process import GradingProcess
+
+        process = GradingProcess(verifier)
+        self._grading.append(process)
+
+        def grade(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+            return [verdict.correct for verdict in process.grade_many(list(pairs))]
+
+        grade([("", "1")])  # the child starts now, not in the first step
+        return grade
+
+    def _probe(self, fields: dict[str, Any]) -> LinkMessage:
+        from silo.trainer.walls import run_probes
+
+        # The probes try the walls, not the hook in front of them.
+        with self._refusals.paused() if self._refusals is not None else contextlib.nullcontext():
+            return LinkMessage("probed", {"results": run_probes(fields)})
+
+    def _plan(self, fields: dict[str, Any]) -> LinkMessage:
+        from silo.trainer.adapters.lora import shape_from_schema
+
+        session = self._begun()
+        try:
+            plan, schema = plan_from_canonical(str(fields["canonical_json"])), fields["lora_schema"]
+        except KeyError as error:
+            raise OperationError(f"the plan message lacks {error}", code="BAD_TASK") from error
+        overlong = session.begin_run(plan, shape_from_schema(schema))
+        return LinkMessage("planned", {"overlong": overlong})
+
+    def _task(self, message: LinkMessage) -> LinkMessage:
+        import torch
+
+        from silo.trainer.session import task_from_fields
+
+        task = task_from_fields(message.fields, message.body)
+        try:
+            done = self._begun().carry_out(task, message.body)
+        except torch.OutOfMemoryError as error:
+            raise OperationError(
+                "the accelerator's memory does not suffice; lower trainer.microbatch_tokens", code="OUT_OF_MEMORY"
+            ) from error
+        fields = {"task": type(task).__name__, "round": task.round, "step": getattr(task, "step", 0)}
+        failures = {
+            "errors": sum(process.counts.errors for process in self._grading),
+            "timeouts": sum(process.counts.timeouts for process in self._grading),
+            "crashes": sum(process.counts.crashes for process in self._grading),
+        }
+        return LinkMessage("done", {**fields, "metrics": {**done.metrics, "grading_failures": failures}}, done.body)
+
+    def _begun(self) -> Session:
+        if self._session is None:
+            raise OperationError("the trainer has not been configured", code="BAD_TASK")
+        return self._session
+
+    def _report_phase(self, round_number: int, step: int, phase: str) -> None:
+        self._link.send(LinkMessage("step", {"round": round_number, "step": step, "phase": phase}))
+
+
+def isolation_seen() -> dict[str, Any]:
+    """What this process sees of its walls: user, network interfaces, namespaces. The guard probes besides."""
+    namespaces = {}
+    for kind in ("user", "mnt", "net", "pid"):
+        with contextlib.suppress(OSError):
+            namespaces[kind] = os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115  # not a path, a name
+    interfaces: list[str] = []
+    with contextlib.suppress(OSError):  # behind a system-call filter the question itself is refused
+        interfaces = sorted(name for _, name in socket.if_nameindex())
+    return {"user_id": os.getuid(), "interfaces": interfaces, "namespaces": namespaces}
+
+
+def site_tls(certificate: Path, key: Path, site_ca: Path) -> ssl.SSLContext:
+    """Client context of a trainer on another host: TLS 1.3 under the site CA, both ends authenticated."""
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(site_ca))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(certfile=str(certificate), keyfile=str(key))
+    return context
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m silo.trainer.worker", description="The trainer of one silo.")
+    parser.add_argument("--address", required=True, help="the guard: unix:PATH or tls:HOST:PORT")
+    for name in ("certificate", "key", "site-ca"):
+        parser.add_argument(f"--{name}", type=Path, help="for tls: under the site CA")
+    options = parser.parse_args(arguments)
+    set_offline(os.environ)
+    try:
+        verify_offline(os.environ)
+        tls = None
+        if options.address.startswith("tls:"):
+            if not (options.certificate and options.key and options.site_ca):
+                raise UsageError("a tls: address needs --certificate, --key and --site-ca")
+            tls = site_tls(options.certificate, options.key, options.site_ca)
+        link = dial(options.address, tls=tls)
+    except FedSiloError as error:
+        sys.stderr.write(f"error: {error.message} [{error.code}]\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        return error.exit_code
+    try:
+        Worker(link, Refusals()).run()
+    finally:
+        link.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
