@@ -76,17 +76,17 @@ def open_console(
     Raises:
         UsageError: there is no terminal that a console can be drawn on.
     """
-    _need_terminal(site)
+    _need_terminal()
     from console.app import KeyFiles, run
 
     files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
     run(socket, key_files=files, site=site, read_only=read_only, ascii_only=ascii_only, theme_name=theme)
 
 
-def _need_terminal(site: str) -> None:
+def _need_terminal() -> None:
     from fedsilo.treaty.errors import UsageError
 
-    twin = "coordinator status" if site == "coordinator" else "silo status, silo approvals list|show|approve|reject"
+    twin = "silo status, silo approvals list|show|approve|reject, coordinator status"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("there is no terminal to draw on", hint=f"as text: fedconsole --once, {twin}")
     if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
@@ -115,7 +115,7 @@ def _print_once(path: Path, site: str, *, ascii_only: bool, json_output: bool) -
     import shutil
     import time
 
-    from console.drawing import ASCII, UNICODE, to_text
+    from console.drawing import ASCII, UNICODE, in_ascii, to_text
     from console.feed import connect_to
     from console.store import Store
     from console.words import once_lines
@@ -136,5 +136,5 @@ def _print_once(path: Path, site: str, *, ascii_only: bool, json_output: bool) -
     data = {"time": reading.time, "policy_digest": reading.policy_digest, "state": reading.state}
     emit(
         "fedconsole", data, json_output=json_output,
-        text=lambda: to_text(once_lines(snapshot, now, cells, glyphs)),
+        text=lambda: (in_ascii if ascii_only else str)(to_text(once_lines(snapshot, now, cells, glyphs))),
     )  # fmt: skip

@@ -100,20 +100,22 @@ class Children:
         return len(parents) + min(workers, len(found) - len(parents))
 
     def stop(self) -> list[str]:
-        """End all, newest first, politely and then not. Returns the names of those that had to be killed."""
-        killed = []
-        for child in reversed(self._children):
-            if child.process.poll() is None:
-                child.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_SECONDS
-        for child in reversed(self._children):
-            try:
-                child.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.killpg(child.process.pid, signal.SIGKILL)
-                child.process.wait()
-                killed.append(child.name)
-            if child.process.stdout is not None:
-                child.process.stdout.close()
+        """End all politely, then not: first what was started last, all of one kind at once, so that the silos can still
+        say goodbye to the coordinator. Returns the names of those that had to be killed."""
+        killed: list[str] = []
+        for group in (self._children[1:], self._children[:1]):
+            for child in group:
+                if child.process.poll() is None:
+                    child.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_SECONDS
+            for child in group:
+                try:
+                    child.process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    os.killpg(child.process.pid, signal.SIGKILL)
+                    child.process.wait()
+                    killed.append(child.name)
+                if child.process.stdout is not None:
+                    child.process.stdout.close()
         self._children.clear()
         return killed

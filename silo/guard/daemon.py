@@ -48,7 +48,7 @@ from silo.link import LinkClosed, LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
 
-LONG_POLL_SECONDS = 5.0
+LONG_POLL_SECONDS = 3.0  # also how long an ending daemon may wait for the exchange in flight
 SHORT_POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
@@ -126,12 +126,14 @@ class Guard:
     # ---- life --------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ask the loop to end. Safe in a signal handler; a second call gives up the exchange in flight for good."""
+        """Ask the loop to end. Safe in a signal handler.
+
+        The exchange in flight (at most a long poll) may finish, so that its outcome is on record at both ends; a second
+        call gives it up for good, and the log says `egress.indeterminate`.
+        """
         if self._stopping.is_set():
             self._gate.interrupt(for_good=True)
-        else:
-            self._stopping.set()
-            self._gate.interrupt()
+        self._stopping.set()
         self._events.put(Wake())
 
     @property
@@ -337,7 +339,8 @@ class Guard:
         if self._talk.joined and not self._gate.halted and not self._gate.counters.last_fault:
             if self.keeper.run is not None and self._gate.view.round:
                 number = self._gate.view.round
-                self._talk.tell("control.abstain", pb.Abstain(round=number), round_number=number)
+                run = self.keeper.run.plan.run
+                self._talk.tell("control.abstain", pb.Abstain(round=number), run=run, round_number=number)
             try:
                 self._talk.witness()
             except FedSiloError as error:
