@@ -1,0 +1,311 @@
+"""A silo's trainer end to end in one process: tasks in, messages out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, UsageError
+from fedsilo.treaty.method import Evaluate, ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
+from fedsilo.treaty.methods.pubswap import mean_delta
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import decode, decode_factors, encode_factors
+from silo.trainer.adapters.lora import LoraShape
+from silo.trainer.session import Session, task_from_fields
+from tests.algorithms.tiny import (
+    ZERO_DIGEST,
+    Row,
+    make_plan,
+    make_session,
+    payload_of,
+    random_factors,
+    start_payload,
+)
+
+pytestmark = pytest.mark.torch
+
+
+def begun(silo: str = "a", plan: Plan | None = None, **changes: Any) -> tuple[Session, LoraShape]:
+    session, shape = make_session(silo, plan, **changes)
+    payload, digest = start_payload(shape)
+    session.carry_out(LoadAdapter(1, digest), payload)
+    return session, shape
+
+
+def delta_of(session: Session) -> dict[str, np.ndarray[Any, Any]]:
+    return dict(decode_factors(session.carry_out(ExportDelta(1)).body).tensors)
+
+
+def generated(session: Session, step: int = 2, offer: str = "correct") -> pb.PublicResponses:
+    return decode(pb.PublicResponses, session.carry_out(GeneratePublic(1, step, (4, 0, 9), offer)).body)
+
+
+def test_export_names_the_base_and_holds_every_tensor() -> None:
+    session, shape = begun()
+    metrics = session.carry_out(PrivateStep(1, 1)).metrics
+    factors = decode_factors(session.carry_out(ExportDelta(1)).body)
+    assert factors.header.base_digest == start_payload(shape)[1]
+    assert factors.header.scale == shape.scale
+    assert {name: array.shape for name, array in factors.tensors.items()} == dict(shape.shapes)
+    norm = float(np.sqrt(sum(np.square(array).sum() for array in factors.tensors.values())))
+    assert metrics["drift"] == pytest.approx(norm, rel=1e-5)
+    assert norm > 0
+
+
+def test_one_silo_new_global_is_base_plus_its_delta() -> None:
+    session, shape = begun()
+    session.carry_out(PrivateStep(1, 1))
+    for name, delta in delta_of(session).items():
+        start = random_factors(shape)[name]
+        assert (mean_delta(start.ravel(), [delta.ravel()]) == (start + delta).ravel()).all()
+
+
+def test_same_tasks_same_bits() -> None:
+    deltas = []
+    for _ in range(2):
+        session, _ = begun()
+        session.carry_out(PrivateStep(1, 1))
+        generated(session)
+        session.carry_out(PublicStep(1, 2, "none", pb.PublicDonors()))
+        deltas.append(delta_of(session))
+    assert all((deltas[0][name] == deltas[1][name]).all() for name in deltas[0])
+
+
+def test_swap_off_is_fedavg_grpo_bit_for_bit() -> None:
+    """A swap period beyond tau leaves private steps only, as the FedAvg-GRPO method does."""
+    deltas = []
+    for plan in (make_plan(swap_period=99), make_plan(method="fedavg-grpo", swap_period=2)):
+        session, _ = begun(plan=plan)
+        for step in (1, 2, 3):
+            session.carry_out(PrivateStep(1, step))
+        deltas.append(delta_of(session))
+    assert all((deltas[0][name] == deltas[1][name]).all() for name in deltas[0])
+
+
+def test_public_step_without_donors_is_public_no_swap_bit_for_bit() -> None:
+    deltas = []
+    for swap in ("replace", "none"):
+        session, _ = begun()
+        generated(session)
+        session.carry_out(PublicStep(1, 2, swap, pb.PublicDonors()))
+        deltas.append(delta_of(session))
+    assert all((deltas[0][name] == deltas[1][name]).all() for name in deltas[0])
+
+
+def test_random_with_one_responder_is_a_permutation_of_own_answers() -> None:
+    deltas = []
+    for swap, order in (("none", None), ("pool", (2, 0, 3, 1))):
+        session, _ = begun()
+        message = generated(session, offer="all")
+        donors = pb.PublicDonors()
+        for row in message.prompts if order else ():
+            donors.prompts.add(
+                prompt_index=row.prompt_index, donors=[pb.Donor(origin="a", position=place) for place in order or ()]
+            )
+        session.carry_out(PublicStep(1, 2, swap, donors))
+        deltas.append(delta_of(session))
+    scale = max(float(np.abs(delta).max()) for delta in deltas[0].values())
+    assert all(np.allclose(deltas[0][name], deltas[1][name], atol=0.02 * scale) for name in deltas[0])
+
+
+def test_donors_cross_from_one_silo_to_another_and_are_trained_on() -> None:
+    giver, _ = begun("b")
+    receiver, _ = begun("a", public_grader=lambda pairs: [text.startswith("7") for text, _ in pairs])
+    generated(receiver)
+    sent = generated(giver)
+    good = pb.Response(text="7a", finish=pb.FINISH_STOP)
+    donors = pb.PublicDonors()
+    for row in sent.prompts:
+        wrong = next((response for response in row.responses if not response.text.startswith("7")), good)
+        donors.prompts.add(
+            prompt_index=row.prompt_index,
+            donors=[
+                pb.Donor(origin="b", position=0, response=good),
+                pb.Donor(origin="b", position=1, response=wrong),
+            ],
+        )
+    metrics = receiver.carry_out(PublicStep(1, 2, "replace", donors)).metrics
+    assert metrics["donors_found"] == 6
+    assert metrics["donors_used"] >= 1
+    assert metrics["donors_rejected"].get("b", 0) >= 1
+    assert metrics["zero_variance_share"] <= metrics["zero_variance_share_before"]
+    assert metrics["alpha_mean"] == pytest.approx(metrics["donors_used"] / 12)
+    assert metrics["ratio_deviation_first"] == 0.0
+
+
+def test_own_answers_differ_between_silos_steps_and_rounds_but_not_between_runs() -> None:
+    texts = {}
+    for silo in ("a", "b"):
+        for step in (2, 4):
+            message = generated(begun(silo)[0], step, "all")
+            texts[silo, step] = [response.text for row in message.prompts for response in row.responses]
+    assert len({tuple(value) for value in texts.values()}) == 4
+    again = generated(begun("a")[0], 2, "all")
+    assert [response.text for row in again.prompts for response in row.responses] == texts["a", 2]
+
+
+def test_overlong_public_prompt_is_listed_without_answers() -> None:
+    rows = [Row(f"q{place}", "7" * (30 if place == 0 else 3), "0123456789") for place in range(10)]
+    session, _ = begun(public=rows)
+    message = generated(session, offer="all")
+    assert [(row.prompt_index, row.samples) for row in message.prompts] == [(4, 4), (0, 0), (9, 4)]
+    session.carry_out(PublicStep(1, 2, "none", pb.PublicDonors()))
+
+
+def test_evaluation_leaves_the_local_factors_alone_and_repeats() -> None:
+    session, shape = begun()
+    session.carry_out(PrivateStep(1, 1))
+    before = delta_of(session)
+    other = payload_of(shape, random_factors(shape, 3, b_scale=0.5))
+    first = session.carry_out(Evaluate(1, "aa"), other).body
+    assert session.carry_out(Evaluate(1, "aa"), other).body == first
+    assert session.carry_out(Evaluate(0, "")).body != first
+    after = delta_of(session)
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_base_evaluation_ignores_whatever_adapter_is_loaded() -> None:
+    bodies = []
+    for b_scale in (0.0, 0.7):
+        session, shape = make_session()
+        session.carry_out(LoadAdapter(1, "d"), payload_of(shape, random_factors(shape, 1, b_scale)))
+        bodies.append(session.carry_out(Evaluate(0, "")).body)
+    assert bodies[0] == bodies[1]
+
+
+def test_evaluation_counts_by_hand() -> None:
+    """Three prompts can be answered right by anything, three by nothing; topics split them."""
+    rows = [Row(f"h{place}", "5?", "yes" if place < 3 else "no", "easy" if place < 4 else "hard") for place in range(8)]
+    session, _ = begun(held_out=rows, held_out_grader=lambda pairs: [reference == "yes" for _, reference in pairs])
+    message = decode(pb.MetricsEval, session.carry_out(Evaluate(0, "")).body)
+    values = {(metric.name, metric.topic): metric.value for metric in message.metrics}
+    for name in ("pass_at_1", "pass_at_1_greedy"):
+        assert (values[name, ""], values[name, "easy"], values[name, "hard"]) == (0.5, 0.75, 0.0)
+    assert len(values) == 6
+
+
+@pytest.mark.parametrize(("wire_dtype", "limit"), [("float32", 1e-6), ("bfloat16", 0.01)])
+def test_wire_round_trip_of_a_small_update_loses_little(wire_dtype: str, limit: float) -> None:
+    """At lr 1e-5 the difference survives bfloat16; a bfloat16 copy of the whole factors would not (methods 2.2)."""
+    session, shape = begun(plan=make_plan(optimiser__learning_rate=1e-5))
+    session.carry_out(PrivateStep(1, 1))
+    delta = delta_of(session)
+    start = random_factors(shape)
+
+    def through_the_wire(tensors: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        sent = encode_factors(
+            tensors, base_digest="", schema_sha256=ZERO_DIGEST, rank=shape.rank, scale=shape.scale, dtype=wire_dtype
+        )
+        return dict(decode_factors(sent).tensors)
+
+    def loss_of(got: dict[str, np.ndarray[Any, Any]]) -> float:
+        error = sum(float(np.square(got[name] - delta[name]).sum()) for name in delta)
+        return float(np.sqrt(error / sum(float(np.square(array).sum()) for array in delta.values())))
+
+    assert loss_of(through_the_wire(delta)) <= limit
+    if wire_dtype == "bfloat16":
+        whole = through_the_wire({name: start[name] + delta[name] for name in delta})
+        assert loss_of({name: whole[name] - start[name] for name in delta}) > 0.1
+
+
+def test_private_batches_pass_over_every_row_before_any_returns_and_a_restart_repeats_them(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def spy(pairs: Any) -> list[bool]:
+        seen.append(",".join(sorted({reference for _, reference in pairs})))
+        return [False for _ in pairs]
+
+    rows = [Row(f"p{place}", f"{place}?", str(place)) for place in range(6)]
+
+    def run(rounds: tuple[int, ...]) -> list[str]:
+        session, shape = make_session(private=rows, private_grader=spy, scratch=tmp_path)
+        payload, digest = start_payload(shape)
+        seen.clear()
+        for number in rounds:
+            session.carry_out(LoadAdapter(number, digest), payload)
+            session.carry_out(PrivateStep(number, 1))
+            session.carry_out(PrivateStep(number, 2))
+        return list(seen)
+
+    whole = run((1, 2))
+    assert set(",".join(whole[:2]).split(",")) == set("012345")
+    assert set(",".join(whole[2:]).split(",")) == set("012345")
+    assert run((2,)) == whole[2:]
+
+
+def test_private_order_hangs_on_the_site_secret() -> None:
+    deltas = []
+    for secret in (b"one", b"two"):
+        session, _ = begun(site_secret=secret)
+        session.carry_out(PrivateStep(1, 1))
+        deltas.append(delta_of(session))
+    assert any((deltas[0][name] != deltas[1][name]).any() for name in deltas[0])
+
+
+@pytest.mark.parametrize(
+    ("breach", "expected"),
+    [
+        (lambda session: session.carry_out(PublicStep(1, 2, "none", pb.PublicDonors())), OperationError),
+        (lambda session: session.carry_out(LoadAdapter(1, "d"), payload_of(LoraShape(4, 8.0, {}), {})), PeerError),
+        (lambda session: session.begin_run(make_plan(), LoraShape(4, 8.0, {})), UsageError),
+    ],
+)
+def test_what_does_not_fit_is_refused(breach: Any, expected: type[FedSiloError]) -> None:
+    session, _ = begun()
+    with pytest.raises(expected):
+        breach(session)
+
+
+def test_export_before_anything_was_loaded_is_refused() -> None:
+    session, _ = make_session()
+    with pytest.raises(OperationError):
+        session.carry_out(ExportDelta(1))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rollout__max_prompt_tokens": 1}, {"rollout__max_new_tokens": 60}], ids=["no prompt", "context"]
+)
+def test_a_plan_the_model_cannot_serve_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(UsageError):
+        make_session(plan=make_plan(**changes))
+
+
+def test_schema_of_another_model_is_refused() -> None:
+    session, shape = make_session()
+    del session
+    from silo.trainer.adapters.lora import LoraAdapter
+    from tests.algorithms.tiny import make_model
+
+    with pytest.raises(UsageError):
+        LoraAdapter(make_model(), LoraShape(shape.rank + 1, shape.alpha, shape.shapes))
+    with pytest.raises(UsageError):
+        LoraAdapter(make_model(), LoraShape(4, 8.0, {"model.norm.lora_A": (4, 24), "model.norm.lora_B": (24, 4)}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "task"),
+    [
+        ({"task": "PrivateStep", "round": 2, "step": 3}, PrivateStep(2, 3)),
+        ({"task": "LoadAdapter", "round": 2, "digest": "d"}, LoadAdapter(2, "d")),
+        (
+            {"task": "GeneratePublic", "round": 1, "step": 2, "prompt_indices": [3, 1], "offer": "all"},
+            GeneratePublic(1, 2, (3, 1), "all"),
+        ),
+        ({"task": "ExportDelta", "round": 2}, ExportDelta(2)),
+        ({"task": "Evaluate", "round": 0, "digest": ""}, Evaluate(0, "")),
+    ],
+)
+def test_tasks_are_read_from_the_link(fields: dict[str, Any], task: Any) -> None:
+    assert task_from_fields(fields, b"") == task
+
+
+@pytest.mark.parametrize(
+    "fields", [{"task": "Delete", "round": 1}, {"round": 1}, {"task": "PrivateStep", "round": "x"}]
+)
+def test_other_tasks_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(OperationError):
+        task_from_fields(fields, b"")

@@ -1,0 +1,220 @@
+"""The update against per-answer forwards of the plain model: shared prompts, parts, epochs, round starts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fedsilo.treaty.errors import OperationError
+from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.batch import Answer, Group, answer_logits, rows_of
+from silo.trainer.step import Learner
+from tests.algorithms.tiny import make_adapter, make_plan, random_factors
+
+pytestmark = pytest.mark.torch
+LOOSE = {"optimiser__grad_norm_max": 1e9}
+
+
+def answer(ids: list[int], reward: float, *, finished: bool = True, donor: str = "") -> Answer:
+    return Answer(tuple(ids), "", finished, reward, donor)
+
+
+GROUPS = [
+    Group((5, 9, 20, 7), (answer([4, 6, 1], 1.0), answer([3], 0.0), answer([8, 8, 8, 8, 8], 0.0, finished=False))),
+    Group((11,), (answer([12, 1], 0.0), answer([13, 14, 1], 1.0, donor="b"))),
+    Group((6, 7), (answer([4, 1], 1.0), answer([5, 1], 1.0))),
+]
+
+
+def plain_logp(model: Any, prompt: tuple[int, ...], ids: tuple[int, ...], temperature: float = 1.0) -> torch.Tensor:
+    """One answer, no padding, no cache: what any textbook would do."""
+    logits = model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0] / temperature
+    logp = logits.log_softmax(-1)
+    return torch.stack([logp[len(prompt) - 1 + place, token] for place, token in enumerate(ids)])
+
+
+def slow_gradient(adapter: LoraAdapter, groups: list[Group], temperature: float = 1.0) -> list[torch.Tensor]:
+    """Oracle (d): mean over prompts of (1/K) sum_k A_k mean_t grad logp, sign turned to a loss."""
+    total = torch.zeros(())
+    for group in groups:
+        rewards = [one.reward for one in group.answers]
+        mean = sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+        for one in group.answers:
+            advantage = (one.reward - mean) / (deviation + 1e-6) if deviation else 0.0
+            logp = plain_logp(adapter.model, group.prompt_ids, one.ids, temperature)
+            total = total - advantage * logp.mean() / (len(rewards) * len(groups))
+    return list(torch.autograd.grad(total, adapter.parameters))
+
+
+def gradient_of(adapter: LoraAdapter, groups: list[Group], microbatch_tokens: int = 10_000, **changes: Any) -> Any:
+    """What the first epoch hands to the optimiser."""
+    plan = make_plan(**{**LOOSE, "optimiser__epochs": 1, **changes})
+    held = [parameter.detach().clone() for parameter in adapter.parameters]
+    figures = Learner(adapter, plan, microbatch_tokens=microbatch_tokens).update(groups)
+    gradients = [parameter.grad.clone() for parameter in adapter.parameters if parameter.grad is not None]
+    with torch.no_grad():
+        for parameter, value in zip(adapter.parameters, held, strict=True):
+            parameter.copy_(value)
+    return gradients, figures
+
+
+def assert_close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    scale = max(float(tensor.abs().max()) for tensor in expected)
+    assert scale > 0
+    for one, other in zip(got, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * scale)
+
+
+def test_shared_prompt_logits_equal_a_plain_forward() -> None:
+    adapter = make_adapter()
+    pairs = [(place, one.ids) for place, group in enumerate(GROUPS) for one in group.answers]
+    rows = rows_of([group.prompt_ids for group in GROUPS], pairs, torch.device("cpu"))
+    logp = answer_logits(adapter.model, rows).log_softmax(-1)
+    for row, (place, ids) in enumerate(pairs):
+        expected = plain_logp(adapter.model, GROUPS[place].prompt_ids, ids)
+        got = logp[row, torch.arange(len(ids)), torch.tensor(ids)]
+        assert torch.allclose(got, expected, atol=1e-5)
+    assert logp.isfinite().all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_d_first_update_gradient(temperature: float) -> None:
+    adapter = make_adapter()
+    expected = slow_gradient(adapter, GROUPS, temperature)
+    got, figures = gradient_of(adapter, GROUPS, rollout__temperature=temperature)
+    assert_close(got, expected)
+    assert figures.ratio_deviation_first == 0.0
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    adapter = make_adapter()
+    whole, figures = gradient_of(adapter, GROUPS, objective__kl_coefficient=0.1)
+    parts, figures_of_parts = gradient_of(adapter, GROUPS, microbatch_tokens=10, objective__kl_coefficient=0.1)
+    assert_close(parts, whole)
+    assert figures_of_parts.trained_tokens == figures.trained_tokens == 18
+    assert figures_of_parts.kl == pytest.approx(figures.kl, rel=1e-4)
+
+
+def test_f_order_and_padding_change_nothing() -> None:
+    adapter = make_adapter()
+    plain, _ = gradient_of(adapter, GROUPS)
+    turned = [Group(group.prompt_ids, tuple(reversed(group.answers))) for group in reversed(GROUPS)]
+    shuffled, _ = gradient_of(adapter, turned)
+    assert_close(shuffled, plain)
+    # a long group without signal, in the same place of every denominator, adds padding only when KL keeps it
+    tail = Group(tuple(range(3, 15)), (answer([3] * 9 + [1], 0.0), answer([4, 1], 0.0)))
+    longer = [*GROUPS[:2], tail]
+    padded, _ = gradient_of(adapter, longer, objective__entropy_coefficient=1e-12)
+    assert_close(padded, plain)
+
+
+def test_groups_without_signal_stay_in_the_denominator_but_not_in_the_forward() -> None:
+    adapter = make_adapter()
+    all_groups, figures = gradient_of(adapter, GROUPS)
+    two_groups, _ = gradient_of(adapter, GROUPS[:2])
+    assert figures.trained_tokens == 14
+    assert_close(all_groups, [gradient * 2 / 3 for gradient in two_groups])
+
+
+def test_kl_is_to_the_base_with_the_adapter_off() -> None:
+    adapter = make_adapter()
+    _, figures = gradient_of(adapter, GROUPS, objective__kl_coefficient=0.1)
+    with torch.no_grad():
+        values = []
+        for group in GROUPS:
+            for one in group.answers:
+                new = plain_logp(adapter.model, group.prompt_ids, one.ids)
+                with adapter.off():
+                    reference = plain_logp(adapter.model, group.prompt_ids, one.ids)
+                values += [math.exp(r - n) - (r - n) - 1 for n, r in zip(new.tolist(), reference.tolist(), strict=True)]
+    assert figures.kl == pytest.approx(sum(values) / len(values), rel=1e-4)
+    assert figures.kl is not None and figures.kl > 0.01
+
+
+def test_local_denominator_ratio_is_one_on_epoch_one_and_not_on_epoch_two() -> None:
+    donors_only = [Group((5, 9), (answer([4, 6, 1], 1.0, donor="b"), answer([3, 1], 0.0)))]
+    plan = make_plan(optimiser__epochs=2, optimiser__learning_rate=1e-2)
+    figures = Learner(make_adapter(), plan, microbatch_tokens=1000).update(donors_only)
+    assert figures.ratio_deviation_first == 0.0
+    assert figures.ratio_deviation_last > 1e-3
+    assert figures.logp_donor is not None and figures.logp_own is not None
+
+
+def test_two_epochs_equal_two_hand_made_adamw_steps() -> None:
+    """Old log-probabilities stay those of the first forward; state carries from epoch to epoch."""
+    adapter, twin = make_adapter(), make_adapter()
+    plan = make_plan(optimiser__epochs=2, optimiser__learning_rate=1e-3, optimiser__grad_norm_max=0.05)
+    Learner(adapter, plan, microbatch_tokens=1000).update(GROUPS)
+    optimiser = torch.optim.AdamW(twin.parameters, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01)
+    old: list[torch.Tensor] = []
+    for _ in range(2):
+        loss, place = torch.zeros(()), 0
+        for group in GROUPS[:2]:
+            rewards = torch.tensor([one.reward for one in group.answers])
+            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+            for one, advantage in zip(group.answers, advantages, strict=True):
+                logp = plain_logp(twin.model, group.prompt_ids, one.ids)
+                if len(old) <= place:
+                    old.append(logp.detach())
+                rho = (logp - old[place]).exp()
+                place += 1
+                gain = torch.minimum(rho * advantage, rho.clamp(0.8, 1.25) * advantage).mean()
+                loss = loss - gain / (len(group.answers) * len(GROUPS))
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters, 0.05)
+        optimiser.step()
+    for one, other in zip(adapter.parameters, twin.parameters, strict=True):
+        assert torch.allclose(one, other, atol=2e-5)
+    assert adapter.drift() > 1e-3
+
+
+def test_nothing_to_learn_leaves_only_weight_decay() -> None:
+    adapter = make_adapter()
+    plan = make_plan(optimiser__epochs=1, optimiser__learning_rate=1e-2, optimiser__weight_decay=0.5)
+    before = [parameter.detach().clone() for parameter in adapter.parameters]
+    figures = Learner(adapter, plan, microbatch_tokens=1000).update([GROUPS[2]])
+    assert figures.trained_tokens == 0
+    for parameter, value in zip(adapter.parameters, before, strict=True):
+        assert torch.allclose(parameter, value * (1 - 1e-2 * 0.5), rtol=1e-6)
+
+
+def test_proximal_term_adds_mu_times_the_drift() -> None:
+    adapter = make_adapter()
+    with torch.no_grad():
+        for parameter in adapter.parameters:
+            parameter.add_(0.1)
+    plain, _ = gradient_of(adapter, GROUPS)
+    pulled, _ = gradient_of(adapter, GROUPS, objective__proximal_mu=0.5)
+    assert_close(pulled, [gradient + 0.5 * 0.1 for gradient in plain])
+
+
+@pytest.mark.parametrize(("state", "same"), [("reset", True), ("keep", False)])
+def test_optimiser_state_is_reset_or_kept_over_rounds(state: str, same: bool) -> None:
+    adapter = make_adapter()
+    factors = random_factors(adapter.shape, 3, 0.3)
+    learner = Learner(adapter, make_plan(optimiser__state=state), microbatch_tokens=1000)
+    deltas = []
+    for _ in range(2):
+        adapter.load(factors)
+        learner.start_round()
+        learner.update(GROUPS[:2])
+        deltas.append(adapter.delta())
+    equal = all((deltas[0][name] == deltas[1][name]).all() for name in factors)
+    assert equal is same
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    adapter = make_adapter()
+    name = "model.layers.0.mlp.down_proj.lora_B"
+    factors = random_factors(adapter.shape, 3, 0.3)
+    factors[name] = factors[name] * float("inf")
+    adapter.load(factors)
+    with pytest.raises(OperationError) as caught:
+        Learner(adapter, make_plan(), microbatch_tokens=1000).update(GROUPS)
+    assert caught.value.code == "NOT_FINITE"
+    assert all((adapter.delta()[key] == 0).all() for key in factors if key != name)
