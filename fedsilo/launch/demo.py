@@ -145,13 +145,12 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         if options.compare:
             say(f"again from the same start with {options.compare}")
             compared = _carry_out(children, sites, {"method": options.compare, **fields}, "run-2", say, None)
-        donors = _donors_trained(outcome)
         say("stopping")
     finally:
         killed = children.stop()
     if killed:
         raise OperationError(f"{', '.join(killed)} had to be killed", hint=f"see {options.out / 'logs'}")
-    result = _result(sites, outcome, compared, donors, processes, time.monotonic() - started)
+    result = _result(sites, outcome, compared, processes, time.monotonic() - started)
     result.data["base_model"] = str(model)
     return result
 
@@ -235,7 +234,7 @@ def _carry_out(
             follow.wait_until_idle()
         finally:
             follow.close()
-        return dict(client.query("run", {"run": run})) | {"local": follow.local}
+        return dict(client.query("run", {"run": run}))
 
 
 class Follow:
@@ -312,7 +311,6 @@ def _result(
     sites: Sites,
     record: dict[str, Any],
     compared: dict[str, Any],
-    donors: dict[str, int],
     processes: int,
     seconds: float,
 ) -> Result:
@@ -340,7 +338,7 @@ def _result(
         "adapter": str(Path(record["folder"]) / "adapter"),
         "run_record": str(Path(record["folder"]) / "run_record.json"),
         "rounds": [{"round": row["round"], "state": row["state"]} for row in record["rounds"]],
-        "donors_trained": donors,
+        "donors_trained": _donors_trained(record),
         "seconds": round(seconds, 1),
         "processes": processes,
     }
@@ -413,5 +411,9 @@ def _what_left(sites: Sites) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _donors_trained(record: dict[str, Any]) -> dict[str, int]:
-    """Donor answers each silo trained on, as it counted them itself; `donors_sent` of the record is the other end."""
-    return {name: int(state.get("donors", {}).get("used", 0)) for name, state in record["local"].items()}
+    """Donor answers that entered a step, by silo, over all rounds; `donors_sent` of the record is the other end."""
+    totals = dict.fromkeys(record["plan"]["silos"], 0)
+    for row in record["rounds"]:
+        for silo, metrics in row["metrics"].items():
+            totals[silo] += int(metrics.get("donors_trained", {}).get("", 0))
+    return totals

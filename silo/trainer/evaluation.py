@@ -16,6 +16,7 @@ from silo.trainer.text import TextCodec
 
 PASS_AT_1 = "pass_at_1"  # a metric's name
 PASS_AT_1_GREEDY = "pass_at_1_greedy"  # a metric's name
+DONORS_TRAINED = "donors_trained"  # a metric's name
 DECIMALS = 4  # the grid of metrics.eval
 
 

@@ -102,6 +102,7 @@ class _Run:
     sampler: PrivateSampler
     base_digest: str = ""
     open_step: _OpenStep | None = None
+    donors_trained: int = 0  # since the last evaluation
 
 
 class Session:
@@ -255,6 +256,7 @@ class Session:
                 figures = SwapFigures()
             case _:
                 raise OperationError(f"there is no swap {task.swap!r}")
+        run.donors_trained += figures.used
         before = [Group(one.prompt.ids, one.answers) for one in opened.own]
         metrics = {
             "zero_variance_share_before": zero_variance_share(before),
@@ -294,6 +296,10 @@ class Session:
                 silo=self._material.silo,
                 adapter_digest=task.digest,
             )
+        if task.round:
+            # For the run record: how many of the donors sent to this silo it took a step on.
+            message.metrics.add(name=evaluation.DONORS_TRAINED, topic="", value=float(run.donors_trained))
+            run.donors_trained = 0
         return Done(metrics, encode(message))
 
     def _answer(
