@@ -7,6 +7,7 @@ Reading needs no more than access to the socket. A change is a command that the 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+# Read by gRPC when it loads. Its own lines go to file descriptor 2, which is the screen a console draws on.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 

@@ -1,0 +1,344 @@
+"""The console: shows one daemon's snapshots and asks people before anything is signed. It holds no state of its own.
+
+A reader thread posts frozen snapshots (`Arrived`); screens only draw the last one. Lower-case keys never change
+anything. Upper-case keys are offered to the `KeyGate` first, then open a dialog; the answer is signed in a worker
+thread with the person's own key, and the daemon checks all of it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+from textual import events, work
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+
+from console.drawing import ASCII, UNICODE, Glyphs, Line, line
+from console.feed import Feed, Hand, Person, connect_to, unlock
+from console.keys import BURST_SECONDS, KeyGate
+from console.safe import safe
+from console.screens.approval import ApprovalScreen
+from console.screens.base import FedScreen, content_of
+from console.screens.confirm import Answer, ConfirmDialog, TextDialog
+from console.screens.overview import OverviewScreen
+from console.themes import THEMES
+from console.values import Release, Snapshot, why_not_answer
+from console.words import Lock, needs_of
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
+
+IDLE_LOCK_SECONDS = 15 * 60.0
+TICK_SECONDS = 1.0
+SETTLE_SECONDS = BURST_SECONDS + 0.01
+
+Finished: TypeAlias = Callable[..., None]
+
+HELP: tuple[Line, ...] = (
+    line(("Lower-case keys only look. Upper-case keys may change something, and always ask first.", "strong")),
+    line(""),
+    line("enter, a   open the release under the cursor, approvals"),
+    line("j k n      down, up, next item that needs you"),
+    line("p          every policy rule with its measured value and limit"),
+    line("y  Y       copy the digest, copy the same as a command (silo approvals show, silo status)"),
+    line("r          reconnect or read again now"),
+    line("L          unlock or lock: signing with your own key; locks itself after 15 idle minutes"),
+    line("A  R       approve, reject: a dialog asks for a typed word; never Enter alone"),
+    line("esc q      one level up          ctrl+q  quit"),
+    line(""),
+    line("Approve is off while: locked, disconnected, stale, expired, denied by policy, or changed since shown."),
+    line("As commands: silo approvals list | show | approve | reject"),
+)
+
+
+class Signer(Protocol):
+    """What gives a signed command to the daemon; `console.feed.Hand` is one."""
+
+    def carry_out(
+        self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str
+    ) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """The operator's certificate and key; who has them may unlock."""
+
+    certificate: Path
+    key: Path
+
+
+class Arrived(Message):
+    """The reader has something newer."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.snapshot = snapshot
+
+
+class FedConsole(App[None]):
+    """Args:
+    signer: None for a console that can only look.
+    key_files: of the person at this console.
+    site: whose daemon this should be; empty for whichever answers.
+    waits_for: what is awaited while loading, for people.
+    ascii_only: no character above 0x7e but in data.
+    theme_name: of `console.themes`.
+    clock: monotonic seconds.
+    driven_by_hand: no timers; a test moves the clock and calls `tick` and `settle_keys`.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = "FedScreen { background: $background; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("L", "offer('lock')", show=False),
+        Binding("Y", "copy_twin", show=False),
+        Binding("r", "read_now", show=False),
+        Binding("question_mark", "help", show=False),
+        Binding("ctrl+q", "quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        *,
+        signer: Signer | None = None,
+        key_files: KeyFiles | None = None,
+        site: str = "",
+        waits_for: str = "the daemon",
+        read_only: bool = False,
+        ascii_only: bool = False,
+        theme_name: str = "fed-dark",
+        clock: Callable[[], float] = time.monotonic,
+        driven_by_hand: bool = False,
+    ) -> None:
+        super().__init__()
+        self.snapshot = Snapshot()
+        self.ascii_only = ascii_only
+        self.waits_for = waits_for
+        self.read_only = read_only or signer is None
+        self._signer = signer
+        self._key_files = key_files
+        self._site = site
+        self._clock = clock
+        self._by_hand = driven_by_hand
+        self._keys = KeyGate()
+        self._person: Person | None = None
+        self._last_input = clock()
+        self._theme_name = theme_name
+        self._rung: set[str] = set()
+        self._last_key: events.Key | None = None
+        self._read_now: Callable[[], None] = lambda: None
+        self.opened_at = clock()
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        for theme in THEMES.values():
+            self.register_theme(theme)
+        self.theme = self._theme_name
+        self.push_screen(OverviewScreen())
+        if not self._by_hand:
+            self.set_interval(TICK_SECONDS, self.tick)
+
+    def read_from(self, feed: Feed) -> None:
+        self._read_now = feed.read_now
+
+    def on_arrived(self, message: Arrived) -> None:
+        self.snapshot = message.snapshot
+        self._tell_new_needs()
+        self._redraw()
+
+    def tick(self) -> None:
+        """Ages grow, locks close."""
+        if self._person is not None and self.lock.seconds_left <= 0:
+            self._person = None
+            self.say("locked: nothing was pressed for 15 minutes")
+        self._redraw()
+
+    def _redraw(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, FedScreen | ConfirmDialog):
+                screen.redraw()
+
+    def _tell_new_needs(self) -> None:
+        """Once for each new thing: the bell, and the count in the terminal's title."""
+        needs = {need.key for need in needs_of(self.snapshot, self.now())}
+        if needs - self._rung:
+            self.bell()
+        self._rung = needs
+        self.title = f"({len(needs)}) fedconsole" if needs else "fedconsole"
+
+    # ---- what screens ask for ----------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._clock()
+
+    @property
+    def glyphs(self) -> Glyphs:
+        return ASCII if self.ascii_only else UNICODE
+
+    @property
+    def lock(self) -> Lock:
+        left = max(self._last_input + IDLE_LOCK_SECONDS - self.now(), 0.0)
+        return Lock(self._person.name if self._person else "", left, self.read_only)
+
+    def why_not(self, release: Release, *, approve: bool) -> str:
+        """Why this person cannot answer this release now, or nothing."""
+        if self.read_only:
+            return "this console is read-only"
+        if not self.lock.open or self.lock.seconds_left <= 0:
+            return "LOCKED: press L to unlock"
+        if self._person is not None and self._person.operator.site != self.snapshot.site:
+            return f"{self._person.name} is a person of {self._person.operator.site}, not of this site"
+        if approve and self._person is not None and self._person.name in release.given:
+            return f"{self._person.name} approved it already; nobody counts twice"
+        return why_not_answer(release, self.snapshot, self.now(), approve=approve)
+
+    def title_of(self, text: str) -> Content:
+        return content_of([line(safe(text, 80))], ascii_only=self.ascii_only)
+
+    def say(self, text: str) -> None:
+        self.notify(safe(text), markup=False, timeout=6)
+
+    def copy(self, text: str) -> None:
+        """To the terminal's clipboard, and shown: there is no acknowledgement from a terminal."""
+        shown = safe(text)
+        self.copy_to_clipboard(shown)
+        self.say(f"copied: {shown}")
+
+    def open_release(self, release: Release) -> None:
+        self.came_on()
+        self.push_screen(ApprovalScreen(release))
+
+    # ---- keys --------------------------------------------------------------------------------------
+
+    async def on_event(self, event: events.Event) -> None:
+        # a key that nobody took bubbles up and comes by a second time
+        if isinstance(event, events.Key) and event is not self._last_key:
+            self._last_key = event
+            self._last_input = self.now()
+            self._keys.key(self.now())
+        await super().on_event(event)
+
+    def came_on(self) -> None:
+        """What is on the screen changed: changing keys rest for a moment."""
+        self._keys.screen_changed(self.now())
+
+    def offer(self, name: str) -> None:
+        """A changing key was pressed; it acts when it stood alone."""
+        if why := self._keys.offer(name, self.now()):
+            self.say(why)
+        elif not self._by_hand:
+            self.set_timer(SETTLE_SECONDS, self.settle_keys)
+
+    def action_offer(self, name: str) -> None:
+        self.offer(name)
+
+    def settle_keys(self) -> None:
+        name = self._keys.settle(self.now())
+        screen = self.screen
+        if name == "lock":
+            self._toggle_lock()
+        elif name == "confirm" and isinstance(screen, ConfirmDialog):
+            screen.confirm()
+        elif name in ("approve", "reject") and isinstance(screen, ApprovalScreen):
+            screen.act(name)
+
+    def _toggle_lock(self) -> None:
+        if self._person is not None:
+            self._person = None
+            self.say("locked")
+        elif self.read_only:
+            self.say("this console is read-only")
+        elif self._key_files is None:
+            self.say("no key: start it with --operator-certificate FILE --operator-key FILE")
+        else:
+            try:
+                person = unlock(self._key_files.certificate, self._key_files.key)
+                if self._site and person.operator.site != self._site:
+                    raise NotAllowedError(f"{person.name} is a person of {person.operator.site}, not of {self._site}")
+            except FedSiloError as error:
+                self.say(f"stays locked: {error.message}. {error.hint}".strip())
+            else:
+                self._person = person
+                self._last_input = self.now()
+        self._redraw()
+
+    def action_read_now(self) -> None:
+        self._read_now()
+
+    def action_help(self) -> None:
+        if not isinstance(self.screen, TextDialog):
+            self.push_screen(TextDialog("Help", list(HELP)))
+
+    def action_copy_twin(self) -> None:
+        screen = self.screen
+        if isinstance(screen, OverviewScreen | ApprovalScreen):
+            self.copy(screen.twin())
+
+    # ---- answering ---------------------------------------------------------------------------------
+
+    def send(self, answer: Answer, finished: Finished) -> None:
+        """Sign and give the answer, if it still may be given; `finished(text, ok=...)` is told how it went."""
+        if why := self.why_not(answer.release, approve=answer.approve):
+            finished(why, ok=False)
+        elif self._person is not None and self._signer is not None:
+            self._carry_out(self._signer, self._person, answer, finished)
+
+    @work(thread=True, group="answers", exit_on_error=False)
+    def _carry_out(self, signer: Signer, person: Person, answer: Answer, finished: Finished) -> None:
+        try:
+            result = signer.carry_out(person, answer.command, answer.arguments(), answer.request_id)
+        except UnreachableError as error:
+            # a release is answered once: if this did arrive, a second answer is refused as no longer held
+            text, ok = f"not known whether it arrived: {error.message}. Answering again cannot count twice.", False
+        except FedSiloError as error:
+            text, ok = f"refused: {error.message} [{error.code}] {error.hint}".rstrip(), False
+        else:
+            text, ok = _result_text(answer, person, result), True
+        self.call_from_thread(finished, text, ok=ok)
+        self._read_now()
+
+
+def _result_text(answer: Answer, person: Person, result: Mapping[str, Any]) -> str:
+    record = f", audit record {result['audit_size']}" if "audit_size" in result else ""
+    if not answer.approve:
+        return f"rejected by {person.name} ({answer.reason_code}){record}"
+    given = result.get("given")
+    count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
+    return f"approved by {person.name};{count} now {result.get('state')}{record}"
+
+
+def run(
+    socket: Path,
+    *,
+    key_files: KeyFiles | None = None,
+    site: str = "",
+    read_only: bool = False,
+    ascii_only: bool = False,
+    theme_name: str = "fed-dark",
+) -> None:
+    """Open the console on a control socket; returns when the person leaves."""
+    app = FedConsole(
+        signer=None if read_only else Hand(socket),
+        key_files=key_files,
+        site=site,
+        waits_for=str(socket),
+        read_only=read_only,
+        ascii_only=ascii_only,
+        theme_name=theme_name,
+    )
+    feed = Feed(connect_to(socket), lambda snapshot: _post(app, snapshot))
+    app.read_from(feed)
+    feed.start()
+    try:
+        app.run()
+    finally:
+        feed.stop()
+
+
+def _post(app: FedConsole, snapshot: Snapshot) -> None:
+    app.post_message(Arrived(snapshot))

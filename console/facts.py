@@ -1,0 +1,150 @@
+"""The facts a person needs before answering a release, in the order of console design 5, as lines.
+
+Nothing optional, nothing blank: where there is nothing yet, the words say so ("DP off", "first release, nothing to
+compare"). Rules that look or deny have a line each and come first; rules that are ok share lines. Pure.
+"""
+
+from __future__ import annotations
+
+from console.drawing import Glyphs, Line, Part, bytes_text, digest_text, duration_text, flow, line, wrap
+from console.values import Release, Rule, Snapshot
+
+LABEL_CELLS = 9
+NOT_TOLD = "the daemon does not say"
+_STYLES = {"ok": "ok", "look": "warn", "hold": "warn", "deny": "bad"}
+
+
+def header(release: Release, snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+    time = snapshot.server_now(now)
+    left = release.expires_at - time
+    ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "") if left > 0 else ("EXPIRED", "bad")
+    digest = f"sha256:{release.digest}" if cells >= 140 else f"sha256:{digest_text(release.digest)}"
+    age = f"held {duration_text(time - release.held_since)}"
+    who = f"{len(release.given)} of {release.needed} given" + (f": {', '.join(release.given)}" if release.given else "")
+    roles = " or ".join(release.roles) or NOT_TOLD
+    return [
+        *flow([line((release.id, "strong")), line((digest, "accent")), line(age), line(ends)], cells),
+        *flow(
+            [
+                line(("asked by ", "dim"), release.asked_by or NOT_TOLD),
+                line(("approvals ", "dim"), who, (f", each by an {roles}", "dim")),
+            ],
+            cells,
+        ),
+    ]
+
+
+def leaves(release: Release, cells: int, glyphs: Glyphs) -> list[Line]:
+    seen = release.certificate
+    certificate = f"cert {seen[:12]}…{seen[-4:]} pinned" if seen else "cert not seen yet"
+    where = [line(f"{bytes_text(release.size_bytes)} to {release.destination or NOT_TOLD}"), line((certificate, "dim"))]
+    rows: list[Line] = []
+    for kind in release.kinds:
+        covered = "yes" if kind.covered_by_epsilon.lower() == "yes" else "NO"
+        rows += flow(
+            [
+                line((kind.kind, "strong"), f" {bytes_text(kind.size_bytes)}"),
+                line(("epsilon covers it: ", "dim"), (covered, "warn")),
+                *(line(piece) for piece in kind.items.split(", ")),
+            ],
+            cells,
+        )
+    return [*flow(where, cells), *rows]
+
+
+def stays(release: Release, cells: int) -> list[Line]:
+    return wrap(", ".join(release.stays) or NOT_TOLD, cells)
+
+
+def policy_summary(release: Release, cells: int) -> list[Line]:
+    counts: list[Part] = []
+    for outcome in ("ok", "look", "hold", "deny"):
+        number = release.count(outcome)
+        if number or outcome != "hold":
+            counts.append((f" {number} {outcome}", _STYLES[outcome] if number else "dim"))
+    return flow([line((release.policy_name, "strong"), f" {digest_text(release.policy_digest)}"), line(*counts)], cells)
+
+
+def rules(release: Release, cells: int, *, most: int) -> list[Line]:
+    """Every rule in at most `most` lines; only ok rules may be left to the list behind `p`, and are counted."""
+    loud = [rule for rule in release.rules if rule.outcome != "ok"]
+    quiet = [rule for rule in release.rules if rule.outcome == "ok"]
+    lines = [row for rule in loud for row in rule_lines(rule, cells)]
+    # numbers with a limit say most; a rule that only says yes says it in its name
+    quiet.sort(key=lambda rule: not _has_limit(rule))
+    pieces = [line(("ok ", "ok"), *_short(rule)) for rule in quiet]
+    for kept in range(len(pieces), -1, -1):
+        rest = [line((f"and {len(pieces) - kept} more ok: p lists them", "dim"))] if kept < len(pieces) else []
+        shown = flow([*pieces[:kept], *rest], cells)
+        if len(lines) + len(shown) <= most or kept == 0:
+            return [*lines, *shown]
+    return lines
+
+
+def rule_lines(rule: Rule, cells: int) -> list[Line]:
+    """One rule with its measured value and limit."""
+    style = _STYLES.get(rule.outcome, "warn")
+    text = f"{rule.rule}: measured {rule.measured or '-'}, limit {rule.limit or '-'}"
+    rows = wrap(text, cells - 5, style if style != "ok" else "")
+    return [line((f"{rule.outcome:5}" if index == 0 else "     ", style), *row) for index, row in enumerate(rows)]
+
+
+def _has_limit(rule: Rule) -> bool:
+    return bool(rule.limit) and rule.limit != rule.measured
+
+
+def _short(rule: Rule) -> Line:
+    if _has_limit(rule):
+        return line((f"{rule.rule} ", "dim"), f"{rule.measured or '-'} of {rule.limit}")
+    return line((rule.rule, "dim"))
+
+
+def budget(release: Release, cells: int) -> list[Line]:
+    text = release.budget or NOT_TOLD
+    more = ": no privacy budget is kept and none is claimed" if text == "DP off" else ""
+    return wrap(text + more, cells)
+
+
+def difference(release: Release, cells: int) -> list[Line]:
+    norm = f"; L2 now {release.norm}" if release.norm else ""
+    return wrap((release.difference or NOT_TOLD) + norm, cells)
+
+
+def findings(release: Release, cells: int) -> list[Line]:
+    return wrap(release.findings or NOT_TOLD, cells)
+
+
+def answers(release: Release, cells: int) -> list[Line]:
+    rows: list[Line] = []
+    for name, text in (("approve", release.on_approve), ("reject", release.on_reject)):
+        shown = wrap(text or NOT_TOLD, cells - LABEL_CELLS)
+        rows += labelled(name, shown)
+    return rows
+
+
+def labelled(label: str, rows: list[Line]) -> list[Line]:
+    """Rows behind a label in the left column."""
+    return [line((f"{label if index == 0 else '':{LABEL_CELLS}}", "accent"), *row) for index, row in enumerate(rows)]
+
+
+def one_column(release: Release, snapshot: Snapshot, now: float, cells: int, height: int, glyphs: Glyphs) -> list[Line]:
+    """Everything in `height` lines of `cells`, if it goes in at all; the ok rules give way first."""
+    inner = cells - LABEL_CELLS
+    above = [
+        *header(release, snapshot, now, cells, glyphs),
+        *labelled("leaves", leaves(release, inner, glyphs)),
+        *labelled("stays", stays(release, inner)),
+        *labelled("policy", policy_summary(release, inner)),
+    ]
+    below = [
+        *labelled("budget", budget(release, inner)),
+        *labelled("diff", difference(release, inner)),
+        *labelled("findings", findings(release, inner)),
+        *answers(release, cells),
+    ]  # fmt: skip
+    most = max(height - len(above) - len(below), 1)
+    return [*above, *labelled("", rules(release, inner, most=most)), *below]
+
+
+def signature_line(release: Release) -> Line:
+    return line((release.id, "strong"), " sha256:", (digest_text(release.digest), "accent"))

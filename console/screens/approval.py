@@ -1,0 +1,225 @@
+"""Screen 3, one release: every fact of console design 5, and from here only the answer (console design 1).
+
+The screen keeps the release as it was shown. When the daemon holds other bytes, another policy or another revision,
+the screen greys out and neither answer works: approve exactly what was shown.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+
+from console import facts, words
+from console.drawing import Line, line, wrap
+from console.screens.base import FedScreen, Lines
+from console.screens.confirm import Answer, ConfirmDialog, TextDialog
+from console.values import Release, changed_since
+
+PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
+
+
+class ApprovalScreen(FedScreen):
+    CSS = """
+    ApprovalScreen {
+        #bar, #footer { height: 1; background: $panel; }
+        #result { padding: 0 1; }
+        #body { height: 1fr; padding: 0 1; }
+        #head { display: none; }
+        #panels { display: none; height: auto; }
+        #left-panels, #right-panels { width: 1fr; height: auto; }
+        .box { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
+        #answers-box { display: none; border: heavy $warning; border-title-color: $warning; }
+        &.-panels #column { display: none; }
+        &.-panels #head, &.-panels #panels, &.-panels #answers-box { display: block; }
+        &.-ascii .box { border: ascii $secondary; }
+        &.-ascii #answers-box { border: ascii $warning; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "leave", show=False),
+        Binding("A", "offer('approve')", show=False),
+        Binding("R", "offer('reject')", show=False),
+        Binding("p", "rules", show=False),
+        Binding("y", "copy", show=False),
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+    ]
+
+    def __init__(self, release: Release) -> None:
+        super().__init__()
+        self.shown = release
+        self._result: Line | None = None
+        self._busy = False
+        self._settled = False
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="bar")
+        yield Lines(id="result")
+        with VerticalScroll(id="body"):
+            yield Lines(id="column")
+            yield Lines(id="head")
+            with Horizontal(id="panels"):
+                with Vertical(id="left-panels"):
+                    yield Lines(id="leaves-box", classes="box")
+                    yield Lines(id="budget-box", classes="box")
+                    yield Lines(id="findings-box", classes="box")
+                with Vertical(id="right-panels"):
+                    yield Lines(id="policy-box", classes="box")
+                    yield Lines(id="diff-box", classes="box")
+            yield Lines(id="answers-box", classes="box")
+        yield Lines(id="footer")
+
+    # ---- drawing -----------------------------------------------------------------------------------
+
+    def redraw(self) -> None:
+        if not self.is_mounted:
+            return
+        fed = self.fed
+        snapshot, now, glyphs = fed.snapshot, fed.now(), fed.glyphs
+        width, height = self.app.size
+        changed = changed_since(self.shown, snapshot) if snapshot.state is not None else ""
+        if not changed:
+            # who else approved meanwhile is no change of what is approved
+            self.shown = snapshot.release(self.shown.id) or self.shown
+        release = self.shown
+        panels = width >= PANELS_CELLS_MIN and height >= PANELS_ROWS_MIN
+        self.set_class(panels, "-panels")
+        self.set_class(fed.ascii_only, "-ascii")
+        self.query_one("#bar", Lines).draw([words.top_bar(snapshot, fed.lock, now, width, glyphs)])
+        body = self.query_one("#body")
+        body.display = not self.too_small
+        notice = self._notice(changed, width - 2)
+        result = self.query_one("#result", Lines)
+        result.display = bool(notice)
+        result.draw(notice)
+        greyed = bool(changed) or snapshot.link.state != "live" or snapshot.is_stale(now)
+        room = height - 2 - len(notice)
+        if self.too_small:
+            self.query_one("#bar", Lines).draw([line(f"needs 60x16, has {width}x{height}; {self.twin()}")])
+        elif panels:
+            self._draw_panels(room, greyed=greyed)
+        else:
+            rows = facts.one_column(release, snapshot, now, width - 2, room, glyphs)
+            self.query_one("#column", Lines).draw(rows, greyed=greyed)
+        self.query_one("#footer", Lines).draw([self._footer()])
+
+    def _draw_panels(self, room: int, *, greyed: bool) -> None:
+        fed, release = self.fed, self.shown
+        width = self.app.size.width - 2
+        inner = width // 2 - 4
+        head = facts.header(release, fed.snapshot, fed.now(), width, fed.glyphs)
+        answers = facts.answers(release, width - 4)
+        difference = facts.difference(release, inner)
+        summary = facts.policy_summary(release, inner)
+        most = max(room - len(head) - (len(answers) + 2) - (len(difference) + 2) - (len(summary) + 2), 3)
+        leaves = [
+            *facts.leaves(release, inner, fed.glyphs),
+            *(line(("stays ", "dim"), *row) if not index else line("      ", *row)
+              for index, row in enumerate(facts.stays(release, inner - 6))),
+        ]  # fmt: skip
+        self.query_one("#head", Lines).draw(head, greyed=greyed)
+        self._box("#leaves-box", f"1 What leaves {fed.snapshot.site}", leaves, greyed)
+        self._box("#policy-box", "2 Policy in force", [*summary, *facts.rules(release, inner, most=most)], greyed)
+        self._box("#budget-box", "3 Privacy budget", facts.budget(release, inner), greyed)
+        self._box("#diff-box", "4 Against the last release", difference, greyed)
+        self._box("#findings-box", "5 Findings", facts.findings(release, inner), greyed)
+        self._box("#answers-box", "6 If you answer", answers, greyed)
+
+    def _box(self, name: str, title: str, rows: list[Line], greyed: bool) -> None:
+        box = self.query_one(name, Lines)
+        box.border_title = self.fed.title_of(title)
+        box.draw(rows, greyed=greyed)
+
+    def _notice(self, changed: str, cells: int) -> list[Line]:
+        if self._result is not None:
+            return [*wrap("".join(text for text, _ in self._result), cells, self._result[0][1])[:3]]
+        snapshot, now = self.fed.snapshot, self.fed.now()
+        if changed:
+            return [line((f"CHANGED: {changed} (esc, then open it again)", "bad"))]
+        return words.condition_lines(snapshot, now, cells, opened_at=self.fed.opened_at, waits_for=self.fed.waits_for)[
+            :2
+        ]
+
+    def _footer(self) -> Line:
+        why = self.why_not(approve=True)
+        if self._settled:
+            return line(" esc Back  ? Help")
+        keys: Line = line(
+            (" A Approve…", "strong" if not why else "gone"),
+            ("  R Reject…", "strong" if not self.why_not(approve=False) else "gone"),
+            "  p Policy  y Copy  Y Twin  esc Back  ? Help",
+        )
+        shown = f"  {why}" if why else ""
+        return (*keys, (shown, "warn")) if len(shown) + 58 < self.app.size.width else keys
+
+    # ---- answering ---------------------------------------------------------------------------------
+
+    def why_not(self, *, approve: bool) -> str:
+        """Why an answer is off now, or nothing."""
+        if self._settled:
+            return "it was answered here"
+        if self._busy:
+            return "an answer is on its way"
+        if why := self.fed.why_not(self.shown, approve=approve):
+            return why
+        body = self.query_one("#body", VerticalScroll)
+        if self.too_small or (body.max_scroll_y > 0 and body.scroll_y < body.max_scroll_y and not self._read_to_end):
+            return "read to the end first (j)"
+        return ""
+
+    _read_to_end = False
+
+    def action_scroll(self, step: int) -> None:
+        body = self.query_one("#body", VerticalScroll)
+        body.scroll_relative(y=step, animate=False)
+        self._read_to_end = self._read_to_end or body.scroll_target_y >= body.max_scroll_y
+        self.redraw()
+
+    def action_offer(self, name: str) -> None:
+        self.fed.offer(name)
+
+    def act(self, name: str) -> None:
+        """A changing key stood alone: open its dialog, or say why not."""
+        approve = name == "approve"
+        if why := self.why_not(approve=approve):
+            self.fed.say(f"{name}: {why}")
+            return
+        dialog = ConfirmDialog(self.shown, approve=approve, signer=self.fed.lock.person)
+        self.app.push_screen(dialog, self._answered)
+
+    def _answered(self, answer: Answer | None) -> None:
+        if answer is None:
+            return
+        self._busy = True
+        self._result = line(("sending…", "warn"))
+        self.redraw()
+        self.fed.send(answer, self.finished)
+
+    def finished(self, text: str, *, ok: bool) -> None:
+        """What the daemon said, kept on the screen."""
+        self._busy = False
+        self._settled = ok
+        self._result = line((text, "ok" if ok else "bad"))
+        if self.is_mounted:
+            self.redraw()
+
+    # ---- reading -----------------------------------------------------------------------------------
+
+    def action_rules(self) -> None:
+        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        rows: list[Line] = [*facts.policy_summary(self.shown, cells)]
+        for rule in self.shown.rules:
+            rows += facts.rule_lines(rule, cells)
+        self.app.push_screen(TextDialog("Policy, every rule that applies", rows))
+
+    def action_copy(self) -> None:
+        self.fed.copy(f"sha256:{self.shown.digest}")
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def twin(self) -> str:
+        return f"silo approvals show {self.shown.id}"

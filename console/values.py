@@ -1,0 +1,254 @@
+"""What a console knows of one daemon, as frozen values, and when an answer to a release is off. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+STALE_SECONDS = 3.0  # six missed readings
+SKEW_SECONDS_MAX = 30.0
+HEX_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+LinkState = Literal["loading", "live", "disconnected"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """How the console stands with the daemon. Times are of the console's monotonic clock."""
+
+    state: LinkState = "loading"
+    cause: str = ""
+    hint: str = ""
+    received_at: float = -math.inf  # of the last snapshot
+    retry_at: float = -math.inf
+
+
+@dataclass(frozen=True)
+class Rule:
+    rule: str
+    outcome: str  # ok | look | hold | deny
+    measured: str
+    limit: str
+
+
+@dataclass(frozen=True)
+class Leaving:
+    kind: str
+    items: str
+    size_bytes: float
+    covered_by_epsilon: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """One held message with every fact a person needs before answering (console design 5)."""
+
+    id: str
+    digest: str
+    policy_digest: str
+    revision: int
+    state: str
+    held_since: float  # seconds since 1970, the daemon's clock
+    expires_at: float
+    asked_by: str
+    run: str
+    round: int
+    needed: int
+    roles: tuple[str, ...]
+    given: tuple[str, ...]  # people who approved already
+    destination: str
+    certificate: str  # of the destination, as the daemon pinned or saw it
+    kinds: tuple[Leaving, ...]
+    size_bytes: float
+    stays: tuple[str, ...]
+    policy_name: str
+    rules: tuple[Rule, ...]
+    budget: str
+    findings: str
+    difference: str
+    norm: str
+    on_approve: str
+    on_reject: str
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What was shown: an answer to another identity is an answer to something else."""
+        return self.digest, self.policy_digest, self.revision
+
+    @property
+    def answerable(self) -> bool:
+        return bool(self.id) and all(HEX_DIGEST.fullmatch(text) for text in (self.digest, self.policy_digest))
+
+    def count(self, outcome: str) -> int:
+        return sum(rule.outcome == outcome for rule in self.rules)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with where it comes from: local (this silo only), released, or computed here."""
+
+    name: str
+    value: float
+    source: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Left:
+    kind: str
+    messages: int
+    size_bytes: float
+
+
+@dataclass(frozen=True)
+class SiloState:
+    silo: str
+    role: str
+    federation: str
+    run: str
+    method: str
+    rounds: int
+    local_steps: int
+    round: int
+    step: int
+    phase: str
+    halted: str
+    paused: bool
+    isolation: str
+    policy_name: str
+    policy_digest: str
+    held: tuple[Release, ...]
+    figures: tuple[Figure, ...]
+    left: tuple[Left, ...]
+    donors_used: int
+    donors_wanted: int
+    coordinator: str
+    coordinator_link: str
+    coordinator_fault: str
+    audit_records: int
+    certificate_until: float  # seconds since 1970; infinity when it is not told
+    dp: str
+
+    def figure(self, name: str) -> Figure | None:
+        return next((figure for figure in self.figures if figure.name == name), None)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A silo as the coordinator sees it: what the silo released, nothing else."""
+
+    silo: str
+    state: str
+    last_seen: float  # seconds since 1970; 0 when never
+    round: int
+    step: int
+    error: str
+    refusal: str
+    isolation: str
+    pass_at_1: float | None
+    received_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Run:
+    run: str
+    state: str
+    reason: str
+    method: str
+    round: int
+    rounds: int
+    silos: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CoordinatorState:
+    coordinator: str
+    site: str
+    federation: str
+    address: str
+    halted: str
+    runs: tuple[Run, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def current(self) -> Run | None:
+        return self.runs[-1] if self.runs else None
+
+
+@dataclass(frozen=True)
+class Happening:
+    sequence: int
+    time: str
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything the console shows, at one moment."""
+
+    link: Link = Link()
+    server_time: float = 0.0  # seconds since 1970 at `link.received_at`
+    policy_digest: str = ""
+    state: SiloState | CoordinatorState | None = None
+    events: tuple[Happening, ...] = ()
+    events_missed: int = 0
+    skew_seconds: float = 0.0
+
+    @property
+    def site(self) -> str:
+        match self.state:
+            case SiloState():
+                return self.state.silo
+            case CoordinatorState():
+                return self.state.site
+        return ""
+
+    @property
+    def held(self) -> tuple[Release, ...]:
+        return self.state.held if isinstance(self.state, SiloState) else ()
+
+    def release(self, release_id: str) -> Release | None:
+        return next((release for release in self.held if release.id == release_id), None)
+
+    def age_seconds(self, now: float) -> float:
+        return now - self.link.received_at
+
+    def server_now(self, now: float) -> float:
+        return self.server_time + max(self.age_seconds(now), 0.0) if self.state is not None else 0.0
+
+    def is_stale(self, now: float) -> bool:
+        return self.state is not None and self.age_seconds(now) > STALE_SECONDS
+
+
+def changed_since(shown: Release, snapshot: Snapshot) -> str:
+    """Why what was shown is no longer what the daemon holds, or nothing."""
+    held = snapshot.release(shown.id)
+    if held is None or held.state != "held":
+        return f"{shown.id} is no longer held"
+    if held.digest != shown.digest:
+        return "the payload changed: read it again"
+    if held.policy_digest != shown.policy_digest or snapshot.policy_digest != shown.policy_digest:
+        return "the policy changed: read it again"
+    if held.revision != shown.revision:
+        return "the release was judged again: read it again"
+    return ""
+
+
+def why_not_answer(shown: Release, snapshot: Snapshot, now: float, *, approve: bool) -> str:
+    """Why this release cannot be answered now as it was shown, or nothing. The daemon asks all of it again."""
+    if snapshot.link.state != "live":
+        return "disconnected: nothing can be changed"
+    if snapshot.is_stale(now):
+        return "the view is stale: nothing can be changed"
+    if changed := changed_since(shown, snapshot):
+        return changed
+    if not shown.answerable:
+        return "the daemon's digests cannot be read"
+    if shown.expires_at <= snapshot.server_now(now):
+        return "it expired"
+    if approve and shown.count("deny"):
+        return "the policy denies it: no person can approve that"
+    return ""

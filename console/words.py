@@ -1,0 +1,348 @@
+"""What the overview says, as lines: the same for the screen and for `fedconsole --once`.
+
+At a silo everything is `local`; at a coordinator only what silos released. What another party does not tell reads
+`hidden` or `-`, never 0. Pure: snapshot, time and width in, lines out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from console.drawing import (
+    Glyphs,
+    Line,
+    Part,
+    bar,
+    bytes_text,
+    duration_text,
+    flow,
+    line,
+    table,
+    width_of,
+    wrap,
+)
+from console.values import (
+    SKEW_SECONDS_MAX,
+    CoordinatorState,
+    Member,
+    Release,
+    SiloState,
+    Snapshot,
+)
+
+CERTIFICATE_DAYS_SOON = 7
+DAY_SECONDS = 86400.0
+
+
+@dataclass(frozen=True)
+class Lock:
+    """Who may sign at this console just now."""
+
+    person: str = ""
+    seconds_left: float = 0.0
+    read_only: bool = False
+
+    @property
+    def open(self) -> bool:
+        return bool(self.person) and not self.read_only
+
+    def words(self) -> Part:
+        if self.read_only:
+            return "READ-ONLY", "dim"
+        if not self.open:
+            return "LOCKED", "strong"
+        return f"{self.person} UNLOCKED {duration_text(self.seconds_left)}", "warn"
+
+
+# ---- top bar ---------------------------------------------------------------------------------------
+
+
+def link_words(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Part:
+    match snapshot.link.state:
+        case "loading":
+            return f"{glyphs.away} loading", "dim"
+        case "disconnected":
+            return f"{glyphs.bad} DISCONNECTED", "bad"
+    if snapshot.is_stale(now):
+        return f"{glyphs.need} STALE {duration_text(snapshot.age_seconds(now))}", "warn"
+    return f"{glyphs.live} live", "ok"
+
+
+def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyphs) -> Line:
+    """Left to right by worth; what does not fit is dropped from the right, but the lock and the link never are."""
+    needs = len(needs_of(snapshot, now))
+    match snapshot.state:
+        case SiloState() as state:
+            context, policy = f"{state.federation}{glyphs.dot}silo:{state.silo}", _policy(state)
+        case CoordinatorState() as at_coordinator:
+            context = f"{at_coordinator.federation}{glyphs.dot}coordinator:{at_coordinator.coordinator}"
+            policy = f"charter {snapshot.policy_digest[:8]}" if snapshot.policy_digest else ""
+        case _:
+            context, policy = "", ""
+    nothing = "nothing needs you" if snapshot.state is not None else "needs: not known yet"
+    count: Part = (f"{glyphs.need} {needs} need{'s' if needs == 1 else ''} you", "warn") if needs else (nothing, "dim")
+    essential: list[Part] = [count, link_words(snapshot, now, glyphs), lock.words()]
+    shown = list(essential)
+    for place, part in ((1, (context, "strong")), (len(essential), (policy, "dim"))):
+        if part[0] and width_of([*shown, part]) + 2 * len(shown) + 2 <= cells:
+            shown.insert(place, part)
+    return tuple(
+        piece for index, part in enumerate(shown) for piece in ([("  ", "")] if index else [(" ", "")]) + [part]
+    )
+
+
+def _policy(state: SiloState) -> str:
+    return f"{state.policy_name} {state.policy_digest[:8]}" if state.policy_digest else "no policy told"
+
+
+# ---- what needs a person ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing a person should look at. `release` names what `enter` opens, if it opens anything."""
+
+    key: str
+    text: str
+    style: str
+    release: str = ""
+
+
+def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
+    """Most urgent first; the order does not change while the set stays the same."""
+    needs: list[Need] = []
+    time = snapshot.server_now(now)
+    match snapshot.state:
+        case SiloState() as state:
+            if state.halted:
+                needs.append(Need("halt", f"HALTED: {state.halted}: nothing is sent", "bad"))
+            needs += [Need(release.id, _held(release, time), "warn", release.id) for release in state.held]
+            if state.coordinator_link == "down":
+                fault = state.coordinator_fault or "no cause told"
+                needs.append(Need("link", f"coordinator {state.coordinator} down: {fault}", "warn"))
+            days = (state.certificate_until - time) / DAY_SECONDS
+            if days <= CERTIFICATE_DAYS_SOON:
+                when = f"ends in {_days(days)}" if days > 0 else "HAS ENDED"
+                needs.append(Need("certificate", f"this silo's certificate {when}", "warn" if days > 0 else "bad"))
+        case CoordinatorState() as at_coordinator:
+            if at_coordinator.halted:
+                needs.append(Need("halt", f"HALTED: {at_coordinator.halted}", "bad"))
+            for member in at_coordinator.members:
+                if member.refusal or member.state == "refused":
+                    needs.append(Need(f"refused {member.silo}", f"{member.silo} refused: {member.refusal}", "bad"))
+                elif member.error:
+                    needs.append(Need(f"error {member.silo}", f"{member.silo} reports {member.error}", "warn"))
+    if abs(snapshot.skew_seconds) > SKEW_SECONDS_MAX:
+        needs.append(
+            Need("skew", f"clocks differ by {abs(snapshot.skew_seconds):.0f} s: daemon and this machine", "warn")
+        )
+    return needs
+
+
+def _held(release: Release, time: float) -> str:
+    kinds = ", ".join(kind.kind for kind in release.kinds)
+    left = release.expires_at - time
+    ends = f"ends {duration_text(left)}" if left > 0 else "EXPIRED"
+    given = f"{len(release.given)} of {release.needed} approved"
+    return f"{release.id} held: {kinds} {bytes_text(release.size_bytes)}, {given}, {ends}"
+
+
+def _days(days: float) -> str:
+    return f"{days:.0f} days" if days >= 2 else f"{days * 24:.0f} hours"
+
+
+def need_lines(needs: list[Need], selected: str, cells: int, glyphs: Glyphs, *, most: int) -> list[Line]:
+    """One line each, the selected one marked; what does not fit is counted."""
+    lines: list[Line] = []
+    for need in needs[:most]:
+        mark = glyphs.cursor if need.key == selected else " "
+        sign = glyphs.bad if need.style == "bad" else glyphs.need
+        opens = "  enter: open" if need.release and need.key == selected else ""
+        rows = wrap(need.text, max(cells - 4, 20), need.style)
+        lines.append(
+            line(
+                (f"{mark}{sign} ", need.style),
+                *rows[0],
+                (opens if len(rows) == 1 and width_of(rows[0]) + 17 < cells else "", "dim"),
+            )
+        )
+        lines += [line("   ", *row) for row in rows[1:3]]
+    if len(needs) > most:
+        lines.append(line((f"   and {len(needs) - most} more", "dim")))
+    return lines
+
+
+# ---- tables ----------------------------------------------------------------------------------------
+
+
+def silos_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+    match snapshot.state:
+        case SiloState() as state:
+            return _own_silo(state, snapshot.server_now(now), cells, glyphs)
+        case CoordinatorState() as at_coordinator:
+            return _members(at_coordinator, snapshot.server_now(now), cells, glyphs)
+    return [line(("…  …  …", "dim"))]
+
+
+def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list[Line]:
+    sign, style = (glyphs.bad, "bad") if state.halted else (glyphs.need, "warn") if state.held else (glyphs.live, "ok")
+    reward, score = state.figure("reward_mean"), state.figure("pass_at_1")
+    sent = sum(row.size_bytes for row in state.left)
+    days = (state.certificate_until - time) / DAY_SECONDS
+    header = ["", "silo", "state", "round", "reward", "pass@1", "DP", "out", "cert"]
+    row: list[Part] = [
+        (sign, style), (state.silo, "strong"), (state.phase or "-", style),
+        (f"r{state.round}" if state.run else "-", ""),
+        (f"{reward.value:.2f}" if reward else "-", ""), (f"{100 * score.value:.1f}" if score else "-", ""),
+        (state.dp or "-", "dim"), (bytes_text(sent), ""),
+        (f"{days:.0f}d" if math.isfinite(days) else "-", "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
+    ]  # fmt: skip
+    lines = table(header, [row], cells, right=frozenset({3, 4, 5, 6, 7, 8}))
+    link = {"live": "ok", "down": "bad"}.get(state.coordinator_link, "dim")
+    facts = [
+        line(("trainer walls ", "dim"), state.isolation or "not told"),
+        line(("coordinator ", "dim"), f"{state.coordinator} ", (state.coordinator_link, link)),
+        line(("audit ", "dim"), f"{state.audit_records} records"),
+        line(("other silos ", "dim"), ("hidden: not told to this silo", "dim")),
+    ]
+    return [*lines, *flow(facts, cells)]
+
+
+def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs) -> list[Line]:
+    if not state.members:
+        return [line(("no silo is invited yet: coordinator.yaml names them", "dim"))]
+    rows = [_member(member, time, glyphs) for member in state.members]
+    header = ["", "silo", "state", "round", "step", "pass@1", "in", "seen", "walls"]
+    if cells < 90:
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return table(header, rows, cells, right=frozenset({3, 4, 5, 6, 7}))
+
+
+def _member(member: Member, time: float, glyphs: Glyphs) -> list[Part]:
+    if member.refusal or member.state == "refused":
+        sign, style = glyphs.bad, "bad"
+    elif member.state == "joined" and not member.error:
+        sign, style = glyphs.live, "ok"
+    else:
+        sign, style = glyphs.away, "dim"
+    seen = duration_text(time - member.last_seen) if member.last_seen else "never"
+    return [
+        (sign, style), (member.silo, "strong"), (f"{member.state} {member.error}".strip(), style),
+        (f"r{member.round}" if member.round else "-", ""), (str(member.step) if member.step else "-", ""),
+        (f"{100 * member.pass_at_1:.1f}" if member.pass_at_1 is not None else "-", ""),
+        (bytes_text(member.received_bytes) if member.received_bytes is not None else "-", ""), (seen, ""),
+        (member.isolation or "-", ""),
+    ]  # fmt: skip
+
+
+def round_title(snapshot: Snapshot) -> str:
+    match snapshot.state:
+        case SiloState() as state if state.run:
+            return f"Run {state.run} · {state.method} · round {state.round} of {state.rounds}"
+        case CoordinatorState() as at_coordinator if at_coordinator.current:
+            run = at_coordinator.current
+            return f"Run {run.run} · {run.method} · round {run.round} of {run.rounds}"
+    return "Round"
+
+
+def round_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
+    match snapshot.state:
+        case SiloState() as state:
+            return _own_round(state, cells, glyphs)
+        case CoordinatorState() as at_coordinator:
+            return _run_lines(at_coordinator, cells, glyphs)
+    return [line(("…", "dim"))]
+
+
+def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
+    if not state.run:
+        return [line(("no rounds yet  ", "dim"), "fedsilo run submit run.yaml", ("  at the coordinator", "dim"))]
+    done = state.step / state.local_steps if state.local_steps else 0.0
+    where = f"step {state.step}/{state.local_steps} {state.phase}" + (" PAUSED" if state.paused else "")
+    lines = [line(*bar(done, min(24, max(cells - width_of([(where, "")]) - 2, 4)), glyphs), " ", where)]
+    facts = [
+        line((f"{name.replace('_', ' ')} ", "dim"), f"{figure.value:.3g}", (f" {figure.source} r{figure.round}", "dim"))
+        for name in ("reward_mean", "pass_at_1", "kl")
+        if (figure := state.figure(name))
+    ]
+    if state.donors_wanted:
+        facts.append(line(("donors ", "dim"), f"{state.donors_used} of {state.donors_wanted} wanted"))
+    return [*lines, *flow(facts, cells)]
+
+
+def _run_lines(state: CoordinatorState, cells: int, glyphs: Glyphs) -> list[Line]:
+    run = state.current
+    if run is None:
+        return [line(("no runs yet  ", "dim"), "fedsilo run submit run.yaml")]
+    style = {"running": "ok", "finished": "ok", "failed": "bad", "aborted": "bad"}.get(run.state, "warn")
+    done = run.round / run.rounds if run.rounds else 0.0
+    words = line(" ", (run.state, style), f" round {run.round}/{run.rounds}", f"  {run.reason}" if run.reason else "")
+    here = sum(member.state == "joined" for member in state.members if member.silo in run.silos)
+    return [
+        line(*bar(done, 20, glyphs), *words),
+        line(("silos ", "dim"), f"{here} of {len(run.silos)} joined", ("  figures: released only", "dim")),
+    ]
+
+
+def left_lines(state: SiloState, cells: int) -> list[Line]:
+    """What left this silo, by kind: content first, then the protocol's own messages."""
+    if not state.left:
+        return [line(("nothing has left this silo", "dim"))]
+    order = sorted(state.left, key=lambda row: (row.kind.startswith("control."), row.kind))
+    rows: list[list[Part]] = [
+        [
+            (row.kind, "dim" if row.kind.startswith("control.") else ""),
+            (str(row.messages), ""),
+            (bytes_text(row.size_bytes), ""),
+        ]
+        for row in order
+    ]
+    return table(["kind", "messages", "payload"], rows, cells, right=frozenset({1, 2}))
+
+
+def event_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs, *, most: int) -> list[Line]:
+    """Newest last."""
+    if most <= 0:
+        return []
+    shown = snapshot.events[-most:]
+    lines = [line((event.time[11:19], "dim"), f" {event.name} ", (event.text, "dim")) for event in shown]
+    if not lines:
+        return [line(("no events since this console opened", "dim"))]
+    if snapshot.events_missed:
+        lines = [*lines[1:], line((f"{snapshot.events_missed} events missed", "warn"))]
+    return lines
+
+
+def condition_lines(snapshot: Snapshot, now: float, cells: int, *, opened_at: float, waits_for: str) -> list[Line]:
+    """A banner when what is shown is not live: loading, stale, disconnected with its cause."""
+    link = snapshot.link
+    if link.state == "disconnected":
+        retry = max(link.retry_at - now, 0.0)
+        kept = f"; below: as of {duration_text(snapshot.age_seconds(now))} ago" if snapshot.state else ""
+        text = f"DISCONNECTED: {link.cause}{kept}. Trying again in {retry:.0f} s, r tries now."
+        return wrap(f"{text} {link.hint}".rstrip(), cells, "bad")[:4]
+    if link.state == "loading":
+        waited = now - opened_at
+        text = f"loading… waiting for {waits_for}" + (f" since {duration_text(waited)}" if waited >= 2 else "")
+        return [line((text, "dim"))]
+    if snapshot.state is None:
+        return [line(("the daemon answers but has nothing to show yet", "dim"))]
+    if snapshot.is_stale(now):
+        age = duration_text(snapshot.age_seconds(now))
+        return [line((f"STALE {age}: the daemon has not answered since; values below are that old", "warn"))]
+    return []
+
+
+def once_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+    """The overview as linear text, without boxes."""
+    lines = [top_bar(snapshot, Lock(read_only=True), now, cells, glyphs)]
+    lines += condition_lines(snapshot, now, cells, opened_at=now, waits_for="the daemon")
+    needs = needs_of(snapshot, now)
+    lines += [line(("needs you", "strong"))] if needs else []
+    lines += need_lines(needs, "", cells, glyphs, most=20)
+    lines += [line(("silos", "strong")), *silos_lines(snapshot, now, cells, glyphs)]
+    lines += [line((round_title(snapshot), "strong")), *round_lines(snapshot, cells, glyphs)]
+    if isinstance(snapshot.state, SiloState):
+        lines += [line(("left this silo", "strong")), *left_lines(snapshot.state, cells)]
+    return lines

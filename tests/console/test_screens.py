@@ -1,0 +1,366 @@
+"""The console driven by hand-made snapshots and a hand clock; refusals first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Button, Input
+
+from console.app import Arrived, FedConsole, KeyFiles
+from console.client import Operator
+from console.feed import Person
+from console.screens.approval import ApprovalScreen
+from console.screens.confirm import ConfirmDialog
+from console.screens.overview import OverviewScreen
+from console.values import Link, Snapshot
+from fedsilo.treaty.errors import ConflictError, FedSiloError
+from tests.console.states import DIGEST, POLICY_DIGEST, Happened, coordinator, live, release, rule, silo
+from tests.console.test_safe import HOSTILE
+
+SIZES = [(80, 24), (100, 30), (140, 42)]
+
+
+class Signer:
+    """Keeps what it was told, and answers as it was bent to."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, str, dict[str, Any], str]] = []
+        self.refusal: FedSiloError | None = None
+
+    def carry_out(self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
+        self.commands.append((person.name, name, dict(arguments), request_id))
+        if self.refusal is not None:
+            raise self.refusal
+        return {"release": arguments["release"], "state": "sent", "given": ["alice"], "needed": 1, "audit_size": 72}
+
+
+class Desk:
+    """A console, its keyboard and its clock."""
+
+    def __init__(self, app: FedConsole, pilot: Pilot[None], signer: Signer, time: list[float]) -> None:
+        self.app, self.pilot, self.signer, self._time = app, pilot, signer, time
+
+    async def wait(self, seconds: float) -> None:
+        self._time[0] += seconds
+        self.app.settle_keys()
+        await self.pilot.pause()
+
+    async def press(self, *keys: str) -> None:
+        """Like a person: half a second between keys."""
+        for key in keys:
+            await self.wait(0.5)
+            await self.pilot.press(key)
+        await self.wait(0.1)
+
+    async def show(self, state: dict[str, Any] | Snapshot, **more: Any) -> None:
+        snapshot = state if isinstance(state, Snapshot) else live(state, at=self._time[0], **more)
+        self.app.post_message(Arrived(snapshot))
+        await self.pilot.pause()
+
+    def unlock(self, person: str = "alice", site: str = "hospital_a") -> None:
+        self.app._person = Person(person, Operator(site, Path("none.crt"), Path("none.key")))
+        self.app._last_input = self._time[0]
+
+    async def answers_sent(self) -> list[tuple[str, str, dict[str, Any], str]]:
+        await self.app.workers.wait_for_complete()
+        await self.pilot.pause()
+        return self.signer.commands
+
+    @property
+    def text(self) -> str:
+        """What stands on the screen, line by line."""
+        height = self.app.size.height
+        lines = self.app.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip) for strip in lines[:height])
+
+
+@asynccontextmanager
+async def console(size: tuple[int, int] = (80, 24), **options: Any) -> AsyncIterator[Desk]:
+    time, signer = [100.0], Signer()
+    app = FedConsole(
+        signer=signer, clock=lambda: time[0], driven_by_hand=True, waits_for="/run/control.sock", **options
+    )
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield Desk(app, pilot, signer, time)
+
+
+async def open_dialog(desk: Desk, key: str = "A", state: dict[str, Any] | None = None) -> None:
+    desk.unlock()
+    await desk.show(state or silo(release()))
+    await desk.press("enter")
+    assert isinstance(desk.app.screen, ApprovalScreen)
+    await desk.show(state or silo(release()))
+    await desk.press(key)
+
+
+async def type_word(desk: Desk, word: str) -> None:
+    for key in word:
+        await desk.pilot.press(key)
+    await desk.pilot.pause()
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+
+
+async def test_T36_A_while_locked_opens_nothing() -> None:
+    async with console() as desk:
+        await desk.show(silo(release()))
+        await desk.press("enter", "A", "A", "enter")
+        assert isinstance(desk.app.screen, ApprovalScreen)
+        assert await desk.answers_sent() == []
+
+
+async def test_a_read_only_console_cannot_be_unlocked() -> None:
+    async with console(read_only=True, key_files=KeyFiles(Path("a.crt"), Path("a.key"))) as desk:
+        await desk.show(silo(release()))
+        await desk.press("L", "enter", "A")
+        assert isinstance(desk.app.screen, ApprovalScreen) and "READ-ONLY" in desk.text
+
+
+@pytest.mark.parametrize(
+    ("state", "policy"),
+    [(silo(release(digest="0" * 64)), POLICY_DIGEST),
+     (silo(release()), "1" * 64), (silo(release(revision=2)), POLICY_DIGEST),
+     (silo(), POLICY_DIGEST)],
+)  # fmt: skip
+async def test_T36_a_view_that_changed_is_greyed_and_cannot_be_answered(state: dict[str, Any], policy: str) -> None:
+    async with console() as desk:
+        desk.unlock()
+        await desk.show(silo(release()))
+        await desk.press("enter")
+        await desk.show(state, policy_digest=policy)
+        await desk.press("A", "R")
+        assert "CHANGED" in desk.text and isinstance(desk.app.screen, ApprovalScreen)
+
+
+async def test_T36_a_change_behind_an_open_dialog_turns_its_button_off() -> None:
+    async with console() as desk:
+        await open_dialog(desk)
+        await type_word(desk, DIGEST[-4:])
+        assert not desk.app.screen.query_one("#confirm", Button).disabled
+        await desk.show(silo(release(digest="0" * 64)))
+        assert desk.app.screen.query_one("#confirm", Button).disabled
+        desk.app.screen.confirm()  # type: ignore[attr-defined]  # whatever pressed it
+        assert await desk.answers_sent() == []
+
+
+async def test_a_pasted_AAA_does_nothing() -> None:
+    async with console() as desk:
+        desk.unlock()
+        await desk.show(silo(release()))
+        await desk.press("enter")
+        await desk.wait(0.5)
+        await desk.pilot.press("A", "A", "A", *DIGEST[-4:], "tab", "enter")
+        await desk.wait(0.5)
+        assert isinstance(desk.app.screen, ApprovalScreen) and await desk.answers_sent() == []
+
+
+@pytest.mark.parametrize("word", ["", "c09", "ffff", "7be1", "yes", "approve"])
+async def test_the_wrong_digest_leaves_the_button_off(word: str) -> None:
+    async with console() as desk:
+        await open_dialog(desk)
+        await type_word(desk, word)
+        assert desk.app.screen.query_one("#confirm", Button).disabled
+        await desk.press("tab", "enter")
+        assert await desk.answers_sent() == []
+
+
+async def test_enter_in_the_field_and_a_paste_do_nothing() -> None:
+    from textual import events
+
+    async with console() as desk:
+        await open_dialog(desk)
+        field = desk.app.screen.query_one("#word", Input)
+        field.post_message(events.Paste(DIGEST[-4:]))
+        await desk.pilot.pause()
+        assert field.value == "" and field.has_focus
+        await type_word(desk, DIGEST[-4:])
+        await desk.press("enter")
+        assert isinstance(desk.app.screen, ConfirmDialog) and await desk.answers_sent() == []
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        release(expires_at=release()["held_since"] + 1),
+        release(policy={"name": "p", "digest": POLICY_DIGEST, "rules": [rule("L2 of the delta", 9, 4, "deny")]}),
+        release(approvers={"needed": 2, "roles": ["approver"], "given": [{"person": "alice", "verdict": "approve"}]}),
+        release(digest="not a digest"),
+    ],
+    ids=["expired", "denied", "twice", "unreadable"],
+)
+async def test_what_cannot_be_approved_opens_no_dialog(held: dict[str, Any]) -> None:
+    async with console() as desk:
+        await open_dialog(desk, "A", silo(held))
+        assert isinstance(desk.app.screen, ApprovalScreen)
+
+
+async def test_another_sites_person_cannot_answer() -> None:
+    async with console() as desk:
+        await desk.show(silo(release()))
+        await desk.press("enter")
+        desk.unlock("mallory", site="hospital_b")
+        await desk.press("A")
+        assert isinstance(desk.app.screen, ApprovalScreen)
+
+
+async def test_A_rests_after_a_screen_change() -> None:
+    async with console() as desk:
+        desk.unlock()
+        await desk.show(silo(release()))
+        await desk.wait(1.0)
+        await desk.pilot.press("enter")
+        await desk.wait(0.2)
+        await desk.pilot.press("A")
+        await desk.wait(0.2)
+        assert isinstance(desk.app.screen, ApprovalScreen)
+
+
+async def test_it_locks_itself_after_fifteen_idle_minutes() -> None:
+    async with console() as desk:
+        desk.unlock()
+        await desk.wait(15 * 60 + 1)
+        desk.app.tick()
+        await desk.show(silo(release()))
+        assert "LOCKED" in desk.text and "UNLOCKED" not in desk.text
+
+
+async def test_lower_case_keys_change_nothing() -> None:
+    async with console() as desk:
+        desk.unlock()
+        await desk.show(silo(release()))
+        await desk.press("enter", *"abcdefghiklmorstuvwxyz")
+        assert await desk.answers_sent() == [] and isinstance(desk.app.screen, ApprovalScreen)
+
+
+# ---- and what works --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_an_approval_is_bound_to_what_was_shown(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await open_dialog(desk)
+        await type_word(desk, DIGEST[-4:])
+        await desk.press("tab", "enter")
+        ((person, name, arguments, request_id),) = await desk.answers_sent()
+        assert (person, name) == ("alice", "approvals.approve") and len(request_id) == 32
+        assert arguments == {
+            "release": "r1/hospital_a/0", "digest": DIGEST, "policy_digest": POLICY_DIGEST, "revision": 1,
+        }  # fmt: skip
+        assert "audit record 72" in desk.text
+
+
+async def test_a_rejection_names_a_code_and_keeps_the_text_here() -> None:
+    async with console() as desk:
+        await open_dialog(desk, "R")
+        await type_word(desk, "timing")
+        await desk.press("tab", "tab", "enter")
+        ((_, name, arguments, _),) = await desk.answers_sent()
+        assert name == "approvals.reject" and arguments["reason_code"] == "TIMING" and arguments["digest"] == DIGEST
+
+
+async def test_a_refusal_of_the_daemon_is_shown() -> None:
+    async with console() as desk:
+        desk.signer.refusal = ConflictError("digest is not what was shown", code="STALE_VIEW")
+        await open_dialog(desk)
+        await type_word(desk, DIGEST[-4:])
+        await desk.press("tab", "enter")
+        await desk.answers_sent()
+        assert "STALE_VIEW" in desk.text
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_every_fact_is_on_the_approval_screen_without_scrolling(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await desk.show(silo(release()))
+        await desk.press("enter")
+        words = " ".join(desk.text.split())
+        for fact in (
+            "r1/hospital_a/0", "7be1 44d0", "held 02:1", "expires in 27:4", "0 of 1 given", "1.9 MiB",
+            "coordinator.example:7443", "lora.factors", "epsilon covers it: NO", "private", "pubswap", "9f2c", "41ab",
+            "23 ok", "0 look", "0 deny", "0.9322 of 4", "1.9M of 8.0M", "DP off", "first release, nothing to compare",
+            "no text screens in this ruleset", "cannot be called back", "quorum", "LOCKED",
+        ):  # fmt: skip
+            assert fact in words or (size[0] == 140 and fact == "7be1 44d0" and DIGEST in words), fact
+        assert desk.app.screen.query_one("#body").max_scroll_y == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_overview_of_a_silo_and_of_a_coordinator(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await desk.show(silo(release()))
+        for word in (
+            "1 needs you",
+            "hospital_a",
+            "held: approval",
+            "28.1",
+            "step 6/8",
+            "public.responses",
+            "namespaces",
+        ):
+            assert word in desk.text, word
+        await desk.show(coordinator())
+        for word in ("clinic_e", "refused", "41.2", "running", "round 2/3", "coordinator:hub"):
+            assert word in desk.text, word
+
+
+async def test_loading_empty_stale_and_disconnected_say_so() -> None:
+    async with console() as desk:
+        assert "waiting for /run/control.sock" in desk.text
+        await desk.show(silo(run="", rounds=0, round=0, metrics={}, left=[], phase="idle"))
+        assert "no rounds yet" in desk.text and "nothing has left this silo" in desk.text
+        await desk.wait(10.0)
+        desk.app.tick()
+        await desk.pilot.pause()
+        assert "STALE 00:10" in desk.text
+        gone = replace(live(silo()), link=Link("disconnected", "nothing listens there", "is it started?", 100.0, 120.0))
+        await desk.show(gone)
+        assert "DISCONNECTED: nothing listens there" in desk.text and "hospital_a" in desk.text
+
+
+async def test_a_tiny_terminal_says_what_it_needs() -> None:
+    async with console((50, 12)) as desk:
+        await desk.show(silo(release()))
+        assert "needs 60x16" in desk.text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_T37_hostile_text_everywhere_draws_no_control_character(name: str) -> None:
+    text = HOSTILE[name]
+    policy = {"name": text, "digest": POLICY_DIGEST, "rules": [rule(text, text, text, "look"), rule(text, text, text)]}
+    held = release(
+        id=text, asked_by=text, run=text, policy=policy, budget=text, findings=text, difference=text, norm=text,
+        approvers={"needed": 2, "roles": [text], "given": [{"person": text, "verdict": "approve"}]},
+        leaves={"destination": {"address": text, "certificate": text}, "bytes": 5, "stays": [text],
+                "kinds": [{"kind": text, "items": text, "bytes": 5, "covered_by_epsilon": text}]},
+        consequences={"approve": text, "reject": text},
+    )  # fmt: skip
+    state = silo(
+        held, silo=text, federation=text, run=text, method=text, phase=text, halted=text, dp=text,
+        trainer={"isolation": text}, left=[{"kind": text, "messages": 1, "bytes": 1}],
+        coordinator={"address": text, "link": "down", "fault": text},
+    )  # fmt: skip
+    async with console((100, 30)) as desk:
+        desk.unlock(site=text)
+        await desk.show(state, events=[Happened(1, text, {text: text}, time=text)])
+        for screen in (OverviewScreen, ApprovalScreen):
+            assert isinstance(desk.app.screen, screen)
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+            await desk.press("a")
+        await desk.press("p")
+        assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+
+
+async def test_ascii_only_draws_nothing_else() -> None:
+    async with console((80, 24), ascii_only=True, theme_name="fed-mono") as desk:
+        await desk.show(silo(release()))
+        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
+        await desk.press("enter")
+        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]

@@ -1,0 +1,90 @@
+"""What the console makes of the control API's JSON, and when an answer is off."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from console.store import Store
+from console.values import SiloState, Snapshot, why_not_answer
+from tests.console.states import DIGEST, POLICY_DIGEST, Happened, coordinator, live, release, rule, silo
+
+
+def test_a_held_release_has_every_fact() -> None:
+    (held,) = live(silo(release())).held
+    assert (held.digest, held.policy_digest, held.revision) == (DIGEST, POLICY_DIGEST, 1)
+    assert held.size_bytes == 1_992_294 and held.kinds[0].covered_by_epsilon == "NO"
+    by_name = {each.rule: each for each in held.rules}
+    assert (by_name["message bytes"].measured, by_name["message bytes"].limit) == ("1.9M", "8.0M")
+    assert held.count("ok") == 23 and held.count("hold") == 1
+
+
+@pytest.mark.parametrize(
+    "junk", [{}, {"silo": None}, {"silo": 3, "held": [7, None, {"id": []}], "metrics": [], "left": 1}]
+)
+def test_a_malformed_state_is_shown_as_far_as_it_goes(junk: dict[str, object]) -> None:
+    snapshot = live(junk)
+    assert all(not held.answerable for held in snapshot.held)
+    assert snapshot.state is None or isinstance(snapshot.state, SiloState)
+
+
+def test_not_a_number_is_no_number() -> None:
+    state = live(silo(release(expires_at=math.inf, held_since=math.nan)))
+    assert state.held[0].expires_at == 0.0
+
+
+CHANGES = [
+    ("payload", silo(release(digest="0" * 64)), POLICY_DIGEST, "payload changed"),
+    ("revision", silo(release(revision=2)), POLICY_DIGEST, "judged again"),
+    ("policy", silo(release()), "1" * 64, "policy changed"),
+    ("gone", silo(), POLICY_DIGEST, "no longer held"),
+]
+
+
+@pytest.mark.parametrize(("name", "state", "policy", "why"), CHANGES)
+def test_T36_an_answer_to_what_was_shown_is_off_once_it_changed(
+    name: str, state: dict[str, object], policy: str, why: str
+) -> None:
+    shown = live(silo(release())).held[0]
+    assert why in why_not_answer(shown, live(dict(state), policy_digest=policy), 100.0, approve=True)
+    assert why_not_answer(shown, live(silo(release())), 100.0, approve=True) == ""
+
+
+def test_denied_by_policy_can_be_rejected_but_not_approved() -> None:
+    policy = {"name": "p", "digest": POLICY_DIGEST, "rules": [rule("L2 of the delta", 9.0, 4.0, "deny")]}
+    snapshot = live(silo(release(policy=policy)))
+    assert "denies" in why_not_answer(snapshot.held[0], snapshot, 100.0, approve=True)
+    assert why_not_answer(snapshot.held[0], snapshot, 100.0, approve=False) == ""
+
+
+def test_T41_expiry_is_by_the_daemons_clock() -> None:
+    snapshot = live(silo(release(expires_at=release()["held_since"] + 134)))  # one second left
+    assert why_not_answer(snapshot.held[0], snapshot, 100.5, approve=True) == ""
+    assert "expired" in why_not_answer(snapshot.held[0], snapshot, 101.5, approve=True)
+
+
+def test_stale_disconnected_and_loading_turn_answers_off() -> None:
+    snapshot = live(silo(release()))
+    shown = snapshot.held[0]
+    assert "stale" in why_not_answer(shown, snapshot, 104.0, approve=True)
+    assert "disconnected" in why_not_answer(shown, Snapshot(), 100.0, approve=True)
+
+
+def test_what_was_known_stays_when_the_daemon_goes_away() -> None:
+    store = Store()
+    store.lost("nothing listens there", "is it started?", 5.0)
+    assert store.snapshot.state is None and store.snapshot.link.cause == "nothing listens there"
+
+
+def test_events_are_kept_in_order_and_the_missed_are_counted() -> None:
+    events = [Happened(index, f"e{index}") for index in range(300)]
+    snapshot = live(silo(), events=[*events, Happened(301, "events.missed", {"missed": 4})])
+    assert [event.sequence for event in snapshot.events] == list(range(100, 300)) and snapshot.events_missed == 4
+
+
+def test_a_coordinator_shows_released_figures_only() -> None:
+    state = live(coordinator()).state
+    assert not isinstance(state, SiloState) and state is not None
+    scores = {member.silo: (member.pass_at_1, member.received_bytes) for member in state.members}
+    assert scores["hospital_a"] == (0.412, 2_000_000) and scores["uni_c"] == (None, None)
