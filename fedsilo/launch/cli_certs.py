@@ -25,7 +25,7 @@ def ca_init(
     out: Annotated[Path, typer.Option("--out", help="The new folder.")],
     kind: Annotated[
         Literal["federation", "site"],
-        typer.Option("--kind", help="federation: vouches for silos and coordinators. site: for its own operators."),
+        typer.Option("--kind", help="federation: for silos and coordinators. site: its operators and trainer link."),
     ],
     days: Annotated[int, typer.Option("--days", help="Life of the root, at most 730.")] = 365,
     passphrase_file: PassphraseOption = None,
@@ -56,7 +56,7 @@ def ca_init(
 @app.command("invite")
 @guarded("certs invite")
 def invite(
-    identity: Annotated[str, typer.Argument(help="silo/NAME, coordinator/NAME or operator/NAME")],
+    identity: Annotated[str, typer.Argument(help="ROLE/NAME: silo, coordinator, operator, guard or trainer")],
     ca: CaOption,
     hours: Annotated[float, typer.Option("--hours", help="How long the token may be used.")] = 72.0,
     json_output: JsonOption = False,
@@ -191,9 +191,11 @@ def show(
 @guarded("certs check")
 def check(
     certificate: Annotated[Path, typer.Option("--certificate", help="The leaf.")],
-    root: Annotated[Path, typer.Option("--root", help="federation_ca.crt; for an operator, site_ca.crt.")],
+    root: Annotated[Path, typer.Option("--root", help="federation_ca.crt; site_ca.crt for operator, guard, trainer.")],
     key: Annotated[Path, typer.Option("--key", help="Its private key.")],
-    role: Annotated[Literal["silo", "coordinator", "operator"], typer.Option("--role", help="What it must be.")],
+    role: Annotated[
+        Literal["silo", "coordinator", "operator", "guard", "trainer"], typer.Option("--role", help="What it must be.")
+    ],
     signing_key: Annotated[
         Path | None, typer.Option("--signing-key", help="The message-signing key of a silo or coordinator.")
     ] = None,
@@ -204,7 +206,7 @@ def check(
 
     from certs.encoding import read_root
     from certs.identity import operator_identity
-    from fedsilo.edge.identity_files import load_identity, load_operator, read_public
+    from fedsilo.edge.identity_files import load_identity, load_link, load_operator, read_public
     from fedsilo.launch.provision import utc_text
     from fedsilo.treaty.errors import UsageError
 
@@ -213,6 +215,9 @@ def check(
         pem, _ = load_operator(certificate, key, root, now=now)
         person = operator_identity(pem, read_public(root), now)
         spiffe_id, not_after, fingerprint = person.spiffe_id, person.not_after, person.fingerprint
+    elif role == "guard" or role == "trainer":
+        end = load_link(certificate, key, root, role=role, now=now)
+        spiffe_id, not_after, fingerprint = end.spiffe_id, end.not_after, end.fingerprint
     elif signing_key is None:
         raise UsageError(f"a {role} has a message-signing key", hint="name it: --signing-key FILE.ed25519")
     else:
@@ -220,12 +225,12 @@ def check(
         spiffe_id, not_after, fingerprint = identity.spiffe_id, identity.not_after, identity.peer.fingerprint
     trust_root = read_root(read_public(root))
     warnings = [
-        f"{called} expires at {utc_text(end)}"
-        for called, end, margin in (
+        f"{called} expires at {utc_text(last)}"
+        for called, last, margin in (
             (spiffe_id, not_after, timedelta(days=1)),
             (f"the {trust_root.kind} CA", trust_root.certificate.not_valid_after_utc, timedelta(days=30)),
         )
-        if end - now < margin
+        if last - now < margin
     ]
     data = {
         "spiffe_id": spiffe_id,

@@ -68,6 +68,9 @@ def _open_console(site: Site) -> None:
     from fedsilo.launch.cli_console import open_console
 
     identities = site.folder / "id"
+    sys.stderr.write(
+        f"{site.name} holds its first release: a, Enter to read it; L to unlock as alice; A or R to answer\n"
+    )
     open_console(
         site.control_socket, certificate=identities / "alice.crt", key=identities / "alice.key", site=site.name
     )

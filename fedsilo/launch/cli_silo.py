@@ -189,7 +189,7 @@ def _status_text(state: Mapping[str, Any]) -> str:
             "run",
             f"{state.get('run') or '-'} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}",
         ),
-        ("trainer", f"isolation {trainer.get('isolation', '-')}"),
+        ("trainer", _trainer_text(trainer)),
         ("policy", f"{policy.get('name')} {str(policy.get('digest'))[:12]}, DP off"),
         ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
         ("audit", f"{state.get('audit', {}).get('size', 0)} records"),
@@ -203,6 +203,12 @@ def _status_text(state: Mapping[str, Any]) -> str:
         for row in state["held"]
     ]
     return table(("what", "now"), rows)
+
+
+def _trainer_text(trainer: Mapping[str, Any]) -> str:
+    if "waiting_for" in trainer:
+        return f"not there yet: waiting for it to dial {trainer['waiting_for']}"
+    return f"isolation {trainer.get('isolation', '-')}"
 
 
 @approvals_app.command("list")

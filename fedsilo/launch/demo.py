@@ -234,7 +234,7 @@ def _carry_out(
             follow.wait_until_idle()
         finally:
             follow.close()
-        return dict(client.query("run", {"run": run}))
+        return dict(client.query("run", {"run": run})) | {"rows_left_out": follow.rows_left_out()}
 
 
 class Follow:
@@ -286,6 +286,15 @@ class Follow:
             if all(not state.get("run") for state in self.local.values()):
                 return
             time.sleep(POLL_SECONDS / 5)
+
+    def rows_left_out(self) -> dict[str, dict[str, int]]:
+        """By silo and reason: rows that were not used, each counted where it was found."""
+        counts: dict[str, dict[str, int]] = {}
+        for name, state in self.local.items():
+            dropped = state.get("trainer", {}).get("ready", {}).get("dropped", {})
+            overlong = {f"over-long {part}": number for part, number in state.get("overlong", {}).items()}
+            counts[name] = {reason: int(number) for reason, number in {**dropped, **overlong}.items() if number}
+        return counts
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -339,13 +348,14 @@ def _result(
         "run_record": str(Path(record["folder"]) / "run_record.json"),
         "rounds": [{"round": row["round"], "state": row["state"]} for row in record["rounds"]],
         "donors_trained": _donors_trained(record),
+        "rows_left_out": record["rows_left_out"],
         "seconds": round(seconds, 1),
         "processes": processes,
     }
     if compared:
         data["compared"] = {"method": compared["plan"]["method"], "state": compared["state"], **figures(compared)}
     error: FedSiloError | None = None
-    unverified = [row["log"] for row in audit if not row["verified"]]
+    unverified = [str(row["log"]) for row in audit if not row["verified"]]
     bad_rounds = [row["round"] for row in record["rounds"] if row["state"] != "committed"]
     if unverified:
         error = _failed(f"the audit log of {', '.join(unverified)} does not verify", 7)

@@ -26,7 +26,11 @@ def _learned(data: dict[str, Any]) -> str:
     rows += [[silo, *_points(row)] for silo, row in data["per_silo"].items()]
     rows += [[f"topic {topic}", *_points(row)] for topic, row in data["per_topic"].items()]
     heading = f"pass@1 on held-out prompts, % ({data['method']}, {len(data['rounds'])} rounds)"
-    return f"{heading}\n{table(('', 'before', 'after', 'points'), rows)}"
+    lines = [heading, table(("", "before", "after", "points"), rows)]
+    for silo, reasons in data["rows_left_out"].items():
+        if reasons:
+            lines.append(f"{silo} left out {', '.join(f'{count} {reason}' for reason, count in reasons.items())} rows")
+    return "\n".join(lines)
 
 
 def _left(data: dict[str, Any]) -> str:

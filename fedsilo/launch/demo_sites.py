@@ -9,12 +9,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from certs.roles import Role
 from fedsilo.launch.data_folder import DataFolder
 
 FEDERATION = "demo"
 COORDINATOR = "main"
 COORDINATOR_PERSON = "carol"
-SILO_PEOPLE = {"alice": ("approver", "operator"), "bob": ("approver",)}
+SILO_PEOPLE: dict[str, tuple[Role, ...]] = {"alice": ("approver", "operator"), "bob": ("approver",)}
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def make_sites(wanted: Wanted) -> Sites:
             size=size,
         )
     )
-    silos = []
+    silos: list[Site] = []
     for name, source in wanted.data.private.items():
         folder = wanted.out / name
         provision_site(

@@ -2,7 +2,8 @@
 
     CA folder     ca.crt  ca.key(0600)  tokens.json(0600)  issued.jsonl
     site's id/    <site>.crt  <site>.key(0600)  <site>.ed25519(0600)  federation_ca.crt  site_ca.crt  roles.yaml
-                  coordinator.pub  <person>.crt  <person>.key(0600)
+                  coordinator.pub  <person>.crt  <person>.key(0600)  guard.crt  guard.key(0600)
+    trainer's     trainer.crt  trainer.key(0600)  site_ca.crt, on the trainer's own host
 
 Private keys are made where they stay and are never replaced (threat T31); what a call created is removed again when it
 fails half-way. A token is spent durably before the certificate exists (threat T32).
@@ -31,7 +32,7 @@ from certs.authority import (
 )
 from certs.encoding import private_key_pem, public_key_pem, read_root
 from certs.enrolment import TOKEN_RANDOM_BYTES, TokenBook, identity_of_token, make_request, read_request
-from certs.names import AuthorityKind, SpiffeId, checked_name, parse_short_id
+from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, LinkRole, SpiffeId, checked_name, parse_short_id
 from certs.roles import ROLES, Role, load_roles, render_roles
 from fedsilo.edge.files import lock_exclusively, make_private_directory, read_private, write_durably, write_private
 from fedsilo.edge.identity_files import load_identity, read_public
@@ -96,7 +97,7 @@ def open_ca(directory: Path, *, passphrase: bytes | None = None) -> CertificateA
 def invite(
     ca_directory: Path, short_id: str, *, lifetime: timedelta = TOKEN_LIFETIME_DEFAULT, now: datetime | None = None
 ) -> str:
-    """A one-time token for `silo/NAME`, `coordinator/NAME` or `operator/NAME`.
+    """A one-time token for `silo/NAME`, `coordinator/NAME`, `operator/NAME`, `guard/NAME` or `trainer/NAME`.
 
     Raises:
         UsageError: no such form, a lifetime above 30 days, or a role this CA may not vouch for.
@@ -104,10 +105,11 @@ def invite(
     """
     root = read_root(read_public(ca_directory / "ca.crt"))
     identity = parse_short_id(short_id, domain=root.name)
-    if (identity.role == "operator") != (root.kind == "site"):
+    if AUTHORITY_OF_ROLE[identity.role] != root.kind:
         raise UsageError(
             f"the {root.kind} CA {root.name!r} does not vouch for a {identity.role}",
-            hint="silos and coordinators are enrolled by the federation CA, operators by their site CA",
+            hint="silos and coordinators are enrolled by the federation CA; operators, guards and trainers by their "
+            "site CA",
         )
     with lock_exclusively(ca_directory / "lock"):
         book, token = _read_tokens(ca_directory).with_token(
@@ -127,7 +129,7 @@ def request(directory: Path, token: str) -> Enrolment:
     identity = identity_of_token(token)
     make_private_directory(directory)
     tls_key = ec.generate_private_key(ec.SECP256R1())
-    signing_key = None if identity.role == "operator" else Ed25519PrivateKey.generate()
+    signing_key = None if AUTHORITY_OF_ROLE[identity.role] == "site" else Ed25519PrivateKey.generate()
     signing_path = directory / f"{identity.name}.ed25519"
     enrolment = Enrolment(
         identity,
@@ -190,9 +192,17 @@ def sign(
                 now=moment,
                 lifetime=lifetime or DAEMON_LIFETIME_MAX,
             )
-        else:
+        elif identity.role == "operator":
             issued = authority.issue_operator(
                 parsed.keys, person=identity.name, now=moment, lifetime=lifetime or OPERATOR_LIFETIME_DEFAULT
+            )
+        else:
+            issued = authority.issue_link(
+                parsed.keys,
+                role=identity.role,
+                name=identity.name,
+                now=moment,
+                lifetime=lifetime or DAEMON_LIFETIME_MAX,
             )
         _note_issued(ca_directory, issued)
     return issued
@@ -301,8 +311,30 @@ def enrol_operator(
     site_ca: Path, id_directory: Path, person: str, *, lifetime: timedelta | None = None, now: datetime | None = None
 ) -> IssuedCertificate:
     """`id/<person>.crt .key` and `id/site_ca.crt`. What the person may do: `write_roles`. Raises as `enrol`."""
-    issued = enrol(site_ca, id_directory, f"operator/{person}", lifetime=lifetime, now=now)
-    write_durably(id_directory / "site_ca.crt", read_public(site_ca / "ca.crt"))
+    return _enrol_at_site(site_ca, id_directory, f"operator/{person}", lifetime=lifetime, now=now)
+
+
+def enrol_link(
+    site_ca: Path,
+    directory: Path,
+    role: LinkRole,
+    *,
+    name: str = "",
+    lifetime: timedelta | None = None,
+    now: datetime | None = None,
+) -> IssuedCertificate:
+    """One end of the guard-trainer link: `<name>.crt .key` and `site_ca.crt`; the name is by default the role's.
+
+    Give the trainer a folder of its own: its key is never the guard's, nor in the guard's reach. Raises as `enrol`.
+    """
+    return _enrol_at_site(site_ca, directory, f"{role}/{name or role}", lifetime=lifetime, now=now)
+
+
+def _enrol_at_site(
+    site_ca: Path, directory: Path, short_id: str, *, lifetime: timedelta | None, now: datetime | None
+) -> IssuedCertificate:
+    issued = enrol(site_ca, directory, short_id, lifetime=lifetime, now=now)
+    write_durably(directory / "site_ca.crt", read_public(site_ca / "ca.crt"))
     return issued
 
 

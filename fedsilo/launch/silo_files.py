@@ -155,7 +155,7 @@ data:
     verifier: {files.held_out_verifier or files.public_verifier}
 model: {{path: {at(files.model)}, load: {files.load}}}
 trainer:
-  # child: the guard starts it behind walls. external: it dials the address itself.
+  # child: the guard starts it behind walls. external: somebody else does, and it dials the address.
   launch: child
   address: {trainer}
   # Torch threads, or auto: the cores divided by silos_on_this_host.
