@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 # Exact versions: what is tested is what is installed.
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 # Several silos share one machine in the demo and the tests: one torch thread each, or they spin against each other.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
