@@ -1,8 +1,9 @@
 """Certificate authorities: what they put into a certificate, and nothing an applicant asked for.
 
 Two kinds of root, never the same key (B3): a *federation* CA vouches for silos and coordinators, a *site* CA for the
-operators of one site. Leaves are ECDSA P-256 (grpcio fails the TLS handshake with Ed25519 leaves); the Ed25519 key
-that signs a party's messages rides in a private extension, so one signature certifies both.
+operators of one site and the two ends of its guard-trainer link. Leaves are ECDSA P-256 (grpcio fails the handshake
+with Ed25519 leaves); the Ed25519 key that signs a party's messages rides in a private extension, so one signature
+certifies both.
 
 Everything here takes keys and times as arguments and returns objects or bytes; files are the caller's.
 Does not cover: revocation (a stolen certificate is good until it expires) and an online intermediate.
@@ -29,7 +30,7 @@ from certs.encoding import (
     read_root,
 )
 from certs.enrolment import EnrolmentKeys
-from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, SpiffeId, checked_name, coordinator_dns_name
+from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, LinkRole, SpiffeId, checked_name, coordinator_dns_name
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 
 ROOT_DAYS_MAX = 730
@@ -119,12 +120,34 @@ class CertificateAuthority:
         self, keys: EnrolmentKeys, *, person: str, now: datetime, lifetime: timedelta = OPERATOR_LIFETIME_DEFAULT
     ) -> IssuedCertificate:
         """A certificate that says who a person is; what they may do stands in roles.yaml. Raises as above."""
+        identity = SpiffeId(self.name, "operator", person)
+        return self._issue_without_signing_key(keys, identity, now, lifetime, OPERATOR_LIFETIME_MAX)
+
+    def issue_link(
+        self,
+        keys: EnrolmentKeys,
+        *,
+        role: LinkRole,
+        name: str,
+        now: datetime,
+        lifetime: timedelta = DAEMON_LIFETIME_MAX,
+    ) -> IssuedCertificate:
+        """A certificate for one end of the guard-trainer link: the guard is its server, the trainer its client.
+
+        It carries no host name: the trainer asks for the role, which only this site's CA gives. Raises as above.
+        """
+        identity = SpiffeId(self.name, role, name)
+        return self._issue_without_signing_key(keys, identity, now, lifetime, DAEMON_LIFETIME_MAX)
+
+    def _issue_without_signing_key(
+        self, keys: EnrolmentKeys, identity: SpiffeId, now: datetime, lifetime: timedelta, maximum: timedelta
+    ) -> IssuedCertificate:
         if keys.signing_key is not None:
             raise UsageError(
-                "an operator's request carries no message-signing key", hint="make it with an operator token"
+                f"the request of a {identity.role} carries no message-signing key",
+                hint=f"make it with a token for {identity.role}/NAME",
             )
-        identity = SpiffeId(self.name, "operator", person)
-        return self._issue(keys, identity, now=now, lifetime=lifetime, maximum=OPERATOR_LIFETIME_MAX, alternatives=[])
+        return self._issue(keys, identity, now=now, lifetime=lifetime, maximum=maximum, alternatives=[])
 
     def _issue_daemon(
         self,
@@ -168,7 +191,8 @@ class CertificateAuthority:
             )
         not_before = max(now - BACKDATED, root.not_valid_before_utc).replace(microsecond=0)
         not_after = min(now + lifetime, root.not_valid_after_utc).replace(microsecond=0)
-        usage = ExtendedKeyUsageOID.SERVER_AUTH if identity.role == "coordinator" else ExtendedKeyUsageOID.CLIENT_AUTH
+        is_server = identity.role in ("coordinator", "guard")
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if is_server else ExtendedKeyUsageOID.CLIENT_AUTH
         serial = x509.random_serial_number()
         builder = (
             x509.CertificateBuilder()

@@ -77,6 +77,13 @@ def certificate_fingerprint(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
+def public_key_bytes(certificate: x509.Certificate) -> bytes:
+    """The key that a certificate certifies, in DER: equal for two certificates exactly when the key is the same."""
+    return certificate.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
 def read_one_certificate(pem: bytes, *, what: str) -> x509.Certificate:
     """Parse exactly one PEM certificate. Raises NotAllowedError naming what is wrong with it."""
     if len(pem) > PEM_BYTES_MAX:

@@ -3,7 +3,7 @@
 The request is JSON: a CSR (for its public key and its proof of possession, nothing else is read from it), the Ed25519
 message-signing key, and the one-time token the authority's admin handed over. Each key signs both keys and the token,
 so nobody can enrol a key he does not hold or pair his own with another's (threat T32). An operator has no
-message-signing key: commands are signed with the certificate's own key.
+message-signing key: commands are signed with the certificate's own key. Nor has an end of the guard-trainer link.
 
 A token is bound to one identity and good once. The authority keeps only its SHA-256.
 Does not cover: whoever holds the token first is enrolled. Hand it over on a channel you trust, and compare the root's
@@ -39,7 +39,7 @@ _FIELDS = frozenset({"csr_pem", "signing_key", "signature_by_tls_key", "signatur
 
 @dataclass(frozen=True)
 class EnrolmentKeys:
-    """The only two things an authority takes from a request. `signing_key` is None for an operator."""
+    """The only two things an authority takes from a request. `signing_key` is None where the site CA vouches."""
 
     tls_key: ec.EllipticCurvePublicKey
     signing_key: Ed25519PublicKey | None

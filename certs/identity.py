@@ -26,16 +26,19 @@ from certs.encoding import (
     load_signing_key,
     load_tls_key,
     private_key_pem,
+    public_key_bytes,
     read_one_certificate,
     read_root,
 )
-from certs.names import AUTHORITY_OF_ROLE, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
+from certs.names import AUTHORITY_OF_ROLE, LinkRole, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
 from fedsilo.treaty.errors import NotAllowedError
 
 _USAGE_OF_ROLE = {
     "silo": ExtendedKeyUsageOID.CLIENT_AUTH,
     "coordinator": ExtendedKeyUsageOID.SERVER_AUTH,
     "operator": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "guard": ExtendedKeyUsageOID.SERVER_AUTH,
+    "trainer": ExtendedKeyUsageOID.CLIENT_AUTH,
 }
 _USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
 _RENEW = "renew it: `fedsilo certs invite`, `request`, `sign`"
@@ -61,6 +64,19 @@ class OperatorIdentity:
     site: str
     person: str
     public_key: ec.EllipticCurvePublicKey
+    fingerprint: str
+    not_after: datetime
+
+
+@dataclass(frozen=True)
+class LinkIdentity:
+    """One end of a site's guard-trainer link. `key_bytes`: its public key in DER, to compare with other keys."""
+
+    spiffe_id: str
+    role: LinkRole
+    site: str
+    name: str
+    key_bytes: bytes
     fingerprint: str
     not_after: datetime
 
@@ -119,6 +135,20 @@ def operator_identity(certificate_pem: bytes, site_ca_pem: bytes, now: datetime)
         site=identity.domain,
         person=identity.name,
         public_key=key,
+        fingerprint=certificate_fingerprint(certificate),
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def link_identity(certificate_pem: bytes, site_ca_pem: bytes, now: datetime, *, role: LinkRole) -> LinkIdentity:
+    """Judge the certificate of one end of the guard-trainer link. Raises NotAllowedError naming the cause."""
+    certificate, identity = _verified_leaf(certificate_pem, site_ca_pem, now, role=role)
+    return LinkIdentity(
+        spiffe_id=str(identity),
+        role=role,
+        site=identity.domain,
+        name=identity.name,
+        key_bytes=public_key_bytes(certificate),
         fingerprint=certificate_fingerprint(certificate),
         not_after=certificate.not_valid_after_utc,
     )

@@ -42,6 +42,8 @@ class IdentityFiles(_Closed):
     site_ca: Path
     operators: Path  # roles.yaml: what each person may do
     coordinator_key: Path = Path("id/coordinator.pub")  # the coordinator's message-signing key, checked against the pin
+    link_certificate: Path | None = None  # under the site CA, for a trainer at a tls: address
+    link_key: Path | None = None
 
 
 class PublicFile(_Closed):
@@ -83,7 +85,9 @@ class Trainer(_Closed):
     """The training process. `child`: the guard starts it; `external`: somebody else does, and it dials `address`."""
 
     launch: Literal["child", "external"] = "child"
-    address: str = Field("unix:run/trainer.sock", pattern=r"^(unix:\S+|tls:[^\s:]+:\d{1,5})$")
+    address: str = Field("unix:run/trainer.sock", pattern=r"^(unix:\S+|tls:([^\s:]+|\[[0-9a-fA-F:]+\]):\d{1,5})$")
+    user: str | None = None  # external, unix: whose processes may connect; None: the guard's own user's
+    name: Name | None = None  # external, tls: spiffe://SITE/trainer/NAME; None: any trainer of this site
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | Literal["auto"] = "auto"
     microbatch_tokens: int = Field(16384, ge=64)
@@ -124,7 +128,7 @@ class SiloConfig(_Closed):
     silos_on_this_host: int = Field(1, ge=1)  # only for the warning that threads x silos exceed the cores
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     site_secret: Path | None = None  # 32 bytes as hex, mode 0600; None: made in state_dir at the first start
-    source: Path = Path()
+    source: Path = Field(Path(), exclude=True)  # not a key of the file
 
     @property
     def spiffe_id(self) -> str:
@@ -160,6 +164,7 @@ def load_config(path: Path) -> SiloConfig:
         raise UsageError(f"{path}:{document.line_of(('source',))}: unknown key 'source'", hint="remove it")
     config = strict_yaml.validate(SiloConfig, document)
     config = _resolved(config, path.absolute())
+    _check_trainer_keys(config, document)
     for name, socket_path in (
         ("trainer.address", _unix_path(config.trainer)),
         ("control.socket", config.control.socket),
@@ -171,6 +176,32 @@ def load_config(path: Path) -> SiloConfig:
                 hint="the kernel takes no longer path for a unix socket; choose a shorter state_dir",
             )
     return config
+
+
+def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> None:
+    """Keys that would be without effect, or that contradict each other. Raises UsageError with the line."""
+    trainer, identity = config.trainer, config.identity
+    external, tls = trainer.launch == "external", trainer.address.startswith("tls:")
+    link_files = [name for name in ("link_certificate", "link_key") if getattr(identity, name) is not None]
+    for wrong, path, message, hint in (
+        (tls and not external, ("trainer", "address"), "a tls: address is for launch: external",
+         "a child of the guard talks over a unix socket: unix:run/trainer.sock"),
+        (external and trainer.isolation in ("namespaces", "user"), ("trainer", "isolation"),
+         f"the guard builds no {trainer.isolation} walls around a trainer that somebody else starts",
+         "write auto: the guard probes what it got; or container, or waived"),
+        (trainer.user is not None and (tls or not external), ("trainer", "user"),
+         "user is for launch: external with a unix: address", "remove it"),
+        (trainer.name is not None and not tls, ("trainer", "name"), "name is for a tls: address", "remove it"),
+        (tls and len(link_files) < 2, ("trainer", "address"),
+         "a tls: address needs identity.link_certificate and identity.link_key",
+         "`fedsilo certs invite guard/guard --ca SITE_CA`, then request and sign"),
+        (not tls and bool(link_files), ("identity", *link_files[:1]), "without effect: trainer.address is not tls:",
+         "remove it"),
+        (tls and identity.link_key == identity.key, ("identity", "link_key"),
+         "the link to the trainer has a key of its own, never the federation's", "`fedsilo certs request` makes one"),
+    ):  # fmt: skip
+        if wrong:
+            raise UsageError(f"{config.source}:{document.line_of(path)}: {'.'.join(path)}: {message}", hint=hint)
 
 
 def _unix_path(trainer: Trainer) -> Path | None:
@@ -187,8 +218,9 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
         return path if path.is_absolute() else base / path
 
     state_dir = absolute(config.state_dir)
+    given = {name: getattr(config.identity, name) for name in IdentityFiles.model_fields}
     identity = config.identity.model_copy(
-        update={name: absolute(getattr(config.identity, name)) for name in IdentityFiles.model_fields}
+        update={name: absolute(path) for name, path in given.items() if path is not None}
     )
     data = config.data.model_copy(
         update={

@@ -2,30 +2,36 @@
 
 A frame is a 4-byte big-endian header length, an 8-byte body length, a JSON header, a body of bytes. The trainer
 dials the guard: a unix socket with a path (peer credentials checked), or TLS under the site CA when it runs on
-another host. What the trainer sends are values to be parsed; the guard rebuilds every byte that goes further (B4).
+another host (`silo.link_tls`). The guard listens only while it waits for a trainer, and speaks first: a probe, or why
+it refuses. What the trainer sends are values to be parsed; the guard rebuilds every byte that goes further (B4).
 What the framing does not stop: anything the values themselves say; that is the gate's work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pwd
 import socket
-import ssl
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.errors import OperationError, UsageError
 
 HEADER_BYTES_MAX = 1 << 20
 BODY_BYTES_MAX = 4 << 30
 _LENGTHS = struct.Struct(">IQ")
 
+# A peer that proves nothing must not keep the next one waiting for long.
+HANDSHAKE_TIMEOUT_SECONDS = 10.0
+_PEER_CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred
+
 # guard -> trainer. `task` names one of treaty.method.TrainerTask; its body is the adapter (tensor payload) for
-# LoadAdapter and Evaluate, a PublicDonors message for PublicStep, else empty.
-GUARD_SAYS = frozenset({"configure", "probe", "plan", "task", "stop"})
+# LoadAdapter and Evaluate, a PublicDonors message for PublicStep, else empty. `refused` {message} comes first or never.
+GUARD_SAYS = frozenset({"configure", "probe", "plan", "task", "stop", "refused"})
 # trainer -> guard. `done` carries the body the task makes: PublicResponses, tensor payload (float32) or MetricsEval.
 TRAINER_SAYS = frozenset({"ready", "probed", "planned", "step", "done", "failed"})
 
@@ -43,10 +49,25 @@ class LinkClosed(OperationError):
     default_code = "LINK_CLOSED"
 
 
+class LinkRefused(LinkClosed):
+    """One side did not accept the other as what it must be; the message says why."""
+
+    default_code = "LINK_REFUSED"
+
+
 class StreamSocket(Protocol):
     def sendall(self, data: bytes, /) -> None: ...
     def recv(self, size: int, /) -> bytes: ...
+    def shutdown(self, how: int, /) -> None: ...
     def close(self) -> None: ...
+
+
+class LinkSecurity(Protocol):
+    """What turns a TCP connection into an authenticated one: `silo.link_tls.LinkTls`, or nothing for unix sockets."""
+
+    def secure(self, connection: socket.socket, timeout_seconds: float) -> StreamSocket:
+        """Raises LinkRefused: the handshake failed, or the peer is not who it must be; the connection is closed."""
+        ...
 
 
 class Link:
@@ -85,6 +106,8 @@ class Link:
         return LinkMessage(kind, fields, self._read(body_bytes))
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # wakes a reader that waits in another thread
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def _read(self, size: int) -> bytes:
@@ -101,12 +124,15 @@ class Link:
         return b"".join(parts)
 
 
-def dial(address: str, *, tls: ssl.SSLContext | None = None, timeout_seconds: float = 30.0) -> Link:
+def dial(address: str, *, tls: LinkSecurity | None = None, timeout_seconds: float = 30.0) -> Link:
     """The trainer's side: connect to `unix:PATH` or `tls:HOST:PORT`; `fd:NUMBER` is a socket connected beforehand.
 
+    In TLS 1.3 the guard judges the trainer's certificate after this returns; a refusal comes with the first `receive`.
+
     Raises:
-        LinkClosed: nothing listens there, or the TLS handshake fails.
-        ValueError: the address has another form, or TLS is asked for without a context.
+        LinkClosed: nothing listens there.
+        LinkRefused: the guard does not prove that it is the guard of this site.
+        ValueError: the address has another form, or TLS is asked for without its files.
     """
     scheme, _, rest = address.partition(":")
     try:
@@ -119,61 +145,114 @@ def dial(address: str, *, tls: ssl.SSLContext | None = None, timeout_seconds: fl
         if scheme == "fd":  # behind walls that refuse every new socket (silo.guard.isolation, rung user)
             return Link(socket.socket(fileno=int(rest)), GUARD_SAYS)
         if scheme == "tls" and tls is not None:
-            host, _, port = rest.rpartition(":")
-            plain = socket.create_connection((host, int(port)), timeout=timeout_seconds)
-            wrapped = tls.wrap_socket(plain, server_hostname=host)
-            wrapped.settimeout(None)
-            return Link(wrapped, GUARD_SAYS)
+            plain = socket.create_connection(host_and_port(rest), timeout=timeout_seconds)
+            return Link(tls.secure(plain, timeout_seconds), GUARD_SAYS)
     except OSError as error:
         raise LinkClosed(f"cannot reach the guard at {address}: {error.strerror or error}") from error
     raise ValueError(f"trainer address {address!r} is not unix:PATH or tls:HOST:PORT")
 
 
 class Listener:
-    """The guard's side: accept exactly one trainer.
+    """The guard's side: accept exactly one trainer. Close it as soon as that one is there.
 
     Args:
         address: `unix:PATH` or `tls:HOST:PORT`.
-        tls: server context under the site CA that requires a client certificate; needed for `tls:`.
+        tls: under the site CA; needed for `tls:`.
         user_ids: operating-system users whose processes may connect over the unix socket.
+
+    Raises:
+        OperationError: the address cannot be listened on, such as a port in use.
+        ValueError: the address has another form, or TLS is asked for without its files.
     """
 
-    def __init__(self, address: str, *, user_ids: frozenset[int], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, address: str, *, user_ids: frozenset[int], tls: LinkSecurity | None = None) -> None:
         scheme, _, rest = address.partition(":")
         self._tls = tls
         self._user_ids = user_ids
         self.path: Path | None = None
-        if scheme == "unix":
-            self.path = Path(rest)
-            self.path.unlink(missing_ok=True)
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.bind(rest)
-            os.chmod(rest, 0o600)  # noqa: PTH101  # the bound path, as given
-        elif scheme == "tls" and tls is not None:
-            host, _, port = rest.rpartition(":")
-            self._socket = socket.create_server((host, int(port)))
-        else:
-            raise ValueError(f"trainer address {address!r} is not unix:PATH or tls:HOST:PORT")
+        try:
+            if scheme == "unix":
+                self.path = Path(rest)
+                self.path.unlink(missing_ok=True)
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._socket.bind(rest)
+                # Another user may connect only past its mode; who really does, the kernel tells after accept.
+                os.chmod(rest, 0o600 if user_ids <= {os.getuid()} else 0o666)  # noqa: PTH101  # as given
+            elif scheme == "tls" and tls is not None:
+                host, port = host_and_port(rest)
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                self._socket = socket.create_server((host, port), family=family)
+            else:
+                raise ValueError(f"trainer address {address!r} is not unix:PATH or tls:HOST:PORT")
+        except OSError as error:
+            raise OperationError(
+                f"cannot listen on trainer.address {address}: {error.strerror or error}",
+                hint="another process has it, or the name is not one of this machine's; see `ss -lntp`",
+                code="TRAINER_ADDRESS",
+            ) from error
         self._socket.listen(1)
 
+    @property
+    def port(self) -> int:
+        """Of a `tls:` address; what was really got where it asked for port 0."""
+        return int(self._socket.getsockname()[1])
+
     def accept(self, timeout_seconds: float) -> Link:
-        """Raises LinkClosed: nobody came in time, or the peer is not one of the allowed users."""
+        """Wait for one trainer.
+
+        Raises:
+            LinkRefused: somebody connected who is not the trainer; names who and why. Ask again.
+            LinkClosed: nobody came in time.
+        """
         self._socket.settimeout(timeout_seconds)
         try:
-            connection, _ = self._socket.accept()
-            connection.settimeout(None)
-            if self._tls is not None:
-                return Link(self._tls.wrap_socket(connection, server_side=True), TRAINER_SAYS)
+            connection, peer = self._socket.accept()
         except OSError as error:
             raise LinkClosed(f"no trainer connected within {timeout_seconds:.0f} s") from error
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, user_id, _ = struct.unpack("3i", credentials)
+        if self._tls is None:
+            connection.settimeout(None)
+            self._check_user(connection)
+            return Link(connection, TRAINER_SAYS)
+        try:
+            return Link(self._tls.secure(connection, HANDSHAKE_TIMEOUT_SECONDS), TRAINER_SAYS)
+        except LinkRefused as error:
+            raise LinkRefused(f"refused a trainer from {peer[0]}: {error.message}", hint=error.hint) from error
+
+    def _check_user(self, connection: socket.socket) -> None:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        process_id, user_id, _ = _PEER_CREDENTIALS.unpack(credentials)
         if user_id not in self._user_ids:
+            allowed = " or ".join(map(user_name, sorted(self._user_ids)))
+            cause = f"it runs as user {user_name(user_id)}, {allowed} is needed"
+            say_refused(connection, cause)
             connection.close()
-            raise LinkClosed(f"a process of user {user_id} tried to connect as the trainer")
-        return Link(connection, TRAINER_SAYS)
+            raise LinkRefused(
+                f"refused process {process_id} as the trainer: {cause}",
+                hint="start it as that user, or name another one: trainer.user",
+            )
 
     def close(self) -> None:
         self._socket.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def say_refused(connection: StreamSocket, cause: str) -> None:
+    """Tell the other end of a guard's connection why it is not taken, as far as it still listens."""
+    with contextlib.suppress(LinkClosed):
+        Link(connection, TRAINER_SAYS).send(LinkMessage("refused", {"message": cause}))
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[IPV6]:PORT` in parts. Raises UsageError for a port that is none."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{text!r} is not HOST:PORT", hint="a port is a number from 0 to 65535")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def user_name(user_id: int) -> str:
+    try:
+        return f"{pwd.getpwuid(user_id).pw_name} ({user_id})"
+    except KeyError:
+        return str(user_id)

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from certs.encoding import load_signing_public_key, load_tls_key, read_one_certificate, read_root
-from certs.identity import Identity, operator_identity, own_identity
-from certs.names import PartyRole
+from certs.identity import Identity, LinkIdentity, link_identity, operator_identity, own_identity
+from certs.names import LinkRole, PartyRole
 from certs.roles import Roles, load_roles
 from fedsilo.edge.files import read_private
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UsageError
@@ -76,9 +76,23 @@ def load_operator(
     if site_ca is not None:
         site_ca_pem = read_public(site_ca)
         _naming(certificate, lambda: operator_identity(pem, site_ca_pem, _now(now)))
-    if read_one_certificate(pem, what=str(certificate)).public_key() != private.public_key():
-        raise NotAllowedError(f"{key} does not match {certificate}", hint="use the key the request was made with")
+    _match(certificate, pem, key, private)
     return pem, private
+
+
+def load_link(
+    certificate: Path, key: Path, site_ca: Path, *, role: LinkRole, now: datetime | None = None
+) -> LinkIdentity:
+    """Judge one end's files of the guard-trainer link, refusing what the other end would refuse anyway.
+
+    Raises:
+        NotFoundError: a file is missing.
+        NotAllowedError: as `load_identity`.
+    """
+    pem, site_ca_pem = read_public(certificate), read_public(site_ca)
+    identity = _naming(certificate, lambda: link_identity(pem, site_ca_pem, _now(now), role=role))
+    _match(certificate, pem, key, _naming(key, lambda: load_tls_key(read_private(key))))
+    return identity
 
 
 def load_site(site_ca: Path, operators: Path, *, site: str) -> tuple[bytes, Roles]:
@@ -119,6 +133,11 @@ def read_public(path: Path) -> bytes:
     if len(data) > PUBLIC_FILE_BYTES_MAX:
         raise UsageError(f"{path} is larger than {PUBLIC_FILE_BYTES_MAX} bytes")
     return data
+
+
+def _match(certificate: Path, pem: bytes, key: Path, private: ec.EllipticCurvePrivateKey) -> None:
+    if read_one_certificate(pem, what=str(certificate)).public_key() != private.public_key():
+        raise NotAllowedError(f"{key} does not match {certificate}", hint="use the key the request was made with")
 
 
 def _naming(path: Path, judge: Callable[[], Value]) -> Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,34 @@ def refuse_bad_references(file: TaskFile, is_readable: Callable[[str], bool]) ->
     return _within_limit(replace(file, rows=rows, problems=tuple(problems)))
 
 
+def read_usable(paths: Sequence[Path], is_readable: Callable[[str], bool]) -> tuple[TaskFile, ...]:
+    """The files of one silo with what may be used of them: every id once in all of them, every answer readable.
+
+    Args:
+        paths: task files.
+        is_readable: whether a reference answer can be compared with.
+
+    Raises:
+        NotFoundError: no such file.
+        UsageError: 5 % or more of a file's lines are left out; lists them.
+    """
+    files: list[TaskFile] = []
+    seen: set[str] = set()
+    for path in paths:
+        file = refuse_bad_references(read_tasks(path), is_readable)
+        again = [(task.line, "duplicate id") for task in file.rows if task.id in seen]
+        rows = tuple(task for task in file.rows if task.id not in seen)
+        seen.update(task.id for task in rows)
+        files.append(_within_limit(replace(file, rows=rows, problems=tuple(sorted([*file.problems, *again])))))
+    return tuple(files)
+
+
+def listed(problems: Sequence[Problem]) -> str:
+    """The first of the bad lines, in words: numbers and reasons, never what stands there."""
+    shown = "; ".join(f"line {line}: {reason}" for line, reason in problems[:_LISTED_MAX])
+    return shown + (f"; and {len(problems) - _LISTED_MAX} more" if len(problems) > _LISTED_MAX else "")
+
+
 def _parse(line: bytes, number: int) -> Task | str:
     """The task, or why there is none. The reason never quotes the line: it may reach a log."""
     if len(line) > LINE_BYTES_MAX:
@@ -141,10 +169,9 @@ def _is_unicode(row: Mapping[str, Any]) -> bool:
 def _within_limit(file: TaskFile) -> TaskFile:
     bad = len(file.problems)
     if bad and bad >= BAD_SHARE_MAX * file.lines:
-        listed = "; ".join(f"line {line}: {reason}" for line, reason in file.problems[:_LISTED_MAX])
-        more = f"; and {bad - _LISTED_MAX} more" if bad > _LISTED_MAX else ""
         raise UsageError(
-            f"{file.path}: {bad} of {file.lines} lines are bad, the limit is under {BAD_SHARE_MAX:.0%}: {listed}{more}",
+            f"{file.path}: {bad} of {file.lines} lines are bad, the limit is under {BAD_SHARE_MAX:.0%}: "
+            f"{listed(file.problems)}",
             hint='each line is {"id","prompt","answer","topic"} and perhaps "group", all texts, ids unique',
             code="TASK_FILE_INVALID",
         )

@@ -109,8 +109,11 @@ def check(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> No
 def start(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints one line when silos may dial."""
     import logging
+    import os
     import sys
 
+    # gRPC reads it when it loads, and what it says of failed handshakes becomes lines of our own log.
+    os.environ.pop("GRPC_VERBOSITY", None)
     from coordinator.daemon import run_coordinator
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")

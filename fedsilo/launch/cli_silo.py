@@ -3,6 +3,7 @@ signed with a person's key (`--operator`), so an approval names somebody."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -150,6 +151,9 @@ def start(
     json_output: JsonOption = False,
 ) -> None:
     """Run guard and trainer in the foreground until Ctrl-C, SIGTERM or `silo stop`."""
+    # gRPC's own lines on stderr would stand beside ours, which name the cause; it reads this when it loads.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from fedsilo.launch.silo_text import private_text
     from silo.guard.service import prepare_logging, serve
     from silo.guard.startup import thread_warning
 
@@ -161,7 +165,8 @@ def start(
         emit(
             "silo start", dict(facts), json_output=json_output, warnings=[warning] if warning else [],
             text=f"ready: {facts['silo']} of {facts['federation']}, trainer {facts['isolation']}, policy "
-            f"{facts['policy']['name']} {facts['policy']['digest'][:12]}, control {facts['control_socket']}",
+            f"{facts['policy']['name']} {facts['policy']['digest'][:12]}, control {facts['control_socket']}, private "
+            f"{private_text(facts['private'])}",
         )  # fmt: skip
 
     serve(loaded, ready=ready)
@@ -174,41 +179,12 @@ def start(
 @guarded("silo status")
 def status(config: ConfigOption = _CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """What the silo does now, what waits for persons, what left."""
+    from fedsilo.launch.silo_text import status_text
+
     with _client(_load(config)) as client:
         snapshot = client.snapshot()
     state = {**snapshot.state, "time": snapshot.time}
-    emit("silo status", state, json_output=json_output, text=lambda: _status_text(state))
-
-
-def _status_text(state: Mapping[str, Any]) -> str:
-    trainer, policy, link = state.get("trainer", {}), state.get("policy", {}), state.get("coordinator", {})
-    rows = [
-        ("silo", f"{state.get('silo')} ({state.get('role')}) of {state.get('federation')}"),
-        ("state", f"{state.get('phase')}{', halted: ' + state['halted'] if state.get('halted') else ''}"),
-        (
-            "run",
-            f"{state.get('run') or '-'} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}",
-        ),
-        ("trainer", _trainer_text(trainer)),
-        ("policy", f"{policy.get('name')} {str(policy.get('digest'))[:12]}, DP off"),
-        ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
-        ("audit", f"{state.get('audit', {}).get('size', 0)} records"),
-    ]
-    rows += [
-        ("metric", f"{name} {item['value']} ({item['source']})") for name, item in state.get("metrics", {}).items()
-    ]
-    rows += [("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes") for row in state.get("left", ())]
-    rows += [
-        ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}")
-        for row in state["held"]
-    ]
-    return table(("what", "now"), rows)
-
-
-def _trainer_text(trainer: Mapping[str, Any]) -> str:
-    if "waiting_for" in trainer:
-        return f"not there yet: waiting for it to dial {trainer['waiting_for']}"
-    return f"isolation {trainer.get('isolation', '-')}"
+    emit("silo status", state, json_output=json_output, text=lambda: status_text(state))
 
 
 @approvals_app.command("list")

@@ -100,7 +100,10 @@ def read_data_folder(root: Path) -> DataFolder:
         if name not in {PUBLIC, HELD_OUT} and not _is_private(name):
             raise UsageError(f"{path}:{line}: {name!r} is not {PUBLIC}, {HELD_OUT} or private/SILO.jsonl")
         if not (root / name).is_file():
-            raise NotFoundError(f"{path}:{line}: {root / name} is missing")
+            raise NotFoundError(
+                f"{path}:{line}: {root / name} is missing",
+                hint="copy the whole folder again, or write one with `fedsilo data from-sets DIR`",
+            )
         sources[name] = TaskSource(root / name, entry.verifier)
     private_names = sorted(f"private/{found.name}" for found in (root / "private").glob("*.jsonl"))
     for name in (PUBLIC, HELD_OUT, *private_names):

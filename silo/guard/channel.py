@@ -8,14 +8,17 @@ crosses. Does not stop: the coordinator's host seeing when and how much is sent.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 import grpc
+from cryptography import x509
 
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, PeerError, UnreachableError, WireCode
 from fedsilo.treaty.wire import codec, services
@@ -189,8 +192,10 @@ def connection_fault(address: str, files: TlsFiles) -> str:
     """
     try:
         with _tls_connection(address, files) as connection:
-            # Under TLS 1.3 the server judges the client's certificate after the handshake; its alert is the first read.
-            connection.recv(1)
+            # Under TLS 1.3 the server judges the client's certificate after the handshake. If it is content, it begins
+            # to speak HTTP/2; if not, it sends an alert or simply closes.
+            if not connection.recv(1):
+                return _certificate_refused(files, "it closes the connection")
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in {18, 19, 20, 21}:
             return f"its certificate is not signed by the CA in {files.trust_root} (wrong CA): {error.verify_message}"
@@ -199,25 +204,30 @@ def connection_fault(address: str, files: TlsFiles) -> str:
         return f"its certificate does not verify: {error.verify_message}"
     except ssl.SSLError as error:
         reason = (error.reason or "TLS failure").lower().replace("_", " ")
-        if "expired" in reason:
-            return f"it says this silo's certificate {files.certificate} is expired"
-        if "unknown ca" in reason or "bad certificate" in reason or "certificate unknown" in reason:
-            return (
-                f"it does not accept this silo's certificate {files.certificate} (wrong CA, expired or revoked): "
-                f"{reason}"
-            )
+        if any(word in reason for word in ("expired", "unknown ca", "bad certificate", "certificate unknown")):
+            return _certificate_refused(files, reason)
         return f"TLS fails: {reason}"
     except TimeoutError:
         return f"no answer within {PROBE_TIMEOUT_SECONDS:.0f} s"
     except ConnectionRefusedError:
         return "nothing listens there (connection refused)"
     except ConnectionResetError:
-        return "it closes the connection during the handshake (does it accept this silo's certificate?)"
+        return _certificate_refused(files, "it closes the connection")
     except socket.gaierror:
         return "its name does not resolve"
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
     return ""
+
+
+def _certificate_refused(files: TlsFiles, sign: str) -> str:
+    """The coordinator does not take this silo's certificate: which one, and the cause as far as it shows here."""
+    cause = "wrong CA, expired or revoked"
+    with contextlib.suppress(OSError, ValueError):
+        until = x509.load_pem_x509_certificate(files.certificate.read_bytes()).not_valid_after_utc
+        if until <= datetime.now(UTC):
+            cause = f"expired since {until:%Y-%m-%dT%H:%M:%SZ}"
+    return f"it does not accept this silo's certificate {files.certificate} ({cause}): {sign}"
 
 
 def server_certificate(address: str, files: TlsFiles) -> bytes:
@@ -229,6 +239,8 @@ def server_certificate(address: str, files: TlsFiles) -> bytes:
     try:
         with _tls_connection(address, files) as connection:
             leaf = connection.getpeercert(binary_form=True)
+            if not connection.recv(1):
+                raise ConnectionResetError
     except OSError as error:
         cause = connection_fault(address, files) or str(error)
         raise UnreachableError(f"coordinator {address}: {cause}") from error

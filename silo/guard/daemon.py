@@ -109,6 +109,7 @@ class Guard:
         self._stopping = threading.Event()
         self._last_progress = -PROGRESS_SECONDS
         self._failure: FedSiloError | None = None
+        self._halt_said = False
         self.panel = Panel(site, gate, ledger, audit, releases, desk)
         self._talk = Conversation(site, gate, audit, code_sha256=code_sha256, monotonic=monotonic)
         self.keeper = RunKeeper(
@@ -184,7 +185,7 @@ class Guard:
             self._gate.halted = error.message
         except OperationError as error:
             if self._gate.halted:
-                _log.critical("halted: %s (%s)", error.message, error.hint)
+                self._halt()
             elif error.code.startswith("TRAINER") or isinstance(error, LinkClosed):
                 self._trainer_failed(error)
             else:
@@ -213,7 +214,7 @@ class Guard:
             case TrainerGone(status):
                 raise OperationError(
                     f"the trainer is gone (exit status {status})" if status is not None else "the trainer is gone",
-                    hint=f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}",
+                    hint=f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}, or where it was started",
                     code="TRAINER_DIED",
                 )
             case TrainerSaid(message):
@@ -310,6 +311,19 @@ class Guard:
         self._failure = error
 
     # ---- trouble -----------------------------------------------------------------------------------
+
+    def _halt(self) -> None:
+        """Say once, everywhere, that nothing is sent any more; in the audit log in the space kept for that (T39)."""
+        if self._halt_said:
+            return
+        self._halt_said = True
+        _log.critical(
+            "halted: %s; nothing is sent until space is free in %s and this silo is started again",
+            self._gate.halted, self._site.config.state_dir,
+        )  # fmt: skip
+        self.panel.publish("halted", {"reason": self._gate.halted})
+        with contextlib.suppress(OperationError):
+            self._audit.append("halt", reasons=["STATE_UNWRITABLE"])
 
     def _refuse(self, error: IngressDenied) -> None:
         """A genuine message that our policy does not let in: tell the coordinator a code, and go on without it."""

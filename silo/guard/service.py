@@ -23,7 +23,7 @@ from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.treaty.errors import NotAllowedError, UnreachableError
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import SiteView
@@ -35,9 +35,11 @@ from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
 from silo.guard.startup import Site, check_coordinator, code_sha256, least_rung_is_met, load_site_parts
 from silo.guard.supervisor import Supervisor, TrainerHandle
+from silo.guard.trainer_link import key_files, probe_fields
 from silo.link import LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
+_FILE_ONLY = {"file_only": True}
 
 
 class SupervisedTrainer(TrainerHandle):
@@ -52,18 +54,13 @@ class SupervisedTrainer(TrainerHandle):
         self._rung = "waived"
 
     def start(self) -> None:
-        files = self._site.config.identity
-        supervisor = Supervisor(self._site.config, self._events.put, should_stop=self._should_stop)
+        config = self._site.config
+        supervisor = Supervisor(config, self._events.put, should_stop=self._should_stop)
         self._supervisor = supervisor
-        keys = [files.key, files.signing_key]
         state = supervisor.start(
             self._site.site_secret,
-            {
-                "key_paths": [str(path) for path in keys],
-                "control_socket": str(self._site.config.control.socket),
-                "guard_pid": os.getpid(),
-            },
-            never=[*keys, self._site.config.control.socket],
+            probe_fields(config, os.getpid()),
+            never=[*key_files(config), config.control.socket],
             accepted=self._accepted,
         )
         self._rung = state.rung
@@ -106,10 +103,15 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
     Raises:
         FedSiloError: why it did not start, or why it ended by itself.
     """
-    site = load_site_parts(config)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock_exclusively(config.state_dir / "lock"))
-        _serve_locked(site, stack, ready)
+    try:
+        site = load_site_parts(config)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock_exclusively(config.state_dir / "lock"))
+            _serve_locked(site, stack, ready)
+    except FedSiloError as error:
+        # The command shows it on stderr; the log must have it too.
+        _log.critical("ended: %s [%s]", error.message, error.code, extra=_FILE_ONLY)
+        raise
 
 
 def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict[str, Any]], None]) -> None:
@@ -185,11 +187,18 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     except UnreachableError as error:
         # It may come up later; until then the log names the cause.
         _log.warning("%s", error.message)
+    if config.trainer.launch == "external":
+        guard.panel.trainer({"waiting_for": config.trainer.address})
+        guard.panel.show(None, link_fault="")
     trainer.start()
     guard.panel.trainer(trainer.description)
     guard.panel.show(None, link_fault="")
+    told = trainer.description["ready"]
+    for text in told.get("left_out", ()):
+        _log.warning("private lines left out: %s", text)
     ready(
         {
+            "private": {"private_rows": told.get("private_rows", 0), "dropped": told.get("dropped", {})},
             "silo": config.silo,
             "federation": config.federation,
             "isolation": trainer.rung,
@@ -211,7 +220,11 @@ def prepare_logging(config: SiloConfig, *, to_stderr: bool) -> None:
     make_private_directory(logs)
     handlers: list[logging.Handler] = [logging.FileHandler(logs / "guard.log", encoding="utf-8")]
     if to_stderr:
-        handlers.append(logging.StreamHandler())
+        shown = logging.StreamHandler()
+        shown.addFilter(lambda record: not getattr(record, "file_only", False))
+        handlers.append(shown)
+    # On a full disk the log's own file fails; that is said once, by the halt, and not as a traceback for every line.
+    logging.raiseExceptions = False
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(
         level=config.log_level.upper(),

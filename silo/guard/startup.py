@@ -25,15 +25,16 @@ from fedsilo.edge.files import make_private_directory, read_private, write_priva
 from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
 from fedsilo.edge.site_policy import read_pinned_schema, read_policy
-from fedsilo.edge.task_files import TaskFile, read_tasks
+from fedsilo.edge.task_files import TaskFile, listed, read_tasks, read_usable
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UsageError
-from fedsilo.treaty.grading import require_verifier
+from fedsilo.treaty.grading import check_reference, require_verifier
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.config import SiloConfig
 from silo.guard.gate import coordinator_leaf
 from silo.guard.messages import TlsFiles
+from silo.guard.trainer_link import check as check_trainer_link
 
 # Rungs of the isolation ladder (design 2), best first.
 RUNGS = ("namespaces", "user", "container", "waived")
@@ -271,26 +272,34 @@ def preflight(config: SiloConfig, *, reach_coordinator: bool = True) -> tuple[li
         return f"policy {policy.file.name} {policy.digest[:12]}, model, schema, public and held-out set as pinned"
 
     for path in config.data.private:
-        run(f"private data {path.name}", lambda path=path: _rows_of(path))  # type: ignore[misc]
+        run(f"private data {path.name}", lambda path=path: _rows_of(path, config.data.verifier, warnings))  # type: ignore[misc]
     if run("policy, keys, model and sets", load):
         site = parts[0]
         run("certificate", lambda: f"{site.identity.spiffe_id} until {site.identity.not_after:%Y-%m-%dT%H:%M:%SZ}")
+        if config.trainer.launch == "external":
+            run("trainer link", lambda: check_trainer_link(config))
         run("trainer isolation", lambda: _rung(config, site.policy))
         if reach_coordinator:
             run("coordinator", lambda: f"certificate {check_coordinator(site, datetime.now(UTC))[:16]}")
     return results, warnings
 
 
-def _rows_of(path: Path) -> str:
-    tasks = read_tasks(path)
+def _rows_of(path: Path, verifier: str, warnings: list[str]) -> str:
+    """As the trainer will read it: which lines are left out, and why, joins the warnings."""
+    (tasks,) = read_usable([path], lambda answer: check_reference(verifier, answer))
+    if tasks.problems:
+        warnings.append(f"{path}: {listed(tasks.problems)}")
     return f"{len(tasks.rows)} rows, {len(tasks.problems)} lines left out"
 
 
 def _rung(config: SiloConfig, policy: Policy) -> str:
     from silo.guard import isolation
 
-    rung = isolation.best_rung() if config.trainer.isolation == "auto" else config.trainer.isolation
-    least = policy.file.trainer.least_isolation
-    if config.trainer.launch == "child" and not least_rung_is_met(least, rung):
-        raise NotAllowedError(f"this machine gives {rung}; the policy accepts no less than {least}")
-    return f"{rung} (policy: at least {least})"
+    trainer, least = config.trainer, policy.file.trainer.least_isolation
+    best = isolation.best_rung() if trainer.launch == "child" else "container"
+    rung = best if trainer.isolation == "auto" else trainer.isolation
+    if not least_rung_is_met(least, rung):
+        giver = "this machine" if trainer.launch == "child" else "a trainer that somebody else starts"
+        raise NotAllowedError(f"{giver} gives {rung}; the policy accepts no less than {least}")
+    probed = " at best, known when it connects and is probed" if trainer.launch == "external" else ""
+    return f"{rung}{probed} (policy: at least {least})"

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,8 @@ from typing import IO, Any
 
 from fedsilo.treaty.errors import OperationError, UsageError
 from silo.config import SiloConfig
-from silo.guard import isolation
-from silo.link import Link, LinkClosed, LinkMessage, Listener
+from silo.guard import isolation, trainer_link
+from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, Listener
 
 _log = logging.getLogger("fedsilo.silo.supervisor")
 
@@ -140,36 +141,31 @@ class Supervisor:
 
         Raises:
             OperationError: it did not come, or it reports an error; the message names its log.
-            UsageError: the address has a form that this version does not serve.
+            UsageError, NotFoundError, NotAllowedError: an external trainer's user or the link's certificate is wrong.
         """
         trainer = self._config.trainer
-        if trainer.address.startswith("tls:"):
-            raise UsageError(
-                f"trainer.address {trainer.address}: this version serves trainers over unix sockets only",
-                hint="share the socket's folder with the trainer's container: unix:PATH",
-            )
-        socket_path = Path(trainer.address.partition(":")[2])
-        socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch = self._config.state_dir / "scratch"
-        scratch.mkdir(exist_ok=True, mode=0o700)
-        self._listener = Listener(trainer.address, user_ids=frozenset({os.getuid()}))
+        self._listener = trainer_link.listen(self._config)
+        scratch: Path | None = None
         if trainer.launch == "child":
+            scratch = self._config.state_dir / "scratch"
+            scratch.mkdir(exist_ok=True, mode=0o700)
             self.state.rung = isolation.best_rung() if trainer.isolation == "auto" else trainer.isolation
-            self._process = self._launch(self.state.rung, socket_path, scratch, never)
+            self._process = self._launch(self.state.rung, Path(trainer.address.partition(":")[2]), scratch, never)
         else:
-            self.state.rung = "container" if trainer.isolation == "auto" else trainer.isolation
+            _log.info(
+                "waiting up to %.0f s for the trainer to dial %s; it is started by somebody else, with: %s",
+                trainer.start_timeout_seconds, trainer.address, trainer_link.start_command(self._config),
+            )  # fmt: skip
         self._link = self._accept(trainer.start_timeout_seconds)
+        self._close_listener()  # one trainer, and nobody after it
         self.state.probes = self._ask("probe", dict(probe_fields), "probed").get("results", {})
-        if trainer.launch == "child":
-            self.state.rung = isolation.rung_really_got(self.state.rung, self.state.probes)
-        elif isolation.escaped(self.state.probes):
-            self.state.rung = "waived"
+        self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes)
         accepted(self.state.rung)
         self.state.ready = self._ask("configure", self._configuration(site_secret, scratch), "ready")
         threading.Thread(target=self._read, name="trainer-link", daemon=True).start()
         return self.state
 
-    def _configuration(self, site_secret: bytes, scratch: Path) -> dict[str, Any]:
+    def _configuration(self, site_secret: bytes, scratch: Path | None) -> dict[str, Any]:
         config = self._config
         return {
             "silo": config.silo,
@@ -181,7 +177,7 @@ class Supervisor:
             "site_secret": site_secret.hex(),
             "threads": config.threads,
             "microbatch_tokens": config.trainer.microbatch_tokens,
-            "scratch": str(scratch),
+            "scratch": str(scratch) if scratch else "",  # an external trainer names its own
         }
 
     def _launch(self, rung: str, socket_path: Path, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:
@@ -211,24 +207,29 @@ class Supervisor:
 
     def _accept(self, timeout_seconds: float) -> Link:
         assert self._listener is not None  # noqa: S101  # made by start
-        waited_seconds = 0.0
-        while waited_seconds < timeout_seconds:
+        refused = ""
+        end = time.monotonic() + timeout_seconds
+        while time.monotonic() < end:
             try:
                 return self._listener.accept(_ACCEPT_SLICE_SECONDS)
+            except LinkRefused as error:
+                # Not the trainer; the right one may still come.
+                _log.warning("%s%s", error.message, f" ({error.hint})" if error.hint else "")
+                refused = f"; the last one that tried was refused: {error.message}"
             except LinkClosed:
-                waited_seconds += _ACCEPT_SLICE_SECONDS
+                pass
             if self._should_stop():
                 raise OperationError("stopped while the trainer was starting", code="INTERRUPTED")
             status = self._process.poll() if self._process else None
             if status is not None:
                 raise OperationError(
                     f"the trainer ended with status {status} before it connected{self._last_words()}",
-                    hint=f"see {self._config.state_dir / 'logs' / 'trainer.log'}",
+                    hint=self._where_it_tells(),
                     code="TRAINER_DIED",
                 )
         raise OperationError(
-            f"no trainer connected to {self._config.trainer.address} within {timeout_seconds:.0f} s",
-            hint="start it with: python -m silo.trainer.worker --address " + self._config.trainer.address,
+            f"no trainer connected to {self._config.trainer.address} within {timeout_seconds:.0f} s{refused}",
+            hint=f"start it with: {trainer_link.start_command(self._config)}",
             code="TRAINER_MISSING",
         )
 
@@ -241,14 +242,17 @@ class Supervisor:
                 if message.type == answer:
                     return message.fields
                 if message.type == "failed":
-                    raise OperationError(
+                    # What is wrong with the site's own files is a usage error, as if they had been read here.
+                    refused = UsageError if message.fields.get("input") is True else OperationError
+                    raise refused(
                         f"the trainer refuses to {question}: {str(message.fields.get('message', ''))[:2000]}",
+                        hint=str(message.fields.get("hint", ""))[:500],
                         code=str(message.fields.get("code", "TRAINER_FAILED"))[:64],
                     )
         except LinkClosed as error:
             raise OperationError(
                 f"the trainer went away while it was asked to {question}{self._last_words()}",
-                hint=f"see {self._config.state_dir / 'logs' / 'trainer.log'}",
+                hint=self._where_it_tells(),
                 code="TRAINER_DIED",
             ) from error
 
@@ -280,13 +284,20 @@ class Supervisor:
         return None
 
     def _last_words(self) -> str:
-        """The last line of the trainer's log, for a local message only: it may hold anything (T8)."""
+        """The last line of the child's log, for a local message only: it may hold anything (T8)."""
+        if self._config.trainer.launch == "external":
+            return ""
         path = self._config.state_dir / "logs" / "trainer.log"
         try:
             lines = path.read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return ""
         return f": {''.join(c for c in lines[-1] if c.isprintable())[:300]}" if lines else ""
+
+    def _where_it_tells(self) -> str:
+        if self._config.trainer.launch == "external":
+            return "see its own output, where it was started"
+        return f"see {self._config.state_dir / 'logs' / 'trainer.log'}"
 
     # ---- end ---------------------------------------------------------------------------------------
 
@@ -302,12 +313,15 @@ class Supervisor:
         if self._link is not None:
             self._link.close()
             self._link = None
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        self._close_listener()
         if self._log_file is not None:
             self._log_file.close()
             self._log_file = None
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
 
 def trainer_environment(outer: Mapping[str, str], *, threads: int, scratch: Path) -> dict[str, str]:

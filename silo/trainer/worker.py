@@ -1,5 +1,8 @@
 """The trainer process: `python -m silo.trainer.worker --address unix:PATH`. It dials the guard and does what it asks.
 
+On another host it dials `tls:HOST:PORT` with `--certificate`, `--key` and `--site-ca`: a key of its own, made for this
+link and good for nothing else. A trainer serves one run; who starts it by hand starts it again (`--wait-seconds`).
+
 It holds the private data and the model, and no key and no network: the link to the guard is its only connection
 (design 2). The order of a life: offline settings, dial, `configure` -> load -> refuse further connections ->
 `ready`, then `probe`, `plan` and `task` messages until `stop` or until the guard is gone.
@@ -12,26 +15,26 @@ import contextlib
 import os
 import platform
 import socket
-import ssl
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.plan import plan_from_canonical
-from silo.link import Link, LinkClosed, LinkMessage, dial
+from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, dial
 from silo.trainer.fences import Refusals, set_offline, verify_hub_offline, verify_offline
 
 if TYPE_CHECKING:
     from fedsilo.edge.grading_process import GradingProcess
-    from fedsilo.edge.task_files import Task, TaskFile
     from silo.trainer.grading import Grader
     from silo.trainer.session import Session
 
 MICROBATCH_TOKENS = 16384
+DIAL_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -102,54 +105,45 @@ def load_model(folder: Path, load: str) -> Any:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def usable_private(files: Sequence[TaskFile], verifier: str) -> tuple[list[Task], Counter[str]]:
-    """Rows of the private files whose reference answer the verifier can read, and the lines left out, by reason.
-
-    Raises:
-        UsageError: 5 % or more of a file's lines are left out; lists them.
-    """
-    from fedsilo.edge.task_files import refuse_bad_references
-    from fedsilo.treaty.grading import check_reference
-
-    rows: list[Task] = []
-    dropped: Counter[str] = Counter()
-    seen: set[str] = set()
-    for file in files:
-        usable = refuse_bad_references(file, lambda reference: check_reference(verifier, reference))
-        dropped.update(usable.reasons)
-        for row in usable.rows:
-            if row.id in seen:
-                dropped["duplicate id"] += 1  # of another file of this silo
-            else:
-                seen.add(row.id)
-                rows.append(row)
-    return rows, dropped
-
-
 class Worker:
     """The message loop.
 
     Args:
         link: to the guard.
         refusals: audit hook to install once everything is loaded; None leaves it out (tests share a process).
+        scratch: folder for what a restart needs, where the guard names none since it runs elsewhere.
     """
 
-    def __init__(self, link: Link, refusals: Refusals | None) -> None:
+    def __init__(self, link: Link, refusals: Refusals | None, scratch: Path | None = None) -> None:
         self._link = link
         self._refusals = refusals
+        self._scratch = scratch
         self._session: Session | None = None
         self._grading: list[GradingProcess] = []
 
     def run(self) -> None:
-        """Until the guard says `stop` or goes away."""
+        """Until the guard says `stop` or goes away.
+
+        Raises:
+            NotAllowedError: the guard does not take this trainer; says why.
+            LinkClosed: the guard went away before it said anything.
+        """
+        heard = False
         try:
             while True:
                 try:
                     message = self._link.receive()
+                except LinkRefused as error:
+                    raise _not_taken(error.message) from error
                 except LinkClosed:
-                    return
+                    if heard:
+                        return
+                    raise
                 if message.type == "stop":
                     return
+                if message.type == "refused":
+                    raise _not_taken(f"the guard refuses this trainer: {str(message.fields.get('message', ''))[:500]}")
+                heard = True
                 self._link.send(self._answer(message))
         finally:
             for process in self._grading:
@@ -168,7 +162,8 @@ class Worker:
                     return self._task(message)
         except FedSiloError as error:
             # The guard is this silo's own: it may read the sentence. Only the code ever goes further (T8).
-            return LinkMessage("failed", {"code": error.code, "message": error.message})
+            fields = {"code": error.code, "message": error.message, "hint": error.hint}
+            return LinkMessage("failed", {**fields, "input": isinstance(error, UsageError | NotFoundError)})
 
     def _configure(self, configuration: Configuration) -> LinkMessage:
         import torch
@@ -176,7 +171,8 @@ class Worker:
         torch.set_num_threads(configuration.threads)
         import transformers
 
-        from fedsilo.edge.task_files import read_tasks
+        from fedsilo.edge.task_files import listed, read_tasks, read_usable
+        from fedsilo.treaty.grading import check_reference
         from silo.trainer.session import Material, Session
         from silo.trainer.text import load_codec
 
@@ -184,8 +180,8 @@ class Worker:
         verify_hub_offline(sys.modules)
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        private_files = [read_tasks(path) for path in configuration.private]
-        private, dropped = usable_private(private_files, configuration.verifier)
+        files = read_usable(configuration.private, lambda answer: check_reference(configuration.verifier, answer))
+        private = [task for file in files for task in file.rows]
         public = read_tasks(configuration.public_path)
         held_out = read_tasks(configuration.held_out_path)
         model = load_model(configuration.model_path, configuration.load)
@@ -207,7 +203,7 @@ class Worker:
             held_out_grader=graders[configuration.held_out_verifier],
             site_secret=configuration.site_secret,
             microbatch_tokens=configuration.microbatch_tokens,
-            scratch=configuration.scratch,
+            scratch=configuration.scratch or self._scratch,
         )
         self._session = Session(material, on_phase=self._report_phase)
         if self._refusals is not None:
@@ -219,7 +215,8 @@ class Worker:
                 "private_rows": len(private),
                 "public_rows": len(public.rows),
                 "held_out_rows": len(held_out.rows),
-                "dropped": dict(dropped),
+                "dropped": dict(sum((Counter(file.reasons) for file in files), Counter())),
+                "left_out": [f"{file.path}: {listed(file.problems)}" for file in files if file.problems],
                 "context_tokens": context,
                 "topics": sorted({row.topic for row in (*private, *held_out.rows)}),
                 "versions": {
@@ -304,36 +301,56 @@ def isolation_seen() -> dict[str, Any]:
     return {"user_id": os.getuid(), "interfaces": interfaces, "namespaces": namespaces}
 
 
-def site_tls(certificate: Path, key: Path, site_ca: Path) -> ssl.SSLContext:
-    """Client context of a trainer on another host: TLS 1.3 under the site CA, both ends authenticated."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(site_ca))
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(certfile=str(certificate), keyfile=str(key))
-    return context
+def _not_taken(message: str) -> NotAllowedError:
+    return NotAllowedError(message, hint="the guard's log names the cause; `fedsilo certs check --role trainer` helps")
+
+
+def site_tls(certificate: Path | None, key: Path | None, site_ca: Path | None) -> LinkSecurity:
+    """The trainer's end of a TLS link. Raises UsageError, NotFoundError, NotAllowedError: a file is not right."""
+    if certificate is None or key is None or site_ca is None:
+        raise UsageError("a tls: address needs --certificate, --key and --site-ca")
+    from silo.link_tls import LinkFiles, LinkTls  # behind the guard's own walls there are no certificates to judge
+
+    return LinkTls(LinkFiles(certificate, key, site_ca), "trainer")
+
+
+def dial_patiently(address: str, tls: LinkSecurity | None, wait_seconds: float) -> Link:
+    """Dial until the guard listens; it does so only while it waits for a trainer. Raises LinkClosed, LinkRefused."""
+    end = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return dial(address, tls=tls)
+        except LinkRefused:
+            raise
+        except LinkClosed:
+            if time.monotonic() + DIAL_PAUSE_SECONDS > end:
+                raise
+            time.sleep(DIAL_PAUSE_SECONDS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m silo.trainer.worker", description="The trainer of one silo.")
     parser.add_argument("--address", required=True, help="the guard: unix:PATH or tls:HOST:PORT")
-    for name in ("certificate", "key", "site-ca"):
-        parser.add_argument(f"--{name}", type=Path, help="for tls: under the site CA")
+    parser.add_argument("--certificate", type=Path, help="for tls: this trainer's, under the site CA")
+    parser.add_argument("--key", type=Path, help="for tls: its private key, mode 0600")
+    parser.add_argument("--site-ca", type=Path, help="for tls: the site's root certificate")
+    parser.add_argument("--scratch", type=Path, help="external trainer: folder for what a restart needs")
+    parser.add_argument("--wait-seconds", type=float, default=0.0, help="keep dialling so long until the guard listens")
     options = parser.parse_args(arguments)
     set_offline(os.environ)
     try:
         verify_offline(os.environ)
         tls = None
         if options.address.startswith("tls:"):
-            if not (options.certificate and options.key and options.site_ca):
-                raise UsageError("a tls: address needs --certificate, --key and --site-ca")
             tls = site_tls(options.certificate, options.key, options.site_ca)
-        link = dial(options.address, tls=tls)
+        link = dial_patiently(options.address, tls, options.wait_seconds)
+        try:
+            Worker(link, Refusals(), options.scratch).run()
+        finally:
+            link.close()
     except FedSiloError as error:
         sys.stderr.write(f"error: {error.message} [{error.code}]\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
-    try:
-        Worker(link, Refusals()).run()
-    finally:
-        link.close()
     return 0
 
 

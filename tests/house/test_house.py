@@ -22,7 +22,11 @@ WITHOUT_TORCH = [name for name in MODULES if not name.startswith("silo.trainer")
 
 def test_import_contracts_hold() -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"], cwd=ROOT, capture_output=True, text=True
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
 

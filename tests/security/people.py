@@ -34,6 +34,7 @@ def forge(
     key: object = None,
     critical_unknown: bool = False,
     signing_key: bool = True,
+    now: datetime = NOW,
 ) -> bytes:
     """A leaf with a genuine signature of `authority` and whatever content the attacker wants."""
     public = getattr(key, "public_key", ec.generate_private_key(ec.SECP256R1()).public_key)()
@@ -45,8 +46,8 @@ def forge(
         .issuer_name(authority.certificate.subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(NOW - timedelta(hours=1))
-        .not_valid_after(NOW + timedelta(hours=1))
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
         .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         .add_extension(
             x509.KeyUsage(True, False, False, False, False, False, False, False, False),
