@@ -14,7 +14,8 @@ form. There are no text screens yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -477,23 +478,17 @@ class Gate:
         envelope.signature = self._signing_key.sign(codec.signing_bytes(envelope))
         return envelope
 
-    def _halting(self) -> _Halting:
-        return _Halting(self)
-
-
-class _Halting:
-    """Turns a disk that cannot record into a gate that does not send."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __enter__(self) -> None:
-        if self._gate.halted:
-            raise OperationError(f"nothing is recorded or sent: {self._gate.halted}", code="HALTED")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, LogFullError) or (isinstance(error, FedSiloError) and error.code == "LEDGER_UNWRITABLE"):
-            self._gate.halted = error.message
+    @contextlib.contextmanager
+    def _halting(self) -> Iterator[None]:
+        """Turns a disk that cannot record into a gate that does not send."""
+        if self.halted:
+            raise OperationError(f"nothing is recorded or sent: {self.halted}", code="HALTED")
+        try:
+            yield
+        except FedSiloError as error:
+            if isinstance(error, LogFullError) or error.code == "LEDGER_UNWRITABLE":
+                self.halted = error.message
+            raise
 
 
 def open_channel(address: str, files: TlsFiles) -> Channel:

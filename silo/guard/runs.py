@@ -92,8 +92,10 @@ class RunKeeper:
         if isinstance(item.body, pb.RunPlan):
             return self._take_plan(item)
         run = self.run
-        if run is None or item.run != run.plan.run or 0 < item.round <= self._ignored_round:
+        if run is None or item.run != run.plan.run:
             return True
+        if 0 < item.round <= self._ignored_round and not isinstance(item.body, pb.RunEnd):
+            return True  # of a round that a restart left; that the run ended counts all the same
         # The coordinator sends at least once; what was fed is not fed again.
         mark = (item.kind, item.round, item.step, item.digest)
         if mark in self._fed:
