@@ -263,9 +263,8 @@ class Gate:
             raise
         self._outcome("egress.sent", allowed)
         self.counters.messages[allowed.kind] = self.counters.messages.get(allowed.kind, 0) + 1
-        self.counters.payload_bytes[allowed.kind] = self.counters.payload_bytes.get(allowed.kind, 0) + len(
-            allowed.payload
-        )
+        payload_bytes = self.counters.payload_bytes.get(allowed.kind, 0) + len(allowed.payload)
+        self.counters.payload_bytes[allowed.kind] = payload_bytes
         self.counters.last_contact, self.counters.last_fault = self._clock(), ""
         inbound = self.let_in(reply)
         if isinstance(inbound.body, pb.Ack) and allowed.outbox_id is not None:
