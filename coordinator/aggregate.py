@@ -7,6 +7,7 @@ because float addition is not associative (methods 1.1, 2.2). Memory stays at on
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,14 @@ from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, encode_facto
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 20
+
+
+class AggregateRefusedError(OperationError):
+    """The uploads do not make an adapter. A disk that fails is another error: a restart may help there, not here."""
+
+    default_code = "AGGREGATE_REFUSED"
+
+
 Combine = Callable[[Array, Sequence[Array]], Array]
 
 
@@ -90,19 +99,20 @@ def aggregate(
         tile_elements: n at most; the result does not depend on it.
 
     Raises:
-        OperationError: an upload is against another base, has other tensors, or the result is not finite.
+        AggregateRefusedError: no upload, one against another base or with other tensors, or a result not finite.
         DiskFullError: no space for the new master; the old one stays.
+        OperationError: the disk failed in another way; the old one stays.
     """
     if not uploads:
-        raise OperationError("a round without uploads cannot be committed")
+        raise AggregateRefusedError("a round without uploads cannot be committed")
     base = read_factors(master)
     readers = [read_factors(upload) for upload in uploads]
     shapes = [(place.name, place.shape) for place in base.places]
     for reader in readers:
         if reader.header.base_digest != master.digest:
-            raise OperationError("an upload is a delta against another adapter than the master")
+            raise AggregateRefusedError("an upload is a delta against another adapter than the master")
         if [(place.name, place.shape) for place in reader.places] != shapes:
-            raise OperationError("an upload has other tensors than the master")
+            raise AggregateRefusedError("an upload has other tensors than the master")
     # proto floats are stored as given, so copying the header keeps the scale bit for bit
     header = pb.Factors()
     header.CopyFrom(base.header)
@@ -116,7 +126,9 @@ def aggregate(
                 tiles = [reader.tile(reader.places[index], start, stop) for reader in readers]
                 combined = np.asarray(combine(base.tile(place, start, stop), tiles), dtype=np.float32)
                 if not np.isfinite(combined).all():
-                    raise OperationError(f"the aggregate of {place.name} is not finite; the round is not committed")
+                    raise AggregateRefusedError(
+                        f"the aggregate of {place.name} is not finite; the round is not committed"
+                    )
                 # same canonical zeros as codec.encode_factors (T4)
                 combined = np.where(np.abs(combined) < np.finfo(np.float32).tiny, np.float32(0), combined)
                 spool.write(combined.astype("<f4").tobytes())
@@ -175,7 +187,10 @@ def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, bas
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+        weights = folder / "adapter_model.safetensors"
+        save_file(tensors, str(weights), metadata={"format": "pt"})
+        with weights.open("rb") as written:
+            os.fsync(written.fileno())  # on the disk before the database says that the run has ended
         fsync_directory(folder)
     except OSError as error:
         raise OperationError(f"cannot write {folder}: {error.strerror}") from error

@@ -93,7 +93,7 @@ class CoordinatorConfig(_Closed):
     payloads: str = ""  # fsspec URL; empty: state_dir/blobs
     limits: Limits = Limits()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    source: Path = Path()
+    source: Path = Field(Path(), exclude=True)  # not a key of the file
 
     @property
     def spiffe_id(self) -> str:

@@ -26,6 +26,7 @@ from coordinator.control import Control
 from coordinator.driver import Driver
 from coordinator.ingress import Ingress
 from coordinator.members import Agreed
+from coordinator.native_log import NativeLog
 from coordinator.parts import Parts
 from coordinator.record import Outcome
 from coordinator.server import FederationService, control_server, federation_server
@@ -37,7 +38,7 @@ from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.identity_files import load_identity, load_site
 from fedsilo.edge.task_files import TaskFile, read_tasks
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
 from fedsilo.treaty.grading import require_verifier
 from policies.load import Policy, load_policy
 from policies.schema import LoraSchema, schema_from_json
@@ -94,10 +95,11 @@ def check(config: CoordinatorConfig) -> Checked:
         raise UsageError(f"{expected.lora_schema} is for another base model than {config.source} expects")
     public = read_tasks(config.public.path)
     if public.sha256 != config.public.sha256:
-        raise ConflictError(
-            f"{config.public.path}: the public set has SHA-256 {public.sha256}, {config.source} names "
+        raise UsageError(
+            f"public set {config.public.path} has SHA-256 {public.sha256}; {config.source.name} says "
             f"{config.public.sha256}",
             hint="restore the file, or agree on the new set with every site",
+            code="PUBLIC_SET_MISMATCH",
         )
     warnings = [f"{config.public.path}:{line}: {reason}" for line, reason in public.problems]
     if require_verifier(config.public.verifier).executes:
@@ -129,6 +131,7 @@ class Coordinator:
         self._stack = ExitStack()
         self._stopped = threading.Event()
         self._latest = 0.0
+        self._latest_lock = threading.Lock()
 
     def __enter__(self) -> Coordinator:
         with ExitStack() as stack:
@@ -140,12 +143,14 @@ class Coordinator:
         self._stack.close()
 
     def now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock(), UTC)
+        """UTC that never goes back: a certificate that has expired once stays expired (T26, T41)."""
+        return datetime.fromtimestamp(self.seconds(), UTC)
 
     def seconds(self) -> float:
         """UTC seconds that never go back (T41)."""
-        self._latest = max(self._latest, self._clock())
-        return self._latest
+        with self._latest_lock:
+            self._latest = max(self._latest, self._clock())
+            return self._latest
 
     def _publish(self, name: str, fields: dict[str, Any]) -> None:
         self.control.publish(name, fields)
@@ -313,7 +318,8 @@ def run_coordinator(config_path: Path, *, ready: Callable[[Ready], None]) -> Non
     with Coordinator(checked) as coordinator:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: coordinator.request_stop())
-        with coordinator.serving() as where:
+        refused = lambda cause: coordinator.control.publish("connection.refused", {"cause": cause})  # noqa: E731
+        with coordinator.serving() as where, NativeLog(refused):
             ready(where)
             coordinator.work()
 

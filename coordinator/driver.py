@@ -1,7 +1,8 @@
 """The coordinator without sockets: one complete message in, one signed message out.
 
     peer, envelope, payload
-      -> ingress.admit, parse, grade        no state, no lock
+      -> ingress.admit, parse               no state, no lock
+      -> sequence, place, ingress.grade     public answers only; graded outside the lock
       -> sequence, charter, audit record    durable before anything is acknowledged
       -> hello | poll | fetch | checkpoint | a contribution folded through the run's method
       -> one transaction: sequence, counts, upload, event, outbox
@@ -135,7 +136,7 @@ class Driver:
         silo = ""
         try:
             silo = self.parts.ingress.admit(peer, envelope, content.size_bytes)
-            arrived = self.parts.ingress.parse(silo, envelope, content)
+            arrived = self._graded(self.parts.ingress.parse(silo, envelope, content))
             with self._changed:
                 self.seen.setdefault(silo, MemberState()).last_seen = self.parts.now()
                 taken = self._take(peer, arrived)
@@ -168,13 +169,10 @@ class Driver:
             raise PeerError(WireCode.HALTED, "the coordinator is stopping")
         silo, envelope = arrived.silo, arrived.envelope
         with self.parts.store.transaction() as session:
-            if self._is_retry(session, arrived):
+            if not self._is_new(session, arrived):
                 # the first one was recorded, counted and folded; only its answer was lost (T29)
                 db.raise_sequence(session, silo, envelope.run, envelope.sequence)
                 return ack()
-            last = db.sequence_of(session, silo, envelope.run, "in")
-            if envelope.sequence <= last:
-                raise PeerError(WireCode.SEQUENCE_REPLAYED, f"{silo} sent sequence {envelope.sequence} after {last}")
             book = self._book(session, silo)
             place = self._place(session, arrived)
         ruling = self.parts.ingress.judge(arrived, place, book)
@@ -187,12 +185,14 @@ class Driver:
                 refusal = self._why_denied(session, arrived, ruling)
                 log.warning("refused: %s\n%s", refusal.message, ruling.decision.explain())
                 return self._refusal(refusal, envelope)
-            book.record(ruling.facts)
-            session.merge(db.Book(silo=silo, counts=db.as_json(book.to_json())))
             try:
+                # before it is counted: a silo that is put right may still contribute in this round
+                self.effects.require_member(session, arrived)
+                book.record(ruling.facts)
+                session.merge(db.Book(silo=silo, counts=db.as_json(book.to_json())))
                 return self.effects.carry_out(session, peer, arrived)
             except PeerError as error:
-                log.warning("refused: %s", error.message)
+                log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
                 return self._refusal(error, envelope)
 
     def _why_denied(self, session: Session, arrived: Arrived, ruling: Ruling) -> PeerError:
@@ -212,6 +212,30 @@ class Driver:
                     got=str(envelope.round),
                 )
         return PeerError(WireCode.INGRESS_DENIED, f"{what}: {', '.join(ruling.decision.reasons)}")
+
+    def _graded(self, arrived: Arrived) -> Arrived:
+        """A message with verdicts on its public answers. The lock is free meanwhile, so `_take` looks at all again."""
+        if not isinstance(arrived.body, pb.PublicResponses):
+            return arrived
+        with self._changed, self._storing() as session:
+            if self.halted or self.stopping or not self._is_new(session, arrived):
+                return arrived
+            place = self._place(session, arrived)
+        return self.parts.ingress.grade(arrived, place)
+
+    def _is_new(self, session: Session, arrived: Arrived) -> bool:
+        """Whether a message is not a retry of one that was taken.
+
+        Raises:
+            PeerError: neither a retry nor numbered above the last one.
+        """
+        if self._is_retry(session, arrived):
+            return False
+        silo, envelope = arrived.silo, arrived.envelope
+        last = db.sequence_of(session, silo, envelope.run, "in")
+        if envelope.sequence <= last:
+            raise PeerError(WireCode.SEQUENCE_REPLAYED, f"{silo} sent sequence {envelope.sequence} after {last}")
+        return True
 
     def _is_retry(self, session: Session, arrived: Arrived) -> bool:
         envelope = arrived.envelope
@@ -293,23 +317,25 @@ class Driver:
         return db.first_outbox_item(session, silo, except_runs=paused)
 
     def _place(self, session: Session, arrived: Arrived) -> OpenPlace:
-        """What the rules compare a message with: for an evaluation the newest round, else the open one."""
+        """What the rules compare a message with: the open round, or the newest for what may come after a round."""
         run = self.runs.get(arrived.envelope.run)
         if run is None:
             return OpenPlace()
         number = run.open_round(session)
-        step, indices = 0, frozenset[int]()
+        step, indices, evaluated = 0, tuple[int, ...](), ""
         row = session.get(db.Round, (run.name, number)) if number else None
         if row is not None:
             steps = json.loads(row.public_steps)
             if str(arrived.envelope.step) in steps:
-                step, indices = arrived.envelope.step, frozenset(steps[str(arrived.envelope.step)])
+                step, indices = arrived.envelope.step, tuple(steps[str(arrived.envelope.step)])
         digest = row.base_digest if row else ""
         if arrived.envelope.kind == "metrics.eval":
+            of_round = session.get(db.Round, (run.name, arrived.envelope.round))
+            evaluated = of_round.adapter_digest if of_round else ""
+        if arrived.envelope.kind == "metrics.eval" or arrived.envelope.kind.startswith("control."):
             number = run.newest_round(session)
-        return OpenPlace(
-            run.plan, digest, self._norm(digest) if arrived.tensors is not None else None, number, step, indices
-        )
+        norm = self._norm(digest) if arrived.tensors is not None else None
+        return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated)
 
     def _norm(self, digest: str) -> float | None:
         if not digest:

@@ -12,7 +12,7 @@ from coordinator import store as db
 from coordinator.aggregate import l2_norm
 from coordinator.ingress import Arrived
 from coordinator.members import check_hello, facts_as_fields, hello_as_fields
-from coordinator.parts import MemberState, Parts, Taken, ack
+from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.runs import ActiveRun
 from coordinator.witnessing import exchange_checkpoints
 from fedsilo.treaty.errors import PeerError, WireCode
@@ -39,6 +39,12 @@ class Effects:
         self._runs = runs
         self._seen = seen
         self._notify = notify
+
+    def require_member(self, session: Session, arrived: Arrived) -> None:
+        """Raises PeerError: a contribution of a silo whose last hello was refused; whoever differs has no part."""
+        member = session.get(db.Member, arrived.silo)
+        if arrived.envelope.kind in CONTRIBUTIONS and (member is None or member.state != "joined"):
+            raise PeerError(WireCode.NOT_A_MEMBER, f"{arrived.silo} contributes although it has not joined")
 
     def carry_out(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Taken:
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
@@ -108,7 +114,8 @@ class Effects:
         elif run.started:
             # whoever keeps a whole-round message back keeps back the round; a step's answers only the step
             step = body.step if not (isinstance(body, pb.Declined) and body.kind != "public.responses") else 0
-            run.feed(session, SiloAbstained(silo, body.round, step))
+            declined = body.kind if isinstance(body, pb.Declined) else ""
+            run.feed(session, SiloAbstained(silo, body.round, step, declined))
         self.forget_ended()
         self._notify()
         return ack()
@@ -118,8 +125,6 @@ class Effects:
         run = self._run_of(envelope, silo)
         if not run.started or envelope.kind not in run.method.kinds:
             raise PeerError(WireCode.UNKNOWN_KIND, f"{envelope.kind} does not belong to {run.plan.method}")
-        if isinstance(arrived.body, pb.MetricsEval):
-            self._check_evaluated(session, run.name, envelope.round, arrived.body.adapter_digest)
         kept = self._parts.blobs.keep(arrived.payload)
         norm = l2_norm(kept) if arrived.tensors is not None else 0.0
         session.add(
@@ -153,18 +158,6 @@ class Effects:
         self._notify()
         return ack()
 
-    def _check_evaluated(self, session: Session, run: str, number: int, digest: str) -> None:
-        row = session.get(db.Round, (run, number))
-        expected = row.adapter_digest if row else ""
-        if number and digest != expected:
-            raise PeerError(
-                WireCode.DIGEST_MISMATCH,
-                f"an evaluation of round {number} names another adapter than the round's",
-                field="adapter_digest",
-                expected=expected,
-                got=digest[:64],
-            )
-
     def _keep_metrics(self, session: Session, run: str, silo: str, number: int, body: pb.MetricsEval) -> None:
         fields = {"split": body.split, "adapter_digest": body.adapter_digest}
         for metric in body.metrics:
@@ -181,8 +174,7 @@ class Effects:
 
     def _acknowledge(self, session: Session, silo: str, sequence: int) -> None:
         """Drop what the silo has taken in; a plan that is taken in is accepted unless it is declined."""
-        item = db.first_outbox_item(session, silo)
-        while item is not None and 0 < item.delivered_sequence <= sequence:
+        for item in db.delivered_outbox_items(session, silo, sequence):
             session.delete(item)
             session.flush()
             run = self._runs.get(item.run)
@@ -190,7 +182,6 @@ class Effects:
                 run.accepted.add(silo)
                 run.start_if_accepted(session)
                 self._notify()
-            item = db.first_outbox_item(session, silo)
         self.forget_ended()
 
     def _leave(self, session: Session, name: str, silo: str) -> None:

@@ -4,7 +4,8 @@
 2. Ed25519 signature by the key in that certificate;
 3. payload digest, canonical form;
 4. sequence above the last one (the driver's part, since it is state);
-5. the same rules as at the silo, with the coordinator's own charter; answers to public prompts graded again here.
+5. answers to public prompts graded again here, unless place, count or size are wrong already: grading is dear (T23);
+6. the same rules as at the silo, with the coordinator's own charter; answers that were not graded are denied.
 What this does not stop: values that keep all rules and are still bad for the model.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
@@ -54,14 +55,21 @@ class Arrived:
 
 @dataclass(frozen=True)
 class OpenPlace:
-    """Where the sender's run stands. base_l2: norm of the adapter that the open round starts from."""
+    """Where the sender's run stands.
+
+    Attributes:
+        base_l2: norm of the adapter that the open round starts from.
+        evaluated_digest: adapter that the message's round came to; "" if none.
+        public_prompt_indices: rows that the step asks for, in its order.
+    """
 
     plan: Plan | None = None
     base_digest: str = ""
     base_l2: float | None = None
     round: int = 0
     step: int = 0
-    public_prompt_indices: frozenset[int] = frozenset()
+    public_prompt_indices: tuple[int, ...] = ()
+    evaluated_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ class Ingress:
         return self._schema.payload_bytes if kind in TENSOR_KINDS else codec.SMALL_PAYLOAD_BYTES_MAX
 
     def parse(self, silo: str, envelope: pb.Envelope, payload: AnyPayload) -> Arrived:
-        """Step 3, and the grading of step 5, which may take long and needs no state.
+        """Step 3. What it returns has no verdicts; `grade` adds them.
 
         Raises:
             PeerError: digest or canonical form.
@@ -148,11 +156,29 @@ class Ingress:
             reader = read_factors(payload)
             return Arrived(silo, envelope, payload, reader.header, LazyTensors(reader), None)
         body: ProtobufMessage = codec.decode(OUTBOUND_KINDS[envelope.kind], whole(payload))
-        verdicts = self._grade(body) if isinstance(body, pb.PublicResponses) else None
-        return Arrived(silo, envelope, payload, body, None, verdicts)
+        return Arrived(silo, envelope, payload, body, None, None)
+
+    def grade(self, arrived: Arrived, place: OpenPlace) -> Arrived:
+        """Step 5, which may take long and changes no state: verdicts on answers to public prompts."""
+        body = arrived.body
+        if not isinstance(body, pb.PublicResponses) or not self._worth_grading(arrived, body, place):
+            return arrived
+        return replace(arrived, verdicts=self._grade(body))
+
+    def _worth_grading(self, arrived: Arrived, body: pb.PublicResponses, place: OpenPlace) -> bool:
+        """Whether a message answers the open step within what plan and charter let one step hold."""
+        limits, plan = self.policy.file.egress.public_responses, place.plan
+        asked = (place.round, place.step) == (arrived.envelope.round, arrived.envelope.step) and place.step > 0
+        if limits is None or plan is None or not asked:
+            return False
+        responses = sum(len(prompt.responses) for prompt in body.prompts)
+        return (
+            responses <= plan.prompts_per_step * plan.samples_per_prompt
+            and arrived.payload.size_bytes <= limits.max_bytes_per_step
+        )
 
     def judge(self, arrived: Arrived, place: OpenPlace, book: engine.HistoryBook) -> Ruling:
-        """Step 5: the charter's verdict. Whatever the rules cannot decide is a deny."""
+        """Step 6: the charter's verdict. Whatever the rules cannot decide is a deny."""
         envelope = arrived.envelope
         message = engine.Message(
             direction="ingress",
@@ -177,6 +203,7 @@ class Ingress:
             open_round=place.round,
             open_step=place.step,
             public_prompt_indices=place.public_prompt_indices,
+            evaluated_digest=place.evaluated_digest,
             verdicts=arrived.verdicts,
             token_counts=None,
             topics=self._topics,

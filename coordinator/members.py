@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.isolation import RUNGS
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 
 ROLES = frozenset({"member", "lead"})
-ISOLATION_RUNGS = frozenset({"namespaces", "user", "container", "waived"})
 TEXT_CHARACTERS_MAX = 64  # a hash in hex; nothing in hello is longer
 
 
@@ -86,7 +86,7 @@ def check_hello(hello: pb.Hello, agreed: Agreed) -> HelloFacts:
             raise PeerError(
                 code, f"{field} differs: expected {expected}, got {got}", field=field, expected=expected, got=got
             )
-    for field, allowed in (("role", ROLES), ("isolation", ISOLATION_RUNGS)):
+    for field, allowed in (("role", ROLES), ("isolation", RUNGS)):
         got = _printable(getattr(hello, field))
         if got not in allowed:
             raise PeerError(

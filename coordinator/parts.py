@@ -21,7 +21,7 @@ CONTRIBUTIONS = frozenset({"lora.factors", "public.responses", "metrics.eval"})
 
 @dataclass
 class Parts:
-    """What a driver is put together from; `daemon.assemble` makes one from a configuration."""
+    """What a driver is put together from; `daemon.Coordinator` makes one from a configuration."""
 
     federation: str
     spiffe_id: str

@@ -136,7 +136,7 @@ def verify_record(document: bytes, public_key: Ed25519PublicKey) -> dict[str, An
         parsed = json.loads(document)
         record = dict(parsed["record"])
         public_key.verify(bytes.fromhex(parsed["signature"]), _PREFIX + canonical_json(record))
-    except (InvalidSignature, ValueError, KeyError, TypeError) as error:
+    except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError) as error:
         raise VerificationError("the run record is not signed by that key") from error
     return record
 

@@ -17,7 +17,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from coordinator import store as db
-from coordinator.aggregate import aggregate
+from coordinator.aggregate import AggregateRefusedError, aggregate
 from coordinator.blobs import Blobs, whole
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import OperationError
@@ -307,14 +307,12 @@ class ActiveRun:
         row.state = rounds.advance(rounds.ROUND, row.state, "commit")
         try:
             adapter = aggregate(blobs, blobs.get(row.base_digest), uploads, self.method.combine)
-        except OperationError as error:
-            if error.code != OperationError.default_code:
-                raise
+        except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
             row.state = rounds.advance(rounds.ROUND, row.state, "abandon")
             self._close(row)
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
-            self.end(session, "failed", "AGGREGATE_REFUSED")
+            self.end(session, "failed", error.code)
             return []
         row.adapter_digest = adapter.digest
         row.participants = db.as_json(list(action.silos))

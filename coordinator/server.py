@@ -186,8 +186,9 @@ class FederationService:
         # the published stubs have the wrong type for the values
         properties: Any = context.auth_context()
         version = [value.decode() for value in properties.get("ssl_tls_version", ())]
-        if version and version != ["TLSv1.3"]:
-            raise NotAllowedError(f"{context.peer()} speaks {version[0][:16]}, TLSv1.3 is required")
+        if version != ["TLSv1.3"]:
+            spoken = version[0][:16] if version else "an unknown version"
+            raise NotAllowedError(f"{context.peer()} speaks {spoken}, TLSv1.3 is required")
         certificates = list(properties.get("x509_pem_cert", ()))
         if len(certificates) != 1:
             raise NotAllowedError(f"{context.peer()} presents no certificate")

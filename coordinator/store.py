@@ -32,7 +32,7 @@ class Base(DeclarativeBase):
 
 
 class Run(Base):
-    """state: joining | offered | running | paused | finished | failed | aborted."""
+    """state: one of `fedsilo.treaty.rounds.RUN`."""
 
     __tablename__ = "runs"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -50,7 +50,7 @@ class Run(Base):
 
 
 class Round(Base):
-    """state: open | committed | abandoned."""
+    """state: one of `fedsilo.treaty.rounds.ROUND`."""
 
     __tablename__ = "rounds"
     run: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -247,6 +247,13 @@ def count_message(
 def first_outbox_item(session: Session, silo: str, *, except_runs: Sequence[str] = ()) -> OutboxItem | None:
     query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(except_runs)))
     return session.scalars(query.order_by(OutboxItem.id).limit(1)).first()
+
+
+def delivered_outbox_items(session: Session, silo: str, sequence: int) -> list[OutboxItem]:
+    """What a silo has taken in when it acknowledges a sequence, oldest first, whatever else waits in between."""
+    delivered = OutboxItem.delivered_sequence.between(1, sequence)
+    query = select(OutboxItem).where(OutboxItem.silo == silo, delivered).order_by(OutboxItem.id)
+    return list(session.scalars(query))
 
 
 def next_ordinal(session: Session, run: str) -> int:

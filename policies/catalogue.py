@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from fedsilo.treaty.errors import WireCode
+from fedsilo.treaty.isolation import RUNGS
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 
@@ -46,10 +47,9 @@ TOPIC_CHARACTERS_MAX = 128
 PLAN_CHARACTERS_MAX = 65536
 
 _LOADS = frozenset({"fp32", "bf16", "nf4", "fp8"})
-_RUNGS = frozenset({"namespaces", "user", "container", "waived"})
 _CODES: dict[str, frozenset[Any]] = {
     "Hello.load": _LOADS,
-    "Hello.isolation": _RUNGS,
+    "Hello.isolation": frozenset(RUNGS),
     "Hello.role": frozenset({"member", "lead"}),
     "Declined.kind": frozenset(OUTBOUND_KINDS),
     "ErrorReport.code": frozenset(code.value for code in WireCode),

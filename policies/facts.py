@@ -6,6 +6,7 @@ A name or kind that is not of its closed form becomes "" or "unknown" and is cou
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.treaty.errors import FedSiloError
+from fedsilo.treaty.methods import METHODS
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
@@ -80,8 +82,11 @@ class Context:
         base_digest: adapter that the open round starts from.
         base_l2: its L2 norm over all factors, as `measure` gave it for global.adapter; None if unknown.
         open_round, open_step: where the run stands; open_step is the public step whose exchange is open, else 0.
+        open_steps: rows that each public step of the open round asks for, as its round.open said.
+        refused_round: the last round whose round.open was not let in, which the party may say; 0 is none.
+        evaluated_digest: for metrics.eval of a round: the adapter that this round came to; "" if it came to none.
         public_set_sha256, public_set_rows: of the party's own copy of the public set.
-        public_prompt_indices: rows that the open public step asks for.
+        public_prompt_indices: rows that the open public step asks for, in its order.
         verdicts: the party's own grading, one for each response in message order (for public.donors: one for each
             donor that carries a response); None if it has not graded them.
         token_counts: tokens of each response in the same order; None without a tokenizer (then bytes bound them).
@@ -98,9 +103,12 @@ class Context:
     base_l2: float | None = None
     open_round: int = 0
     open_step: int = 0
+    open_steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    refused_round: int = 0
+    evaluated_digest: str = ""
     public_set_sha256: str = ""
     public_set_rows: int = 0
-    public_prompt_indices: frozenset[int] = field(default_factory=frozenset)
+    public_prompt_indices: tuple[int, ...] = ()
     verdicts: tuple[bool, ...] | None = None
     token_counts: tuple[int, ...] | None = None
     topics: frozenset[str] = field(default_factory=frozenset)
@@ -137,13 +145,15 @@ def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
         elif isinstance(message.body, pb.PublicDonors):
             facts.update(_donor_facts(message.body, context))
         elif isinstance(message.body, pb.MetricsEval):
-            facts.update(_metric_facts(message.body, context))
+            facts.update(_metric_facts(message.body, message.round, context))
         elif isinstance(message.body, pb.RunPlan):
             facts.update(_plan_facts(message.body, message.run))
         elif isinstance(message.body, pb.RoundOpen):
             facts.update(_round_facts(message.body, message.round, context))
         elif isinstance(message.body, pb.RoundResult):
             facts["names"], facts["names_at_fault"] = _names(message.body.participants)
+        elif message.kind.startswith("control."):
+            facts.update(_control_facts(message, context))
         facts["measured"] = True
     except EVALUATION_ERRORS as error:
         facts["measure_error"] = type(error).__name__
@@ -251,9 +261,17 @@ def _index_facts(indices: list[int], context: Context) -> Facts:
         "prompts": len(indices),
         "prompts_repeated": len(indices) - len(set(indices)),
         "prompts_not_of_step": sum(index not in context.public_prompt_indices for index in indices),
+        "prompts_out_of_order": _out_of_order(indices, context.public_prompt_indices),
         "prompts_not_in_set": sum(index >= context.public_set_rows for index in indices),
         "public_set_sha256": context.public_set_sha256,
     }
+
+
+def _out_of_order(indices: list[int], order: tuple[int, ...]) -> int:
+    """How often a row comes after one that the order has behind it. Rows that it has not are counted elsewhere."""
+    place = {index: position for position, index in enumerate(order)}
+    places = [place[index] for index in indices if index in place]
+    return sum(later < earlier for earlier, later in itertools.pairwise(places))
 
 
 def _response_facts(body: pb.PublicResponses, context: Context) -> Facts:
@@ -291,7 +309,7 @@ def _donor_facts(body: pb.PublicDonors, context: Context) -> Facts:
 # ---- numbers ---------------------------------------------------------------------------------------
 
 
-def _metric_facts(body: pb.MetricsEval, context: Context) -> Facts:
+def _metric_facts(body: pb.MetricsEval, round_number: int, context: Context) -> Facts:
     metrics: list[list[Any]] = []
     at_fault = 0
     for metric in body.metrics:
@@ -302,7 +320,30 @@ def _metric_facts(body: pb.MetricsEval, context: Context) -> Facts:
             metrics.append([metric.name, metric.topic, metric.value, negative_zero])
         else:
             at_fault += 1
-    return {"split": body.split if body.split == "held_out" else "", "metrics": metrics, "metrics_at_fault": at_fault}
+    # Round 0 is the base model, which has no digest; a round that came to no adapter has nothing to evaluate.
+    expected = body.adapter_digest == (context.evaluated_digest if round_number else "")
+    return {
+        "split": body.split if body.split == "held_out" else "",
+        "adapter_digest_expected": expected and (round_number == 0 or context.evaluated_digest != ""),
+        "metrics": metrics,
+        "metrics_at_fault": at_fault,
+    }
+
+
+# ---- control ---------------------------------------------------------------------------------------
+
+
+def _control_facts(message: Message, context: Context) -> Facts:
+    """Whether round and step of the envelope are free numbers: what bounds them, and whether the body repeats them."""
+    body, place = message.body, (message.round, message.step)
+    placed = isinstance(body, pb.Progress | pb.Declined | pb.Abstain)
+    said = (body.round, body.step) if isinstance(body, pb.Progress | pb.Declined | pb.Abstain) else place
+    return {
+        "refused_round": context.refused_round,
+        "plan_local_steps": context.plan.local_steps if context.plan else 0,
+        "place_in_body": placed,
+        "place_of_body": said == place,
+    }
 
 
 # ---- from the coordinator --------------------------------------------------------------------------
@@ -310,8 +351,12 @@ def _metric_facts(body: pb.MetricsEval, context: Context) -> Facts:
 
 def _plan_facts(body: pb.RunPlan, run: str) -> Facts:
     plan = plan_from_canonical(body.canonical_json)
+    method = METHODS.get(plan.method)
     return {
         "plan_sha256": plan.digest,
+        "method": method.name if method else "",
+        "method_kinds": sorted(method.kinds) if method else [],
+        "method_sends_wrong_answers": method is not None and method.sends_wrong_answers,
         "plan_run_matches": plan.run == run,
         "names": list(plan.silos[:_NAMES_MAX]),
         "names_at_fault": max(0, len(plan.silos) - _NAMES_MAX),
@@ -343,6 +388,9 @@ def _round_facts(body: pb.RoundOpen, round_number: int, context: Context) -> Fac
     return {
         "base_digest_empty": body.base_digest == "",
         "round_in_plan": plan is not None and 1 <= round_number <= plan.rounds,
+        "repeats_open_round": round_number == context.open_round
+        and body.base_digest == context.base_digest
+        and {step.step: tuple(step.prompt_indices) for step in body.public_steps} == dict(context.open_steps),
         "steps_repeated": len(steps) - len(set(steps)),
         "steps_not_in_plan": sum(plan is None or step not in plan.public_steps() for step in steps),
         "prompts": len(indices),

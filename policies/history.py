@@ -30,6 +30,8 @@ class History:
     """Attributes:
     messages_in_round, messages_in_step: of the same kind, for the same run and round (and step).
     messages_in_minute: in this message's bucket (polls, control, everything else) in the last 60 s.
+    rounds_released: other rounds of this run in which a message of this kind was allowed. Counted here, since a
+        round's number is the coordinator's choice.
     responses, tokens, text_bytes: of public.responses in this run and round.
     round_bytes: payload bytes of this run and round, without control messages.
     day_bytes: payload bytes of all kinds on this UTC day.
@@ -38,6 +40,7 @@ class History:
     messages_in_round: int = 0
     messages_in_step: int = 0
     messages_in_minute: int = 0
+    rounds_released: int = 0
     responses: int = 0
     tokens: int = 0
     text_bytes: int = 0
@@ -66,7 +69,7 @@ class HistoryBook:
     """Counts of allowed messages of one sender (a coordinator keeps one book for each silo).
 
     Attributes:
-        counts: "run/round[/step]/name" -> number.
+        counts: "run/round[/step]/name" -> number; "run/rounds/kind" -> rounds in which the kind was allowed.
         days: UTC date -> payload bytes.
         recent: bucket -> UTC seconds of the messages of the last minute.
     """
@@ -80,11 +83,13 @@ class HistoryBook:
         kind, now = facts["kind"], facts["now"]
         times = self.recent.get(bucket_of(kind), [])
         count = self.counts.get
+        in_round = count(f"{round_key}/{kind}", 0)
         return History(
-            messages_in_round=count(f"{round_key}/{kind}", 0),
+            messages_in_round=in_round,
             messages_in_step=count(f"{step_key}/{kind}", 0),
             # A clock set back must not empty the bucket (T41): times ahead of now still count.
             messages_in_minute=sum(1 for moment in times if moment > now - MINUTE_SECONDS),
+            rounds_released=count(_rounds_key(facts), 0) - (in_round > 0),
             responses=count(f"{round_key}/responses", 0),
             tokens=count(f"{round_key}/tokens", 0),
             text_bytes=count(f"{round_key}/text_bytes", 0),
@@ -98,6 +103,8 @@ class HistoryBook:
         round_key, step_key = _keys(facts)
         kind, now, size = facts["kind"], facts["now"], facts["payload_bytes"]
         self._add(f"{round_key}/{kind}", 1)
+        if self.counts[f"{round_key}/{kind}"] == 1 and not kind.startswith("control."):
+            self._add(_rounds_key(facts), 1)
         if step_key != round_key:
             self._add(f"{step_key}/{kind}", 1)
         if not kind.startswith("control."):
@@ -130,6 +137,10 @@ class HistoryBook:
 def _keys(facts: Facts) -> tuple[str, str]:
     round_key = f"{facts['run']}/{facts['round']}"
     return round_key, f"{round_key}/{facts['step']}"
+
+
+def _rounds_key(facts: Facts) -> str:
+    return f"{facts['run']}/rounds/{facts['kind']}"
 
 
 def _day(now: float) -> str:

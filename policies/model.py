@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from fedsilo.treaty.isolation import Rung
+
 CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
 
 _SPIFFE = re.compile(r"spiffe://[a-z][a-z0-9_-]{0,62}/(silo|coordinator)/[a-z][a-z0-9_-]{0,62}")
@@ -87,7 +89,7 @@ class _Closed(BaseModel):
 
 
 class Trainer(_Closed):
-    least_isolation: Literal["namespaces", "user", "container", "waived"]
+    least_isolation: Rung
 
 
 class Federation(_Closed):

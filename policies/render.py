@@ -149,7 +149,9 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "clip_l2": clip_l2,
         "max_l2": max_l2,
         "max_tensor_l2": max_tensor_l2,
-        "max_total_l2": _two_digits(4 * start_l2 + 20 * max_l2),
+        # Twice the start bounds any draw of it, and no mean of deltas is longer than the longest: a run whose every
+        # round goes the same way still fits.
+        "max_total_l2": _two_digits(2 * start_l2 + size.rounds * max_l2),
         "rounds": size.rounds,
         "local_steps": size.local_steps,
         "prompts_per_step": size.prompts_per_step,

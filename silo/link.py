@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pwd
 import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,12 +24,26 @@ from typing import Any, Protocol
 from fedsilo.treaty.errors import OperationError, UsageError
 
 HEADER_BYTES_MAX = 1 << 20
-BODY_BYTES_MAX = 4 << 30
+BODY_BYTES_MAX = 4 << 30  # of what a trainer takes from its guard; the guard sets a bound of its own
+HEADER_DEPTH_MAX = 16
 _LENGTHS = struct.Struct(">IQ")
 
 # A peer that proves nothing must not keep the next one waiting for long.
 HANDSHAKE_TIMEOUT_SECONDS = 10.0
 _PEER_CREDENTIALS = struct.Struct("3i")  # process, user, group: struct ucred
+
+# The trainer's environment, whoever starts it: no hub, no telemetry (threat T10).
+OFFLINE: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 # guard -> trainer. `task` names one of treaty.method.TrainerTask; its body is the adapter (tensor payload) for
 # LoadAdapter and Evaluate, a PublicDonors message for PublicStep, else empty. `refused` {message} comes first or never.
@@ -47,6 +63,12 @@ class LinkClosed(OperationError):
     """The other side of the link went away."""
 
     default_code = "LINK_CLOSED"
+
+
+class LinkBroken(LinkClosed):
+    """The other side is there, and what it says is no message of this link."""
+
+    default_code = "LINK_BROKEN"
 
 
 class LinkRefused(LinkClosed):
@@ -76,11 +98,15 @@ class Link:
     Args:
         connection: a stream socket, already authenticated.
         hears: the types this end accepts.
+        body_bytes_max: the longest body this end takes.
     """
 
-    def __init__(self, connection: StreamSocket, hears: frozenset[str]) -> None:
+    def __init__(
+        self, connection: StreamSocket, hears: frozenset[str], *, body_bytes_max: int = BODY_BYTES_MAX
+    ) -> None:
         self._connection = connection
         self._hears = hears
+        self._body_bytes_max = body_bytes_max
 
     def send(self, message: LinkMessage) -> None:
         header = json.dumps({"type": message.type, **message.fields}).encode()
@@ -92,17 +118,19 @@ class Link:
             raise LinkClosed("the link between guard and trainer is closed") from error
 
     def receive(self) -> LinkMessage:
-        """Raises LinkClosed: the other end is gone, or broke the framing or the message set."""
+        """One message. Numbers that JSON does not have (NaN, infinities) come as None.
+
+        Raises:
+            LinkClosed: the other end is gone.
+            LinkBroken: it broke the framing or the message set.
+        """
         header_bytes, body_bytes = _LENGTHS.unpack(self._read(_LENGTHS.size))
-        if header_bytes > HEADER_BYTES_MAX or body_bytes > BODY_BYTES_MAX:
-            raise LinkClosed(f"a frame of {header_bytes} + {body_bytes} bytes exceeds the link's limit")
-        try:
-            fields = json.loads(self._read(header_bytes))
-            kind = fields.pop("type")
-        except (ValueError, KeyError, AttributeError) as error:
-            raise LinkClosed("a frame's header is not a message") from error
-        if kind not in self._hears:
-            raise LinkClosed(f"message type {str(kind)[:40]!r} does not belong on this link")
+        if header_bytes > HEADER_BYTES_MAX or body_bytes > self._body_bytes_max:
+            raise LinkBroken(f"a frame of {header_bytes} + {body_bytes} bytes exceeds the link's limit")
+        fields = _header(self._read(header_bytes))
+        kind = fields.pop("type", None)
+        if not isinstance(kind, str) or kind not in self._hears:
+            raise LinkBroken(f"message type {str(kind)[:40]!r} does not belong on this link")
         return LinkMessage(kind, fields, self._read(body_bytes))
 
     def close(self) -> None:
@@ -122,6 +150,36 @@ class Link:
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """A header's fields, as plain as JSON allows: no deep nesting, no text that is not Unicode. Raises LinkBroken."""
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # an escape may name half a character
+    except (ValueError, RecursionError) as error:
+        raise LinkBroken("a frame's header is not a message") from error
+    if not isinstance(value, dict) or _deeper_than(value, HEADER_DEPTH_MAX):
+        raise LinkBroken("a frame's header is not a message")
+    return value
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _deeper_than(value: object, levels: int) -> bool:
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            item
+            for each in layer
+            if isinstance(each, dict | list)
+            for item in (each.values() if isinstance(each, dict) else each)
+        ]
+    return any(isinstance(each, dict | list) for each in layer)
 
 
 def dial(address: str, *, tls: LinkSecurity | None = None, timeout_seconds: float = 30.0) -> Link:
@@ -197,8 +255,12 @@ class Listener:
         """Of a `tls:` address; what was really got where it asked for port 0."""
         return int(self._socket.getsockname()[1])
 
-    def accept(self, timeout_seconds: float) -> Link:
+    def accept(self, timeout_seconds: float, *, body_bytes_max: int = BODY_BYTES_MAX) -> Link:
         """Wait for one trainer.
+
+        Args:
+            timeout_seconds: how long.
+            body_bytes_max: the longest body it may send.
 
         Raises:
             LinkRefused: somebody connected who is not the trainer; names who and why. Ask again.
@@ -212,9 +274,10 @@ class Listener:
         if self._tls is None:
             connection.settimeout(None)
             self._check_user(connection)
-            return Link(connection, TRAINER_SAYS)
+            return Link(connection, TRAINER_SAYS, body_bytes_max=body_bytes_max)
         try:
-            return Link(self._tls.secure(connection, HANDSHAKE_TIMEOUT_SECONDS), TRAINER_SAYS)
+            stream = self._tls.secure(connection, HANDSHAKE_TIMEOUT_SECONDS)
+            return Link(stream, TRAINER_SAYS, body_bytes_max=body_bytes_max)
         except LinkRefused as error:
             raise LinkRefused(f"refused a trainer from {peer[0]}: {error.message}", hint=error.hint) from error
 

@@ -25,7 +25,15 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedsilo.edge.audit_loading import TornTail, load, read_note
-from fedsilo.edge.audit_segments import RESERVE_BYTES, DiskFullError, SegmentWriter, file_stem, read_records, segments
+from fedsilo.edge.audit_segments import (
+    FULL,
+    RESERVE_BYTES,
+    DiskFullError,
+    SegmentWriter,
+    file_stem,
+    read_records,
+    segments,
+)
 from fedsilo.edge.files import FileLock, lock_exclusively, make_private_directory, write_durably
 from fedsilo.treaty.audit.checkpoint import (
     Checkpoint,
@@ -56,6 +64,16 @@ class LogFullError(OperationError):
     """Nothing can be recorded, so nothing may be sent, until space returns."""
 
     default_code = "LOG_FULL"
+
+
+def _store(path: Path, data: bytes) -> None:
+    """Write a note durably. Raises LogFullError where only space is lacking, else OperationError."""
+    try:
+        write_durably(path, data)
+    except OperationError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+            raise LogFullError(f"no space to store a checkpoint: {error.message}") from error
+        raise
 
 
 class AuditLog:
@@ -196,7 +214,7 @@ class AuditLog:
         with self._mutex:
             if self._note_size != self.size:
                 note = sign_checkpoint(Checkpoint(self.origin, self.size, self._tree.root()), self._key)
-                write_durably(self._note_path(self.size), note.encode())
+                _store(self._note_path(self.size), note.encode())
                 self._note, self._note_size = note, self.size
             return self._note
 
@@ -326,7 +344,7 @@ class AuditLog:
             checkpoint = judge(previous, offer.note, proof, origin=peer, public_key=public_key)
             signed = only_signed_by(offer.note, [log_key(peer, public_key)])
             cosigned = cosign(signed, self.origin, self._key, self._now() // 1000)
-            write_durably(self._witnessed_path(peer), cosigned.encode())
+            _store(self._witnessed_path(peer), cosigned.encode())
             return checkpoint
 
     def add_cosignature(self, note: str) -> None:
@@ -353,7 +371,7 @@ class AuditLog:
             stored = read_note(path) if path.exists() else known
             merged = merge_signatures(stored, known)
             if merged != stored or not path.exists():
-                write_durably(path, merged.encode())
+                _store(path, merged.encode())
             if checkpoint.size == self._note_size:
                 self._note = merged
             for name in signers:

@@ -29,7 +29,7 @@ from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationErr
 RESERVE_BYTES = 16 << 20
 _SEGMENT_NAME = re.compile(r"(\d{12})\.jsonl")
 # EFBIG: a file-size limit of the process; for the log it is the same as a full disk
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class DiskFullError(OperationError):
@@ -139,7 +139,7 @@ class SegmentWriter:
 
     def _take_back(self, cause: OSError) -> None:
         assert self._descriptor is not None  # noqa: S101 - append checked it
-        if cause.errno not in _FULL:
+        if cause.errno not in FULL:
             self._broken = f"writing failed earlier ({cause.strerror})"
             return
         try:
@@ -189,6 +189,6 @@ class SegmentWriter:
 
 
 def _error_of(error: OSError, path: Path) -> OperationError:
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return DiskFullError(f"{path}: {error.strerror}", hint="free space; nothing is sent until records fit again")
     return OperationError(f"{path}: {error.strerror}")

@@ -147,7 +147,8 @@ class GradingProcess:
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "fedsilo.edge.grading_process", *arguments],
+                # -P, or `-m` looks in the working directory first and would run a folder `fedsilo` that stands there
+                [sys.executable, "-P", "-m", "fedsilo.edge.grading_process", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -172,7 +173,7 @@ class GradingProcess:
                 self._stop(politely=False)
                 raise OperationError(
                     f"the grading process for {self.verifier!r} did not start (exit status {status})",
-                    hint=f"try: {sys.executable} -m fedsilo.edge.grading_process {self.verifier} < /dev/null",
+                    hint=f"try: {sys.executable} -P -m fedsilo.edge.grading_process {self.verifier} < /dev/null",
                 )
             self._ready = True
         return child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,10 @@ def demo(
             sys.stderr.write(f"[{time.monotonic() - started:6.1f} s] {plain(line)}\n")
             sys.stderr.flush()
 
+        # A demo that is told to end takes its processes along, whoever tells it: a closed terminal, a service manager,
+        # or a script that started it in the background, where the shell has Ctrl-C ignored.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
         options = DemoOptions(
             out=folder.absolute(),
             seed=seed,
@@ -61,6 +66,10 @@ def demo(
             text=lambda: "\n" + report(result.data),
             error=result.error,
         )
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _open_console(site: Site) -> None:

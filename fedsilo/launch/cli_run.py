@@ -164,6 +164,31 @@ def export(
     emit("run export", data, json_output=json_output, text=f"wrote {out}")
 
 
+@app.command()
+@guarded("run verify")
+def verify(
+    file: Annotated[Path, typer.Argument(help="run_record.json, as `fedsilo run export` wrote it.")],
+    key: Annotated[Path, typer.Option("--key", help="The coordinator's public signing key, id/coordinator.pub.")],
+    json_output: JsonOption = False,
+) -> None:
+    """Check a run record's signature, offline. Exit 7 if it is not the record that the coordinator signed."""
+    from coordinator.record import verify_record
+    from fedsilo.edge.identity_files import load_coordinator_key
+    from fedsilo.treaty.errors import NotFoundError
+
+    public_key = load_coordinator_key(key)
+    if not file.is_file():
+        raise NotFoundError(f"{file} does not exist")
+    record = verify_record(file.read_bytes(), public_key)
+    data = {name: record.get(name) for name in ("run", "state", "ended_at", "adapter_sha256")}
+    emit(
+        "run verify",
+        data,
+        json_output=json_output,
+        text=f"run {data['run']}, {data['state']} {data['ended_at']}: the record is signed by the key in {key}",
+    )
+
+
 def _client(config: Path, socket: Path | None) -> ControlClient:
     from console.client import ControlClient
 

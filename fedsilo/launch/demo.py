@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -325,7 +326,7 @@ def _result(
 ) -> Result:
     from fedsilo.edge.audit_verify import verify_logs
 
-    left, disagreements = _what_left(sites)
+    left, compared_left, disagreements = _what_left(sites, compared["run"] if compared else "")
     verdicts = verify_logs([site.audit_log for site in sites.all()])
     names = {str(site.audit_log): site for site in sites.all()}
     audit = [
@@ -353,7 +354,12 @@ def _result(
         "processes": processes,
     }
     if compared:
-        data["compared"] = {"method": compared["plan"]["method"], "state": compared["state"], **figures(compared)}
+        data["compared"] = {
+            "method": compared["plan"]["method"],
+            "state": compared["state"],
+            "left": compared_left,
+            **figures(compared),
+        }
     error: FedSiloError | None = None
     unverified = [str(row["log"]) for row in audit if not row["verified"]]
     bad_rounds = [row["round"] for row in record["rounds"] if row["state"] != "committed"]
@@ -399,25 +405,34 @@ def figures(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _what_left(sites: Sites) -> tuple[list[dict[str, Any]], list[str]]:
-    """Counted from each silo's own audit log, and compared with what the coordinator's log says came in."""
+def _what_left(sites: Sites, compared_run: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """Counted from each silo's own audit log, and compared with what the coordinator's log says came in.
+
+    Returns:
+        What left for the run itself, what left from the first record of `compared_run` on, and where the two sides'
+        counts of everything differ.
+    """
     from coordinator.record import received_by_kind
     from fedsilo.edge.audit_log import sent_by_kind
     from fedsilo.edge.audit_segments import read_records
 
     received = received_by_kind(read_records(sites.coordinator.audit_log))
-    left, disagreements = [], []
+    left: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    disagreements = []
     for site in sites.silos:
-        sent = sent_by_kind(read_records(site.audit_log))
+        records = list(read_records(site.audit_log))
+        sent = sent_by_kind(records)
         got = next((counts for peer, counts in received.items() if peer.endswith(f"/silo/{site.name}")), {})
         for kind in sorted(sent.keys() | got.keys()):
             if sent.get(kind) != got.get(kind):
                 disagreements.append(f"{site.name} {kind}: sent {sent.get(kind)}, received {got.get(kind)}")
-        left += [
-            {"silo": site.name, "kind": kind, "messages": messages, "bytes": size}
-            for kind, (messages, size) in sorted(sent.items())
-        ]
-    return left, disagreements
+        own = list(takewhile(lambda record: not compared_run or record.get("run") != compared_run, records))
+        for rows, part in zip(left, (own, records[len(own) :]), strict=True):
+            rows += [
+                {"silo": site.name, "kind": kind, "messages": messages, "bytes": size}
+                for kind, (messages, size) in sent_by_kind(part).items()
+            ]
+    return *left, disagreements
 
 
 def _donors_trained(record: dict[str, Any]) -> dict[str, int]:

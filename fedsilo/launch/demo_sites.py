@@ -44,7 +44,6 @@ class Wanted:
 
     Attributes:
         holds: the silo whose first factor release waits for a person; empty for none.
-        sized_for: the plan whose sizes the policies must allow.
         seed: site secrets follow from it, so that a demo can be repeated (design 8.4); real sites draw theirs.
     """
 

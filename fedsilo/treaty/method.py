@@ -49,11 +49,15 @@ class MessageArrived:
 
 @dataclass(frozen=True)
 class SiloAbstained:
-    """The silo says it will not contribute to this step (step > 0) or round (step 0): declined, missed, halted."""
+    """The silo says it will not contribute to this step (step > 0) or round (step 0): declined, missed, halted.
+
+    `declined` is the kind of the message that its site keeps back; empty when the silo itself drops out.
+    """
 
     silo: str
     round: int
     step: int
+    declined: str = ""
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,7 @@ Action = TypeVar("Action", covariant=True)
 
 
 class Half(Protocol, Generic[State, Event, Action]):
-    """One party's part: the first state, and a pure step. State is immutable and picklable-free plain data."""
+    """One party's part: the first state, and a pure step. State is immutable plain data."""
 
     def start(self, plan: Plan, party: str) -> State: ...
 
@@ -254,6 +258,8 @@ class Method:
         ruleset: the shipped ruleset this method runs under.
         combine: the coordinator's arithmetic on one tile: (master tile [n], tiles of the uploads in silo order,
             each [n], all float32) -> new master tile [n].
+        sends_wrong_answers: whether it lives on answers to public prompts that do not verify as well, so that a
+            policy that lets only verified ones out cannot serve it.
     """
 
     name: str
@@ -263,3 +269,4 @@ class Method:
     coordinator: Half[Any, CoordinatorEvent, CoordinatorAction]
     silo: Half[Any, SiloEvent, SiloAction]
     combine: Callable[[Array, Sequence[Array]], Array]
+    sends_wrong_answers: bool = False

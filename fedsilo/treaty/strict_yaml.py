@@ -96,7 +96,8 @@ def _known_keys(model: type[BaseModel], path: Path) -> str:
         # An optional block is `Model | None`.
         options = (annotation, *getattr(annotation, "__args__", ()))
         current = next((option for option in options if hasattr(option, "model_fields")), None)
-    names = sorted(field.alias or name for name, field in getattr(current, "model_fields", {}).items())
+    fields = getattr(current, "model_fields", {}).items()
+    names = sorted(field.alias or name for name, field in fields if not field.exclude)
     return f"known keys here: {', '.join(names)}" if names else "remove it"
 
 

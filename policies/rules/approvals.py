@@ -1,4 +1,7 @@
-"""Approvals: in the rounds the policy names, a message waits until enough people have approved its bytes (T36)."""
+"""Approvals: in the rounds the policy names, a message waits until enough people have approved its bytes (T36).
+
+Rounds are counted by what this party has released, not by the number in the envelope: that is the coordinator's choice.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from policies.model import Approvals
 from policies.rules.base import Judgement, block_of, not_applicable, rule
 
 
-def asked(block: Approvals, round_number: int) -> bool:
-    """Whether a message of this round waits for people. A plan has round 0 and waits if any round does."""
-    if round_number <= block.first_rounds:
-        return block.first_rounds > 0
-    return block.then > 0 and (round_number - block.first_rounds) % block.then == 0
+def asked(block: Approvals, ordinal: int) -> bool:
+    """Whether the message of the run's `ordinal`-th round with such a message waits for people; counted from 1."""
+    if ordinal <= block.first_rounds:
+        return True
+    return block.then > 0 and (ordinal - block.first_rounds) % block.then == 0
 
 
 @rule("approvals", "APPROVAL", "lora.factors", "public.responses", "run.plan")
@@ -25,7 +28,12 @@ def approvals(facts: Facts, policy: Policy, history: History) -> Judgement:
         return not_applicable()
     path = (*path, "approvals")
     rules: Approvals = block.approvals
-    if not asked(rules, facts["round"]):
+    if facts["kind"] == "run.plan":
+        # One plan stands for all rounds of its run.
+        waits = rules.first_rounds > 0 or rules.then > 0
+    else:
+        waits = asked(rules, history.rounds_released + 1)
+    if not waits:
         return Judgement("ok", 0, 0, path)
     people = {approval.person for approval in history.approvals if set(approval.roles) & set(rules.roles)}
     return Judgement("ok" if len(people) >= rules.persons else "hold", len(people), rules.persons, path)

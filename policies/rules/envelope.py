@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.catalogue import KINDS
 from policies.facts import Facts
 from policies.history import History
 from policies.load import Policy
-from policies.rules.base import Judgement, block_of, holds, none_of, rule, side_of, within
+from policies.rules.base import Judgement, block_of, holds, none_of, not_applicable, rule, side_of, within
 
 _OF_A_RUN = ("lora.factors", "public.responses", "metrics.eval", "round.open", "public.donors", "round.result")
 
@@ -78,4 +79,28 @@ def round_and_step(facts: Facts, policy: Policy, history: History) -> Judgement:
     return holds(fits, path, measured=f"{number}.{step}", limit=f"round.step {open_at}")
 
 
-RULES = (measured, kind, fields, sender, valid, run, round_and_step)
+@rule("place of a control message", "CONTROL_PLACE", *(kind for kind in OUTBOUND_KINDS if kind.startswith("control.")))
+def control_place(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Round and step carry nothing but where the run stands (T9): none outside a run, and in a run only with the kinds
+    that say it, at most the open round (an offer may settle after its round) and the plan's last step, as in the body.
+    """
+    _, path = block_of(facts, policy)
+    if side_of(facts, policy) == "ingress":
+        return not_applicable()  # the coordinator's answers take nothing out of a site
+    place = (facts["round"], facts["step"])
+    latest = last_step = 0
+    if facts["place_in_body"] and facts["run_is_open"] is True:
+        latest, last_step = facts["open_round"], facts["plan_local_steps"]
+    within_run = 0 <= place[0] <= latest and 0 <= place[1] <= (last_step if place[0] else 0)
+    refused = facts["kind"] == "control.abstain" and place == (facts["refused_round"], 0)
+    # The sender's own gate knew a run that is over at the receiver; the news of its end may be on the way.
+    over = facts["direction"] == "ingress" and facts["run_is_open"] is False and facts["run"] != ""
+    return holds(
+        facts["place_of_body"] is True and (within_run or refused or (over and facts["place_in_body"])),
+        path,
+        measured=f"{place[0]}.{place[1]}",
+        limit=f"at most round.step {latest}.{last_step}, the same in envelope and body",
+    )
+
+
+RULES = (measured, kind, fields, sender, valid, run, round_and_step, control_place)

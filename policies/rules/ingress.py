@@ -39,6 +39,40 @@ def _range_rule(key: str) -> Rule:
     return check
 
 
+@rule("plan of no round", "PLAN_ROUND", "run.plan")
+def plan_round(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A plan comes before all rounds; a number here would be the coordinator's own."""
+    _, path = block_of(facts, policy)
+    place = f"{facts['round']}.{facts['step']}"
+    return equal(place, "0.0", path)
+
+
+@rule("plan method", "PLAN_METHOD", "run.plan")
+def plan_method(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The method is one of this version, and what it lives on is not denied later, after the training.
+
+    Metrics may be kept back: a run goes on without them.
+    """
+    method, egress, ingress = facts["method"], policy.file.egress, policy.file.ingress
+    if not method:
+        return holds(False, (), measured="unknown", limit="a method of this version")
+    if "lora.factors" in facts["method_kinds"] and egress.lora_factors is None:
+        return holds(False, ("egress",), measured=method, limit="lora.factors under egress")
+    if "public.responses" not in facts["method_kinds"] or facts["public_steps"] == 0:
+        return holds(True, ("egress",), measured=method)
+    if egress.public_responses is None:
+        return holds(False, ("egress",), measured=method, limit="public.responses under egress")
+    if ingress.public_donors is None:
+        return holds(False, ("ingress",), measured=method, limit="public.donors under ingress")
+    if facts["method_sends_wrong_answers"] and egress.public_responses.send_only_verified:
+        path: tuple[str, ...] = ("egress", "public.responses", "send_only_verified")
+        return holds(False, path, measured=method, limit="wrong answers are let out")
+    if facts["method_sends_wrong_answers"] and ingress.public_donors.verify_locally:
+        path = ("ingress", "public.donors", "verify_locally")
+        return holds(False, path, measured=method, limit="wrong answers are let in")
+    return holds(True, ("egress", "public.responses"), measured=method)
+
+
 @rule("plan federation", "PLAN_FEDERATION", "run.plan")
 def plan_federation(facts: Facts, policy: Policy, history: History) -> Judgement:
     if facts["plan_run_matches"] is not True:
@@ -111,6 +145,14 @@ def round_of_plan(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The round exists in the plan and names the adapter it starts from."""
     _, path = block_of(facts, policy)
     return holds(facts["round_in_plan"] is True and facts["base_digest_empty"] is False, path)
+
+
+@rule("rounds go forward", "ROUND_NOT_OPEN", "round.open")
+def round_forward(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A round opens once. The same round.open again is its redelivery and changes nothing."""
+    _, path = block_of(facts, policy)
+    fits = facts["round"] > facts["open_round"] or facts["repeats_open_round"] is True
+    return holds(fits, path, measured=facts["round"], limit=f"above the open round {facts['open_round']}")
 
 
 @rule("public steps of the plan", "PUBLIC_STEPS", "round.open")
@@ -191,6 +233,8 @@ def _strangers(facts: Facts, policy: Policy) -> int:
 
 RULES = (
     *(_range_rule(key) for key in _RANGES),
+    plan_round,
+    plan_method,
     plan_federation,
     plan_model,
     plan_schema,
@@ -198,6 +242,7 @@ RULES = (
     plan_peers,
     plan_fits,
     round_of_plan,
+    round_forward,
     round_steps,
     rows_of_set,
     round_prompts,

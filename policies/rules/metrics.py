@@ -26,6 +26,13 @@ def split(facts: Facts, policy: Policy, history: History) -> Judgement:
     return holds(facts["split"] in block.splits, (*path, "splits"), measured=facts["split"], limit=list(block.splits))
 
 
+@rule("metrics of the round's adapter", "ADAPTER_DIGEST", _KIND)
+def adapter(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The digest is the one that the round came to, so that its 64 digits carry nothing else (T9)."""
+    _, path = block_of(facts, policy)
+    return holds(facts["adapter_digest_expected"], path)
+
+
 @rule("metric names and topics", "METRIC_NAME", _KIND)
 def names(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Names from the policy, topics from policy and held-out file both, each pair once."""
@@ -70,4 +77,4 @@ def per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(history.messages_in_round + 1, block.per_round, (*path, "per_round"))
 
 
-RULES = (split, names, ranges, grid, per_round)
+RULES = (split, adapter, names, ranges, grid, per_round)

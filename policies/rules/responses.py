@@ -48,6 +48,13 @@ def prompts_of_step(facts: Facts, policy: Policy, history: History) -> Judgement
     return none_of(wrong, (*path, "set"))
 
 
+@rule("prompts in the step's order", "PROMPT_ORDER", _KIND)
+def prompt_order(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The order of the rows is the coordinator's, so that none is left to say something with (T9)."""
+    _, path = block_of(facts, policy)
+    return none_of(facts["prompts_out_of_order"], path)
+
+
 @rule("answers graded again", "NOT_VERIFIED", _KIND)
 def verified(facts: Facts, policy: Policy, history: History) -> Judgement:
     """With send_only_verified, each response is one that this party's own grading calls correct."""
@@ -125,6 +132,7 @@ def _limit(name: str, reason: str, key: str, measured: Callable[[Facts, History]
 RULES = (
     public_set,
     prompts_of_step,
+    prompt_order,
     verified,
     finish,
     per_step,

@@ -11,14 +11,23 @@ from typing import Any
 
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.engine import Context
+from policies.engine import Context, Message
 from policies.schema import LoraSchema
 from silo.guard.public import PublicView
+
+# A slow silo may evaluate a round when later ones are open already.
+ROUNDS_EVALUATED = 16
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run. `steps`: rows of the public set that each public step of the open round asks for."""
+    """One run.
+
+    Attributes:
+        steps: rows of the public set that each public step of the open round asks for.
+        evaluated: the committed adapter of each of the last rounds, which an evaluation of that round is about.
+        refused_round: the last round whose round.open was not let in; 0 is none.
+    """
 
     plan: Plan | None = None
     round: int = 0
@@ -26,6 +35,8 @@ class RunView:
     base_l2: float | None = None
     steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     open_step: int = 0
+    evaluated: Mapping[int, str] = field(default_factory=dict)
+    refused_round: int = 0
 
     @property
     def run(self) -> str:
@@ -38,6 +49,15 @@ class RunView:
     def at_step(self, step: int) -> RunView:
         return replace(self, open_step=step)
 
+    def evaluating(self, adapter_digest: str) -> RunView:
+        """The open round was committed."""
+        known = {number: digest for number, digest in self.evaluated.items() if number > self.round - ROUNDS_EVALUATED}
+        return replace(self, evaluated={**known, self.round: adapter_digest})
+
+    def refused(self, round_number: int) -> RunView:
+        """Its round.open was not let in, and the coordinator is to be told which."""
+        return replace(self, refused_round=round_number)
+
     def with_base_l2(self, base_l2: float | None) -> RunView:
         return replace(self, base_l2=base_l2)
 
@@ -48,6 +68,7 @@ class RunView:
             "base_l2": self.base_l2,
             "steps": {str(step): list(rows) for step, rows in self.steps.items()},
             "open_step": self.open_step,
+            "evaluated": {str(number): digest for number, digest in self.evaluated.items()},
         }
 
     @staticmethod
@@ -59,6 +80,7 @@ class RunView:
             base_l2=value.get("base_l2"),
             steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
             open_step=int(value.get("open_step", 0)),
+            evaluated={int(number): str(digest) for number, digest in value.get("evaluated", {}).items()},
         )
 
 
@@ -80,10 +102,10 @@ class SiteView:
 def context_of(
     site: SiteView,
     view: RunView,
+    message: Message,
     *,
     now_seconds: float,
     expected_sender: str,
-    step: int = 0,
     graded: tuple[tuple[bool, ...], tuple[int, ...]] | None = None,
 ) -> Context:
     """The engine's context for one message.
@@ -93,7 +115,7 @@ def context_of(
         view: of the run.
         now_seconds: UTC, never going back.
         expected_sender: whose message it must be.
-        step: of the message; the rows asked for are those of the open step.
+        message: its round says which adapter an evaluation must name, its step which rows are asked for.
         graded: own verdicts and token counts, for a message with answers.
     """
     return Context(
@@ -105,9 +127,12 @@ def context_of(
         base_l2=view.base_l2,
         open_round=view.round,
         open_step=view.open_step,
+        open_steps=view.steps,
+        refused_round=view.refused_round,
+        evaluated_digest=view.evaluated.get(message.round, ""),
         public_set_sha256=site.public.tasks.sha256,
         public_set_rows=len(site.public.tasks.rows),
-        public_prompt_indices=frozenset(view.steps.get(step, ())),
+        public_prompt_indices=tuple(view.steps.get(message.step, ())),
         verdicts=graded[0] if graded else None,
         token_counts=graded[1] if graded else None,
         topics=site.topics,

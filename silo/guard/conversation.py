@@ -63,15 +63,15 @@ class Conversation:
         Raises:
             OperationError: the coordinator refuses this silo; names both values.
         """
-        site, plan_prints = self._site, self._site.fingerprints
+        site, fingerprints = self._site, self._site.fingerprints
         answer = self.say(
             "control.hello",
             pb.Hello(
                 protocol_min=PROTOCOL_VERSION,
                 protocol_max=PROTOCOL_VERSION,
-                base_model_sha256=plan_prints.base_model_sha256,
-                tokenizer_sha256=plan_prints.tokenizer_sha256,
-                template_sha256=plan_prints.template_sha256,
+                base_model_sha256=fingerprints.base_model_sha256,
+                tokenizer_sha256=fingerprints.tokenizer_sha256,
+                template_sha256=fingerprints.template_sha256,
                 load=site.config.model.load,
                 lora_schema_sha256=site.schema.digest,
                 public_set_sha256=site.public.sha256,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.audit_log import AuditLog, LogFullError
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import (
     DeniedError,
@@ -33,15 +33,16 @@ from fedsilo.treaty.errors import (
     VerificationError,
     WireCode,
 )
+from fedsilo.treaty.method import TrainerTask
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
-from silo.guard.panel import Panel
+from silo.guard.panel import Panel, ValuesUnusable
 from silo.guard.releases import Releases
-from silo.guard.runs import RunKeeper
+from silo.guard.runs import AdapterRefused, RunKeeper
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.link import LinkClosed, LinkMessage
@@ -53,6 +54,7 @@ SHORT_POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
 COMMAND_TIMEOUT_SECONDS = 120.0
+CONFUSED = "TRAINER_CONFUSED"  # it runs, and what it says makes no sense
 
 
 @dataclass
@@ -177,6 +179,10 @@ class Guard:
             self._refuse(error)
         except DeniedError as error:
             self._denied(error)
+        except AdapterRefused as error:
+            _log.error("%s", error.message)
+            self._talk.back_off(error)
+            self.keeper.abandon_round()
         except PeerError as error:
             _log.error("the coordinator's answer was refused: %s [%s]", error.message, error.code)
             self._talk.back_off(error)
@@ -184,6 +190,8 @@ class Guard:
             _log.critical("checkpoint: %s", error.message)
             self._gate.halted = error.message
         except OperationError as error:
+            if isinstance(error, LogFullError):
+                self._gate.halted = self._gate.halted or error.message
             if self._gate.halted:
                 self._halt()
             elif error.code.startswith("TRAINER") or isinstance(error, LinkClosed):
@@ -207,18 +215,30 @@ class Guard:
     def _handle(self, event: Event) -> None:
         match event:
             case Command():
+                if not event.result.set_running_or_notify_cancel():
+                    return  # nobody waits for it any more, so it is not done behind their back
                 try:
                     event.result.set_result(event.work())
                 except FedSiloError as error:
                     event.result.set_exception(error)
+            case TrainerGone(_, confused) if confused:
+                raise OperationError(
+                    f"the trainer breaks the rules of its link: {confused}", hint=self._trainer_log, code=CONFUSED
+                )
             case TrainerGone(status):
                 raise OperationError(
                     f"the trainer is gone (exit status {status})" if status is not None else "the trainer is gone",
-                    hint=f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}, or where it was started",
+                    hint=f"{self._trainer_log}, or where it was started",
                     code="TRAINER_DIED",
                 )
             case TrainerSaid(message):
-                self._trainer_said(message)
+                try:
+                    self._trainer_said(message)
+                except ValuesUnusable as error:
+                    raise OperationError(
+                        f"the trainer's {message.type!r} says what cannot be: {error}", hint=self._trainer_log,
+                        code=CONFUSED,
+                    ) from error  # fmt: skip
             case Wake():
                 return
 
@@ -242,7 +262,8 @@ class Guard:
             self._talk.join(self._trainer.rung)
             return
         for item in self._ledger.outbox("allowed"):
-            self.keeper.settle_reply(item.kind, item.round, item.step, self._gate.retry(item).reply)
+            if not self.keeper.retry(item):
+                return
         run = self.keeper.run
         if run is not None:
             run.advance()
@@ -277,26 +298,32 @@ class Guard:
         run = self.keeper.run
         match message.type:
             case "done" if run is not None:
-                self.panel.metrics(message.fields)
+                if run.task is not None:
+                    self.panel.metrics(message.fields, run.task)
                 run.done(message.fields, message.body)
-            case "step" if run is not None:
-                self.panel.step(message.fields)
+            case "step" if run is not None and run.task is not None:
+                self.panel.step(message.fields, run.task)
                 if self._monotonic() - self._last_progress >= PROGRESS_SECONDS and self._talk.joined:
                     self._last_progress = self._monotonic()
-                    step = int(message.fields.get("step", 0))
-                    self._talk.tell(
-                        "control.progress", pb.Progress(round=self._gate.view.round, step=step),
-                        round_number=self._gate.view.round, step=step,
-                    )  # fmt: skip
+                    self._tell_progress(run.task)
             case "planned":
                 self.panel.planned(message.fields)
             case "failed":
                 raise OperationError(
                     f"the trainer reports {str(message.fields.get('code', ''))[:64]}: "
                     f"{str(message.fields.get('message', ''))[:500]}",
-                    hint=f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}",
+                    hint=self._trainer_log,
                     code="TRAINER_FAILED",
                 )
+
+    def _tell_progress(self, task: TrainerTask) -> None:
+        """Where the task stands that we gave, whatever the trainer says of it: its numbers carry nothing out."""
+        number, step = task.round, getattr(task, "step", 0)
+        self._talk.tell("control.progress", pb.Progress(round=number, step=step), round_number=number, step=step)
+
+    @property
+    def _trainer_log(self) -> str:
+        return f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}"
 
     def _trainer_failed(self, error: OperationError) -> None:
         """The run goes on without us: say so, then end with the cause."""
@@ -326,18 +353,37 @@ class Guard:
             self._audit.append("halt", reasons=["STATE_UNWRITABLE"])
 
     def _refuse(self, error: IngressDenied) -> None:
-        """A genuine message that our policy does not let in: tell the coordinator a code, and go on without it."""
+        """A genuine message that our policy does not let in: tell the coordinator a code, and go on without it.
+
+        An item of the outbox is acknowledged then; an answer (an adapter, control.*) has a sequence that stands for
+        nothing, and to acknowledge it would take in an item that waits before it.
+        """
         envelope = error.envelope
         _log.error("%s\n%s", error.message, error.hint)
         self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
         self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=envelope.run)
-        if envelope.kind == "run.plan":
-            self._talk.tell("control.abstain", pb.Abstain(), run=envelope.run)
-        elif envelope.kind == "round.open":
-            self._talk.tell(
-                "control.abstain", pb.Abstain(round=envelope.round), run=envelope.run, round_number=envelope.round
-            )
-        self._ledger.acknowledge(envelope.sequence)
+        if envelope.kind == "global.adapter":
+            self.keeper.abandon_round()
+        elif not envelope.kind.startswith("control."):
+            try:
+                self._go_on_without(envelope)
+            except (UnreachableError, NotAllowedError, PeerError, DeniedError) as failure:
+                # Not acknowledged, so it comes again: a no that got lost must not pass for a yes.
+                _log.warning("%s comes again: %s", envelope.kind, failure.message)
+            else:
+                self._ledger.acknowledge(envelope.sequence)
+        self._talk.back_off(error)
+
+    def _go_on_without(self, envelope: pb.Envelope) -> None:
+        match envelope.kind:
+            case "run.plan":
+                self.keeper.decline(envelope.run)
+            case "round.open":
+                body = pb.Abstain(round=envelope.round)
+                self._gate.view = self._gate.view.refused(envelope.round)
+                self._talk.say("control.abstain", body, run=envelope.run, round_number=envelope.round)
+            case "public.donors":
+                self.keeper.without_donors(envelope.run, envelope.round, envelope.step)
 
     def _denied(self, error: DeniedError) -> None:
         """Our own policy denies what the protocol cannot do without (a poll over its rate waits; hello is final)."""
@@ -371,7 +417,13 @@ class Guard:
         try:
             return command.result.result(COMMAND_TIMEOUT_SECONDS)
         except TimeoutError as error:
-            raise UnreachableError("the silo is busy with an exchange; try again with the same request") from error
+            if command.result.cancel():
+                raise UnreachableError(
+                    "the silo was busy with an exchange; nothing was done", hint="give a new command"
+                ) from error
+            raise UnreachableError(
+                "the silo is still at it", hint="see what came of it before a new command is given"
+            ) from error
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""

@@ -15,11 +15,10 @@ form. There are no text screens yet.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
@@ -41,6 +40,7 @@ from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_K
 from policies.engine import FINAL, OFFERED, Approval, Decision, Facts, HistoryBook, Message, decide, measure
 from policies.load import Policy
 from policies.transform import drop_wrong_donors, transform_factors
+from silo.guard import envelopes
 from silo.guard.channel import Channel, GrpcChannel, Reply, server_certificate
 from silo.guard.context import RunView, SiteView, context_of
 from silo.guard.ledger import Ledger, OutboxItem
@@ -58,7 +58,7 @@ from silo.guard.messages import (
     parsed,
 )
 from silo.guard.public import answers_of, donated_answers_of
-from silo.guard.records import decision_fields, payload_digests
+from silo.guard.records import decision_fields, overruled, payload_digests
 
 # Tensor replies are bounded by the schema; everything else by this (threat T23).
 _SMALL_REPLY_BYTES_MAX = codec.SMALL_PAYLOAD_BYTES_MAX
@@ -179,7 +179,11 @@ class Gate:
             facts, decision = self._judge(self._message(kind, run, round_number, step, offered), stage=OFFERED)
             if decision.verdict == "deny":
                 return self._deny(facts, decision, offered)
-            payload, transform = self._transformed(kind, body, tensors)
+            try:
+                payload, transform = self._transformed(kind, body, tensors)
+            except (ArithmeticError, ValueError) as error:
+                # Values that cannot be made fit: a refusal like any other, with its cause on record (B5).
+                return self._deny(facts, overruled(decision, "TRANSFORM_FAILED", type(error).__name__), offered)
             original = Original(len(offered), sha256_hex(offered), facts, transform)
         else:
             payload = codec.encode(body)
@@ -244,7 +248,9 @@ class Gate:
         """
         if self.halted:
             raise OperationError(f"nothing is sent: {self.halted}", code="HALTED")
-        envelope = self._sealed(allowed)
+        envelope = envelopes.sealed(
+            allowed, federation=self._federation, sender=self._site.spiffe_id, key=self._signing_key
+        )
         try:
             reply = self._channel.exchange(
                 envelope,
@@ -266,7 +272,11 @@ class Gate:
         payload_bytes = self.counters.payload_bytes.get(allowed.kind, 0) + len(allowed.payload)
         self.counters.payload_bytes[allowed.kind] = payload_bytes
         self.counters.last_contact, self.counters.last_fault = self._clock(), ""
-        inbound = self.let_in(reply)
+        try:
+            inbound = self.let_in(reply)
+        except PeerError:
+            self._settle(allowed)  # the message itself is out, whatever is wrong with the answer
+            raise
         if isinstance(inbound.body, pb.Ack) and allowed.outbox_id is not None:
             self._outcome("egress.acked", allowed)
         self._settle(allowed)
@@ -303,7 +313,10 @@ class Gate:
         """
         envelope, payload = reply.envelope, reply.payload
         try:
-            self._check_envelope(envelope, payload)
+            envelopes.check(
+                envelope, payload, federation=self._federation, coordinator_id=self._site.coordinator_id,
+                key=self._coordinator_key,
+            )  # fmt: skip
             body, tensors = parsed(envelope.kind, payload, INBOUND_KINDS)
             with self._halting():
                 self._ledger.accept_sequence("", envelope.sequence)
@@ -318,7 +331,9 @@ class Gate:
             tensors,
         )  # fmt: skip
         original = None
-        if isinstance(body, pb.PublicDonors):
+        block = self.policy.file.ingress.public_donors
+        # A method that trains on the whole pool wants the wrong ones too, where the policy says so.
+        if isinstance(body, pb.PublicDonors) and block is not None and block.verify_locally:
             message, original = self._without_wrong_donors(message, body, payload)
         facts, decision = self._judge(message)
         self._record(facts, decision, payload, sequence=envelope.sequence, original=original)
@@ -350,20 +365,6 @@ class Gate:
         self._record(facts, decision, held.payload, approvals=[approval.person for approval in approvals])
         return decision
 
-    def _check_envelope(self, envelope: pb.Envelope, payload: bytes) -> None:
-        if envelope.sender != self._site.coordinator_id:
-            raise PeerError(WireCode.SENDER_MISMATCH, "the answer does not come from the pinned coordinator")
-        if envelope.federation != self._federation:
-            raise PeerError(WireCode.SENDER_MISMATCH, "the answer belongs to another federation")
-        if envelope.payload_digest.hex() != sha256_hex(payload):
-            raise PeerError(WireCode.DIGEST_MISMATCH, "the answer's payload is not the one that was signed")
-        try:
-            self._coordinator_key.verify(envelope.signature, codec.signing_bytes(envelope))
-        except InvalidSignature as error:
-            raise PeerError(
-                WireCode.SIGNATURE_INVALID, "the answer is not signed by the pinned key of the coordinator"
-            ) from error
-
     # ---- judging -----------------------------------------------------------------------------------
 
     def _message(self, kind: str, run: str, round_number: int, step: int, payload: bytes) -> Message:
@@ -381,7 +382,7 @@ class Gate:
             graded = self._site.public.judge(donated_answers_of(message.body))
         sender = self._site.spiffe_id if message.direction == "egress" else self._site.coordinator_id
         context = context_of(
-            self._site, self.view, now_seconds=self.now(), expected_sender=sender, step=message.step, graded=graded
+            self._site, self.view, message, now_seconds=self.now(), expected_sender=sender, graded=graded
         )
         facts = measure(message, context, stage=stage)
         return facts, decide(facts, self.policy, self._book.view(facts, approvals))
@@ -412,7 +413,7 @@ class Gate:
     ) -> int:
         fields = decision_fields(
             facts, decision, self.policy, peer=self._site.coordinator_id,
-            payload_digests=payload_digests(facts["kind"], payload, self._site_key),
+            payload_digests=self.digests(facts["kind"], payload),
             history=self._book.view(facts).to_json(), schema_sha256=self._site.schema.digest,
         )  # fmt: skip
         if original is not None:
@@ -434,12 +435,26 @@ class Gate:
         with self._halting():
             return self._audit.append(event, **fields)
 
+    def digests(self, kind: str, payload: bytes) -> dict[str, Any]:
+        """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""
+        return payload_digests(kind, payload, self._site_key)
+
+    def forget_runs(self, runs: Iterable[str]) -> None:
+        """Drop the counts of runs that are over. Their names stay spent in the ledger, so none can begin again."""
+        before = len(self._book.counts)
+        for run in runs:
+            if run:
+                self._book.forget_run(run)
+        if len(self._book.counts) != before:
+            with self._halting():
+                self._ledger.keep_book(self._book.to_json())
+
     def _record_refused(self, envelope: pb.Envelope, payload: bytes, code: WireCode) -> None:
         """An answer that was not believed far enough to be measured."""
         kind = envelope.kind if envelope.kind in INBOUND_KINDS else "unknown"
         self.record(
             "ingress.decision", kind=kind, decision="deny", reasons=[code.value], direction="ingress",
-            peer=self._site.coordinator_id, payload=payload_digests("", payload, self._site_key),
+            peer=self._site.coordinator_id, payload=self.digests("", payload),
         )  # fmt: skip
 
     def _outcome(self, event: str, allowed: Allowed) -> None:
@@ -453,7 +468,7 @@ class Gate:
             sequence=allowed.sequence,
             peer=self._site.coordinator_id,
             direction="egress",
-            payload=payload_digests(allowed.kind, allowed.payload, self._site_key),
+            payload=self.digests(allowed.kind, allowed.payload),
             link={"decision": allowed.decision_seq},
         )
 
@@ -461,21 +476,6 @@ class Gate:
         if allowed.outbox_id is not None:
             with self._halting():
                 self._ledger.settle_outbox(allowed.outbox_id, "sent")
-
-    def _sealed(self, allowed: Allowed) -> pb.Envelope:
-        envelope = pb.Envelope(
-            federation=self._federation,
-            run=allowed.run,
-            round=allowed.round,
-            step=allowed.step,
-            attempt=allowed.attempt,
-            kind=allowed.kind,
-            sender=self._site.spiffe_id,
-            sequence=allowed.sequence,
-            payload_digest=bytes.fromhex(allowed.digest),
-        )
-        envelope.signature = self._signing_key.sign(codec.signing_bytes(envelope))
-        return envelope
 
     @contextlib.contextmanager
     def _halting(self) -> Iterator[None]:

@@ -39,14 +39,13 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.isolation import RUNGS, Rung, rung_named
 from silo.guard import file_rules
 from silo.guard.syscall_filter import seccomp_program
 
-Rung = Literal["namespaces", "user", "container", "waived"]
-RUNGS: tuple[Rung, ...] = ("namespaces", "user", "container", "waived")  # best first
 TRAINER_USER = "fedsilo-trainer"
 TRIAL_TIMEOUT_SECONDS = 20.0
 # a trainer needs these packages of ours; certificates, coordinator and console stay outside
@@ -320,18 +319,6 @@ def _other_user(name: str | None) -> tuple[int, int] | None:
 # ---- which rung --------------------------------------------------------------------------------------
 
 
-def rung_at_least(got: str, least: str) -> bool:
-    """Whether `got` is as good as `least`, or better. Raises ValueError for an unknown name."""
-    return RUNGS.index(_known(got)) <= RUNGS.index(_known(least))
-
-
-def _known(rung: str) -> Rung:
-    for each in RUNGS:
-        if rung == each:
-            return each
-    raise ValueError(f"unknown rung {rung!r}; known: {', '.join(RUNGS)}")
-
-
 def escaped(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Names of the probes that got out, in `silo.trainer.walls.run_probes` results."""
     return sorted(name for name, result in results.items() if result.get("outcome") not in ("refused", "untried"))
@@ -348,14 +335,14 @@ def rung_really_got(built: str, results: Mapping[str, Mapping[str, Any]]) -> Run
     are asked for before the trainer has seen data, and `best_rung` asks a process of our own.
     """
     tried = all(results.get(name, {}).get("outcome", "untried") != "untried" for name in _ESSENTIAL)
-    return _known(built) if tried and not escaped(results) else "waived"
+    return rung_named(built) if tried and not escaped(results) else "waived"
 
 
 def best_rung() -> Rung:
     """The best rung this machine can build for this user, tried once per process (about 0.15 s a rung)."""
     for rung in ("namespaces", "user"):
         if not rung_trial(rung):
-            return _known(rung)
+            return rung_named(rung)
     return "waived"
 
 

@@ -265,9 +265,8 @@ def _wait_and_forward(child: int, leash: int | None) -> int:
                 poll.unregister(descriptor)
 
 
-def _let_go_of_output() -> None:
-    """The trainer's output must end with the trainer, not with those who wait for it."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+def _let_go_of_output(nothing: int) -> None:
+    """The trainer's output must end with the trainer, not with those who wait for it. nothing: /dev/null, open."""
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     os.close(nothing)
@@ -317,7 +316,7 @@ def _inside(spec: dict[str, Any], go: int, status: int) -> NoReturn:
         trainer = os.fork()
         if trainer:
             os.close(status)
-            _let_go_of_output()
+            _let_go_of_output(os.open(os.devnull, os.O_RDWR))
             os._exit(_wait_and_forward(trainer, None))
     elif spec["rung"] == "user":
         if spec["dial"]:
@@ -354,6 +353,8 @@ def main() -> NoReturn:
         else:
             _prctl("adopt orphans", _PR_SET_CHILD_SUBREAPER, 1)
         go_read, go_write = os.pipe()
+        # Opened now: the child soon changes the root of all that share its mounts, and for a moment it has no /dev.
+        nothing = os.open(os.devnull, os.O_RDWR)
         child = os.fork()
         if not child:
             os.close(leash)
@@ -362,7 +363,7 @@ def main() -> NoReturn:
         os.close(go_read)
         os.close(status)
         os.write(go_write, b"1")
-        _let_go_of_output()
+        _let_go_of_output(nothing)
         code = _wait_and_forward(child, leash)
         _end_orphans()
         os._exit(code)

@@ -157,6 +157,10 @@ class Ledger:
             database.execute("INSERT OR REPLACE INTO facts VALUES ('history_book', ?)", (json.dumps(book),))
             return _advance(database, run)
 
+    def keep_book(self, book: Mapping[str, Any]) -> None:
+        """Replace the history, where counts of runs that are over were dropped."""
+        self._set_fact("history_book", json.dumps(book))
+
     def keep_until_sent(self, item: OutboxItem) -> int:
         """Remember the bytes of an allowed content message, so that a lost connection or a restart can retry them."""
         with self._writing() as database:
@@ -265,6 +269,11 @@ class Ledger:
         with self._writing() as database:
             database.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, 'running', '{}')", (run, plan))
 
+    def decline_run(self, run: str) -> None:
+        """A plan that was said no to: its name is spent, so that the no stands however often the plan comes."""
+        with self._writing() as database:
+            database.execute("INSERT OR IGNORE INTO runs VALUES (?, '', 'declined', '{}')", (run,))
+
     def save_view(self, run: str, view: Mapping[str, Any]) -> None:
         """Where the run stands, as the gate's rules see it, so that a release held over a restart is judged alike."""
         with self._writing() as database:
@@ -279,8 +288,10 @@ class Ledger:
         row = self._one("SELECT * FROM runs WHERE state='running' ORDER BY rowid DESC LIMIT 1", ())
         return None if row is None else (row["run"], row["plan"], json.loads(row["view"]))
 
-    def has_run(self, run: str) -> bool:
-        return self._one("SELECT run FROM runs WHERE run=?", (run,)) is not None
+    def run_state(self, run: str) -> str:
+        """running | declined | left | the outcome it ended with; empty for a name that was never used here."""
+        row = self._one("SELECT state FROM runs WHERE run=?", (run,))
+        return "" if row is None else str(row["state"])
 
     def runs(self) -> list[dict[str, Any]]:
         rows = self._all("SELECT run, state, view FROM runs", ())

@@ -127,6 +127,14 @@ def encoded_factors(schema: LoraSchema, header: pb.Factors, tensors: Mapping[str
     )
 
 
+def decoded_factors(payload: bytes) -> codec.Factors:
+    """Raises PeerError: not canonical, or shapes that no array can have."""
+    try:
+        return codec.decode_factors(payload)
+    except (OverflowError, ValueError) as error:
+        raise PeerError(WireCode.MALFORMED, "a tensor has a shape that no array can have") from error
+
+
 def parsed(
     kind: str, payload: bytes, kinds: Mapping[str, type[ProtobufMessage]]
 ) -> tuple[ProtobufMessage, Mapping[str, Array] | None]:
@@ -138,6 +146,6 @@ def parsed(
     if kind not in kinds:
         raise PeerError(WireCode.UNKNOWN_KIND, "a message of this kind does not belong here")
     if kind in TENSOR_KINDS:
-        factors = codec.decode_factors(payload)
+        factors = decoded_factors(payload)
         return factors.header, factors.tensors
     return codec.decode(kinds[kind], payload), None

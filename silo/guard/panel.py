@@ -13,6 +13,7 @@ from typing import Any
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import NotFoundError
+from fedsilo.treaty.method import TrainerTask
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.participation import Participation
@@ -24,6 +25,14 @@ _METRICS_SHOWN = (
     "reward_mean", "zero_variance_share", "tokens", "kl", "clip_share", "donors_used", "donors_wanted", "donors_found",
     "donors_rejected", "drift", "pass_at_1", "pass_at_1_greedy", "seconds",
 )  # fmt: skip
+
+
+_NUMBER_MAX = 1 << 53
+_NAMES_MAX = 64
+
+
+class ValuesUnusable(ValueError):
+    """What the trainer reports cannot be shown."""
 
 
 class Panel:
@@ -62,21 +71,25 @@ class Panel:
         self._task = {"name": fields.get("task"), "round": fields.get("round"), "step": fields.get("step", 0)}
         self._phase = {}
 
-    def step(self, fields: Mapping[str, Any]) -> None:
-        self._phase = {name: fields.get(name) for name in ("round", "step", "phase")}
+    def step(self, fields: Mapping[str, Any], task: TrainerTask) -> None:
+        """What the trainer does now, at the step that it was given. Raises ValuesUnusable."""
+        self._phase = {"round": task.round, "step": getattr(task, "step", 0), "phase": _name("phase", fields)}
 
     def planned(self, fields: Mapping[str, Any]) -> None:
-        self._overlong = dict(fields.get("overlong", {}))
+        """Raises ValuesUnusable."""
+        self._overlong = _counts("overlong", fields.get("overlong", {}))
 
-    def metrics(self, fields: Mapping[str, Any]) -> None:
-        """Keep the last value of each figure with where it comes from, and tell the watchers."""
+    def metrics(self, fields: Mapping[str, Any], task: TrainerTask) -> None:
+        """Keep the last value of each figure with where it comes from, and tell the watchers. Raises ValuesUnusable."""
         reported = fields.get("metrics", {})
-        shown = {name: reported[name] for name in _METRICS_SHOWN if name in reported}
-        where = {"task": fields.get("task"), "round": fields.get("round"), "step": fields.get("step", 0)}
+        if not isinstance(reported, Mapping):
+            raise ValuesUnusable("metrics is no mapping")
+        shown = {name: _figure(name, reported[name]) for name in _METRICS_SHOWN if name in reported}
+        where = {"task": type(task).__name__, "round": task.round, "step": getattr(task, "step", 0)}
         for name, value in shown.items():
             self._metrics[name] = {"value": value, "source": "local", **where}
-        self._donors["used"] += int(reported.get("donors_used", 0) or 0)
-        self._donors["wanted"] += int(reported.get("donors_wanted", 0) or 0)
+        self._donors["used"] += int(shown.get("donors_used") or 0)
+        self._donors["wanted"] += int(shown.get("donors_wanted") or 0)
         self._task = {}
         self.publish("task.done", {**where, "metrics": shown})
 
@@ -218,6 +231,31 @@ class Panel:
                 for item in self._ledger.outbox()
             ],
         }  # fmt: skip
+
+
+def _figure(name: str, value: Any) -> Any:
+    if name == "donors_rejected":
+        return _counts(name, value)
+    return None if value is None else _number(name, value)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or not -_NUMBER_MAX <= value <= _NUMBER_MAX:
+        raise ValuesUnusable(f"{name} is no number")
+    return value
+
+
+def _counts(name: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping) or len(value) > _NAMES_MAX:
+        raise ValuesUnusable(f"{name} is no short list of counts")
+    return {str(key)[:_NAMES_MAX]: _number(name, count) for key, count in value.items()}
+
+
+def _name(name: str, fields: Mapping[str, Any]) -> str:
+    value = fields.get(name, "")
+    if not isinstance(value, str) or len(value) > _NAMES_MAX or not value.isprintable():
+        raise ValuesUnusable(f"{name} is no name")
+    return value
 
 
 def _outbox_row(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
+from silo.guard.messages import decoded_factors
 
 
 class Hands(Protocol):
@@ -71,6 +72,7 @@ class Participation:
     _actions: deque[SiloAction] = field(default_factory=deque)
     _tensors: Mapping[str, Array] | None = None
     _carrying_out: bool = False
+    _task_is_void: bool = False
 
     def __post_init__(self) -> None:
         self.state = self.method.silo.start(self.plan, self.silo)
@@ -100,8 +102,13 @@ class Participation:
                 action = self._actions[0]
                 if isinstance(action, Train) and (self.busy or self.paused):
                     return
-                settled = self._carry_out(action)
-                self._actions.popleft()
+                if isinstance(action, Offer):
+                    # Offered once, whatever comes of it: what was sent before a failure is not sent again.
+                    self._actions.popleft()
+                    settled = self._carry_out(action)
+                else:
+                    settled = self._carry_out(action)
+                    self._actions.popleft()
                 if settled is not None:
                     self.state, further = self.method.silo.on_event(self.state, settled)
                     self._actions.extend(further)
@@ -138,6 +145,13 @@ class Participation:
         self.hands.train(fields_of(task), body)
         self.task = task
 
+    def abandon_round(self) -> None:
+        """Go on as after a restart: what was to be done is dropped, and the method's part waits for the next round."""
+        self._actions.clear()
+        self._tensors = None
+        self._task_is_void = self.busy
+        self.state = self.method.silo.start(self.plan, self.silo)
+
     def deadline(self, name: str) -> None:
         self.feed(DeadlinePassed(name))
 
@@ -154,6 +168,10 @@ class Participation:
         task, self.task = self.task, None
         if task is None or fields.get("task") != type(task).__name__ or fields.get("round") != task.round:
             raise OperationError("the trainer finished a task that it was not given", code="TRAINER_CONFUSED")
+        if self._task_is_void:
+            self._task_is_void = False
+            self.advance()
+            return
         try:
             offered = self._parsed(task, body)
         except PeerError as error:
@@ -167,7 +185,7 @@ class Participation:
             case GeneratePublic():
                 return codec.decode(pb.PublicResponses, body)
             case ExportDelta():
-                factors = codec.decode_factors(body)
+                factors = decoded_factors(body)
                 self._tensors = factors.tensors
                 return factors.header
             case Evaluate():

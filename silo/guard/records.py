@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX, keyed_digest, shortened
@@ -49,6 +50,20 @@ def decision_fields(
         "policy": {"effective": policy.digest, "file": policy.file_sha256, "schema": schema_sha256},
         "payload": dict(payload_digests),
     }
+
+
+def overruled(decision: Decision, reason: str, measured: str) -> Decision:
+    """A decision turned into a refusal by what no rule saw: every verdict stays, and one more says why.
+
+    Args:
+        decision: of the rules.
+        reason: stable code.
+        measured: what was found, in a word.
+    """
+    file = decision.results[0].file if decision.results else ""
+    result = RuleResult("transform", reason, "deny", measured, None, file, 0)
+    reasons = (*decision.reasons, reason) if decision.verdict == "deny" else (reason,)
+    return replace(decision, verdict="deny", would_be="deny", results=(*decision.results, result), reasons=reasons)
 
 
 def payload_digests(kind: str, payload: bytes, site_key: bytes) -> dict[str, Any]:

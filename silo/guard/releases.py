@@ -142,14 +142,22 @@ class Releases:
             )
         self._answer(release, command, "approve", "")
         self._record("approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint)
-        approvals = tuple(
-            engine.Approval(approval.person, tuple(sorted(roles)))
-            for approval in self._ledger.approvals(release.id)
-            if approval.verdict == "approve" and approval.digest == release.digest
-        )
+        approvals = self._given(release)
         if len(approvals) < release.persons:
             return self._ledger.release(release.id), None
         return self._free(release, approvals)
+
+    def _given(self, release: Release) -> tuple[engine.Approval, ...]:
+        roles = tuple(sorted(self._asked(release.kind).roles))
+        return tuple(
+            engine.Approval(approval.person, roles)
+            for approval in self._ledger.approvals(release.id)
+            if approval.verdict == "approve" and approval.digest == release.digest
+        )
+
+    def still_allowed(self, release: Release, inbound: Inbound) -> bool:
+        """Whether an approved plan passes: judged again, since whoever was killed in between left no word of it."""
+        return self._gate.decide_inbound(inbound, self._given(release)).verdict == "allow"
 
     def _free(self, release: Release, approvals: tuple[engine.Approval, ...]) -> tuple[Release, Settled | None]:
         # Ended first: whatever happens next, this approval frees nothing a second time.
@@ -269,12 +277,13 @@ class Releases:
     def _record(
         self, event: str, release: Release, *, person: str = "", fingerprint: str = "", reasons: list[str] | None = None
     ) -> None:
-        detail = {"release": release.id, "digest": release.digest, "expires_at": int(release.expires_at)}
+        detail = {"release": release.id, "expires_at": int(release.expires_at)}
         if person:
             detail |= {"person": person, "certificate": fingerprint}
         self._gate.record(
             event, kind=release.kind, run=release.run, round=release.round, step=release.step, reasons=reasons or [],
             detail=detail, policy={"effective": self._gate.policy.digest},
+            payload=self._gate.digests(release.kind, release.payload),
         )  # fmt: skip
 
     # ---- for people --------------------------------------------------------------------------------

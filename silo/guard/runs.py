@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsilo.treaty.errors import (
     ConflictError,
+    DeniedError,
     FedSiloError,
     NotAllowedError,
     OperationError,
@@ -26,8 +27,8 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
-from silo.guard.ledger import Ledger
-from silo.guard.messages import Denied, Held, Inbound
+from silo.guard.ledger import Ledger, OutboxItem
+from silo.guard.messages import Denied, Held, Inbound, IngressDenied
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
 from silo.guard.releases import Releases, Settled
@@ -37,8 +38,9 @@ from silo.link import LinkClosed, LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
 
-# A held plan comes again with every poll; do not spin on it.
-HELD_PLAN_SECONDS = 1.0
+
+class AdapterRefused(PeerError):
+    """The coordinator answered, but not with the adapter that the round is about."""
 
 
 class RunKeeper:
@@ -106,8 +108,10 @@ class RunKeeper:
             self._offered.clear()
         elif item.kind == "public.donors":
             self._miss(item.run, item.round, item.step)
-        elif item.kind == "round.result":
+        elif isinstance(item.body, pb.RoundResult):
             self._miss(item.run, item.round, None)
+            if item.body.committed:
+                self._set_view(self._gate.view.evaluating(item.body.adapter_digest))
         self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
         run.feed(MessageArrived("", item.kind, item.round, item.step, item.body, item.digest))
         if item.kind == "round.result":
@@ -118,7 +122,12 @@ class RunKeeper:
 
     def _take_plan(self, item: Inbound) -> bool:
         assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # the caller looked
-        if self._ledger.has_run(item.run):
+        state = self._ledger.run_state(item.run)
+        if state == "running":
+            return True
+        if state:
+            # Said no to, or over: the name is spent. The coordinator takes silence for a yes, so it is told each time.
+            self.decline(item.run)
             return True
         if item.needs_approval is None:
             self._accept(item)
@@ -129,7 +138,24 @@ class RunKeeper:
             _log.warning("plan of run %s waits for approval as %s", item.run, release.id)
             self._panel.publish("release.held", {"release": release.id, "kind": "run.plan"})
             return False
-        return known[0].state not in {"held", "approved"}
+        if known[-1].state == "held":
+            return False
+        if known[-1].state == "approved" and self._releases.still_allowed(known[-1], item):
+            # Approved just before this silo was killed.
+            self._accept(item)
+        else:
+            self.decline(item.run)
+        self.plan_held = False
+        return True
+
+    def decline(self, run: str) -> None:
+        """Say no to a plan. Only when that was answered may the plan be acknowledged.
+
+        Raises:
+            UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
+        """
+        self._ledger.decline_run(run)
+        self._talk.say("control.abstain", pb.Abstain(), run=run)
 
     def _accept(self, item: Inbound) -> None:
         assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # only plans come here
@@ -140,11 +166,13 @@ class RunKeeper:
         except FedSiloError as error:
             _log.error("plan of run %s refused: %s", plan.run, error.message)
             self._gate.record("egress.decision", kind="control.abstain", decision="deny", reasons=["PLAN_REFUSED"])
-            self._talk.tell("control.abstain", pb.Abstain(), run=plan.run)
             self.run = None
             self._gate.view = RunView()
+            self._ledger.decline_run(plan.run)
             if error.code.startswith("TRAINER"):
+                self._talk.tell("control.abstain", pb.Abstain(), run=plan.run)
                 raise
+            self.decline(plan.run)
             return
         self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail={"plan": plan.digest})
         self._ledger.start_run(plan.run, item.body.canonical_json)
@@ -192,6 +220,7 @@ class RunKeeper:
     def take_up_open_run(self) -> None:
         """After a restart: go on with the run from its next round; what stood in the trainer is lost."""
         self._releases.judge_again()
+        self._gate.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
         opened = self._ledger.open_run()
         if opened is None:
             return
@@ -219,7 +248,30 @@ class RunKeeper:
         self._fed.clear()
         self._ignored_round = 0
         self._gate.view = RunView()
+        self._gate.forget_runs([run.plan.run])
         self._talk.witness()
+
+    # ---- trouble -----------------------------------------------------------------------------------
+
+    def abandon_round(self) -> None:
+        """The round cannot go on here, since its adapter is not let in: stand aside until the next one."""
+        if self.run is None:
+            return
+        run, number = self.run.plan.run, self._gate.view.round
+        _log.warning("round %d of run %s goes on without this silo", number, run)
+        self.run.abandon_round()
+        self._ignored_round = max(self._ignored_round, number)
+        self._offered.clear()
+        self.deadlines.clear()
+        self._panel.publish("round.abandoned", {"run": run, "round": number})
+        if number:
+            self._talk.tell("control.abstain", pb.Abstain(round=number), run=run, round_number=number)
+
+    def without_donors(self, run: str, round_number: int, step: int) -> None:
+        """The donors of a step are not let in: the step goes on with own answers, as if none had come in time."""
+        if self.run is not None and self.run.plan.run == run:
+            self._miss(run, round_number, step)
+            self.run.deadline(f"donors/{round_number}/{step}")
 
     def _set_view(self, view: RunView) -> None:
         self._gate.view = view
@@ -228,12 +280,18 @@ class RunKeeper:
 
     # ---- the way out -------------------------------------------------------------------------------
 
-    def _offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
+    def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
         run = self._gate.view.run
         self._offered.add((action.kind, action.round, action.step))
-        offered = self._gate.offer(
-            action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors
-        )
+        try:
+            offered = self._gate.offer(
+                action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors
+            )
+        except PeerError as error:
+            # Our own bytes, rebuilt from the trainer's values, are no message.
+            raise OperationError(
+                f"what the trainer offers is no {action.kind}: {error.message}", code="TRAINER_CONFUSED"
+            ) from error
         if isinstance(offered, Denied):
             self._declined(action.kind, run, action.round, action.step, "; ".join(offered.decision.reasons))
             return "denied"
@@ -248,15 +306,20 @@ class RunKeeper:
             _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, release.id)
             self._panel.publish("release.held", {"release": release.id, "kind": release.kind})
             return None
+        return self._outcome_of(action.kind, action.round, lambda: self._gate.transmit(offered).reply)
+
+    def _outcome_of(self, kind: str, round_number: int, exchange: Callable[[], Inbound]) -> str | None:
+        """Send, and say what became of it; None: it lies in the outbox and goes out when the coordinator answers."""
         try:
-            reply = self._gate.transmit(offered).reply
+            reply = exchange()
         except (UnreachableError, NotAllowedError) as error:
-            # It lies in the outbox and goes out with the next exchange that succeeds.
             self._talk.back_off(error)
             return None
-        return self._outcome_of(action.kind, action.round, reply)
-
-    def _outcome_of(self, kind: str, round_number: int, reply: Inbound) -> str:
+        except PeerError as error:
+            # The answer is worth nothing, but the bytes are out, and they are not offered a second time.
+            _log.error("the answer to %s of round %d was refused: %s", kind, round_number, error.message)
+            self._talk.back_off(error)
+            return "sent"
         self._talk.last_sent = self._monotonic()
         self._panel.publish("sent", {"kind": kind, "round": round_number})
         if isinstance(reply.body, pb.Refusal):
@@ -266,27 +329,33 @@ class RunKeeper:
             self._talk.poll_now = True
         return "sent"
 
-    def settle_reply(self, kind: str, round_number: int, step: int, reply: Inbound) -> None:
-        self._settled(kind, round_number, step, self._outcome_of(kind, round_number, reply))
+    def retry(self, item: OutboxItem) -> bool:
+        """Send what the outbox kept. False: the coordinator still does not answer."""
+        outcome = self._outcome_of(item.kind, item.round, lambda: self._gate.retry(item).reply)
+        if outcome is not None:
+            self._settled(item.kind, item.round, item.step, outcome)
+        return outcome is not None
 
     def settle(self, settled: Settled) -> None:
         """Act on the end of a hold."""
         release = settled.release
         self._panel.publish("release.settled", {"release": release.id, "outcome": settled.outcome})
         if release.kind == "run.plan":
-            if settled.inbound is not None:
-                self._accept(settled.inbound)
-                self.plan_held = False
-            else:
-                self._talk.tell("control.abstain", pb.Abstain(), run=release.run)
-            return
-        if settled.allowed is not None:
             try:
-                reply = self._gate.transmit(settled.allowed).reply
-            except (UnreachableError, NotAllowedError) as error:
-                self._talk.back_off(error)
+                if settled.inbound is not None:
+                    self._accept(settled.inbound)
+                else:
+                    self.decline(release.run)
+            except (UnreachableError, NotAllowedError, PeerError, DeniedError) as error:
+                # The plan is not acknowledged: it comes again, and is declined again.
+                _log.warning("run %s: the no was not heard yet: %s", release.run, error.message)
+            self.plan_held = False
+            return
+        outcome: str | None
+        if (allowed := settled.allowed) is not None:
+            outcome = self._outcome_of(release.kind, release.round, lambda: self._gate.transmit(allowed).reply)
+            if outcome is None:
                 return
-            outcome = self._outcome_of(release.kind, release.round, reply)
         elif settled.outcome == "missed":
             outcome = "missed"
             if self._gate.view.round == release.round and self._gate.view.run == release.run:
@@ -327,15 +396,17 @@ class RunKeeper:
             raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
         self._panel.task(fields)
 
-    def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
-        return self._offer(action, tensors)
-
     def adapter(self, digest: str) -> bytes:
         stored = self._adapters.find(digest)
         if stored is None:
-            answer = self._talk.say("control.fetch", pb.Fetch(digest=digest))
+            try:
+                answer = self._talk.say("control.fetch", pb.Fetch(digest=digest))
+            except IngressDenied:
+                raise
+            except PeerError as error:
+                raise AdapterRefused(error.wire_code, error.message) from error
             if answer.kind != "global.adapter" or sha256_hex(answer.payload) != digest:
-                raise PeerError(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
+                raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
             self._adapters.keep(digest, answer.payload, answer.facts.get("l2"))
             stored = answer.payload
         if digest == self._gate.view.base_digest:

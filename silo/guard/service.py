@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import fedsilo
@@ -24,6 +25,8 @@ from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
+from fedsilo.treaty.isolation import rung_at_least
+from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import SiteView
@@ -33,13 +36,15 @@ from silo.guard.gate import Gate, open_channel
 from silo.guard.ledger import Ledger
 from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
-from silo.guard.startup import Site, check_coordinator, code_sha256, least_rung_is_met, load_site_parts
+from silo.guard.startup import Site, check_coordinator, code_sha256, load_site_parts, site_secret_path
 from silo.guard.supervisor import Supervisor, TrainerHandle
 from silo.guard.trainer_link import key_files, probe_fields
 from silo.link import LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
 _FILE_ONLY = {"file_only": True}
+AUDIT = "audit"
+LEDGER = "ledger.sqlite3"
 
 
 class SupervisedTrainer(TrainerHandle):
@@ -55,12 +60,14 @@ class SupervisedTrainer(TrainerHandle):
 
     def start(self) -> None:
         config = self._site.config
-        supervisor = Supervisor(config, self._events.put, should_stop=self._should_stop)
+        # The trainer hands over float32; the wire's values may have half the bytes.
+        body_bytes_max = max(2 * self._site.schema.payload_bytes, SMALL_PAYLOAD_BYTES_MAX)
+        supervisor = Supervisor(config, self._events.put, should_stop=self._should_stop, body_bytes_max=body_bytes_max)
         self._supervisor = supervisor
         state = supervisor.start(
             self._site.site_secret,
             probe_fields(config, os.getpid()),
-            never=[*key_files(config), config.control.socket],
+            never=never_shown(config),
             accepted=self._accepted,
         )
         self._rung = state.rung
@@ -68,7 +75,7 @@ class SupervisedTrainer(TrainerHandle):
 
     def _accepted(self, rung: str) -> None:
         least = self._site.policy.file.trainer.least_isolation
-        if not least_rung_is_met(least, rung):
+        if not rung_at_least(rung, least):
             raise NotAllowedError(
                 f"the trainer's isolation is {rung}; the policy accepts no less than {least}",
                 hint="run on a machine that gives it, or let an approver change trainer.least_isolation",
@@ -91,6 +98,21 @@ class SupervisedTrainer(TrainerHandle):
     @property
     def description(self) -> dict[str, Any]:
         return self._description
+
+
+def never_shown(config: SiloConfig) -> list[Path]:
+    """What no path that the trainer is given may contain: keys, secret, records, and what rules this site."""
+    link_key = config.identity.link_key
+    return [
+        *key_files(config),
+        *([link_key] if link_key is not None else []),
+        site_secret_path(config),
+        config.control.socket,
+        config.state_dir / LEDGER,
+        config.state_dir / AUDIT,
+        config.policy,
+        config.identity.operators,
+    ]
 
 
 def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> None:
@@ -130,10 +152,10 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
 
     key = site.identity.signing_key
     audit = stack.enter_context(
-        AuditLog(config.state_dir / "audit", origin=config.spiffe_id, key=key, actor=config.spiffe_id)
+        AuditLog(config.state_dir / AUDIT, origin=config.spiffe_id, key=key, actor=config.spiffe_id)
     )
     audit.trust_peer(policy.file.federation.coordinator, site.coordinator_key)
-    ledger = Ledger(config.state_dir / "ledger.sqlite3")
+    ledger = Ledger(config.state_dir / LEDGER)
     stack.callback(ledger.close)
     grader = stack.enter_context(GradingProcess(config.data.public.verifier))
     program = code_sha256()
@@ -194,8 +216,9 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     guard.panel.trainer(trainer.description)
     guard.panel.show(None, link_fault="")
     told = trainer.description["ready"]
-    for text in told.get("left_out", ()):
-        _log.warning("private lines left out: %s", text)
+    left_out = told.get("left_out")
+    for text in left_out if isinstance(left_out, list) else ():
+        _log.warning("private lines left out: %s", "".join(filter(str.isprintable, str(text))))
     ready(
         {
             "private": {"private_rows": told.get("private_rows", 0), "dropped": told.get("dropped", {})},

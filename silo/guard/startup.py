@@ -28,6 +28,7 @@ from fedsilo.edge.site_policy import read_pinned_schema, read_policy
 from fedsilo.edge.task_files import TaskFile, listed, read_tasks, read_usable
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UsageError
 from fedsilo.treaty.grading import check_reference, require_verifier
+from fedsilo.treaty.isolation import rung_at_least
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.load import Policy
 from policies.schema import LoraSchema
@@ -36,8 +37,6 @@ from silo.guard.gate import coordinator_leaf
 from silo.guard.messages import TlsFiles
 from silo.guard.trainer_link import check as check_trainer_link
 
-# Rungs of the isolation ladder (design 2), best first.
-RUNGS = ("namespaces", "user", "container", "waived")
 DISK_BYTES_MIN = 64 << 20
 SITE_SECRET_BYTES = 32
 
@@ -179,6 +178,10 @@ def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:
     raise UsageError(f"{policy.source}: it pins no LoRA schema", hint="fedsilo policy schema make")
 
 
+def site_secret_path(config: SiloConfig) -> Path:
+    return config.site_secret or config.state_dir / "site.secret"
+
+
 def site_secret(config: SiloConfig, *, make: bool) -> bytes:
     """32 bytes that key the choice of private prompts and the digests of short payloads in the log.
 
@@ -186,7 +189,7 @@ def site_secret(config: SiloConfig, *, make: bool) -> bytes:
         UsageError: the file does not hold 32 bytes as hex.
         NotAllowedError: others may read it.
     """
-    path = config.site_secret or config.state_dir / "site.secret"
+    path = site_secret_path(config)
     if not path.exists() and config.site_secret is None and make:
         make_private_directory(config.state_dir)
         write_private(path, secrets.token_hex(SITE_SECRET_BYTES).encode())
@@ -199,11 +202,6 @@ def site_secret(config: SiloConfig, *, make: bool) -> bytes:
     if len(value) != SITE_SECRET_BYTES:
         raise UsageError(f"{path} holds {len(value)} bytes, {SITE_SECRET_BYTES} are needed")
     return value
-
-
-def least_rung_is_met(least: str, got: str) -> bool:
-    """Whether an isolation rung is at least as good as the one the policy accepts."""
-    return got in RUNGS and RUNGS.index(got) <= RUNGS.index(least)
 
 
 def check_coordinator(site: Site, now: datetime) -> str:
@@ -298,7 +296,7 @@ def _rung(config: SiloConfig, policy: Policy) -> str:
     trainer, least = config.trainer, policy.file.trainer.least_isolation
     best = isolation.best_rung() if trainer.launch == "child" else "container"
     rung = best if trainer.isolation == "auto" else trainer.isolation
-    if not least_rung_is_met(least, rung):
+    if not rung_at_least(rung, least):
         giver = "this machine" if trainer.launch == "child" else "a trainer that somebody else starts"
         raise NotAllowedError(f"{giver} gives {rung}; the policy accepts no less than {least}")
     probed = " at best, known when it connects and is probed" if trainer.launch == "external" else ""

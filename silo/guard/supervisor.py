@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
-from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, Listener
+from silo.link import OFFLINE, Link, LinkBroken, LinkClosed, LinkMessage, LinkRefused, Listener
 
 _log = logging.getLogger("fedsilo.silo.supervisor")
 
@@ -34,18 +35,7 @@ _ACCEPT_SLICE_SECONDS = 0.5
 # What the trainer's process may see of the environment: where programs and libraries are, nothing of this site.
 _ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
 # Telemetry and hub downloads off (threat T10); threads are set beside them.
-_ENVIRONMENT_SET = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "WANDB_MODE": "disabled",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONUNBUFFERED": "1",
-}
+_ENVIRONMENT_SET = {**OFFLINE, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @dataclass(frozen=True)
@@ -57,9 +47,13 @@ class TrainerSaid:
 
 @dataclass(frozen=True)
 class TrainerGone:
-    """The link is closed. `exit_status`: of the child, None for an external trainer."""
+    """The link is closed. `exit_status`: of the child, None for an external trainer.
+
+    `confused`: what it said that is no message of the link, where it was the guard that closed it.
+    """
 
     exit_status: int | None
+    confused: str = ""
 
 
 @dataclass
@@ -101,6 +95,7 @@ class Supervisor:
         config: the site.
         events: called from the reader thread with TrainerSaid and TrainerGone.
         should_stop: asked while waiting for the trainer to connect.
+        body_bytes_max: the longest body that the trainer may send.
     """
 
     def __init__(
@@ -109,8 +104,10 @@ class Supervisor:
         events: Callable[[TrainerSaid | TrainerGone], None],
         *,
         should_stop: Callable[[], bool] = lambda: False,
+        body_bytes_max: int = SMALL_PAYLOAD_BYTES_MAX,
     ) -> None:
         self._config = config
+        self._body_bytes_max = body_bytes_max
         self._events = events
         self._should_stop = should_stop
         self._process: subprocess.Popen[bytes] | None = None
@@ -159,6 +156,11 @@ class Supervisor:
         self._link = self._accept(trainer.start_timeout_seconds)
         self._close_listener()  # one trainer, and nobody after it
         self.state.probes = self._ask("probe", dict(probe_fields), "probed").get("results", {})
+        if not _are_results(self.state.probes):
+            raise OperationError(
+                "what the trainer says of its walls is no list of probes", hint=self._where_it_tells(),
+                code="TRAINER_CONFUSED",
+            )  # fmt: skip
         self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes)
         accepted(self.state.rung)
         self.state.ready = self._ask("configure", self._configuration(site_secret, scratch), "ready")
@@ -211,7 +213,7 @@ class Supervisor:
         end = time.monotonic() + timeout_seconds
         while time.monotonic() < end:
             try:
-                return self._listener.accept(_ACCEPT_SLICE_SECONDS)
+                return self._listener.accept(_ACCEPT_SLICE_SECONDS, body_bytes_max=self._body_bytes_max)
             except LinkRefused as error:
                 # Not the trainer; the right one may still come.
                 _log.warning("%s%s", error.message, f" ({error.hint})" if error.hint else "")
@@ -269,6 +271,10 @@ class Supervisor:
         while True:
             try:
                 message = self._link.receive()
+            except LinkBroken as error:
+                _log.error("the trainer breaks the link's rules: %s", error.message)
+                self._events(TrainerGone(None, error.message))
+                return
             except LinkClosed as error:
                 if not self._ending:
                     _log.error("the trainer is gone: %s%s", error.message, self._last_words())
@@ -322,6 +328,10 @@ class Supervisor:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _are_results(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(result, dict) for result in value.values())
 
 
 def trainer_environment(outer: Mapping[str, str], *, threads: int, scratch: Path) -> dict[str, str]:

@@ -69,13 +69,13 @@ def encode_prompts(rows: Sequence[TaskRow], codec: TextCodec, max_prompt_tokens:
 class PrivateSampler:
     """Shuffled passes without replacement over the private prompts. A batch may span two passes.
 
-    Where each round started is kept on disk, so that a trainer that is started again draws the same batches when it
-    repeats a round.
+    Where each round started and how far the last draw went is kept on disk, so that a trainer that is started again
+    draws the same batches when it repeats a round, and goes on from the last one when it begins the next.
 
     Args:
         count: number of prompts.
         site_secret, run_seed: key of every shuffle.
-        state_path: JSON file {round: rows drawn before it}; None keeps nothing.
+        state_path: JSON file {"starts": {round: rows drawn before it}, "drawn": rows}; None keeps nothing.
     """
 
     def __init__(self, count: int, site_secret: bytes, run_seed: int, state_path: Path | None = None) -> None:
@@ -87,16 +87,13 @@ class PrivateSampler:
         self._open_pass: tuple[int, list[int]] = (-1, [])
         self._starts: dict[str, int] = {}
         if state_path is not None and state_path.exists():
-            self._starts = json.loads(state_path.read_text())
+            kept = json.loads(state_path.read_text())
+            self._starts, self._drawn = kept["starts"], kept["drawn"]
 
     def start_round(self, round_number: int) -> None:
         """Stand where the round started, if it was started before; else remember that it starts here."""
         self._drawn = self._starts.setdefault(str(round_number), self._drawn)
-        if self._state_path is not None:
-            self._state_path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._state_path.with_suffix(".part")
-            part.write_text(json.dumps(self._starts))
-            os.replace(part, self._state_path)  # noqa: PTH105  # one name for "atomic" throughout the project
+        self._keep()
 
     def draw(self, size: int) -> list[int]:
         """Indices of the next `size` prompts, or of all where there are fewer."""
@@ -105,7 +102,16 @@ class PrivateSampler:
             number_of_pass, place = divmod(self._drawn, self._count)
             batch.append(self._order(number_of_pass)[place])
             self._drawn += 1
+        self._keep()
         return batch
+
+    def _keep(self) -> None:
+        if self._state_path is None:
+            return
+        self._state_path.parent.mkdir(parents=True, exist_ok=True)
+        part = self._state_path.with_suffix(".part")
+        part.write_text(json.dumps({"starts": self._starts, "drawn": self._drawn}))
+        os.replace(part, self._state_path)  # noqa: PTH105  # one name for "atomic" throughout the project
 
     def _order(self, number_of_pass: int) -> list[int]:
         if self._open_pass[0] != number_of_pass:

@@ -14,16 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedsilo.treaty.errors import UsageError
+from silo.link import OFFLINE as OFFLINE
 
-OFFLINE: Mapping[str, str] = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 GRADING_MODULE = "fedsilo.edge.grading_process"
 
 # Events of sys.audit that make or use a connection. Reading and writing one already open raises no event.
@@ -108,4 +100,4 @@ def is_grading_command(arguments: tuple[object, ...]) -> bool:
     if not isinstance(command, list | tuple):
         return False
     words = [os.fsdecode(word) for word in command if isinstance(word, str | bytes | os.PathLike)]
-    return words[:3] == [sys.executable, "-m", GRADING_MODULE]
+    return words[:4] == [sys.executable, "-P", "-m", GRADING_MODULE]

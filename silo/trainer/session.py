@@ -102,7 +102,7 @@ class _Run:
     sampler: PrivateSampler
     base_digest: str = ""
     open_step: _OpenStep | None = None
-    donors_trained: int = 0  # since the last evaluation
+    donors_trained: int = 0  # in the open round
 
 
 class Session:
@@ -196,6 +196,8 @@ class Session:
         run.sampler.start_round(task.round)
         run.base_digest = task.digest
         run.open_step = None
+        # here and not after the evaluation: an abandoned round has none, and its donors are not the next one's
+        run.donors_trained = 0
         return Done({})
 
     def _private_step(self, run: _Run, task: PrivateStep) -> Done:
@@ -299,7 +301,6 @@ class Session:
         if task.round:
             # For the run record: how many of the donors sent to this silo it took a step on.
             message.metrics.add(name=evaluation.DONORS_TRAINED, topic="", value=float(run.donors_trained))
-            run.donors_trained = 0
         return Done(metrics, encode(message))
 
     def _answer(

@@ -9,9 +9,11 @@ unless a KL or entropy term wants them.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +64,12 @@ class _Part:
     logp_reference: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class _Snapshot:
+    factors: list[Tensor]
+    optimiser: dict[str, Any]
+
+
 class Learner:
     """The optimiser of one run and the update it makes.
 
@@ -84,7 +92,7 @@ class Learner:
             self._optimiser = self._fresh_optimiser()
 
     def update(self, groups: Sequence[Group]) -> StepFigures:
-        """Raises OperationError: the gradient is not finite; the factors are left as they were."""
+        """Raises OperationError: a gradient is not finite; factors and optimiser are as they were before the step."""
         plan, objective_plan = self._plan, self._plan.objective
         parts = self._parts(groups)
         if objective_plan.kl_coefficient > 0:
@@ -92,6 +100,7 @@ class Learner:
                 for part in parts:
                     part.logp_reference = self._logp(part)[0]  # [R, T]
         figures = _Figures()
+        before = self._snapshot() if plan.optimiser.epochs > 1 else None
         for epoch in range(plan.optimiser.epochs):
             self._optimiser.zero_grad(set_to_none=True)
             figures.start_epoch()
@@ -108,9 +117,22 @@ class Learner:
             norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters, plan.optimiser.grad_norm_max)
             figures.grad_norm = float(norm)
             if not math.isfinite(figures.grad_norm):
+                if before is not None:
+                    self._restore(before)
                 raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
             self._optimiser.step()
         return figures.summary()
+
+    def _snapshot(self) -> _Snapshot:
+        """Copies to go back to when a later epoch fails after an earlier one was applied."""
+        factors = [parameter.detach().clone() for parameter in self._adapter.parameters]
+        return _Snapshot(factors, copy.deepcopy(self._optimiser.state_dict()))
+
+    def _restore(self, before: _Snapshot) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self._adapter.parameters, before.factors, strict=True):
+                parameter.copy_(value)
+        self._optimiser.load_state_dict(before.optimiser)
 
     def _fresh_optimiser(self) -> torch.optim.AdamW:
         settings = self._plan.optimiser

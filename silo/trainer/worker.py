@@ -4,8 +4,9 @@ On another host it dials `tls:HOST:PORT` with `--certificate`, `--key` and `--si
 link and good for nothing else. A trainer serves one run; who starts it by hand starts it again (`--wait-seconds`).
 
 It holds the private data and the model, and no key and no network: the link to the guard is its only connection
-(design 2). The order of a life: offline settings, dial, `configure` -> load -> refuse further connections ->
-`ready`, then `probe`, `plan` and `task` messages until `stop` or until the guard is gone.
+(design 2). The order of a life: offline settings, dial, `probe` -> `probed`, and only behind walls that suffice
+`configure` -> load -> refuse further connections -> `ready`; then `plan` and `task` messages until `stop` or until the
+guard is gone.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -110,6 +111,26 @@ def test_a_verifier_that_runs_programs_is_refused() -> None:
         GradingProcess("code")
     with pytest.raises(UsageError, match="unknown verifier"):
         GradingProcess("guess")
+
+
+def test_T22_a_package_in_the_working_directory_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = tmp_path / "fedsilo" / "edge"
+    trap.mkdir(parents=True)
+    for folder in (trap.parent, trap):
+        (folder / "__init__.py").write_text("", encoding="utf-8")
+    (trap / "grading_process.py").write_text(
+        f"import pathlib, sys, time\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nsys.exit(1)\n", encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with GradingProcess("exact") as process:
+        assert process.grade("a", "a").correct
+    assert not (tmp_path / "ran").exists()
+    # without -P the same folder does run in its place
+    subprocess.run(
+        [sys.executable, "-m", "fedsilo.edge.grading_process", "exact"], check=False, stdin=subprocess.DEVNULL
+    )
+    assert (tmp_path / "ran").exists()
 
 
 def test_a_child_that_cannot_start_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ silo its own answers, it survives silos that deny, abstain or vanish. Needs no t
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +15,7 @@ from fedsilo.treaty import method as m
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.methods import METHODS, method_named, pubswap
 from fedsilo.treaty.methods.pubswap import public_batch
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.simulated.paper_federation import PaperFederation, plan_of
 
 NAMES = sorted(METHODS)
@@ -123,6 +126,72 @@ def test_a_silo_late_for_a_public_step_is_no_donor_but_receives_donors() -> None
     [send] = [action for action in actions if isinstance(action, m.Send)]
     origins = {donor.origin for row in send.body.prompts for donor in row.donors}  # type: ignore[attr-defined]
     assert send.silo == "a" and origins == {"b"}
+
+
+@pytest.mark.parametrize("late", [("c",), ("a", "c")])
+def test_a_silo_late_under_random_gets_the_group_that_all_got(late: tuple[str, ...]) -> None:
+    plan = plan_of(method="pubswap-random", rounds=1)
+    half = METHODS["pubswap-random"].coordinator
+    played = federation("pubswap-random", rounds=1)
+
+    def donors_by_silo(late: tuple[str, ...]) -> dict[str, list[tuple[int, str, int, bool]]]:
+        got: dict[str, list[tuple[int, str, int, bool]]] = {}
+        state, _ = half.on_event(half.start(plan, "coordinator"), m.RunStarted(plan.silos, "d"))
+        in_time = [silo for silo in plan.silos if silo not in late]
+        events: list[m.CoordinatorEvent] = []
+        for silo in (*in_time, *late):
+            body = played._body(silo, m.GeneratePublic(1, 2, public_batch(plan, 1, 2), "all"))
+            assert body is not None
+            events.append(m.MessageArrived(silo, "public.responses", 1, 2, body, ""))
+        events.insert(len(in_time), m.DeadlinePassed("public/1/2"))
+        for event in events:
+            state, actions = half.on_event(state, event)
+            for action in actions:
+                if isinstance(action, m.Send):
+                    assert isinstance(action.body, pb.PublicDonors)
+                    got[action.silo] = [
+                        (row.prompt_index, donor.origin, donor.position, donor.HasField("response"))
+                        for row in action.body.prompts
+                        for donor in row.donors
+                    ]
+        return got
+
+    got = donors_by_silo(late)
+    assert set(got) == set(plan.silos)
+    named = {silo: [donor[:3] for donor in donors] for silo, donors in got.items()}
+    assert all(donors == named["b"] for donors in named.values()), "one draw for all, whoever was late"
+    assert {origin for _, origin, _ in named["b"]}.isdisjoint(late)
+    assert all(with_text for silo in late for *_, with_text in got[silo]), "none of it is its own"
+    # in time, all three stand in the pool
+    assert {origin for _, origin, *_ in donors_by_silo(())["b"]} == set(plan.silos)
+
+
+def test_a_silo_drops_what_came_for_rounds_that_are_over() -> None:
+    half = METHODS["pubswap"].silo
+    plan = plan_of(rounds=3)
+
+    def arrives(kind: str, number: int, body: Message, step: int = 0) -> m.MessageArrived:
+        return m.MessageArrived("", kind, number, step, body, "")
+
+    opening = pb.RoundOpen(base_digest="d", public_steps=[pb.PublicStep(step=2, prompt_indices=[0, 1])])
+    state, _ = half.on_event(half.start(plan, "a"), arrives("round.open", 1, opening))
+    for late in (
+        arrives("public.donors", 1, pb.PublicDonors(), 2),
+        arrives("round.open", 1, opening),
+        arrives("round.open", 2, opening),
+        arrives("run.end", 2, pb.RunEnd(outcome="aborted")),
+    ):
+        state, _ = half.on_event(state, late)
+    kept = [(message.kind, message.round) for message in state.inbox]
+    assert kept == [("public.donors", 1), ("round.open", 2), ("run.end", 2)], "a round opens once"
+    state, _ = half.on_event(replace(state, waits_for="result", inbox=state.inbox[:2]), opened_again(1))
+    assert state.round == 2
+    state, _ = half.on_event(state, arrives("public.donors", 2, pb.PublicDonors(), 2))
+    assert [(message.kind, message.round) for message in state.inbox] == [("public.donors", 2)]
+
+
+def opened_again(number: int) -> m.MessageArrived:
+    return m.MessageArrived("", "round.open", number, 0, pb.RoundOpen(base_digest="d"), "")
 
 
 def test_one_silo_runs_and_gets_no_donors() -> None:

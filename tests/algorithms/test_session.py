@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode, decode_factors, encode_factors
 from silo.trainer.adapters.lora import LoraShape
+from silo.trainer.data import PrivateSampler
+from silo.trainer.evaluation import DONORS_TRAINED
 from silo.trainer.session import Session, task_from_fields
 from tests.algorithms.tiny import (
     ZERO_DIGEST,
@@ -231,10 +234,58 @@ def test_private_batches_pass_over_every_row_before_any_returns_and_a_restart_re
             session.carry_out(PrivateStep(number, 2))
         return list(seen)
 
-    whole = run((1, 2))
+    whole = run((1, 2, 3))
     assert set(",".join(whole[:2]).split(",")) == set("012345")
-    assert set(",".join(whole[2:]).split(",")) == set("012345")
-    assert run((2,)) == whole[2:]
+    assert set(",".join(whole[2:4]).split(",")) == set("012345")
+    shutil.rmtree(tmp_path)
+    assert run((1, 2)) == whole[:4]
+    assert run((2,)) == whole[2:4], "a restart repeats the round it was in"
+    assert run((3,)) == whole[4:], "and goes on after it"
+
+
+def test_a_sampler_that_is_started_again_goes_on_where_it_stood(tmp_path: Path) -> None:
+    def sampler(folder: str) -> PrivateSampler:
+        return PrivateSampler(100, b"secret", 1, tmp_path / folder / "sampler.json")
+
+    undisturbed = sampler("whole")
+    batches: dict[int, list[list[int]]] = {}
+    for number in (1, 2, 3):
+        undisturbed.start_round(number)
+        batches[number] = [undisturbed.draw(8) for _ in range(5)]
+    for number, expected in batches.items():
+        again = sampler("restarted")  # a new process each round
+        again.start_round(number)
+        assert [again.draw(8) for _ in range(5)] == expected
+    torn = sampler("restarted")
+    torn.start_round(3)
+    assert torn.draw(8) == batches[3][0]
+    repeated = sampler("restarted")
+    repeated.start_round(3)
+    assert [repeated.draw(8) for _ in range(5)] == batches[3]
+    rows = [row for drawn in batches.values() for batch in drawn for row in batch]
+    assert sorted(rows[:100]) == list(range(100)), "a restart draws no row twice before all were drawn"
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_donors_of_an_abandoned_round_are_not_counted_in_the_next(abandoned: bool) -> None:
+    session, shape = make_session("a", public_grader=lambda pairs: [text.startswith("7") for text, _ in pairs])
+    payload, digest = start_payload(shape)
+    counted: list[float] = []
+    used: list[int] = []
+    for number in (1, 2):
+        session.carry_out(LoadAdapter(number, digest), payload)
+        body = session.carry_out(GeneratePublic(number, 2, (4, 0, 9), "correct")).body
+        donors = pb.PublicDonors()
+        for row in decode(pb.PublicResponses, body).prompts:
+            good = pb.Response(text="7a", finish=pb.FINISH_STOP)
+            donors.prompts.add(prompt_index=row.prompt_index, donors=[pb.Donor(origin="b", position=0, response=good)])
+        used.append(session.carry_out(PublicStep(number, 2, "replace", donors)).metrics["donors_used"])
+        if number == 2 or not abandoned:
+            evaluated = session.carry_out(Evaluate(number, digest), payload).body
+            [figure] = [metric for metric in decode(pb.MetricsEval, evaluated).metrics if metric.name == DONORS_TRAINED]
+            counted.append(figure.value)
+    assert min(used) > 0
+    assert counted == (used[1:] if abandoned else used)
 
 
 def test_private_order_hangs_on_the_site_secret() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.task_files import read_tasks, refuse_bad_references
+from fedsilo.edge.task_files import read_tasks, read_usable, refuse_bad_references
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.grading import check_reference
 
@@ -87,3 +87,14 @@ def test_a_missing_or_empty_file_is_refused(tmp_path: Path) -> None:
 def test_group_and_further_fields(tmp_path: Path) -> None:
     tasks = read_tasks(write(tmp_path, [row(1, group="patient-4", level="easy"), row(2)]))
     assert [task.group for task in tasks.rows] == ["patient-4", ""]
+
+
+def test_an_id_that_stood_in_another_file_of_the_silo_is_left_out_and_listed(tmp_path: Path) -> None:
+    for name, start in (("a", 0), ("b", 29)):
+        lines = [f'{{"id":"{start + row}","prompt":"p","answer":"1","topic":"t"}}' for row in range(30)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    first, second = read_usable([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], lambda answer: True)
+    assert (len(first.rows), first.problems) == (30, ())
+    assert (len(second.rows), second.problems) == (29, ((1, "duplicate id"),))
+    with pytest.raises(UsageError, match="30 of 30 lines are bad"):
+        read_usable([tmp_path / "a.jsonl", tmp_path / "a.jsonl"], lambda answer: True)

@@ -208,6 +208,33 @@ def test_optimiser_state_is_reset_or_kept_over_rounds(state: str, same: bool) ->
     assert equal is same
 
 
+def test_a_later_epoch_that_is_not_finite_takes_the_earlier_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, twin = make_adapter(), make_adapter()
+    plan = make_plan(optimiser__epochs=2, optimiser__state="keep")
+    learner, other = Learner(adapter, plan, microbatch_tokens=1000), Learner(twin, plan, microbatch_tokens=1000)
+    for one in (learner, other):
+        one.update(GROUPS)  # so that the optimiser has a state worth keeping
+    before = [parameter.detach().clone() for parameter in adapter.parameters]
+    clip = torch.nn.utils.clip_grad_norm_
+    norms: list[float] = []
+
+    def second_is_infinite(parameters: Any, norm_max: float) -> torch.Tensor:
+        norms.append(float(clip(parameters, norm_max)))
+        return torch.tensor(norms[-1] if len(norms) == 1 else math.inf)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.utils, "clip_grad_norm_", second_is_infinite)
+        with pytest.raises(OperationError) as caught:
+            learner.update(GROUPS)
+    assert caught.value.code == "NOT_FINITE" and len(norms) == 2
+    assert all(torch.equal(parameter, value) for parameter, value in zip(adapter.parameters, before, strict=True))
+    # the optimiser forgot the taken-back epoch too: both go on alike
+    for one in (learner, other):
+        one.update(GROUPS)
+    assert all(torch.equal(one, same) for one, same in zip(adapter.parameters, twin.parameters, strict=True))
+    assert not all(torch.equal(one, value) for one, value in zip(adapter.parameters, before, strict=True))
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     adapter = make_adapter()
     name = "model.layers.0.mlp.down_proj.lora_B"

@@ -199,10 +199,11 @@ def test_T10_the_hook_refuses_to_reach_out(attempt: str) -> None:  # threat id
 @pytest.mark.parametrize(
     ("command", "allowed"),
     [
-        ([sys.executable, "-m", "fedsilo.edge.grading_process", "exact"], True),
-        ([sys.executable, "-m", "fedsilo.edge.other"], False),
-        ([sys.executable, "-c", "fedsilo.edge.grading_process"], False),
-        (["/bin/sh", "-m", "fedsilo.edge.grading_process"], False),
+        ([sys.executable, "-P", "-m", "fedsilo.edge.grading_process", "exact"], True),
+        ([sys.executable, "-m", "fedsilo.edge.grading_process", "exact"], False),
+        ([sys.executable, "-P", "-m", "fedsilo.edge.other"], False),
+        ([sys.executable, "-P", "-c", "fedsilo.edge.grading_process"], False),
+        (["/bin/sh", "-P", "-m", "fedsilo.edge.grading_process"], False),
         ("sh", False),
     ],
 )

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -17,6 +20,7 @@ import pytest
 from console.client import ControlClient, Operator, sign_as
 from coordinator.config import load_config
 from coordinator.daemon import Coordinator, Ready, check
+from coordinator.server import FederationService
 from fedsilo.edge.identity_files import load_identity
 from fedsilo.edge.site_policy import read_ruleset
 from fedsilo.edge.task_files import read_tasks
@@ -156,6 +160,50 @@ def test_hello_over_mutual_tls_and_what_the_control_socket_shows_of_it(site: Pat
 def test_T28_a_certificate_of_another_ca_gets_no_connection(site: Path, ready: Ready) -> None:
     with pytest.raises((grpc.RpcError, FedSiloError)):
         exchange(site, ready, "hospital_b", "control.hello", hello(site), 1)
+
+
+def test_T26_T41_a_certificate_that_has_expired_stays_expired_when_the_clock_goes_back(
+    site: Path, tmp_path: Path
+) -> None:
+    config = load_config(site / "main" / "coordinator.yaml")
+    own = config.model_copy(
+        update={"state_dir": tmp_path, "control": config.control.model_copy(update={"socket": tmp_path / "c.sock"})}
+    )
+    real_now, offset = time.time, [0.0]
+    with (
+        Coordinator(check(own), clock=lambda: real_now() + offset[0]) as coordinator,
+        coordinator.serving() as up,
+    ):
+        envelope, _ = exchange(site, up, "hospital_a", "control.heartbeat", pb.Heartbeat(), 1)
+        assert envelope.kind == "control.ack"
+        before = coordinator.now()
+        offset[0] = 50 * 365 * 86400.0
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            exchange(site, up, "hospital_a", "control.heartbeat", pb.Heartbeat(), 2)
+        offset[0] = 0.0
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            exchange(site, up, "hospital_a", "control.heartbeat", pb.Heartbeat(), 3)
+        assert (coordinator.now() - before).days > 49 * 365
+
+
+@pytest.mark.parametrize(("versions", "taken"), [(("TLSv1.3",), True), (("TLSv1.2",), False), ((), False)])
+def test_T25_a_call_whose_tls_version_is_not_known_to_be_1_3_is_refused(
+    site: Path, versions: tuple[str, ...], taken: bool
+) -> None:
+    service = FederationService(
+        cast(Any, None), cast(Any, None), trust_root_pem=(site / "main" / "id" / "federation_ca.crt").read_bytes(),
+        limits=load_config(site / "main" / "coordinator.yaml").limits, now=lambda: datetime.now(UTC),
+        monotonic=time.monotonic,
+    )  # fmt: skip
+    properties: dict[str, list[bytes]] = {"x509_pem_cert": [(site / "hospital_a/id/hospital_a.crt").read_bytes()]}
+    if versions:
+        properties["ssl_tls_version"] = [version.encode() for version in versions]
+    context: Any = SimpleNamespace(auth_context=lambda: properties, peer=lambda: "ipv4:127.0.0.1:1")
+    if taken:
+        assert service._peer(context).name == "hospital_a"
+    else:
+        with pytest.raises(NotAllowedError, match=r"TLSv1\.3 is required"):
+            service._peer(context)
 
 
 def test_T25_plaintext_and_no_certificate_are_refused(site: Path, ready: Ready) -> None:

@@ -112,7 +112,9 @@ def context(**changes: Any) -> Context:
         open_step=2,
         public_set_sha256=HASH["public"],
         public_set_rows=10,
-        public_prompt_indices=frozenset({1, 4, 7}),
+        open_steps={2: (1, 4, 7), 4: (0, 9, 2)},
+        evaluated_digest=BASE_DIGEST,
+        public_prompt_indices=(1, 4, 7),
         topics=frozenset({"sort up", "rotate"}),
     )
     return dataclasses.replace(base, **changes)
@@ -214,7 +216,7 @@ def good_cases() -> dict[str, tuple[Message, dict[str, Any]]]:
                         pb.PublicStep(step=4, prompt_indices=[0, 9, 2]),
                     ],
                 ),
-                round_number=1,
+                round_number=2,
             ),
             FROM_COORDINATOR,
         ),

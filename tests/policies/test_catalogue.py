@@ -47,7 +47,7 @@ def test_only_answers_to_public_prompts_are_free_text() -> None:
 def test_a_field_without_a_class_is_noticed_and_denied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(catalogue.CATALOGUE["Progress"], "step")
     assert _unclassified() == {"Progress.step"}
-    message = small_message("control.progress", pb.Progress(round=1, step=2))
+    message = small_message("control.progress", pb.Progress(round=1, step=2), round_number=1, step=2)
     decision = judged(message, policy_of(policy_text()))
     assert decision.verdict == "deny" and decision.reasons == ("FIELD_NOT_ALLOWED",)
 

@@ -69,7 +69,7 @@ def _plan(**changes: Any) -> Decision:
     return judged(inbound("run.plan", pb.RunPlan(canonical_json=plan.canonical()), run=run), POLICY, **FROM_COORDINATOR)
 
 
-def _round(*steps: tuple[int, list[int]], number: int = 1, digest: str = "cd" * 32) -> Decision:
+def _round(*steps: tuple[int, list[int]], number: int = 2, digest: str = "cd" * 32) -> Decision:
     body = pb.RoundOpen(
         base_digest=digest, public_steps=[pb.PublicStep(step=step, prompt_indices=rows) for step, rows in steps]
     )
@@ -97,6 +97,8 @@ def _tighter(old: str, new: str, **changes: Any) -> Decision:
 
 POLL = small_message("control.poll", pb.Poll(wait_milliseconds=1), run="")
 EMPTY_PLAN = inbound("run.plan", pb.RunPlan())
+GOOD_PLAN_OF_ROUND_2 = inbound("run.plan", pb.RunPlan(canonical_json=PLAN.canonical()), round_number=2)
+HEARTBEAT_OF_ROUND_1 = small_message("control.heartbeat", pb.Heartbeat(), round_number=1)
 FREE_TEXT = small_message("control.error", pb.ErrorReport(code="x"))
 TWO = History(messages_in_round=2)
 
@@ -126,6 +128,7 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
     ("round", "round over", lambda: judged(tensor_message(), POLICY, open_round=2)),
     ("round", "step over", lambda: _answers(open_step=4)),
     ("round", "result of a future round", lambda: judged(metrics_message(round_number=2), POLICY)),
+    ("place of a control message", "T9", lambda: judged(HEARTBEAT_OF_ROUND_1, POLICY)),
     ("message bytes", "T11", lambda: judged(tensor_message(payload_bytes=65537), POLICY)),
     ("round bytes", "T11", lambda: judged(tensor_message(), POLICY, history=History(round_bytes=10**9))),
     ("day bytes", "T11", lambda: judged(POLL, POLICY, history=History(day_bytes=10**12))),
@@ -173,13 +176,14 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
             verdicts=(),
         ),
     ),
-    ("public prompts of the open step", "T12 not asked", lambda: _answers(public_prompt_indices=frozenset({1, 4}))),
+    ("public prompts of the open step", "T12 not asked", lambda: _answers(public_prompt_indices=(1, 4))),
     ("public prompts of the open step", "T12 beyond the set", lambda: _answers(public_set_rows=7)),
     (
         "public prompts of the open step",
         "twice",
         lambda: judged(responses_message((1, ("1",)), (1, ("2",))), POLICY, verdicts=(True, True)),
     ),
+    ("prompts in the step's order", "T9 another order", lambda: _answers(public_prompt_indices=(4, 1, 7))),
     ("answers graded again", "one wrong", lambda: _answers(verdicts=(True, False, True))),
     ("answers graded again", "not graded", lambda: _answers(verdicts=None)),
     ("answers graded again", "too few verdicts", lambda: _answers(verdicts=(True, True))),
@@ -221,6 +225,7 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
         "private",
         lambda: judged(small_message("metrics.eval", pb.MetricsEval(split="private"), round_number=1), POLICY),
     ),
+    ("metrics of the round's adapter", "T9", lambda: judged(metrics_message(), POLICY, evaluated_digest="cd" * 32)),
     ("metric names and topics", "T9 name", lambda: judged(metrics_message(("reward", "", 0.5)), POLICY)),
     ("metric names and topics", "T9 topic", lambda: judged(metrics_message(("pass_at_1", "Mr Smith", 0.5)), POLICY)),
     (
@@ -240,6 +245,8 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
     ("plan max new tokens", "T13", lambda: _plan(rollout=Rollout(max_new_tokens=33))),
     ("plan temperature", "T13", lambda: _plan(rollout=Rollout(max_new_tokens=32, temperature=3.0))),
     ("plan learning rate", "T19", lambda: _plan(optimiser=Optimiser(learning_rate=0.01))),
+    ("plan of no round", "T36", lambda: judged(GOOD_PLAN_OF_ROUND_2, POLICY, **FROM_COORDINATOR)),
+    ("plan method", "no such method", lambda: _plan(method="gossip")),
     ("plan federation", "another", lambda: _plan(federation="other-net")),
     (
         "plan federation",
@@ -260,6 +267,7 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
     ("plan fits the round's limits", "every step public", lambda: _plan(swap_period=1)),
     ("round is of the plan", "beyond it", lambda: _round(number=4)),
     ("round is of the plan", "no base", lambda: _round(digest="")),
+    ("rounds go forward", "the open one, changed", lambda: _round((2, [1]), number=1)),
     ("public steps of the plan", "private step", lambda: _round((3, [1]))),
     ("public steps of the plan", "twice", lambda: _round((2, [1]), (2, [3]))),
     ("prompts are rows of the public set", "T12", lambda: _round((2, [10]))),
@@ -400,8 +408,10 @@ def test_T36_approvals_hold_until_enough_different_people_said_yes() -> None:
         decision = judged(tensor_message(), policy, history=History(approvals=approvals))
         assert decision.verdict == verdict
         assert decision.may_leave == (verdict == "allow")
-    second = judged(tensor_message(round=2), policy, open_round=2)
+    second = judged(tensor_message(round=2), policy, open_round=2, history=History(rounds_released=1))
     assert second.verdict == "allow"
+    # The number is the coordinator's: a run that begins at round 2 has released nothing yet.
+    assert judged(tensor_message(round=2), policy, open_round=2).verdict == "hold"
     # A refusal stays a refusal whoever approves it.
     denied = judged(tensor_message(rank=3), policy, history=History(approvals=(ada, bob)))
     assert denied.verdict == "deny"

@@ -61,6 +61,38 @@ def test_bfloat16_rounds_to_nearest_even(value: float) -> None:
     assert got == np.float32(bfloat16_by_hand(value))
 
 
+# quiet and signalling, either sign, payload in the kept half, in the lost half, in both
+NAN_BITS = [sign | rest for sign in (0, 1 << 31) for rest in (
+    0x7F800001, 0x7F807FFF, 0x7F808000, 0x7F80FFFF, 0x7F810000, 0x7FBFFFFF, 0x7FC00000, 0x7FC00001, 0x7FFF7FFF,
+    0x7FFF8000, 0x7FFFFFFF,
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", NAN_BITS)
+def test_T50_no_nan_turns_into_a_number_in_bfloat16(bits: int) -> None:
+    value = np.array([bits], np.uint32).view(np.float32)
+    sent = codec.to_bfloat16_bits(value)
+    [got] = codec.from_bfloat16_bits(sent)
+    assert np.isnan(got)
+    assert int(sent[0]) == (bits | 1 << 22) >> 16, "quiet, with the sign and the upper half of the payload"
+    assert np.isnan(codec.decode_factors(factors({"t": value}, "bfloat16")).tensors["t"][0])
+
+
+@pytest.mark.parametrize(
+    ("bits", "rounded"),
+    [
+        (0x7F800000, 0x7F80),  # infinity
+        (0xFF800000, 0xFF80),
+        (0x7F7FFFFF, 0x7F80),  # the largest float32 lies nearer to infinity than to the largest bfloat16
+        (0x7F7F7FFF, 0x7F7F),
+        (0xFF7FFFFF, 0xFF80),
+    ],
+)
+def test_values_beside_nan_round_as_numbers_do(bits: int, rounded: int) -> None:
+    sent = codec.to_bfloat16_bits(np.array([bits], np.uint32).view(np.float32))
+    assert int(sent[0]) == rounded
+
+
 def test_two_equal_updates_have_equal_bytes_whatever_their_order() -> None:
     first = {"b": np.ones((2, 2), np.float32), "a": np.zeros(3, np.float32)}
     second = {"a": np.full(3, -0.0, np.float32), "b": np.asfortranarray(np.ones((2, 2)))}

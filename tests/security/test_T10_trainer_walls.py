@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.isolation import rung_at_least
 from silo.guard import file_rules, isolation
 from silo.guard.syscall_filter import seccomp_program
 from silo.link import LinkMessage, Listener, dial
@@ -279,9 +280,10 @@ def test_the_ladder_is_ordered() -> None:
     ladder = ["waived", "container", "user", "namespaces"]
     for got_place, got in enumerate(ladder):
         for least_place, least in enumerate(ladder):
-            assert isolation.rung_at_least(got, least) == (got_place >= least_place)
+            assert rung_at_least(got, least) == (got_place >= least_place)
+    assert not rung_at_least("moat", "waived")
     with pytest.raises(ValueError, match="unknown rung"):
-        isolation.rung_at_least("moat", "user")
+        rung_at_least("user", "moat")
 
 
 def test_best_rung_is_the_first_whose_trial_holds() -> None:

@@ -125,7 +125,7 @@ class Bench:
             coordinator_key=COORDINATOR_KEY.public_key(), site=site, federation="cardio-net", site_key=b"s" * 32,
             clock=lambda: self.clock_now,
         )  # fmt: skip
-        self.gate.view = RunView(setting.PLAN, 1, setting.BASE_DIGEST, 1.0, STEPS, 2)
+        self.gate.view = RunView(setting.PLAN, 1, setting.BASE_DIGEST, 1.0, STEPS, 2, {1: setting.BASE_DIGEST})
         self.releases = Releases(self.gate, self.ledger, silo="hospital_a", destination={"address": "host:1"})
 
     def close(self) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from coordinator.aggregate import aggregate, initial_adapter, l2_norm, read_factors
-from coordinator.blobs import Blobs, BytesPayload
+from coordinator.aggregate import (
+    AggregateRefusedError,
+    aggregate,
+    initial_adapter,
+    l2_norm,
+    read_factors,
+    write_peft_folder,
+)
+from coordinator.blobs import Blobs, BytesPayload, DiskFullError
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.methods.pubswap import mean_delta
 from fedsilo.treaty.wire import codec
@@ -65,16 +73,48 @@ def test_one_silo_gives_base_plus_delta(tmp_path: Path) -> None:
 
 def test_another_base_other_tensors_and_infinite_results_are_refused(tmp_path: Path) -> None:
     master, blobs = factors(drawn(0), ""), Blobs(tmp_path)
-    with pytest.raises(OperationError, match="another adapter"):
+    with pytest.raises(AggregateRefusedError, match="another adapter"):
         aggregate(blobs, master, [factors(drawn(1), "0" * 64)], mean_delta)
     less = dict(list(drawn(1).items())[:1])
-    with pytest.raises(OperationError, match="other tensors"):
+    with pytest.raises(AggregateRefusedError, match="other tensors"):
         aggregate(blobs, master, [factors(less, master.digest)], mean_delta)
     huge = {name: np.full(shape, 3e38, np.float32) for name, shape in SCHEMA.tensors}
-    with np.errstate(over="ignore"), pytest.raises(OperationError, match="not finite"):
+    with np.errstate(over="ignore"), pytest.raises(AggregateRefusedError, match="not finite"):
         aggregate(blobs, master, [factors(huge, master.digest)] * 2, mean_delta)
-    with pytest.raises(OperationError, match="without uploads"):
+    with pytest.raises(AggregateRefusedError, match="without uploads"):
         aggregate(blobs, master, [], mean_delta)
+
+
+def test_a_full_disk_is_no_refusal_of_the_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, blobs = factors(drawn(0), ""), Blobs(tmp_path)
+
+    def full(*_: object) -> None:
+        raise DiskFullError("no space left")
+
+    upload = factors(drawn(1, 1e-3), master.digest)
+    assert aggregate(blobs, master, [upload], mean_delta).size_bytes == len(master.data)
+    monkeypatch.setattr(blobs, "spool", full)
+    with pytest.raises(OperationError) as caught:
+        aggregate(blobs, master, [upload], mean_delta)
+    assert not isinstance(caught.value, AggregateRefusedError)
+
+
+def test_the_adapter_folder_is_on_the_disk_when_it_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: dict[str, int] = {}
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink()
+        flushed[name.name] = name.stat().st_size
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_peft_folder(tmp_path / "adapter", BytesPayload(initial_adapter(SCHEMA, 1)), SCHEMA, "tiny")
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    assert flushed[weights.name] == weights.stat().st_size > 0
+    assert "adapter" in flushed, "its folder entry too"
 
 
 def test_the_initial_adapter_is_drawn_from_the_seed_alone_and_b_is_zero() -> None:

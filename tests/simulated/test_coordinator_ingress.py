@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.blobs import DiskFullError
+from fedsilo.treaty.grading import Verdict
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import House, PlainGrader, SimulatedSilo, federation, until_quiet
 
 
 def code_of(body: Any) -> str:
@@ -95,7 +98,7 @@ def test_T29_a_message_of_another_federation_or_sender_is_refused(tmp_path: Path
 
 def test_T29_a_wrong_signature_or_payload_is_refused(tmp_path: Path) -> None:
     house, (silo, *_) = federation(tmp_path)
-    payload = codec.encode(pb.Progress(round=1, step=1))
+    payload = codec.encode(pb.Progress())
     envelope = silo.envelope("control.progress", payload)
     envelope.round = 3
     assert code_of(silo.deliver(envelope, payload)) == "SIGNATURE_INVALID"
@@ -104,7 +107,7 @@ def test_T29_a_wrong_signature_or_payload_is_refused(tmp_path: Path) -> None:
     assert code_of(silo.deliver(other, payload)) == "SIGNATURE_INVALID"
     swapped = silo.envelope("control.progress", payload)
     assert code_of(silo.deliver(swapped, codec.encode(pb.Progress(round=1, step=2)))) == "DIGEST_MISMATCH"
-    assert code_of(silo.say("control.progress", pb.Progress(round=1, step=1))) == "ok"
+    assert code_of(silo.say("control.progress", pb.Progress())) == "ok"
     house.close()
 
 
@@ -190,6 +193,112 @@ def test_T21_a_wrong_answer_never_becomes_a_donor(tmp_path: Path) -> None:
         for envelope, body in silo.heard:
             if envelope.kind == "public.donors":
                 assert all(donor.origin != "hospital_b" for row in body.prompts for donor in row.donors)
+    house.close()
+
+
+class CountingGrader(PlainGrader):
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def grade_many(self, pairs: Any) -> list[Verdict]:
+        self.batches.append(len(pairs))
+        return super().grade_many(pairs)
+
+
+def before_the_first_answers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[House, SimulatedSilo, CountingGrader]:
+    """Round 1 stands open, step 2 has been asked for, and hospital_c has not answered yet."""
+    house, silos = federation(folder)
+    for silo in silos:
+        silo.mute = {"public.responses", "lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    grader = CountingGrader()
+    monkeypatch.setattr(house.driver.parts.ingress, "_grader", grader)
+    return house, silos[2], grader
+
+
+def asked_for(house: House, step: int = 2) -> tuple[int, ...]:
+    row = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    return tuple(json.loads(row.public_steps)[str(step)])
+
+
+def test_T23_nothing_is_graded_that_fails_a_cheap_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, silo, grader = before_the_first_answers(tmp_path, monkeypatch)
+    good = silo.answers(asked_for(house))
+    answers = sum(len(row.responses) for row in good.prompts)
+
+    too_many = silo.answers(asked_for(house))
+    for _ in range(3 * 4 + 1 - answers):  # one more than prompts_per_step x samples_per_prompt
+        too_many.prompts[0].responses.add(text="x", finish=pb.FINISH_STOP)
+    limits = house.policy.file.egress.public_responses
+    assert limits is not None
+    too_long = silo.answers(asked_for(house))
+    too_long.prompts[0].responses[0].text = "x" * limits.max_bytes_per_step
+    places = [(too_many, 1, 2), (too_long, 1, 2), (good, 2, 2), (good, 1, 3), (good, 1, 0)]
+    for body, number, step in places:
+        reply = silo.say("public.responses", body, run="run-1", number=number, step=step)
+        assert code_of(reply) in {"INGRESS_DENIED", "ROUND_CLOSED"}
+    assert code_of(silo.say("public.responses", good, run="run-2", number=1, step=2)) == "NO_SUCH_RUN"
+    assert grader.batches == []
+
+    assert code_of(silo.say("public.responses", good, run="run-1", number=1, step=2)) == "ok"
+    assert grader.batches == [answers]
+    house.close()
+
+
+def test_T29_a_replay_or_retry_of_public_answers_is_not_graded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, silo, grader = before_the_first_answers(tmp_path, monkeypatch)
+    good = silo.answers(asked_for(house))
+    assert code_of(silo.say("public.responses", good, run="run-1", number=1, step=2)) == "ok"
+    assert silo.last is not None
+    assert code_of(silo.deliver(*silo.last)) == "ok"  # the acknowledgement was lost
+    envelope, _ = silo.last
+    other = codec.encode(silo.answers(asked_for(house, 4)))
+    envelope.step, envelope.payload_digest = 4, bytes.fromhex(codec.sha256_hex(other))
+    assert code_of(silo.deliver(silo.signed(envelope), other)) == "SEQUENCE_REPLAYED"
+    assert len(grader.batches) == 1
+    envelope.sequence += 1
+    assert code_of(silo.deliver(silo.signed(envelope), other)) == "ok"
+    assert len(grader.batches) == 2
+    house.close()
+
+
+def test_the_lock_is_free_while_answers_are_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, silo, grader = before_the_first_answers(tmp_path, monkeypatch)
+    taken: list[bool] = []
+
+    def try_the_lock() -> None:
+        lock = house.driver.changing()
+        taken.append(lock.acquire(timeout=5))
+        lock.release()
+
+    def grade(pairs: Any) -> list[Verdict]:
+        other = threading.Thread(target=try_the_lock)
+        other.start()
+        other.join()
+        return PlainGrader.grade_many(grader, pairs)
+
+    monkeypatch.setattr(grader, "grade_many", grade)
+    reply = silo.say("public.responses", silo.answers(asked_for(house)), run="run-1", number=1, step=2)
+    assert code_of(reply) == "ok" and taken == [True]
+    house.close()
+
+
+def test_T28_a_silo_whose_last_hello_was_refused_contributes_nothing(tmp_path: Path) -> None:
+    house, (silo, *_) = in_open_round(tmp_path)
+    payload = silo.delta_payload(1)
+    assert code_of(silo.join(base_model_sha256="9" * 64)) == "BASE_MODEL_MISMATCH"
+    assert code_of(silo.say("lora.factors", payload, run="run-1", number=1)) == "NOT_A_MEMBER"
+    kept = house.rows(lambda session: session.scalars(select(db.Upload).where(db.Upload.kind == "lora.factors")).all())
+    assert kept == [] and not house.blobs.find(codec.sha256_hex(payload))
+    assert code_of(silo.join()) == "ok"
+    assert code_of(silo.say("lora.factors", payload, run="run-1", number=1)) == "ok"
     house.close()
 
 

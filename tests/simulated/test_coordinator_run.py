@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file
 from sqlalchemy import select
+from sqlalchemy.orm import Session
+from typer.testing import CliRunner
 
+from certs.encoding import public_key_pem
 from coordinator import store as db
+from coordinator.aggregate import AggregateRefusedError
 from coordinator.record import received_by_kind, verify_record
-from fedsilo.treaty.errors import ConflictError, UsageError
+from coordinator.runs import queue
+from fedsilo.launch import cli_run
+from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.policies.setting import SCHEMA
@@ -197,6 +205,113 @@ def test_one_silo_alone_gets_base_plus_delta_bit_for_bit(tmp_path: Path) -> None
     for name, values in before.items():
         assert (values + alone[0].delta(1)[name]).tobytes() == after[name].tobytes()
     house.close()
+
+
+def test_T39_a_disk_that_fails_while_a_round_is_committed_halts_and_the_run_goes_on_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, silos = federation(tmp_path)
+    *early, last = silos
+    last.mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    payload = last.delta_payload(1)
+
+    whole_spool, writes = house.blobs.spool, iter([True, False])  # the upload is kept, the new master is not
+
+    def faulty() -> Any:
+        if next(writes):
+            return whole_spool()
+        raise OperationError("cannot write x.part: Input/output error")
+
+    monkeypatch.setattr(house.blobs, "spool", faulty)
+    with pytest.raises(OperationError, match="Input/output"):
+        last.say("lora.factors", payload, run="run-1", number=1)
+    assert house.driver.halted == OperationError.default_code
+    assert house.run().state == "running", "a disk is no reason for a run to fail"
+    house.close()
+
+    house = House(tmp_path, clock=house.clock)
+    for silo in silos:
+        silo.house = house
+        silo.mute = set()
+    assert isinstance(last.say("lora.factors", payload, run="run-1", number=1), pb.Ack)
+    until_quiet(silos)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert first.state == "committed" and len(early) == 3
+    house.close()
+
+
+def test_uploads_that_make_no_adapter_fail_the_run_and_the_old_adapter_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, silos = federation(tmp_path)
+
+    def refusing(*_: object) -> None:
+        raise AggregateRefusedError("the aggregate is not finite")
+
+    monkeypatch.setattr("coordinator.runs.aggregate", refusing)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    assert not house.driver.halted
+    assert (house.run().state, house.run().reason) == ("failed", "AGGREGATE_REFUSED")
+    assert house.run().adapter_digest == house.run().base_digest
+    house.close()
+
+
+def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, silos = federation(tmp_path)
+    silo = silos[0]
+    body = codec.encode(pb.RunEnd(outcome="finished"))
+    with house.store.transaction() as session:
+        for run in ("run-1", "run-2"):
+            queue(session, silo=silo.name, run=run, round_number=0, step=0, kind="run.end", payload=body)
+        [first, _] = session.scalars(select(db.OutboxItem).order_by(db.OutboxItem.id)).all()
+    silo.join()
+
+    def next_but_paused(session: Session, name: str) -> db.OutboxItem | None:
+        return db.first_outbox_item(session, name, except_runs=["run-1"])
+
+    monkeypatch.setattr(house.driver, "_next_item", next_but_paused)
+    item = silo.say("control.poll", pb.Poll())
+    assert isinstance(item, pb.RunEnd)
+    newest = silo.heard[-1][0].sequence
+    assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
+    left = house.rows(lambda session: session.scalars(select(db.OutboxItem.id)).all())
+    assert left == [first.id], "what was not delivered stays, what was is gone"
+    house.close()
+
+
+def test_run_verify_takes_the_signed_record_and_no_other(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    house.close()
+    record = tmp_path / "runs" / "run-1" / "run_record.json"
+    own, foreign, changed = tmp_path / "own.pub", tmp_path / "foreign.pub", tmp_path / "changed.json"
+    own.write_bytes(public_key_pem(house.key.public_key()))
+    foreign.write_bytes(public_key_pem(Ed25519PrivateKey.generate().public_key()))
+    text = record.read_text()
+    assert text.count('"quorum": 2') == 1
+    changed.write_text(text.replace('"quorum": 2', '"quorum": 1'))
+
+    def verify(file: Path, key: Path) -> tuple[int, dict[str, Any]]:
+        done = CliRunner().invoke(cli_run.app, ["verify", str(file), "--key", str(key), "--json"])
+        return done.exit_code, json.loads(done.stdout)
+
+    code, envelope = verify(record, own)
+    assert code == 0 and envelope["ok"] and envelope["data"]["state"] == "finished"
+    assert envelope["data"]["adapter_sha256"] == json.loads(text)["record"]["adapter_sha256"]
+    for file, key in ((changed, own), (record, foreign), (own, own)):
+        code, envelope = verify(file, key)
+        assert code == 7 and not envelope["ok"], (file, key)
+    assert verify(tmp_path / "none.json", own)[0] == NotFoundError.exit_code != 7
 
 
 def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:

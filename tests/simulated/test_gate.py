@@ -292,6 +292,54 @@ def test_T21_donors_that_grade_wrong_here_are_dropped_and_counted(bench: Bench) 
     assert record["facts"]["transform"] == {"donors_dropped": {"hospital_b": 1}}
 
 
+@pytest.mark.parametrize(("ruleset", "survive"), [("pubswap-random", ["12", "13"]), ("pubswap", ["12"])])
+def test_T21_wrong_donors_survive_only_where_the_policy_does_not_verify_them(
+    tmp_path: Path, ruleset: str, survive: list[str]
+) -> None:
+    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text(ruleset)))
+    body = pb.PublicDonors()
+    row = body.prompts.add(prompt_index=1)
+    for text in ("12", "13"):
+        row.donors.add(origin="hospital_b").response.CopyFrom(pb.Response(text=text, finish=pb.FINISH_STOP))
+    bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
+    bench.channel.answer = ("public.donors", body)
+    taken = bench.gate.send("control.poll", pb.Poll()).body
+    assert isinstance(taken, pb.PublicDonors)
+    assert [donor.response.text for donor in taken.prompts[0].donors] == survive
+    bench.close()
+
+
+def test_an_answer_that_is_refused_leaves_nothing_in_the_outbox(bench: Bench) -> None:
+    offered = bench.factors()
+    assert isinstance(offered, Allowed)
+    bench.channel.tamper = lambda envelope: setattr(envelope, "federation", "other-net")
+    with pytest.raises(PeerError):
+        bench.gate.transmit(offered)
+    assert bench.ledger.outbox("allowed") == []
+    assert sent_by_kind(bench.audit.records())["lora.factors"][0] == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("no norm"), OverflowError("too large"), None])
+def test_T07_what_cannot_be_made_fit_is_denied_and_recorded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    def failing(*_: object) -> object:
+        assert error is not None
+        raise error
+
+    if error is not None:
+        monkeypatch.setattr("silo.guard.gate.transform_factors", failing)
+    offered = bench.factors()
+    record = bench.events("egress.decision")[0]
+    if error is None:
+        assert isinstance(offered, Allowed) and record["decision"] == "allow"
+        return
+    assert reasons(offered) == ("TRANSFORM_FAILED",)
+    assert (record["decision"], record["reasons"]) == ("deny", ["TRANSFORM_FAILED"])
+    assert record["rules"][-1]["measured"] == type(error).__name__
+    assert bench.channel.sent == []
+
+
 # ---- approvals ------------------------------------------------------------------------------------
 
 
@@ -315,6 +363,23 @@ def test_T36_a_held_release_goes_out_byte_for_byte_after_one_approval(holding: B
     assert decision["decision"] == "allow" and decision["link"]["approvals"] == ["alice"]
     with pytest.raises(ConflictError):  # single use
         holding.releases.approve(command("approvals.approve", arguments, person="bob"))
+
+
+def test_T40_no_plain_digest_of_a_held_answer_is_in_the_log(tmp_path: Path) -> None:
+    """A held factor set is too long to guess and keeps its plain digest; answers to public prompts do not."""
+    text = setting.policy_text(first_rounds=1)
+    place = text.index("  public.responses:")
+    text = text[:place] + text[place:].replace("first_rounds: 0", "first_rounds: 1", 1)
+    bench = Bench(tmp_path / "a", setting.policy_of(text))
+    offered = bench.responses((1, ("12",)))
+    assert isinstance(offered, Held)
+    release = bench.releases.hold("public.responses", "run-1", 1, 2, offered, deadline_seconds=None)
+    assert codec.sha256_hex(offered.payload) == release.digest not in json.dumps(list(bench.audit.records()))
+    asked = bench.events("approval.request")[0]
+    assert set(asked["payload"]) == {"bytes", "hmac_sha256"}
+    held(bench)
+    assert bench.events("approval.request")[1]["payload"]["sha256"] == bench.ledger.releases()[1].digest
+    bench.close()
 
 
 def test_T36_held_survives_a_restart_and_is_sent_as_it_was(holding: Bench) -> None:

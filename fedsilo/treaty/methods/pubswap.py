@@ -77,7 +77,8 @@ def public_batch(plan: Plan, round_number: int, step: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CoordinatorState:
-    """`answers` and `uploads` belong to the open round; `served` lists (step, silo) pairs that got their donors."""
+    """`answers`, `uploads` and `kept_back` belong to the open round. `kept_back` lists the silos whose site keeps the
+    update back and nothing else: they train on and evaluate."""
 
     plan: Plan
     silos: tuple[str, ...] = ()
@@ -88,6 +89,7 @@ class CoordinatorState:
     absent: frozenset[tuple[int, str]] = frozenset()  # (step, silo); step 0 is the whole round
     closed_steps: frozenset[int] = frozenset()
     uploads: Mapping[str, str] = field(default_factory=dict)
+    kept_back: frozenset[str] = frozenset()
     evaluated: frozenset[str] = frozenset()
     committed_rounds: int = 0
 
@@ -119,10 +121,13 @@ class Coordinator:
                 if round_number != state.plan.rounds or state.phase != "evaluating":
                     return state, ()
                 return self._finish_if_evaluated(replace(state, evaluated=state.evaluated | {silo}))
-            case SiloAbstained(silo, round_number, step):
+            case SiloAbstained(silo, round_number, step, declined):
                 if round_number != state.round:
                     return state, ()
-                state = replace(state, absent=state.absent | {(step, silo)})
+                kept_back = state.kept_back - {silo} if step == 0 else state.kept_back
+                if declined == "lora.factors":
+                    kept_back |= {silo}
+                state = replace(state, absent=state.absent | {(step, silo)}, kept_back=kept_back)
                 return self._close_whatever_is_complete(state)
             case SiloLeft(silo):
                 state = replace(state, silos=tuple(name for name in state.silos if name != silo))
@@ -155,6 +160,7 @@ class Coordinator:
             absent=frozenset(),
             closed_steps=frozenset(),
             uploads={},
+            kept_back=frozenset(),
         )
         sends = tuple(Send(silo, "round.open", round_number, 0, body) for silo in state.silos)
         return state, (*sends, StartDeadline(f"round/{round_number}", plan.round_deadline_seconds))
@@ -200,8 +206,13 @@ class Coordinator:
     def _donors(
         self, state: CoordinatorState, step: int, receiver: str, of_step: Mapping[str, pb.PublicResponses]
     ) -> tuple[CoordinatorAction, ...]:
-        """The donors one silo gets for a step, from the answers of `of_step` (the receiver's own among them)."""
+        """The donors one silo gets for a step.
+
+        `of_step` holds the receiver's own answers too. Of a late receiver they tell only what it asked for and, under
+        Balanced, how many it lacks: the step's pool stays what it was when the step closed.
+        """
         plan, body, own = state.plan, pb.PublicDonors(), of_step[receiver]
+        pooled = state.answers.get(step, {})
         asked = {row.prompt_index: row.samples for row in own.prompts}
         donor_count = 0
         for index in public_batch(plan, state.round, step):
@@ -210,7 +221,8 @@ class Coordinator:
             answers: dict[str, Sequence[pb.Response]] = {
                 silo: list(row.responses)
                 for silo, responses in of_step.items()
-                if silo == receiver or silo in state.answers.get(step, {})
+                # Random is one draw for all, so a late silo must not shift it with answers the others never had.
+                if silo in pooled or (silo == receiver and self.swap != "random")
                 for row in responses.prompts
                 if row.prompt_index == index
             }
@@ -288,8 +300,9 @@ class Coordinator:
         return replace(state, phase="evaluating", evaluated=frozenset()), (*results, deadline)
 
     def _finish_if_evaluated(self, state: CoordinatorState) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
-        # A silo that abstains in the last round (step 0) sends no evaluation either.
-        if all(silo in state.evaluated or (0, silo) in state.absent for silo in state.silos):
+        # Whoever abstains in the last round (step 0) sends no evaluation either, unless only its update is kept back.
+        gone = {silo for step, silo in state.absent if step == 0} - state.kept_back
+        if all(silo in state.evaluated or silo in gone for silo in state.silos):
             return self._end_by_rounds(state)
         return state, ()
 
@@ -360,6 +373,7 @@ class Silo:
 
     def _take(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
         """Take the first message of the inbox that fits what the silo waits for; drop those of closed rounds."""
+        state = replace(state, inbox=tuple(message for message in state.inbox if not _is_stale(message, state.round)))
         for place, message in enumerate(state.inbox):
             rest = state.inbox[:place] + state.inbox[place + 1 :]
             taken = replace(state, inbox=rest)
@@ -458,6 +472,13 @@ class Silo:
         return replace(state, waits_for="task"), (Fetch(digest), Train(Evaluate(state.round, digest)))
 
 
+def _is_stale(message: MessageArrived, round_number: int) -> bool:
+    """Whether a silo that has opened `round_number` can no longer use a message: its round is over, or open already."""
+    if message.kind == "round.open":
+        return message.round <= round_number
+    return message.kind in {"public.donors", "round.result"} and message.round < round_number
+
+
 def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:
     """FedIT on one tile: A_{p+1} = A_p + mean_n (A^n - A_p), float32, in the order given (methods 2.2).
 
@@ -478,7 +499,8 @@ _KINDS = frozenset({"lora.factors", "metrics.eval"})
 
 def _method(name: str, summary: str, swap: Swap, kinds: frozenset[str], ruleset: str) -> Method:
     combine: Callable[[Array, Sequence[Array]], Array] = mean_delta
-    return Method(name, summary, kinds, ruleset, Coordinator(swap), Silo(swap), combine)
+    wrong = swap == "random"
+    return Method(name, summary, kinds, ruleset, Coordinator(swap), Silo(swap), combine, sends_wrong_answers=wrong)
 
 
 BALANCED = _method(

@@ -96,9 +96,12 @@ def command_signing_bytes(*, site: str, name: str, arguments_json: str, request_
 
 
 def to_bfloat16_bits(values: Array) -> Array:
-    """Round float32 to bfloat16, nearest even, as uint16 bits. Finite input only."""
+    """Round float32 to bfloat16, nearest even, as uint16 bits. Beyond the largest value is infinity; NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    # rounding would carry a NaN's payload into exponent and sign, and make it infinity or zero
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    rounded = np.where(is_nan, bits | np.uint32(0x00400000), rounded)
     return (rounded >> np.uint32(16)).astype("<u2")
 
 

@@ -1,0 +1,64 @@
+"""Envelopes: what is signed around the bytes that leave, and what is checked around those that come back."""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.messages import Allowed
+
+
+def sealed(allowed: Allowed, *, federation: str, sender: str, key: Ed25519PrivateKey) -> pb.Envelope:
+    """The signed envelope of an allowed message.
+
+    Args:
+        allowed: the decision, with its sequence.
+        federation: its name.
+        sender: our SPIFFE id.
+        key: our message-signing key.
+    """
+    envelope = pb.Envelope(
+        federation=federation,
+        run=allowed.run,
+        round=allowed.round,
+        step=allowed.step,
+        attempt=allowed.attempt,
+        kind=allowed.kind,
+        sender=sender,
+        sequence=allowed.sequence,
+        payload_digest=bytes.fromhex(allowed.digest),
+    )
+    envelope.signature = key.sign(codec.signing_bytes(envelope))
+    return envelope
+
+
+def check(
+    envelope: pb.Envelope, payload: bytes, *, federation: str, coordinator_id: str, key: Ed25519PublicKey
+) -> None:
+    """Whether the pinned coordinator signed exactly these bytes for this federation.
+
+    Args:
+        envelope: as it came.
+        payload: as it came.
+        federation: its name.
+        coordinator_id: the pinned SPIFFE id.
+        key: the coordinator's pinned message-signing key.
+
+    Raises:
+        PeerError: it did not; the code names what is wrong first.
+    """
+    if envelope.sender != coordinator_id:
+        raise PeerError(WireCode.SENDER_MISMATCH, "the answer does not come from the pinned coordinator")
+    if envelope.federation != federation:
+        raise PeerError(WireCode.SENDER_MISMATCH, "the answer belongs to another federation")
+    if envelope.payload_digest.hex() != codec.sha256_hex(payload):
+        raise PeerError(WireCode.DIGEST_MISMATCH, "the answer's payload is not the one that was signed")
+    try:
+        key.verify(envelope.signature, codec.signing_bytes(envelope))
+    except InvalidSignature as error:
+        raise PeerError(
+            WireCode.SIGNATURE_INVALID, "the answer is not signed by the pinned key of the coordinator"
+        ) from error

@@ -1,0 +1,322 @@
+"""Real federations for the loopback tests: the processes an operator starts, the commands an operator types.
+
+Nothing is replaced here. The sites are written by the function behind `fedsilo demo`; every daemon is a child process
+with its own keys, dialling over mTLS; a person's answer is a command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsilo.launch.demo_data import write_digit_folder
+from fedsilo.launch.demo_sites import SILO_PEOPLE, Site, Sites, Wanted, make_sites
+from fedsilo.launch.processes import Child, Children
+from fedsilo.launch.provision import enrol_operator, write_roles
+from fedsilo.launch.tiny_model import cached_model, recipe_for
+
+LOCAL_STEPS = 4
+SWAP_PERIOD = 2
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+# Far above what anything here takes on a machine to itself: a limit that is reached means that something hangs.
+LIMIT_SECONDS = 240.0
+# What one short run sends and answers; everything that is not said here is the plan's default.
+RUN: dict[str, object] = {
+    "method": "pubswap",
+    "rounds": 1,
+    "local_steps": LOCAL_STEPS,
+    "swap_period": SWAP_PERIOD,
+    "prompts_per_step": 4,
+    "samples_per_prompt": 4,
+    "seed": 3,
+    "quorum": 1,
+    "objective": {"kl_coefficient": 0.0},
+    "optimiser": {"learning_rate": 0.001},
+    "rollout": {"temperature": 1.0, "max_prompt_tokens": 8, "max_new_tokens": 6},
+    "evaluation": {"prompts": 16, "samples": 1},
+}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a command came to. `envelope` is empty when it wrote no JSON."""
+
+    exit_code: int
+    envelope: dict[str, Any]
+    stdout: str
+    stderr: str
+
+    @property
+    def data(self) -> Any:
+        assert self.exit_code == 0, self.stdout + self.stderr
+        return self.envelope["data"]
+
+
+def command(*arguments: object) -> Reply:
+    """Run one of the four commands with `--json`, as a person would type it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsilo.launch", *map(str, arguments), "--json"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    return Reply(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stdout, done.stderr)
+
+
+# ---- a federation under the test's hand --------------------------------------------------------------
+
+
+@dataclass
+class Federation:
+    """A coordinator and some silos, all running."""
+
+    sites: Sites
+    root: Path
+    children: Children = field(default_factory=lambda: Children(dict(ENVIRONMENT)))
+    _running: dict[str, Child] = field(default_factory=dict)
+
+    def site(self, name: str) -> Site:
+        return next(site for site in self.sites.all() if site.name == name)
+
+    def start(self, *names: str) -> None:
+        """Start daemons side by side and wait until each says that it stands. A dead one may be started again."""
+        for name in names:
+            program = "coordinator" if name == self.sites.coordinator.name else "silo"
+            arguments = [program, "start", "--config", str(self.site(name).config), "--json"]
+            self._running[name] = self.children.start(name, arguments, self.root / "logs" / f"{name}.log")
+        for name in names:
+            self._running[name].ready()
+
+    def pid(self, name: str) -> int:
+        return self._running[name].process.pid
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a daemon, and of nothing else."""
+        os.kill(self._running[name].process.pid, signal.SIGKILL)
+        self._running[name].process.wait(LIMIT_SECONDS)
+
+    def submit(self, run: str, **fields: object) -> Reply:
+        """`fedsilo run submit` by the coordinator's own person."""
+        file = self.root / f"{run}.yaml"
+        lines = [f"{name}: {json.dumps(value)}\n" for name, value in {"run": run, **RUN, **fields}.items()]
+        file.write_text("".join(lines), encoding="utf-8")
+        return command("fedsilo", "run", "submit", file, "--as", "carol", *self.coordinator_config)
+
+    def record(self, run: str) -> dict[str, Any]:
+        """`fedsilo run show`."""
+        return dict(command("fedsilo", "run", "show", run, *self.coordinator_config).data)
+
+    def run(self, run: str, **fields: object) -> dict[str, Any]:
+        """Submit, wait for the end, and give the record."""
+        assert self.submit(run, **fields).exit_code == 0
+        return self.ended(run)
+
+    def until_committed(self, run: str, number: int) -> dict[str, Any]:
+        """Wait until a round is committed, and give its row of the record."""
+        row: dict[str, Any] = {}
+
+        def committed(_: Any) -> bool:
+            row.update(self.record(run)["rounds"][number - 1])
+            return bool(row["state"] == "committed")
+
+        self.until_state(self.sites.coordinator.name, committed)
+        return row
+
+    def ended(self, run: str) -> dict[str, Any]:
+        self.until_state(self.sites.coordinator.name, lambda _: self._state(run) in {"finished", "failed", "aborted"})
+        record = self.record(run)
+        for silo in record["plan"]["silos"]:
+            if self._running[silo].process.poll() is None:
+                self.until_state(silo, lambda state: not state.get("run"))
+        return record
+
+    def _state(self, run: str) -> str:
+        from console.client import ControlClient
+
+        with ControlClient(self.sites.coordinator.control_socket) as client:
+            return next(str(row["state"]) for row in client.query("runs") if row["run"] == run)
+
+    def until_state(self, name: str, holds: Any) -> dict[str, Any]:
+        """Wait until a daemon's own snapshot says so; reading its socket is what its people do too."""
+        from console.client import ControlClient
+
+        deadline = time.monotonic() + LIMIT_SECONDS
+        with ControlClient(self.site(name).control_socket) as client:
+            while time.monotonic() < deadline:
+                state = client.snapshot().state
+                if holds(state):
+                    return dict(state)
+                time.sleep(0.1)
+        raise AssertionError(f"{name} did not come to it in {LIMIT_SECONDS} s: {state}")
+
+    @property
+    def coordinator_config(self) -> tuple[str, str]:
+        return "--config", str(self.sites.coordinator.config)
+
+    def log_of(self, name: str) -> str:
+        return (self.root / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+
+@contextlib.contextmanager
+def federation(root: Path, *, silos: int, ruleset: str, holds: str, viewer: str, seed: int = 3) -> Iterator[Federation]:
+    """Write some silos and a coordinator below `root`, start them, and end them however the tests went.
+
+    Args:
+        root: empty folder.
+        silos: how many.
+        ruleset: of all sites.
+        holds: silo whose first factor release waits for a person.
+        viewer: one more person of that silo, who may look and nothing else.
+        seed: of questions and site secrets.
+    """
+    model = cached_model(recipe_for("digits"))
+    data = write_digit_folder(root / "data", seed, silos=silos, rows_per_silo=64)
+    sites = make_sites(
+        Wanted(
+            out=root, model=model, data=data, ruleset=ruleset, seed=seed, rank=8, alpha=16.0, holds=holds,
+            local_steps=LOCAL_STEPS, swap_period=SWAP_PERIOD, prompts_per_step=8, samples_per_prompt=8,
+            learning_rate=0.001,
+        )
+    )  # fmt: skip
+    made = Federation(sites, root)
+    folder = made.site(holds).folder
+    enrol_operator(folder / "site_ca", folder / "id", viewer)
+    write_roles(folder / "id", holds, {**SILO_PEOPLE, viewer: ("viewer",)})
+    try:
+        made.start(sites.coordinator.name)
+        made.start(*(site.name for site in sites.silos))
+        yield made
+    finally:
+        killed = made.children.stop()
+    assert not killed, f"{killed} did not end when asked"
+
+
+# ---- the demo ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo that has ended."""
+
+    out: Path
+    reply: Reply
+    seen: frozenset[tuple[int, int]]  # every process it ever had
+    stop_seconds: float = 0.0
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return dict(self.reply.data)
+
+    def record(self, run: str = "run-1") -> dict[str, Any]:
+        """What the signed run record says; whether it is signed is another question."""
+        path = self.out / "coordinator" / "state" / "runs" / run / "run_record.json"
+        return dict(json.loads(path.read_text())["record"])
+
+
+def demo(out: Path, *options: str, interrupt: str = "", number: int = signal.SIGINT) -> Demo:
+    """`fedsilo demo --no-console --json` to its end.
+
+    Args:
+        out: its folder.
+        options: more of the command line.
+        interrupt: send `number` once a line of progress contains this text.
+        number: of the signal.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "demo", "--no-console", "--json", "--out", str(out),
+         *options],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    seen: set[tuple[int, int]] = set()
+    lines: list[str] = []
+    ended, sent_at = threading.Event(), [0.0]
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            seen.update(descendants(process.pid))
+
+    def listen() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if interrupt and interrupt in line and not sent_at[0]:
+                seen.update(descendants(process.pid))
+                sent_at[0] = time.monotonic()
+                process.send_signal(number)
+
+    watching = [threading.Thread(target=watch), threading.Thread(target=listen)]
+    for thread in watching:
+        thread.start()
+    try:
+        assert process.stdout is not None
+        stdout = process.stdout.read()
+        process.wait(LIMIT_SECONDS)
+    finally:
+        process.kill()
+        ended.set()
+        for thread in watching:
+            thread.join()
+    stop_seconds = time.monotonic() - sent_at[0] if sent_at[0] else 0.0
+    reply = Reply(process.returncode, json.loads(stdout) if stdout else {}, stdout, "".join(lines))
+    return Demo(out, reply, frozenset(seen), stop_seconds)
+
+
+# ---- processes ---------------------------------------------------------------------------------------
+
+
+def descendants(pid: int) -> set[tuple[int, int]]:
+    """(pid, start time in ticks) of every process below one; the pair names a process for good, a pid does not."""
+    parents: dict[int, tuple[int, int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                values = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = (int(values[1]), int(values[19]))
+    found, grew = {pid}, True
+    while grew:
+        below = {child for child, (parent, _) in parents.items() if parent in found} - found
+        found |= below
+        grew = bool(below)
+    return {(each, parents[each][1]) for each in found - {pid} if each in parents}
+
+
+def living(processes: frozenset[tuple[int, int]] | set[tuple[int, int]]) -> list[str]:
+    """Command lines of those that still run."""
+    alive = []
+    for pid, started in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if int(values[19]) == started and values[0] != "Z":
+                alive.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+    return alive
+
+
+# ---- logs, read by hand ------------------------------------------------------------------------------
+
+
+def records(audit_log: Path) -> list[dict[str, Any]]:
+    """Every record of a log as plain JSON, with nothing of ours in between."""
+    return [
+        json.loads(line) for part in sorted(audit_log.glob("*.jsonl")) for line in part.read_text().splitlines() if line
+    ]
+
+
+def counted(lines: list[dict[str, Any]], event: str, peer: str = "") -> dict[str, list[int]]:
+    """{kind: [messages, payload bytes]} of one event, of one peer if named."""
+    counts: dict[str, list[int]] = {}
+    for line in lines:
+        if line["event"] == event and (not peer or line["peer"].endswith(peer)):
+            of_kind = counts.setdefault(line["kind"], [0, 0])
+            of_kind[0] += 1
+            of_kind[1] += line["payload"]["bytes"]
+    return counts

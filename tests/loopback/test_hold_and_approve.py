@@ -1,0 +1,120 @@
+"""A site that wants a person's yes: nothing of its update leaves before it, and a no costs the federation only it.
+
+hospital_a holds the first factor release of every run; hospital_b holds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.loopback.conftest import HOLDS
+from tests.loopback.federation import Federation, Reply, command, counted, records
+
+TAKES_PART = ["hospital_a", "hospital_b"]
+
+
+def approvals(sites: Federation, *arguments: object) -> Reply:
+    return command("silo", "approvals", *arguments, "--config", sites.site(HOLDS).config)
+
+
+def held_release(sites: Federation) -> dict[str, Any]:
+    """What `approvals list` and then `approvals show` say once something is held."""
+    sites.until_state(HOLDS, lambda state: state["held"])
+    listed = approvals(sites, "list").data["releases"]
+    assert [(row["kind"], row["round"], row["state"]) for row in listed] == [("lora.factors", 1, "held")]
+    shown: dict[str, Any] = approvals(sites, "show", listed[0]["id"]).data
+    assert shown["digest"] == listed[0]["digest"]
+    return shown
+
+
+def answer(sites: Federation, verb: str, shown: dict[str, Any], person: str, **instead: str) -> Reply:
+    digests = {"digest": shown["digest"], "policy": shown["policy"]["digest"], **instead}
+    more = ["--reason", "CONTENT", "--text", "the norm looks odd to me"] if verb == "reject" else []
+    return approvals(
+        sites, verb, shown["id"], "--operator", person, "--expect-digest", digests["digest"],
+        "--expect-policy", digests["policy"], *more,
+    )  # fmt: skip
+
+
+def factors_sent(sites: Federation, silo: str, run: str) -> list[dict[str, Any]]:
+    return [
+        line
+        for line in records(sites.site(silo).audit_log)
+        if line["event"] == "egress.sent" and line["kind"] == "lora.factors" and line["run"] == run
+    ]
+
+
+def test_a_release_leaves_only_after_the_right_person_approved_exactly_its_bytes(sites: Federation) -> None:
+    assert sites.submit("approved", silos=TAKES_PART).exit_code == 0
+    shown = held_release(sites)
+    assert shown["policy"]["counts"]["deny"] == 0 and shown["leaves"]["kinds"][0]["kind"] == "lora.factors"
+    assert shown["approvers"] == {"needed": 1, "roles": ["approver"], "given": []}
+    assert factors_sent(sites, HOLDS, "approved") == []
+
+    wrong_bytes = answer(sites, "approve", shown, "alice", digest="0" * 64)
+    assert (wrong_bytes.exit_code, wrong_bytes.envelope["error"]["code"]) == (6, "STALE_VIEW")
+    wrong_policy = answer(sites, "approve", shown, "alice", policy="0" * 64)
+    assert (wrong_policy.exit_code, wrong_policy.envelope["error"]["code"]) == (6, "STALE_VIEW")
+    assert answer(sites, "approve", shown, "dave").exit_code == 4  # may look, may not approve
+    # another site's person, with a certificate that is valid there
+    stranger = sites.site("hospital_b").folder / "id"
+    for suffix in (".crt", ".key"):
+        copy = sites.site(HOLDS).folder / "id" / f"mallory{suffix}"
+        copy.write_bytes((stranger / f"alice{suffix}").read_bytes())
+        copy.chmod(0o600)
+    assert answer(sites, "approve", shown, "mallory").exit_code == 4
+    assert factors_sent(sites, HOLDS, "approved") == []
+
+    given = answer(sites, "approve", shown, "bob").data
+    assert given["release"] == shown["id"] and len(given["given"]) == given["needed"] == 1
+    record = sites.ended("approved")
+    assert record["state"] == "finished"
+    assert [row["participants"] for row in record["rounds"]] == [TAKES_PART]
+    sent = factors_sent(sites, HOLDS, "approved")
+    assert [line["payload"]["sha256"] for line in sent] == [shown["digest"]]
+    uploads = [row["sha256"] for row in record["rounds"][0]["uploads"] if row["kind"] == "lora.factors"]
+    assert len(uploads) == 2 and shown["digest"] in uploads
+    assert answer(sites, "approve", shown, "alice").exit_code == 6  # no longer held
+    grants = [line for line in records(sites.site(HOLDS).audit_log) if line["event"] == "approval.grant"]
+    assert [(line["detail"]["person"], line["detail"]["digest"]) for line in grants] == [("bob", shown["digest"])]
+
+
+def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites: Federation) -> None:
+    assert sites.submit("rejected", silos=TAKES_PART).exit_code == 0
+    shown = held_release(sites)
+    assert answer(sites, "reject", shown, "dave").exit_code == 4
+    assert answer(sites, "reject", shown, "alice").exit_code == 0
+    record = sites.ended("rejected")
+    assert record["state"] == "finished"
+    assert [row["participants"] for row in record["rounds"]] == [["hospital_b"]]
+    # It trains on and measures the others' adapter; only its update is kept back.
+    assert sorted(record["rounds"][0]["metrics"]) == TAKES_PART
+    assert factors_sent(sites, HOLDS, "rejected") == []
+    assert len(factors_sent(sites, "hospital_b", "rejected")) == 1
+
+    # What the coordinator got of it: that this silo declined; neither reason nor digest nor person.
+    arrived = [
+        line
+        for line in records(sites.sites.coordinator.audit_log)
+        if line["event"] == "ingress.decision" and line["run"] == "rejected" and line["peer"].endswith(f"/{HOLDS}")
+    ]
+    kinds = {line["kind"] for line in arrived if line["round"] == 1}
+    assert "control.declined" in kinds and "lora.factors" not in kinds
+    said = json.dumps([line for line in arrived if line["kind"] == "control.declined"])
+    for private in (shown["digest"], "CONTENT", "odd", "alice"):
+        assert private not in said
+    denied = [line for line in records(sites.site(HOLDS).audit_log) if line["event"] == "approval.deny"]
+    assert [(line["detail"]["person"], line["reasons"]) for line in denied] == [("alice", ["CONTENT"])]
+
+
+def test_after_that_both_sides_still_count_the_same_and_the_logs_verify(sites: Federation) -> None:
+    came_in = records(sites.sites.coordinator.audit_log)
+    for site in sites.sites.silos:
+        sent = counted(records(site.audit_log), "egress.sent")
+        got = counted(came_in, "ingress.decision", f"/silo/{site.name}")
+        for counts in (sent, got):  # polls go on while this reads the two logs
+            counts.pop("control.poll")
+        assert sent == got
+    verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
+    assert [row["verified"] for row in verdicts] == [True] * 4

@@ -1,0 +1,69 @@
+"""Ctrl-C, kill -9 and starting again: nothing stays behind, and what was finished can be repeated bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.loopback.conftest import SEED
+from tests.loopback.federation import Demo, Federation, command, demo, descendants, living, records
+
+STOP_SECONDS_MAX = 30.0  # a few on an idle machine; a test suite is not one
+
+
+def test_ctrl_c_ends_every_process_and_a_second_demo_repeats_the_first_rounds_of_another(
+    finished_demo: Demo, tmp_path: Path
+) -> None:
+    first = demo(tmp_path / "first", "--silos", "2", "--rounds", "1", interrupt="round 1 of 1 · step")
+    assert first.reply.exit_code == 130 and first.reply.stdout == ""
+    assert "interrupted" in first.reply.stderr and "Traceback" not in first.reply.stderr
+    assert len(first.seen) >= 5 and living(first.seen) == []
+    assert first.stop_seconds < STOP_SECONDS_MAX
+    logs = [tmp_path / "first" / site / "state" / "audit" for site in ("hospital_a", "hospital_b", "coordinator")]
+    assert command("fedsilo", "audit", "verify", *logs).exit_code == 0
+
+    # The same seed, other processes, other certificates, another day: the adapter is the same to the last bit.
+    second = demo(tmp_path / "second", "--seed", str(SEED), "--rounds", "1", "--compare", "public-no-swap")
+    assert second.data["state"] == "finished" and living(second.seen) == []
+    again, before = second.record()["rounds"][0], finished_demo.record()["rounds"][0]
+    assert again["adapter_sha256"] == before["adapter_sha256"]
+    assert [row["sha256"] for row in again["uploads"]] == [row["sha256"] for row in before["uploads"]]
+    assert again["metrics"] == before["metrics"]
+
+    # And the control of `--compare` stands beside it, from the same start.
+    compared = second.data["compared"]
+    assert (compared["method"], compared["state"]) == ("public-no-swap", "finished")
+    assert compared["pass_at_1"]["before"] == second.data["pass_at_1"]["before"]
+    control = second.record("run-2")
+    assert control["base_adapter_sha256"] == second.record()["base_adapter_sha256"]
+    assert control["adapter_sha256"] != again["adapter_sha256"]
+    assert not any(row["kind"] == "public.responses" for row in control["traffic"])
+
+
+def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
+    ended = demo(tmp_path / "out", "--silos", "1", interrupt="starting 1 silo", number=signal.SIGTERM)
+    assert ended.reply.exit_code == 130 and "Traceback" not in ended.reply.stderr
+    assert living(ended.seen) == []
+
+
+def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(sites: Federation) -> None:
+    survivor, victim = "hospital_b", "hospital_c"
+    submitted = sites.submit(
+        "killed", silos=[survivor, victim], swap_period=4, public_step_deadline_seconds=2.0, round_deadline_seconds=12.0
+    )
+    assert submitted.exit_code == 0
+    sites.until_state(victim, lambda state: state.get("run") == "killed" and int(state.get("step") or 0) >= 1)
+    below = descendants(sites.pid(victim))
+    assert below
+    sites.kill(victim)
+    committed = sites.until_committed("killed", 1)  # at the deadline, since the dead say nothing
+    assert committed["participants"] == [survivor]
+    assert living(below) == []  # the trainer hangs on its guard's leash
+
+    # Back again it says that it has nothing for this round, so nobody waits for its evaluation; then it takes part.
+    sites.start(victim)
+    assert sites.ended("killed")["state"] == "finished"
+    assert sites.run("after", silos=[survivor, victim])["rounds"][0]["participants"] == [survivor, victim]
+    assert [line["event"] for line in records(sites.site(victim).audit_log)].count("start") == 2
+    verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
+    assert all(row["verified"] for row in verdicts)

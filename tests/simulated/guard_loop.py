@@ -1,0 +1,169 @@
+"""A guard's whole loop without a network and without a trainer: real gate, ledger, policy and method; a scripted
+coordinator, a trainer that only keeps what it is told, and a clock moved by hand."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.load import Policy
+from silo.guard.adapters import AdapterStore
+from silo.guard.channel import Reply
+from silo.guard.context import RunView
+from silo.guard.daemon import Event, Guard
+from silo.guard.supervisor import TrainerHandle, TrainerSaid
+from silo.link import LinkMessage
+from tests.policies import setting
+from tests.simulated.guarded import COORDINATOR_KEY, Bench, MemoryChannel, small_factors
+
+Answer = tuple[str, ProtobufMessage | bytes, dict[str, Any]] | BaseException
+ADAPTER = codec.encode_factors(
+    small_factors(), base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32"
+)
+
+
+@dataclass
+class Coordinator(MemoryChannel):
+    """Answers by the kind it is asked: the next line of the script, by default an acknowledgement."""
+
+    script: dict[str, deque[Answer]] = field(default_factory=dict)
+
+    def says(self, asked: str, kind: str, body: ProtobufMessage | bytes, **routing: Any) -> None:
+        self.script.setdefault(asked, deque()).append((kind, body, routing))
+
+    def fails_at(self, asked: str, error: BaseException) -> None:
+        self.script.setdefault(asked, deque()).append(error)
+
+    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int) -> Reply:
+        self.routing, self.fails = {}, None
+        if lines := self.script.get(envelope.kind):
+            line = lines.popleft()
+            if isinstance(line, BaseException):
+                self.fails = line
+            else:
+                self.answer, self.routing = (line[0], line[1]), line[2]
+        return super().exchange(envelope, payload, wait_seconds=wait_seconds, reply_bytes_max=reply_bytes_max)
+
+    def bodies(self, kind: str) -> list[tuple[pb.Envelope, bytes]]:
+        return [(envelope, payload) for envelope, payload in self.sent if envelope.kind == kind]
+
+    def acknowledged(self) -> int:
+        """What the last poll took in."""
+        return pb.Poll.FromString(self.bodies("control.poll")[-1][1]).acknowledged_sequence
+
+
+@dataclass
+class QuietTrainer(TrainerHandle):
+    told: list[LinkMessage] = field(default_factory=list)
+
+    def start(self) -> None: ...
+
+    def send(self, message: LinkMessage) -> None:
+        self.told.append(message)
+
+    def stop(self) -> None: ...
+
+    @property
+    def rung(self) -> str:
+        return "namespaces"
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {}
+
+    def tasks(self) -> list[str]:
+        return [message.fields["task"] for message in self.told if message.type == "task"]
+
+
+@dataclass
+class Desk:
+    published: list[tuple[str, Any]] = field(default_factory=list)
+
+    def publish(self, name: str, fields: Any) -> None:
+        self.published.append((name, fields))
+
+    def set_state(self, state: Any, *, policy_digest: str) -> None: ...
+
+
+@dataclass
+class Loop:
+    """One guard on a folder, joined. `turn` is one step of its loop; the clock jumps over every back-off."""
+
+    folder: Path
+    policy: Policy
+    load: str = "fp32"
+
+    def __post_init__(self) -> None:
+        self.coordinator = Coordinator()
+        self._take_place(Bench(self.folder, self.policy, self.coordinator))
+
+    def _take_place(self, bench: Bench) -> None:
+        self.bench, self.trainer, self.clock = bench, QuietTrainer(), 0.0
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.desk = Desk()
+        bench.gate.view = RunView()
+        bench.audit.trust_peer(setting.COORDINATOR, COORDINATOR_KEY.public_key())
+        tasks = SimpleNamespace(sha256="0" * 64)
+        config = SimpleNamespace(
+            silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder,
+            model=SimpleNamespace(load=self.load), coordinator=SimpleNamespace(address="host:1"),
+        )  # fmt: skip
+        site: Any = SimpleNamespace(
+            config=config, policy=bench.policy, schema=setting.SCHEMA, public=tasks, held_out=tasks,
+            identity=SimpleNamespace(not_after=datetime(2030, 1, 1, tzinfo=UTC)),
+        )  # fmt: skip
+        desk: Any = self.desk
+        self.guard = Guard(
+            site=site, gate=bench.gate, ledger=bench.ledger, audit=bench.audit, releases=bench.releases,
+            adapters=AdapterStore(self.folder / "adapters"), trainer=self.trainer, desk=desk, events=self.events,
+            code_sha256="0" * 64, monotonic=lambda: self.clock,
+        )  # fmt: skip
+        self.guard._talk.joined = True
+        self.guard.keeper.take_up_open_run()
+
+    def restart(self) -> None:
+        """The process is killed and started again on the same folder."""
+        self.bench.close()
+        sequence = self.coordinator.sequence
+        self.coordinator = Coordinator(sequence=sequence)
+        self._take_place(Bench(self.folder, self.policy, self.coordinator))
+
+    def close(self) -> None:
+        self.bench.close()
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock += 3600.0
+            self.guard._talk.poll_now = True
+            self.guard._turn()
+
+    def trainer_says(self, kind: str, body: bytes = b"", **fields: Any) -> None:
+        self.events.put(TrainerSaid(LinkMessage(kind, fields, body)))
+        self.turn()
+
+    # ---- a run, up to where a test begins ----
+
+    def offer_plan(self, plan: Plan = setting.PLAN) -> None:
+        self.coordinator.says("control.poll", "run.plan", pb.RunPlan(canonical_json=plan.canonical()), run=plan.run)
+        self.turn()
+
+    def open_round(self, number: int = 1, adapter: bytes = ADAPTER) -> None:
+        steps = [pb.PublicStep(step=step, prompt_indices=rows) for step, rows in ((2, (1, 4, 7)), (4, (0, 2, 3)))]
+        body = pb.RoundOpen(base_digest=codec.sha256_hex(adapter), public_steps=steps)
+        self.coordinator.says("control.poll", "round.open", body, run="run-1", round=number)
+        self.turn()
+
+    def base_evaluated(self) -> None:
+        body = pb.MetricsEval(split="held_out")
+        body.metrics.add(name="pass_at_1", value=0.25)
+        self.trainer_says("done", codec.encode(body), task="Evaluate", round=0, metrics={})

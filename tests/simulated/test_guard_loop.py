@@ -1,0 +1,408 @@
+"""The guard's loop against a coordinator that answers wrongly or not at all, and a trainer that says nonsense."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsilo.treaty.errors import UnreachableError
+from fedsilo.treaty.method import ExportDelta
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard import daemon
+from silo.guard.service import never_shown
+from silo.guard.supervisor import TrainerGone
+from tests.policies import setting
+from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.simulated.guarded import Killed, command
+
+LOST = UnreachableError("the line is down")
+WRONG_ADAPTER = codec.encode_factors(
+    {"other": next(iter(codec.decode_factors(ADAPTER).tensors.values()))},
+    base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
+)  # fmt: skip
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    yield made
+    made.close()
+
+
+def in_round(loop: Loop, adapter: bytes = ADAPTER) -> None:
+    """Plan accepted, round 1 open, base evaluated; the adapter's fetch is answered with `adapter`."""
+    loop.offer_plan()
+    loop.open_round(adapter=adapter)
+    loop.coordinator.says("control.fetch", "global.adapter", adapter, run="run-1", round=1)
+    loop.base_evaluated()
+
+
+def abstained(loop: Loop) -> list[tuple[int, int]]:
+    return [(body.round, body.step) for _, raw in loop.coordinator.bodies("control.abstain")
+            for body in (pb.Abstain.FromString(raw),)]  # fmt: skip
+
+
+# ---- progress ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [3, 0xDEADBEEF, -1, "x", None])
+def test_T09_progress_carries_the_step_that_was_given_and_not_what_the_trainer_says(loop: Loop, said: object) -> None:
+    in_round(loop)
+    loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
+    loop.trainer_says("step", round=said, step=said, phase="rollout")
+    envelope, payload = loop.coordinator.bodies("control.progress")[-1]
+    told = pb.Progress.FromString(payload)
+    assert (told.round, told.step, envelope.round, envelope.step) == (1, 1, 1, 1)
+
+
+# ---- an adapter that is not let in ------------------------------------------------------------------
+
+
+def test_an_adapter_that_is_let_in_is_loaded(loop: Loop) -> None:
+    in_round(loop)
+    assert loop.trainer.tasks() == ["Evaluate", "LoadAdapter"]
+    assert abstained(loop) == []
+
+
+def test_a_denied_adapter_ends_the_round_here_and_the_loop_polls_on(loop: Loop) -> None:
+    in_round(loop, WRONG_ADAPTER)
+    assert abstained(loop) == [(1, 0)]
+    fetches, polls = len(loop.coordinator.bodies("control.fetch")), len(loop.coordinator.bodies("control.poll"))
+    loop.turn(5)
+    assert len(loop.coordinator.bodies("control.fetch")) == fetches == 1
+    assert len(loop.coordinator.bodies("control.poll")) == polls + 5
+    # The next round is one like any other.
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=2)
+    loop.open_round(2)
+    loop.base_evaluated()
+    assert loop.trainer.tasks()[-1] == "LoadAdapter"
+
+
+def test_a_denied_answer_does_not_take_in_the_item_before_it(loop: Loop) -> None:
+    loop.offer_plan()
+    loop.open_round(adapter=WRONG_ADAPTER)
+    loop.coordinator.says("control.fetch", "global.adapter", WRONG_ADAPTER, run="run-1", round=1)
+    taken = loop.bench.ledger.acknowledged
+    loop.base_evaluated()
+    assert loop.bench.ledger.acknowledged == taken < loop.coordinator.sequence
+
+
+def test_a_coordinator_that_has_no_adapter_does_not_silence_the_loop(loop: Loop) -> None:
+    loop.offer_plan()
+    loop.open_round()
+    loop.coordinator.says("control.fetch", "control.refusal", pb.Refusal(code="NOT_FOUND"))
+    loop.base_evaluated()
+    assert abstained(loop) == [(1, 0)]
+    polls = len(loop.coordinator.bodies("control.poll"))
+    loop.turn(3)
+    assert len(loop.coordinator.bodies("control.poll")) == polls + 3
+
+
+def test_an_adapter_that_a_lost_line_kept_back_is_fetched_again(loop: Loop) -> None:
+    loop.offer_plan()
+    loop.open_round()
+    loop.coordinator.fails_at("control.fetch", LOST)
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    loop.base_evaluated()
+    loop.turn(2)
+    assert (loop.trainer.tasks()[-1], abstained(loop)) == ("LoadAdapter", [])
+
+
+# ---- an answer that is refused ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xff", b""], ids=["not-canonical", "well-formed"])
+def test_what_was_sent_is_not_offered_again_whatever_the_answer_is(loop: Loop, answer: bytes) -> None:
+    loop.offer_plan()
+    loop.open_round()
+    loop.coordinator.says("metrics.eval", "control.ack", answer)
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    loop.base_evaluated()
+    loop.turn(4)
+    assert loop.coordinator.kinds().count("metrics.eval") == 1
+    assert [item.state for item in loop.bench.ledger.outbox()] == ["sent"]
+    assert loop.trainer.tasks()[-1] == "LoadAdapter"
+
+
+def test_what_a_lost_line_kept_back_is_sent_again_and_then_counts_as_sent(loop: Loop) -> None:
+    loop.offer_plan()
+    loop.open_round()
+    loop.coordinator.fails_at("metrics.eval", LOST)
+    loop.coordinator.says("metrics.eval", "control.ack", b"\xff\xff")
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    loop.base_evaluated()
+    loop.turn(4)
+    assert loop.coordinator.kinds().count("metrics.eval") == 2
+    assert loop.trainer.tasks()[-1] == "LoadAdapter"
+
+
+# ---- a no stays a no --------------------------------------------------------------------------------
+
+
+def test_a_plan_declined_here_is_acknowledged_only_when_the_no_was_heard(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()), load="bf16")
+    loop.coordinator.fails_at("control.abstain", LOST)
+    loop.offer_plan()
+    plan_sequence = loop.coordinator.sequence
+    assert loop.bench.ledger.acknowledged < plan_sequence
+    loop.turn()
+    assert loop.coordinator.acknowledged() < plan_sequence
+    loop.offer_plan()  # it comes again
+    loop.turn()
+    assert loop.coordinator.acknowledged() > plan_sequence
+    assert len(abstained(loop)) == 2 and loop.bench.ledger.run_state("run-1") == "declined"
+    loop.close()
+
+
+def test_a_plan_that_fits_is_acknowledged_at_once(loop: Loop) -> None:
+    loop.offer_plan()
+    plan_sequence = loop.coordinator.sequence
+    loop.turn()
+    assert loop.coordinator.acknowledged() == plan_sequence
+    assert abstained(loop) == [] and loop.bench.ledger.run_state("run-1") == "running"
+
+
+def test_a_plan_that_the_policy_denies_is_acknowledged_only_when_the_no_was_heard(loop: Loop) -> None:
+    strange = setting.PLAN.model_copy(update={"held_out_sha256": "9" * 64})
+    loop.coordinator.fails_at("control.abstain", LOST)
+    loop.offer_plan(strange)
+    assert loop.bench.ledger.acknowledged == 0
+    loop.offer_plan(strange)
+    assert (
+        loop.bench.ledger.acknowledged
+        == [record["sequence"] for record in loop.bench.events("ingress.decision") if record["kind"] == "run.plan"][-1]
+    )
+    assert len(abstained(loop)) == 2
+
+
+def asking_policy() -> Any:
+    """A person approves each plan."""
+    text = setting.policy_text()
+    place = text.index("  run.plan:\n")
+    return setting.policy_of(text[:place] + text[place:].replace("first_rounds: 0", "first_rounds: 1", 1))
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", asking_policy())
+    yield made
+    made.close()
+
+
+def answer_of_a_person(loop: Loop, name: str, **more: Any) -> Any:
+    (release,) = loop.bench.ledger.releases("held")
+    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.policy.digest}
+    return command(name, shown | more)
+
+
+def test_a_plan_that_a_person_rejects_is_acknowledged_only_when_the_no_was_heard(asking: Loop) -> None:
+    asking.offer_plan()
+    asking.coordinator.fails_at("control.abstain", LOST)
+    asking.guard._reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
+    asking.coordinator.fails_at("control.abstain", LOST)
+    asking.offer_plan()
+    assert asking.bench.ledger.acknowledged == 0
+    asking.offer_plan()
+    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence - 1
+    assert len(abstained(asking)) == 3 and asking.trainer.told == []
+
+
+def test_T39_a_plan_approved_just_before_a_kill_is_accepted_when_it_comes_again(
+    asking: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking.offer_plan()
+    assert asking.trainer.told == []
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(asking.guard.keeper, "settle", killed)
+    with pytest.raises(Killed):
+        asking.guard._approve(answer_of_a_person(asking, "approvals.approve"))
+    asking.restart()
+    asking.offer_plan()
+    assert asking.bench.ledger.run_state("run-1") == "running"
+    assert [message.type for message in asking.trainer.told] == ["plan"]
+    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence
+
+
+def test_T39_a_plan_rejected_just_before_a_kill_is_declined_when_it_comes_again(
+    asking: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking.offer_plan()
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(asking.guard.keeper, "settle", killed)
+    with pytest.raises(Killed):
+        asking.guard._reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
+    asking.restart()
+    asking.offer_plan()
+    assert asking.bench.ledger.run_state("run-1") == "declined"
+    assert abstained(asking) == [(0, 0)] and asking.trainer.told == []
+
+
+# ---- runs that are over ------------------------------------------------------------------------------
+
+
+def test_T07_the_counts_of_a_run_go_with_it_and_its_name_stays_spent(loop: Loop) -> None:
+    in_round(loop)
+    of_run = [key for key in loop.bench.gate._book.counts if key.startswith("run-1/")]
+    assert any(key.endswith("/metrics.eval") for key in of_run)
+    loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome="finished"), run="run-1", round=1)
+    loop.turn()
+    assert loop.guard.keeper.run is None
+    assert not [key for key in (loop.bench.ledger.book or {})["counts"] if key.startswith("run-1/")]
+    told = len(loop.trainer.told)
+    loop.offer_plan()
+    assert loop.guard.keeper.run is None and len(loop.trainer.told) == told
+    assert abstained(loop) == [(0, 0)]  # silence would pass for a yes
+    loop.offer_plan(setting.PLAN.model_copy(update={"run": "run-2"}))
+    assert loop.bench.ledger.run_state("run-2") == "running"
+
+
+# ---- donors -------------------------------------------------------------------------------------------
+
+
+def answered_public_step(loop: Loop) -> None:
+    in_round(loop)
+    loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
+    loop.trainer_says("done", task="PrivateStep", round=1, metrics={})
+    body = setting.responses_body((1, ("12",)))
+    loop.trainer_says("done", codec.encode(body), task="GeneratePublic", round=1, metrics={})
+
+
+@pytest.mark.parametrize(("row", "swap"), [(9, "none"), (1, "replace")], ids=["denied", "let-in"])
+def test_T21_a_step_whose_donors_are_denied_goes_on_without_them_at_once(loop: Loop, row: int, swap: str) -> None:
+    answered_public_step(loop)
+    body = pb.PublicDonors()
+    body.prompts.add(prompt_index=row).donors.add(origin="hospital_b").response.CopyFrom(
+        pb.Response(text="12", finish=pb.FINISH_STOP)
+    )
+    loop.clock = -1e6  # no deadline comes near
+    loop.coordinator.says("control.poll", "public.donors", body, run="run-1", round=1, step=2)
+    loop.guard._talk.retry_at, loop.guard._talk.poll_now = loop.clock, True
+    loop.guard._turn()
+    assert loop.trainer.tasks()[-1] == "PublicStep"
+    assert loop.trainer.told[-1].fields["swap"] == swap
+
+
+# ---- what a trainer says -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"donors_used": {"a": []}}, None),
+        ({"reward_mean": "x"}, None),
+        ({"tokens": 10**400}, None),
+        ({"donors_rejected": [1]}, None),
+        ([], None),
+        ({"reward_mean": None, "donors_rejected": {"hospital_b": 2}, "donors_used": 1, "unheard_of": "x"}, 1),
+    ],
+)
+def test_a_metric_that_is_nonsense_is_a_failure_of_the_trainer(loop: Loop, metrics: Any, told: int | None) -> None:
+    loop.offer_plan()
+    loop.open_round()
+    body = pb.MetricsEval(split="held_out")
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    loop.trainer_says("done", codec.encode(body), task="Evaluate", round=0, metrics=metrics)
+    if told is None:
+        assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
+        assert loop.bench.ledger.run_state("run-1") == "left"
+        assert loop.coordinator.kinds()[-2:] == ["control.error", "control.abstain"]
+    else:
+        assert loop.guard._failure is None and loop.guard.panel._donors["used"] == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "confused"),
+    [
+        ("step", {"phase": ["rollout"]}, True),
+        ("step", {"phase": "rollout"}, False),
+        ("planned", {"overlong": 3}, True),
+        ("planned", {"overlong": {"private": 3}}, False),
+    ],
+)
+def test_a_report_that_cannot_be_shown_is_a_failure_of_the_trainer(
+    loop: Loop, kind: str, fields: dict[str, Any], confused: bool
+) -> None:
+    loop.offer_plan()
+    loop.open_round()
+    loop.trainer_says(kind, **fields)
+    assert (loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED") is confused
+
+
+@pytest.mark.parametrize("shape", [(0, 1 << 62), (1,) * 70], ids=["huge-side", "too-many-sides"])
+def test_T02_a_shape_that_no_array_can_have_is_a_failure_of_the_trainer(loop: Loop, shape: tuple[int, ...]) -> None:
+    header = pb.Factors(dtype="float32", rank=2, scale=2.0)
+    header.tensors.append(pb.TensorEntry(name="a", shape=[side & 0xFFFFFFFF for side in shape]))
+    head = codec.encode(header)
+    body = len(head).to_bytes(8, "little") + head + b"\0" * (4 if 0 not in shape else 0)
+    in_round(loop)
+    run = loop.guard.keeper.run
+    assert run is not None
+    run.task = ExportDelta(1)
+    loop.trainer_says("done", body, task="ExportDelta", round=1, metrics={})
+    assert loop.guard._failure is None or loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert "lora.factors" not in loop.coordinator.kinds()
+
+
+def test_a_trainer_that_breaks_the_link_ends_the_run_cleanly(loop: Loop) -> None:
+    loop.offer_plan()
+    loop.events.put(TrainerGone(None, "a frame's header is not a message"))
+    loop.turn()
+    assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert loop.bench.ledger.run_state("run-1") == "left"
+
+
+# ---- commands ----------------------------------------------------------------------------------------
+
+
+def test_a_command_that_nobody_waits_for_any_more_is_not_carried_out(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(daemon, "COMMAND_TIMEOUT_SECONDS", 0.0)
+    with pytest.raises(UnreachableError) as refused:
+        loop.guard.on_loop(lambda: done.append("late"))
+    assert refused.value.hint == "give a new command"
+    loop.turn()
+    assert done == []
+
+
+def test_a_command_in_time_is_carried_out_once(loop: Loop) -> None:
+    done: list[str] = []
+    waiting = threading.Thread(target=lambda: loop.guard.on_loop(lambda: done.append("done")))
+    waiting.start()
+    while loop.events.empty():
+        pass
+    loop.turn()
+    waiting.join()
+    assert done == ["done"]
+
+
+# ---- what the walls must not show --------------------------------------------------------------------
+
+
+def test_T10_keys_secret_records_and_rules_are_named_to_the_walls(tmp_path: Path) -> None:
+    identity = SimpleNamespace(key=tmp_path / "id/a.key", signing_key=tmp_path / "id/a.ed25519",
+                               link_key=tmp_path / "id/guard.key", operators=tmp_path / "id/roles.yaml")  # fmt: skip
+    config: Any = SimpleNamespace(
+        identity=identity, state_dir=tmp_path / "state", site_secret=None, policy=tmp_path / "policy.yaml",
+        control=SimpleNamespace(socket=tmp_path / "state/control.sock"),
+    )  # fmt: skip
+    named = {path.relative_to(tmp_path).as_posix() for path in never_shown(config)}
+    assert named == {
+        "id/a.key", "id/a.ed25519", "id/guard.key", "id/roles.yaml", "policy.yaml", "state/control.sock",
+        "state/site.secret", "state/ledger.sqlite3", "state/audit",
+    }  # fmt: skip
+    identity.link_key = None
+    assert len(never_shown(config)) == len(named) - 1
