@@ -1,5 +1,5 @@
-"""The swap rules of PubSwap (methods 2.2), as arithmetic on counts and indices. Both parties use it: the coordinator
-draws donors, the silo decides which of its own answers they replace."""
+"""The public steps of PubSwap (methods 2.2), as arithmetic on counts and indices. Both parties use it: the coordinator
+draws prompts and donors, the silo decides which of its own answers they replace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.randomness import generator, seed_of
+
 T = TypeVar("T")
+
+
+def public_batch(plan: Plan, round_number: int, step: int) -> tuple[int, ...]:
+    """Rows of the public set for one public step: shuffled passes without replacement (methods 2.2).
+
+    A batch never spans two passes; the rows left over at the end of a pass wait for the next one's shuffle.
+    """
+    steps = plan.public_steps()
+    count = min(plan.prompts_per_step, plan.public_set_rows)
+    batches_per_pass = plan.public_set_rows // count
+    batch = (round_number - 1) * len(steps) + steps.index(step)
+    number_of_pass, place = divmod(batch, batches_per_pass)
+    order = generator(seed_of(plan.seed, "public-order", number_of_pass)).permutation(plan.public_set_rows)
+    return tuple(int(row) for row in order[place * count : (place + 1) * count])
 
 
 def donors_wanted(correct: int, samples: int) -> int:

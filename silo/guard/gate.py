@@ -126,7 +126,7 @@ class Gate:
         step: int = 0,
         wait_seconds: float = 0.0,
     ) -> Inbound:
-        """Offer a small message and send it at once if it is allowed.
+        """Offer a small message, send it at once if it is allowed, and return the coordinator's answer.
 
         Args:
             kind: of the message.
@@ -135,9 +135,6 @@ class Gate:
             step: of the envelope; 0 outside a step.
             run: by default the open run.
             wait_seconds: how long the coordinator may wait before it answers (polls).
-
-        Returns:
-            The coordinator's answer.
 
         Raises:
             DeniedError: the policy says no, or asks for persons; recorded, nothing sent.
@@ -218,12 +215,13 @@ class Gate:
         if decision.verdict == "hold":
             self._record(facts, decision, payload, original=original)
             return Held(decision, facts, payload)
+        judged_by = self._book.view(facts, approvals).to_json()  # before this message counts, so that the log replays
         with self._halting():
             # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out (L3).
             self._book.record(facts)
             sequence = self._ledger.allow(self._book.to_json(), run)
         decision_seq = self._record(
-            facts, decision, payload, original=original, sequence=sequence,
+            facts, decision, payload, original=original, sequence=sequence, history=judged_by,
             approvals=[approval.person for approval in approvals],
         )  # fmt: skip
         outbox_id = None
@@ -410,11 +408,12 @@ class Gate:
         original: Original | None = None,
         sequence: int | None = None,
         approvals: list[str] | None = None,
+        history: dict[str, Any] | None = None,
     ) -> int:
         fields = decision_fields(
             facts, decision, self.policy, peer=self._site.coordinator_id,
             payload_digests=self.digests(facts["kind"], payload),
-            history=self._book.view(facts).to_json(), schema_sha256=self._site.schema.digest,
+            history=history or self._book.view(facts).to_json(), schema_sha256=self._site.schema.digest,
         )  # fmt: skip
         if original is not None:
             fields["payload"] |= {"bytes_before": original.payload_bytes}

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.treaty import method as m
+from fedsilo.treaty.averaging import mean_delta
 from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.methods import METHODS, method_named, pubswap
-from fedsilo.treaty.methods.pubswap import public_batch
+from fedsilo.treaty.methods import METHODS, method_named
+from fedsilo.treaty.swap import public_batch
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.simulated.paper_federation import PaperFederation, plan_of
 
@@ -237,11 +238,11 @@ def test_mean_delta_is_fedit_and_float32_in_silo_order() -> None:
     # Scalars (A, B) = (1, 1) and (-1, -1): the mean of each factor is 0 although both products are 1 (methods 2.9).
     zero = np.zeros(1, np.float32)
     one = np.ones(1, np.float32)
-    assert pubswap.mean_delta(zero, [one, -one]) == 0
+    assert mean_delta(zero, [one, -one]) == 0
     deltas = [np.float32([1e8]), np.float32([1.0]), np.float32([-1e8])]
     slow = np.float32(np.float32(np.float32(1e8 + 1.0) + np.float32(-1e8)) / np.float32(3))
-    assert pubswap.mean_delta(zero, deltas) == slow
-    assert np.array_equal(pubswap.mean_delta(one * 0.5, [one * 0.25]), one * 0.75)
+    assert mean_delta(zero, deltas) == slow
+    assert np.array_equal(mean_delta(one * 0.5, [one * 0.25]), one * 0.75)
 
 
 def test_unknown_method_names_the_known_ones() -> None:

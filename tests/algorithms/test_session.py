@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsilo.treaty.averaging import mean_delta
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, UsageError
 from fedsilo.treaty.method import Evaluate, ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
-from fedsilo.treaty.methods.pubswap import mean_delta
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode, decode_factors, encode_factors

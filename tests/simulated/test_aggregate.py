@@ -18,8 +18,8 @@ from coordinator.aggregate import (
     write_peft_folder,
 )
 from coordinator.blobs import Blobs, BytesPayload, DiskFullError
+from fedsilo.treaty.averaging import mean_delta
 from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.methods.pubswap import mean_delta
 from fedsilo.treaty.wire import codec
 from tests.policies.setting import SCHEMA
 

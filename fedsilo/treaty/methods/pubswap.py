@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
+from fedsilo.treaty.averaging import mean_delta
 from fedsilo.treaty.method import (
     Commit,
     Committed,
@@ -49,27 +48,13 @@ from fedsilo.treaty.method import (
 )
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.randomness import generator, seed_of
-from fedsilo.treaty.swap import balanced_donors, random_group
+from fedsilo.treaty.swap import balanced_donors, public_batch, random_group
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
 
 Swap = Literal["balanced", "random", "none", "no-public"]
 # The silo waits this much longer than the coordinator, so that a reply sent at the coordinator's deadline arrives.
 DONOR_GRACE_SECONDS = 30.0
-
-
-def public_batch(plan: Plan, round_number: int, step: int) -> tuple[int, ...]:
-    """Rows of the public set for one public step: shuffled passes without replacement (methods 2.2).
-
-    A batch never spans two passes; the rows left over at the end of a pass wait for the next one's shuffle.
-    """
-    steps = plan.public_steps()
-    count = min(plan.prompts_per_step, plan.public_set_rows)
-    batches_per_pass = plan.public_set_rows // count
-    batch = (round_number - 1) * len(steps) + steps.index(step)
-    number_of_pass, place = divmod(batch, batches_per_pass)
-    order = generator(seed_of(plan.seed, "public-order", number_of_pass)).permutation(plan.public_set_rows)
-    return tuple(int(row) for row in order[place * count : (place + 1) * count])
 
 
 # ---- coordinator -----------------------------------------------------------------------------------
@@ -477,21 +462,6 @@ def _is_stale(message: MessageArrived, round_number: int) -> bool:
     if message.kind == "round.open":
         return message.round <= round_number
     return message.kind in {"public.donors", "round.result"} and message.round < round_number
-
-
-def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:
-    """FedIT on one tile: A_{p+1} = A_p + mean_n (A^n - A_p), float32, in the order given (methods 2.2).
-
-    Args:
-        master: [n] float32.
-        deltas: one [n] float32 per silo, in silo order; at least one.
-    """
-    total = deltas[0].astype(np.float32, copy=True)
-    for delta in deltas[1:]:
-        total += delta
-    total /= np.float32(len(deltas))
-    combined: Array = master + total
-    return combined
 
 
 _KINDS = frozenset({"lora.factors", "metrics.eval"})
