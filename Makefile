@@ -13,8 +13,10 @@ export TOKENIZERS_PARALLELISM ?= false
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
 
+# Tests that start whole federations come last and one at a time: they want both cores.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback $(TEST_FLAGS)
+	$(BIN)/python -m pytest tests/loopback $(TEST_FLAGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -262,7 +262,9 @@ class Follow:
         steps = [int(state.get("step") or 0) for state in states]
         out_bytes = sum(int(row["bytes"]) for state in states for row in state.get("left", ()))
         parts = [f"{summary['method']}: round {summary['round']} of {summary['rounds']}"]
-        parts.append(f"step {min(steps, default=0)}-{max(steps, default=0)}")
+        if any(steps):  # none while all load, evaluate or wait
+            first, last = min(steps), max(steps)
+            parts.append(f"step {first}" if first == last else f"step {first}-{last}")
         parts.append(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "reward -")
         parts.append(f"pass@1 {sum(rates) / len(rates):.2f}" if rates else "pass@1 -")
         parts.append(f"out {out_bytes / 1e6:.1f} MB")

@@ -1,4 +1,7 @@
-"""The other methods of `--method` on real processes: they finish, and nothing leaves that they have no use for."""
+"""The other methods of `--method` on real processes: they finish, and nothing leaves that they have no use for.
+
+`public-no-swap` is the control of `--compare` in test_interrupt, which checks the same of it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ def sent_in(sites: Federation, silo: str, run: str) -> list[dict[str, Any]]:
     ("method", "kinds", "donors"),
     [
         ("pubswap-random", {"lora.factors", "metrics.eval", "public.responses"}, True),
-        ("public-no-swap", {"lora.factors", "metrics.eval"}, False),
         ("fedavg-grpo", {"lora.factors", "metrics.eval"}, False),
     ],
 )
