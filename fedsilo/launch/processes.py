@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,23 @@ from typing import Any
 from fedsilo.treaty.errors import OperationError
 
 STOP_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Hold interrupts back while a process exists that is not on the list of those to end. Main thread only."""
+    caught: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {
+        number: signal.signal(number, lambda caught_number, _: caught.append(caught_number)) for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for late in caught:
+        signal.raise_signal(late)
 
 
 @dataclass
@@ -56,7 +73,7 @@ class Children:
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Child:
         """Start `python -m fedsilo.launch ARGUMENTS`."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as stderr:
+        with log.open("ab") as stderr, _interrupts_deferred():
             process = subprocess.Popen(
                 [sys.executable, "-m", "fedsilo.launch", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -66,8 +83,8 @@ class Children:
                 env={**os.environ, **self.environment},
                 start_new_session=True,
             )
-        child = Child(name, process, log)
-        self._children.append(child)
+            child = Child(name, process, log)
+            self._children.append(child)
         return child
 
     def raise_for_dead(self) -> None:
