@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch.output import JsonOption, PersonOption, emit, guarded, table
 
 if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig
@@ -40,6 +40,7 @@ def init(
     alpha: Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")] = 64.0,
     targets: Annotated[str, typer.Option("--targets", help='"all-linear" or names with commas.')] = "all-linear",
     dtype: Annotated[str, typer.Option("--dtype", help="Values on the wire: float32 or bfloat16.")] = "float32",
+    person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -47,6 +48,12 @@ def init(
     import time
 
     from coordinator.setup import InitInputs, init_coordinator
+    from fedsilo.launch.provision import people_of, write_coordinator_key, write_roles
+
+    if not (out / "id" / "coordinator.pub").exists():
+        write_coordinator_key(out / "id", name)
+    if person:
+        write_roles(out / "id", name, people_of(person))
 
     result = init_coordinator(
         InitInputs(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch.output import JsonOption, PersonOption, emit, guarded, table
 
 if TYPE_CHECKING:
     from console.client import ControlClient
@@ -57,11 +57,17 @@ def init(
     least_isolation: Annotated[str, typer.Option("--least-isolation", help="Least accepted rung.")] = "namespaces",
     first_rounds: Annotated[int, typer.Option("--first-rounds", help="Rounds in which a person approves.")] = 1,
     out: Annotated[Path, typer.Option("--out", help="Folder to write into.")] = Path(),
+    person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     json_output: JsonOption = False,
 ) -> None:
     """Write the site's configuration, policy and LoRA schema from its own files. Keys come from `fedsilo certs`."""
+    from fedsilo.edge.site_policy import read_bundle
+    from fedsilo.launch.provision import people_of, take_from_bundle, write_roles
     from fedsilo.launch.silo_files import SiloFiles, write_silo_files
 
+    take_from_bundle(out / "id", read_bundle(federation))
+    if person:
+        write_roles(out / "id", name, people_of(person))
     written = write_silo_files(
         SiloFiles(
             name=name,

@@ -28,6 +28,11 @@ INTERRUPTED_EXIT_CODE = 130
 # The one spelling of the option; the parameter must be called `json_output`, `guarded` looks for that name.
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
 
+PersonOption = Annotated[
+    list[str],
+    typer.Option("--person", help="NAME=ROLE,ROLE: writes id/roles.yaml; once per person (approver, operator, ...)."),
+]
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from certs.authority import (
     DAEMON_LIFETIME_MAX,
@@ -295,6 +296,12 @@ def enrol_coordinator(
         now=now,
     )
     write_durably(id_directory / "federation_ca.crt", read_public(federation_ca / "ca.crt"))
+    write_coordinator_key(id_directory, coordinator, now=now)
+    return issued
+
+
+def write_coordinator_key(id_directory: Path, coordinator: str, *, now: datetime | None = None) -> None:
+    """`id/coordinator.pub`, which silos pin, from the coordinator's own identity. Raises as `load_identity`."""
     identity = load_identity(
         id_directory / f"{coordinator}.crt",
         id_directory / f"{coordinator}.key",
@@ -304,7 +311,34 @@ def enrol_coordinator(
         now=now,
     )
     write_durably(id_directory / "coordinator.pub", public_key_pem(identity.peer.signing_public_key))
-    return issued
+
+
+def take_from_bundle(id_directory: Path, bundle: Mapping[str, str]) -> None:
+    """What a silo pins, from federation.json: `id/federation_ca.crt` and `id/coordinator.pub`, where they are missing.
+
+    Raises:
+        UsageError: the bundle holds no key or certificate.
+    """
+    make_private_directory(id_directory)
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(bundle["coordinator_signing_key_hex"]))
+        found = {"federation_ca.crt": bundle["federation_ca_pem"].encode(), "coordinator.pub": public_key_pem(key)}
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"the federation bundle lacks a key or certificate: {error}") from error
+    for name, data in found.items():
+        if not (id_directory / name).exists():
+            write_durably(id_directory / name, data)
+
+
+def people_of(items: Sequence[str]) -> dict[str, tuple[Role, ...]]:
+    """`alice=approver,operator` items as `write_roles` takes them. Raises UsageError: another form."""
+    people: dict[str, tuple[Role, ...]] = {}
+    for item in items:
+        person, separator, roles = item.partition("=")
+        if not separator or not roles:
+            raise UsageError(f"--person {item!r} is not NAME=ROLE,ROLE", hint=f"roles: {', '.join(ROLES)}")
+        people[person] = tuple(cast("Role", role) for role in roles.split(","))
+    return people
 
 
 def enrol_operator(

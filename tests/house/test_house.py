@@ -41,7 +41,7 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_top_level_names_are_ours_alone(package: str) -> None:
-    assert metadata.packages_distributions().get(package, ["fedsilo"]) == ["fedsilo"]
+    assert set(metadata.packages_distributions().get(package, ["fedsilo"])) == {"fedsilo"}
 
 
 def loaded_after(code: str) -> set[str]:
