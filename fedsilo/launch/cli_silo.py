@@ -93,8 +93,9 @@ def init(
         "silo init",
         written,
         json_output=json_output,
-        text=f"wrote {', '.join(written.values())}\n"
-        f"next: fedsilo certs request {out / 'id'} TOKEN; silo check --config {config}; silo start --config {config}",
+        text=f"wrote {written['config']}, {written['policy']}, {written['schema']}\n"
+        f"next: read the policy; keys by `fedsilo certs request --token TOKEN --out {out / 'id'}`; "
+        f"silo check --config {config}; silo start --config {config}",
     )
 
 
