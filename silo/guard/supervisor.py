@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
@@ -65,27 +65,22 @@ class TrainerState:
     ready: dict[str, Any] = field(default_factory=dict)
 
 
-class TrainerHandle:
-    """What the guard needs of a trainer: started for each run, told, stopped. A test puts a fake in its place."""
+class TrainerHandle(Protocol):
+    """What the guard needs of a trainer: started for each run, told, stopped."""
 
     def start(self) -> None:
         """Start it, configured and ready. Raises OperationError."""
-        raise NotImplementedError
 
     def send(self, message: LinkMessage) -> None:
         """Raises LinkClosed."""
-        raise NotImplementedError
 
-    def stop(self) -> None:
-        raise NotImplementedError
+    def stop(self) -> None: ...
 
     @property
-    def rung(self) -> str:
-        raise NotImplementedError
+    def rung(self) -> str: ...
 
     @property
-    def description(self) -> dict[str, Any]:
-        raise NotImplementedError
+    def description(self) -> dict[str, Any]: ...
 
 
 class Supervisor:
