@@ -13,6 +13,7 @@ from certs.encoding import (
     SIGNING_KEY_OID,
     certificate_fingerprint,
     read_one_certificate,
+    shown,
 )
 from fedsilo.treaty.errors import NotAllowedError
 
@@ -50,3 +51,17 @@ def describe_certificate(pem: bytes) -> dict[str, Any]:
         elif isinstance(value, x509.UnrecognizedExtension) and extension.oid == AUTHORITY_KIND_OID:
             data["authority"] = value.value.decode("ascii", "replace")
     return data
+
+
+def in_words(pem: bytes) -> str:
+    """A certificate in one line: whose, by whom, how long. Foreign text in it is made safe to show (T37)."""
+    try:
+        data = describe_certificate(pem)
+    except NotAllowedError as error:
+        return f"a certificate that cannot be read ({error.message})"
+    names = ", ".join(shown(name.partition(":")[2]) for name in data["names"][:4]) or "no name"
+    usage = ", ".join(data["usage"][:4]) or "no extended key usage"
+    return (
+        f"the certificate {data['fingerprint'][:16]} of {names} ({usage}), issued by {shown(data['issuer'])!r}, "
+        f"valid {data['not_before']} to {data['not_after']}"
+    )

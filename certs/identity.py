@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from certs.encoding import (
     PARSE_ERRORS,
@@ -29,6 +29,7 @@ from certs.encoding import (
     public_key_bytes,
     read_one_certificate,
     read_root,
+    shown,
 )
 from certs.names import AUTHORITY_OF_ROLE, LinkRole, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
 from fedsilo.treaty.errors import NotAllowedError
@@ -41,7 +42,7 @@ _USAGE_OF_ROLE = {
     "trainer": ExtendedKeyUsageOID.CLIENT_AUTH,
 }
 _USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
-_RENEW = "renew it: `fedsilo certs invite`, `request`, `sign`"
+_RENEW = "get a fresh one: `fedsilo certs invite`, `request`, `sign`"
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,11 @@ def _verified_leaf(
     try:
         certificate.verify_directly_issued_by(root.certificate)
     except (InvalidSignature, *PARSE_ERRORS) as error:
+        same = certificate.issuer == root.certificate.subject
+        issuer = "another CA of that name" if same else repr(issuer_of(certificate))
         raise NotAllowedError(
-            f"wrong CA: {called} was not issued by the {root.kind} CA {root.name!r} (root {root.fingerprint[:16]})",
+            f"wrong CA: {called} was not issued by the {root.kind} CA {root.name!r} (root {root.fingerprint[:16]}) "
+            f"but by {issuer}",
             hint="compare the roots of both sides: `fedsilo certs show`",
         ) from error
     _check_validity(f"the {root.kind} CA {root.name!r}", root.certificate, now, "make a new CA and enrol again")
@@ -211,10 +215,11 @@ def _verified_leaf(
     _check_form(certificate, called, role)
     identity = _one_identity(certificate, called, role)
     if identity.domain != root.name:
-        raise NotAllowedError(f"{identity} is not in the trust domain of its root, {root.name!r}")
+        raise NotAllowedError(f"{identity} is not in the trust domain of its root, {root.name!r}", hint=_RENEW)
     if identity.role != role:
         raise NotAllowedError(
-            f"wrong role: {identity} is a {identity.role}, a {role} is needed here", hint=f"use a {role} certificate"
+            f"wrong role: {identity} has the role {identity.role}, needed here: {role}",
+            hint=f"use a {role} certificate",
         )
     return certificate, identity
 
@@ -241,22 +246,24 @@ def _check_form(certificate: x509.Certificate, called: str, role: PeerRole) -> N
         extensions = certificate.extensions
         key = certificate.public_key()
     except PARSE_ERRORS as error:
-        raise NotAllowedError(f"{called} has malformed extensions or an unknown key") from error
+        raise NotAllowedError(f"{called} has malformed extensions or an unknown key", hint=_RENEW) from error
     for extension in extensions:
         if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
-            raise NotAllowedError(f"{called} has the unknown critical extension {extension.oid.dotted_string}")
+            raise NotAllowedError(
+                f"{called} has the unknown critical extension {shown(extension.oid.dotted_string)}", hint=_RENEW
+            )
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise NotAllowedError(f"{called} does not hold an ECDSA P-256 key")
+        raise NotAllowedError(f"{called} does not hold an ECDSA P-256 key", hint=_RENEW)
     try:
         constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
         usage = extensions.get_extension_for_class(x509.KeyUsage).value
         if constraints.ca or usage.key_cert_sign:
-            raise NotAllowedError(f"{called} is a CA certificate (CA:TRUE), which nobody may present")
+            raise NotAllowedError(f"{called} is a CA certificate (CA:TRUE), which nobody may present", hint=_RENEW)
         extended = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound as error:
-        raise NotAllowedError(f"{called} lacks the extension {error.oid.dotted_string}") from error
+        raise NotAllowedError(f"{called} lacks the extension {error.oid.dotted_string}", hint=_RENEW) from error
     if not usage.digital_signature:
-        raise NotAllowedError(f"{called} may not sign (key usage)")
+        raise NotAllowedError(f"{called} may not sign (key usage)", hint=_RENEW)
     needed = _USAGE_OF_ROLE[role]
     if list(extended) != [needed]:
         got = ", ".join(_USAGE_NAME.get(oid, oid.dotted_string) for oid in extended) or "none"
@@ -270,19 +277,22 @@ def _one_identity(certificate: x509.Certificate, called: str, role: PeerRole) ->
     try:
         names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound as error:
-        raise NotAllowedError(f"{called} has no URI name") from error
+        raise NotAllowedError(f"{called} has no URI name", hint=_RENEW) from error
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
     if len(uris) != 1:
-        raise NotAllowedError(f"{called} has {len(uris)} URI names, exactly one is allowed")
+        named = ", ".join(shown(uri) for uri in uris[:3]) or "none"
+        raise NotAllowedError(f"{called} has {len(uris)} URI names ({named}), exactly one is allowed", hint=_RENEW)
     allowed: tuple[type[x509.GeneralName], ...] = (x509.UniformResourceIdentifier,)
     if role == "coordinator":
         allowed += (x509.DNSName, x509.IPAddress)
     foreign = [type(name).__name__ for name in names if not isinstance(name, allowed)]
     if foreign:
-        raise NotAllowedError(f"{called} carries a {foreign[0]}, which a {role} may not have")
+        raise NotAllowedError(f"{called} carries a {foreign[0]}, which a {role} may not have", hint=_RENEW)
     identity = parse_spiffe_id(uris[0])
     if identity is None:
-        raise NotAllowedError(f"{uris[0][:200]!r} is not an identity of this kind: spiffe://DOMAIN/ROLE/NAME")
+        raise NotAllowedError(
+            f"{uris[0][:200]!r} is not an identity of this kind: spiffe://DOMAIN/ROLE/NAME", hint=_RENEW
+        )
     return identity
 
 
@@ -292,7 +302,16 @@ def _certified_signing_key(certificate: x509.Certificate, identity: SpiffeId) ->
         raw = value.value if isinstance(value, x509.UnrecognizedExtension) else b""
         return Ed25519PublicKey.from_public_bytes(raw)
     except (x509.ExtensionNotFound, ValueError) as error:
-        raise NotAllowedError(f"the certificate of {identity} certifies no message-signing key") from error
+        raise NotAllowedError(f"the certificate of {identity} certifies no message-signing key", hint=_RENEW) from error
+
+
+def issuer_of(certificate: x509.Certificate) -> str:
+    """Who a certificate says issued it; foreign text, made safe to show."""
+    try:
+        names = certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return shown(str(names[0].value) if names else certificate.issuer.rfc4514_string())
+    except PARSE_ERRORS:
+        return "an issuer without a readable name"
 
 
 def _called(certificate: x509.Certificate) -> str:
@@ -302,5 +321,4 @@ def _called(certificate: x509.Certificate) -> str:
         uri = next((name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)), "")
     except (x509.ExtensionNotFound, *PARSE_ERRORS):
         uri = ""
-    shown = "".join(character if character.isprintable() else "?" for character in uri[:120])
-    return f"the certificate {shown or 'without a URI name'} ({certificate_fingerprint(certificate)[:16]})"
+    return f"the certificate {shown(uri) or 'without a URI name'} ({certificate_fingerprint(certificate)[:16]})"

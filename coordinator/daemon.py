@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from certs.describe import in_words
 from certs.identity import Identity
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.config import CoordinatorConfig, load_config
@@ -288,6 +289,15 @@ class Coordinator:
             except OperationError as error:
                 log.error("the stop is not recorded: %s", error.message)
 
+    def native_log(self, *, monotonic: Callable[[], float] = time.monotonic) -> NativeLog:
+        """What puts failed handshakes into this coordinator's log and events, while it is open as a context."""
+
+        def refused(cause: str, peer: str) -> None:
+            self.control.publish("connection.refused", {"cause": cause, "peer": peer})
+
+        presented = in_words(self._checked.identity.certificate_pem)
+        return NativeLog(refused, presented=presented, monotonic=monotonic)
+
     def work(self) -> None:
         """Let deadlines pass and keep the snapshot fresh, until asked to stop."""
         while not self._stopped.wait(TICK_SECONDS):
@@ -318,8 +328,7 @@ def run_coordinator(config_path: Path, *, ready: Callable[[Ready], None]) -> Non
     with Coordinator(checked) as coordinator:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: coordinator.request_stop())
-        refused = lambda cause: coordinator.control.publish("connection.refused", {"cause": cause})  # noqa: E731
-        with coordinator.serving() as where, NativeLog(refused):
+        with coordinator.native_log(), coordinator.serving() as where:
             ready(where)
             coordinator.work()
 

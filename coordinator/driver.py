@@ -280,7 +280,7 @@ class Driver:
 
     def refuse(self, peer: PeerIdentity, envelope: pb.Envelope, error: PeerError, silo: str = "") -> Reply:
         """A refusal of what did not get as far as the rules; recorded, since somebody tried."""
-        log.warning("refused %s: %s", peer.spiffe_id, error.message)
+        log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
         self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
         kind = envelope.kind if silo else "unknown"
         listed = peer.spiffe_id in {f"spiffe://{self.parts.federation}/silo/{name}" for name in self.parts.silos}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 
@@ -49,6 +50,7 @@ class Effects:
     def carry_out(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Taken:
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
         state = self._seen[silo]
+        state.greetings = state.greetings + 1 if isinstance(body, pb.Hello) else 0
         match body:
             case pb.Hello():
                 return self._hello(session, peer, silo, body)
@@ -89,6 +91,7 @@ class Effects:
             member.hello = db.as_json(facts_as_fields(check_hello(hello, self._parts.agreed)))
         except PeerError as error:
             member.state = "refused"
+            self._seen[silo].greetings = 0
             refusal = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
             member.refusal = db.as_json(refusal)
             session.merge(member)
@@ -96,8 +99,32 @@ class Effects:
             raise
         session.merge(member)
         session.flush()
+        if self._seen[silo].greetings > 1:
+            # Whoever believes the answer to hello goes on to exchange checkpoints.
+            log.warning(
+                "%s says hello again and nothing else: it was cut off, or it does not believe this coordinator's "
+                "answers (is its id/coordinator.pub the key of %s?)",
+                peer.spiffe_id,
+                self._parts.spiffe_id,
+            )
         self._parts.publish("silo.joined", {"silo": silo, "isolation": hello.isolation, "role": hello.role})
+        for run in self._runs.values():
+            if silo in run.accepted and silo in run.silos:
+                self._note_isolation(session, run, silo)
         return ack()
+
+    def _note_isolation(self, session: Session, run: ActiveRun, silo: str) -> None:
+        """Behind which walls a silo works on a run, as its guard says: one line at the beginning, one at a change."""
+        member = session.get(db.Member, silo)
+        rung = json.loads(member.hello)["isolation"] if member is not None else ""
+        if rung and rung != (db.isolation_of(session, run.name).get(silo) or [""])[-1]:
+            session.add(
+                db.Figure(
+                    run=run.name, round=run.open_round(session), step=0, silo=silo, name=db.ISOLATION,
+                    fields=db.as_json({"silo": silo, "rung": rung}),
+                )
+            )  # fmt: skip
+            session.flush()
 
     def _fetch(self, session: Session, envelope: pb.Envelope, fetch: pb.Fetch) -> Taken:
         payload = self._parts.blobs.find(fetch.digest) if db.is_adapter(session, fetch.digest) else None
@@ -180,6 +207,7 @@ class Effects:
             run = self._runs.get(item.run)
             if item.kind == "run.plan" and run is not None:
                 run.accepted.add(silo)
+                self._note_isolation(session, run, silo)
                 run.start_if_accepted(session)
                 self._notify()
         self.forget_ended()

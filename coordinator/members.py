@@ -63,7 +63,11 @@ def silo_of(spiffe_id: str, federation: str, silos: tuple[str, ...]) -> str:
     for silo in silos:
         if spiffe_id == f"spiffe://{federation}/silo/{silo}":
             return silo
-    raise PeerError(WireCode.NOT_A_MEMBER, f"{spiffe_id} is not on the coordinator's list of silos")
+    raise PeerError(
+        WireCode.NOT_A_MEMBER,
+        f"{spiffe_id} is not on the coordinator's list of silos",
+        hint="if it belongs here, list it under `silos:` in coordinator.yaml",
+    )
 
 
 def check_hello(hello: pb.Hello, agreed: Agreed) -> HelloFacts:
@@ -75,7 +79,7 @@ def check_hello(hello: pb.Hello, agreed: Agreed) -> HelloFacts:
     if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
         raise PeerError(
             WireCode.PROTOCOL_RANGE,
-            "no common protocol version",
+            f"no common protocol version: expected {PROTOCOL_VERSION}, got {hello.protocol_min}-{hello.protocol_max}",
             field="protocol",
             expected=str(PROTOCOL_VERSION),
             got=f"{hello.protocol_min}-{hello.protocol_max}",

@@ -48,6 +48,7 @@ class MemberState:
     round: int = 0
     step: int = 0
     error: str = ""
+    greetings: int = 0  # hellos that were taken since the silo last said anything else
 
 
 @dataclass

@@ -28,6 +28,7 @@ from certs.identity import Identity, PeerIdentity, peer_identity
 from coordinator.blobs import AnyPayload, Blobs, BytesPayload, chunks
 from coordinator.config import Limits
 from coordinator.driver import Driver
+from coordinator.native_log import address_of
 from coordinator.replies import Reply
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, PeerError, WireCode
@@ -63,10 +64,10 @@ class _Boundary:
         if error is None or isinstance(error, GeneratorExit):
             return
         if isinstance(error, NotAllowedError):
-            log.warning("refused a connection: %s", error.message)
+            log.warning("refused a call from %s", error.line)
             self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
         if isinstance(error, FedSiloError):
-            log.error("a call ended: %s", error.message)
+            log.error("a call ended: %s", error.line)
             self._context.abort(grpc.StatusCode.UNAVAILABLE, "")
         if isinstance(error, Exception) and self._context.is_active():
             log.error("a call ended by a fault of ours", exc_info=error)
@@ -185,14 +186,17 @@ class FederationService:
         """
         # the published stubs have the wrong type for the values
         properties: Any = context.auth_context()
-        version = [value.decode() for value in properties.get("ssl_tls_version", ())]
-        if version != ["TLSv1.3"]:
-            spoken = version[0][:16] if version else "an unknown version"
-            raise NotAllowedError(f"{context.peer()} speaks {spoken}, TLSv1.3 is required")
-        certificates = list(properties.get("x509_pem_cert", ()))
-        if len(certificates) != 1:
-            raise NotAllowedError(f"{context.peer()} presents no certificate")
-        return peer_identity(certificates[0], self._trust_root_pem, self._now(), role="silo")
+        try:
+            version = [value.decode() for value in properties.get("ssl_tls_version", ())]
+            if version != ["TLSv1.3"]:
+                spoken = version[0][:16] if version else "an unknown version"
+                raise NotAllowedError(f"it speaks {spoken}, TLSv1.3 is required", hint="update what dials there")
+            certificates = list(properties.get("x509_pem_cert", ()))
+            if len(certificates) != 1:
+                raise NotAllowedError("it presents no certificate", hint="silos dial with the certificate in id/")
+            return peer_identity(certificates[0], self._trust_root_pem, self._now(), role="silo")
+        except NotAllowedError as error:
+            raise NotAllowedError(f"{address_of(context.peer())}: {error.message}", hint=error.hint) from error
 
     @contextlib.contextmanager
     def _one_more(self, peer: PeerIdentity, context: grpc.ServicerContext) -> Iterator[None]:

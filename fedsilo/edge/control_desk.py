@@ -12,6 +12,7 @@ Does not cover: who may open the socket (file mode and group, the server's work)
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from fedsilo.edge.request_journal import RememberedRequest, RequestJournal
 from fedsilo.treaty import errors
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, UsageError
 from fedsilo.treaty.wire._generated import control_pb2
+
+_log = logging.getLogger("fedsilo.control")
 
 EVENTS_KEPT_MAX = 4096
 # Names of events the desk itself makes, for a reader that fell behind or outlived a restart.
@@ -174,7 +177,7 @@ class ControlDesk:
         self._commands[name] = _Command(action, handler)
 
     def execute(self, command: control_pb2.Command) -> control_pb2.CommandReply:
-        """Verify and carry out a command, or say why not. Refusals before the handler leave no trace but the reply."""
+        """Verify and carry out a command, or say why not. Refusals before the handler are logged, not remembered."""
         with self._commanding:
             try:
                 now = self._requests.latest(self._clock())
@@ -187,6 +190,7 @@ class ControlDesk:
                 entry = self._allowed(verified)
                 self._requests.begin(verified, now)
             except FedSiloError as error:
+                _log.warning("refused the command %r: %s [%s]", command.name[:64], error.line, error.code)
                 return error_reply(error)
             try:
                 reply = control_pb2.CommandReply(result_json=_to_json(entry.handler(verified)))

@@ -119,8 +119,13 @@ def start(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> No
     import os
     import sys
 
-    # gRPC reads it when it loads, and what it says of failed handshakes becomes lines of our own log.
-    os.environ.pop("GRPC_VERBOSITY", None)
+    # gRPC reads this when it loads, and what it says of failed handshakes becomes lines of our own log.
+    from coordinator.native_log import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)
+    from fedsilo.launch.own_names import refuse_foreign_names
+
+    refuse_foreign_names()
     from coordinator.daemon import run_coordinator
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")

@@ -68,6 +68,12 @@ class FedSiloError(Exception):
         self.hint = hint
         self.code = code or self.default_code
 
+    @property
+    def line(self) -> str:
+        """What happened and what to try, as the one line that a log takes; of a long hint its first line."""
+        first = self.hint.partition("\n")[0]
+        return f"{self.message}; {first}" if first else self.message
+
 
 class UsageError(FedSiloError):
     exit_code = 2

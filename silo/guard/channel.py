@@ -18,8 +18,10 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 import grpc
-from cryptography import x509
 
+from certs.describe import in_words
+from certs.encoding import shown
+from certs.identity import peer_identity
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, PeerError, UnreachableError, WireCode
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -30,6 +32,9 @@ EXCHANGE_TIMEOUT_SECONDS = 60.0
 # The slowest line planned for; a payload's time is added to the deadline at this rate.
 BYTES_PER_SECOND_MIN = 250_000
 PROBE_TIMEOUT_SECONDS = 5.0
+SHOWN_READS_MAX = 16  # a server's part of the handshake comes in two or three reads
+
+_ITS_LOG = "the coordinator's log names the cause on its side"
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -148,13 +153,12 @@ class GrpcChannel:
         if self._stopping.is_set() or code is grpc.StatusCode.CANCELLED:
             return ExchangeInterrupted("the exchange was given up")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
-            cause = connection_fault(self._address, self._files) or f"it answers, but the call ended as {code.name}"
-            return UnreachableError(f"coordinator {self._address}: {cause}")
-        if code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
-            return NotAllowedError(
-                f"coordinator {self._address} refuses this silo's certificate ({code.name})",
-                hint="fedsilo certs check; is it expired, or of another federation or role?",
+            return connection_fault(self._address, self._files) or UnreachableError(
+                f"coordinator {self._address}: it answers, but the call ended as {code.name}", hint=_ITS_LOG
             )
+        if code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
+            refused = _certificate_refused(self._files, f"the call ended as {code.name}")
+            return NotAllowedError(f"coordinator {self._address}: {refused.message}", hint=refused.hint)
         return UnreachableError(f"coordinator {self._address}: the call ended as {code.name if code else 'unknown'}")
 
 
@@ -185,49 +189,147 @@ def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int) -> Reply:
     return Reply(first.opening.envelope, b"".join(parts))
 
 
-def connection_fault(address: str, files: TlsFiles) -> str:
-    """Why a TLS connection to the coordinator fails, in words; empty when it does not.
+def connection_fault(address: str, files: TlsFiles) -> UnreachableError | None:
+    """Why a TLS connection to the coordinator fails, with what to do; None when it does not.
 
     gRPC says no more than UNAVAILABLE, so the same handshake is tried once with Python's own TLS.
+
+    Raises:
+        NotAllowedError: this silo's own files cannot be used.
     """
+    host = _host_and_port(address)[0]
     try:
-        with _tls_connection(address, files) as connection:
-            # Under TLS 1.3 the server judges the client's certificate after the handshake. If it is content, it begins
-            # to speak HTTP/2; if not, it sends an alert or simply closes.
-            if not connection.recv(1):
-                return _certificate_refused(files, "it closes the connection")
+        context = _tls_context(files)
+        plain = _dialled(address)
+    except UnreachableError as error:
+        return error
+    except OperationError as error:
+        return UnreachableError(f"coordinator {address} was not dialled: {error.message}", hint=error.hint)
+    with plain:
+        fault = _handshake_fault(context, plain, host, address, files)
+    return UnreachableError(f"coordinator {address}: {fault.message}", hint=fault.hint) if fault else None
+
+
+def _handshake_fault(
+    context: ssl.SSLContext, plain: socket.socket, host: str, address: str, files: TlsFiles
+) -> NotAllowedError | None:
+    """The connection stands; what is wrong with TLS on it."""
+    try:
+        connection = context.wrap_socket(plain, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code in {18, 19, 20, 21}:
-            return f"its certificate is not signed by the CA in {files.trust_root} (wrong CA): {error.verify_message}"
-        if error.verify_code in {9, 10}:
-            return f"its certificate is outside its validity (expired or not yet valid): {error.verify_message}"
-        return f"its certificate does not verify: {error.verify_message}"
+        return _certificate_not_accepted(address, files, error)
     except ssl.SSLError as error:
-        reason = (error.reason or "TLS failure").lower().replace("_", " ")
-        if any(word in reason for word in ("expired", "unknown ca", "bad certificate", "certificate unknown")):
-            return _certificate_refused(files, reason)
-        return f"TLS fails: {reason}"
+        reason = _reason(error)
+        if any(word in reason for word in ("wrong version number", "http request", "packet length", "record layer")):
+            return NotAllowedError(
+                "it does not speak TLS: something else listens there",
+                hint="is coordinator.address in silo.yaml the coordinator's `listen:`? there is no plaintext mode",
+            )
+        if "protocol" in reason:
+            return NotAllowedError(
+                f"it does not speak TLS 1.3, which is required ({reason})", hint="update what listens there"
+            )
+        if "eof" in reason:
+            return _broken_off()
+        return NotAllowedError(f"TLS fails: {reason}", hint=_ITS_LOG)
     except TimeoutError:
-        return f"no answer within {PROBE_TIMEOUT_SECONDS:.0f} s"
-    except ConnectionRefusedError:
-        return "nothing listens there (connection refused)"
-    except ConnectionResetError:
-        return _certificate_refused(files, "it closes the connection")
-    except socket.gaierror:
-        return "its name does not resolve"
-    except (OSError, ValueError) as error:
-        return str(getattr(error, "strerror", None) or error)
-    return ""
+        return NotAllowedError(
+            f"it takes the connection and says nothing: no TLS within {PROBE_TIMEOUT_SECONDS:.0f} s",
+            hint="does something else listen there? is coordinator.address in silo.yaml right?",
+        )
+    except OSError:
+        return _broken_off()
+    # Under TLS 1.3 the server judges the client's certificate after the handshake. If it is content, it begins to
+    # speak HTTP/2; if not, it sends an alert or simply closes.
+    with connection:
+        try:
+            if connection.recv(1):
+                return None
+        except ssl.SSLError as error:
+            return _certificate_refused(files, f"its TLS alert is {_reason(error)!r}")
+        except TimeoutError:
+            return NotAllowedError(
+                f"TLS stands, and it says nothing more within {PROBE_TIMEOUT_SECONDS:.0f} s", hint=_ITS_LOG
+            )
+        except OSError:
+            pass
+    return _certificate_refused(files, "it closes the connection after the handshake, without an alert")
 
 
-def _certificate_refused(files: TlsFiles, sign: str) -> str:
+def _broken_off() -> NotAllowedError:
+    return NotAllowedError(
+        "it closes the connection in the middle of the TLS handshake",
+        hint="does something else listen there, or stand between (a proxy, a firewall)? is it just stopping?",
+    )
+
+
+def _certificate_refused(files: TlsFiles, sign: str) -> NotAllowedError:
     """The coordinator does not take this silo's certificate: which one, and the cause as far as it shows here."""
-    cause = "wrong CA, expired or revoked"
-    with contextlib.suppress(OSError, ValueError):
-        until = x509.load_pem_x509_certificate(files.certificate.read_bytes()).not_valid_after_utc
-        if until <= datetime.now(UTC):
-            cause = f"expired since {until:%Y-%m-%dT%H:%M:%SZ}"
-    return f"it does not accept this silo's certificate {files.certificate} ({cause}): {sign}"
+    said = f"it does not accept this silo's certificate {files.certificate}"
+    try:
+        certificate = files.certificate.read_bytes()
+        peer_identity(certificate, files.trust_root.read_bytes(), datetime.now(UTC), role="silo")
+    except NotAllowedError as error:
+        return NotAllowedError(f"{said} ({sign}): {error.message}", hint=error.hint)
+    except OSError as error:
+        return NotAllowedError(f"{said} ({sign}), and it cannot be read here: {error.strerror}")
+    return NotAllowedError(
+        f"{said} ({sign}), which is good under {files.trust_root}: {in_words(certificate)}",
+        hint=f"its CA may be another one, its clock wrong, or it is just stopping; {_ITS_LOG}",
+    )
+
+
+def _certificate_not_accepted(address: str, files: TlsFiles, error: ssl.SSLCertVerificationError) -> NotAllowedError:
+    """What is wrong with the certificate that the coordinator shows: whose it is, who issued it, how long it is good.
+
+    TLS has refused it already and does not say what was in it, so it is fetched once more and judged by our own rules.
+    """
+    leaf = _shown_certificate(address)
+    if not leaf:
+        return NotAllowedError(f"its certificate does not verify: {error.verify_message}", hint=_ITS_LOG)
+    try:
+        peer_identity(leaf, files.trust_root.read_bytes(), datetime.now(UTC), role="coordinator")
+    except NotAllowedError as judged:
+        return NotAllowedError(
+            f"its certificate is refused: {judged.message}; trusted is {files.trust_root}",
+            hint=f"is coordinator.address in silo.yaml this federation's coordinator? {judged.hint or _ITS_LOG}",
+        )
+    except OSError as failure:
+        return NotAllowedError(f"cannot read {files.trust_root}: {failure.strerror}")
+    host = _host_and_port(address)[0]
+    return NotAllowedError(
+        f"its certificate is not for the name {shown(host)!r} that was dialled ({error.verify_message}): "
+        f"{in_words(leaf)}",
+        hint="dial a name or address that stands in it, or have one with this name: `fedsilo certs sign --dns --ip`",
+    )
+
+
+def _shown_certificate(address: str) -> bytes:
+    """The certificate (PEM) that is shown there, not believed, for an error message; b"" if there is none.
+
+    The handshake is never finished towards the other side: nothing of ours is said, not even which silo dials (T30).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=_host_and_port(address)[0])
+    with contextlib.suppress(OSError, UnreachableError), _dialled(address) as plain:
+        for _ in range(SHOWN_READS_MAX):
+            try:
+                tls.do_handshake()
+            except ssl.SSLWantReadError:
+                plain.sendall(outgoing.read())
+                incoming.write(plain.recv(1 << 14))
+                continue
+            leaf = tls.getpeercert(binary_form=True)
+            return ssl.DER_cert_to_PEM_cert(leaf).encode() if leaf else b""
+    return b""
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "TLS failure").lower().replace("_", " ")
 
 
 def server_certificate(address: str, files: TlsFiles) -> bytes:
@@ -236,30 +338,63 @@ def server_certificate(address: str, files: TlsFiles) -> bytes:
     Raises:
         UnreachableError: no such connection; the cause is named.
     """
+    host = _host_and_port(address)[0]
+    leaf = None
     try:
-        with _tls_connection(address, files) as connection:
+        with _tls_context(files).wrap_socket(_dialled(address), server_hostname=host) as connection:
             leaf = connection.getpeercert(binary_form=True)
             if not connection.recv(1):
-                raise ConnectionResetError
+                raise ConnectionResetError("it closes the connection")
     except OSError as error:
-        cause = connection_fault(address, files) or str(error)
-        raise UnreachableError(f"coordinator {address}: {cause}") from error
+        raise connection_fault(address, files) or UnreachableError(
+            f"coordinator {address}: {error}", hint=_ITS_LOG
+        ) from error
     if leaf is None:
-        raise UnreachableError(f"coordinator {address} shows no certificate")
+        raise UnreachableError(f"coordinator {address} shows no certificate", hint=_ITS_LOG)
     return leaf
 
 
-def _tls_connection(address: str, files: TlsFiles) -> ssl.SSLSocket:
+def _tls_context(files: TlsFiles) -> ssl.SSLContext:
+    """Raises OperationError, NotAllowedError: this silo's own files cannot be used; names the file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(files.trust_root)
-    context.load_cert_chain(files.certificate, files.key)
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    plain = socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_SECONDS)
+    for path in (files.trust_root, files.certificate, files.key):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise OperationError(f"cannot read {path}: {error.strerror}") from error
     try:
-        return context.wrap_socket(plain, server_hostname=host)
-    except BaseException:
-        plain.close()
-        raise
+        context.load_verify_locations(files.trust_root)
+        context.load_cert_chain(files.certificate, files.key)
+    except ssl.SSLError as error:
+        raise NotAllowedError(
+            f"this silo's own files cannot be used: {files.certificate}, {files.key}, {files.trust_root}: "
+            f"{_reason(error)}",
+            hint="`fedsilo certs check` says which; a key and the certificate made with it belong together",
+        ) from error
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
+
+
+def _dialled(address: str) -> socket.socket:
+    """A plain connection. Raises UnreachableError naming why there is none."""
+    host, port = _host_and_port(address)
+    try:
+        return socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_SECONDS)
+    except TimeoutError:
+        cause, hint = f"no answer within {PROBE_TIMEOUT_SECONDS:.0f} s", "does a firewall drop it? is the host up?"
+    except ConnectionRefusedError:
+        cause = "nothing listens there (connection refused)"
+        hint = "is the coordinator started? is coordinator.address in silo.yaml its `listen:`?"
+    except socket.gaierror as error:
+        cause = f"the name {shown(host)!r} does not resolve: {error.strerror}"
+        hint = "correct coordinator.address in silo.yaml, or this machine's name service"
+    except (OSError, ValueError) as error:
+        cause = str(getattr(error, "strerror", None) or error)
+        hint = "correct coordinator.address in silo.yaml, or this machine's network"
+    raise UnreachableError(f"coordinator {address}: {cause}", hint=hint)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.audit.witness import Offer as CheckpointOffer
-from fedsilo.treaty.errors import FedSiloError, OperationError
+from fedsilo.treaty.errors import FedSiloError, OperationError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from silo.guard.gate import Gate
@@ -53,6 +53,7 @@ class Conversation:
         self._monotonic = monotonic
         self._backoff_seconds = 0.0
         self.joined = False
+        self._isolation_said = ""
         self.poll_now = False
         self.last_sent = 0.0
         self.retry_at = 0.0
@@ -83,16 +84,40 @@ class Conversation:
             run="",
         )
         if isinstance(answer.body, pb.Refusal):
-            refusal = answer.body
-            raise Refused(
-                f"the coordinator refuses this silo: {refusal.field or 'membership'}: it expects "
-                f"{refusal.expected or '-'}, here it is {refusal.got or '-'}",
-                hint="use the model, tokenizer, schema and sets that the federation agreed on",
-                code=refusal.code or "REFUSED",
-            )
-        self.joined = True
+            raise self._refused(answer.body)
+        self.joined, self._isolation_said = True, isolation
         _log.info("joined %s at %s", site.config.federation, site.config.coordinator.address)
         self.witness()
+
+    def _refused(self, refusal: pb.Refusal) -> Refused:
+        """A hello that was answered with no: both values, and which file of this site holds ours."""
+        config, policy = self._site.config, self._site.policy
+        model = f"the model folder {config.model.path}"
+        holder = {
+            "base_model_sha256": model,
+            "tokenizer_sha256": model,
+            "template_sha256": model,
+            "load": f"model.load in {config.source}",
+            "lora_schema_sha256": f"the LoRA schema that {policy.source} pins",
+            "public_set_sha256": f"the public set {config.data.public.path}",
+            "held_out_sha256": f"the held-out set {config.data.held_out.path}",
+            "protocol": "this version of FedSilo",
+        }.get(refusal.field, f"{config.source}")
+        if refusal.field:
+            cause = f"{refusal.field}: it expects {refusal.expected or '-'}, here it is {refusal.got or '-'}"
+            hint = f"ours is {holder}; use what the federation agreed on"
+        elif refusal.code == WireCode.NOT_A_MEMBER:
+            cause = f"{config.spiffe_id} is not on its list of silos"
+            hint = "its people list this silo under `silos:` in coordinator.yaml, or this is another silo's certificate"
+        else:
+            cause, hint = f"it answers hello with {refusal.code or 'no code'}", "the coordinator's log says why"
+        return Refused(f"the coordinator refuses this silo: {cause}", hint=hint, code=refusal.code or "REFUSED")
+
+    def isolation_is(self, rung: str) -> None:
+        """A trainer was started anew: if its walls are others than the coordinator was told, hello is due again."""
+        if self._isolation_said and rung != self._isolation_said:
+            _log.warning("the trainer's isolation was %s and is %s", self._isolation_said, rung)
+            self.joined = False
 
     def say(self, kind: str, body: Any, **routing: Any) -> Inbound:
         """Send one control message through the gate and note what the answer says beside its content."""
@@ -137,5 +162,5 @@ class Conversation:
         first, most = BACKOFF_SECONDS
         self._backoff_seconds = min(most, max(first, 2 * self._backoff_seconds))
         self.retry_at = self._monotonic() + self._backoff_seconds * random.uniform(0.7, 1.3)  # noqa: S311  # jitter
-        _log.warning("%s; next try in %.1f s", error.message, self._backoff_seconds)
+        _log.warning("%s; next try in %.1f s", error.line, self._backoff_seconds)
         self._gate.counters.last_fault = error.message

@@ -184,7 +184,7 @@ class Guard:
             self._talk.back_off(error)
             self.keeper.abandon_round()
         except PeerError as error:
-            _log.error("the coordinator's answer was refused: %s [%s]", error.message, error.code)
+            _log.error("the coordinator's answer was refused: %s [%s]", error.line, error.code)
             self._talk.back_off(error)
         except VerificationError as error:
             _log.critical("checkpoint: %s", error.message)

@@ -51,14 +51,25 @@ def check(
         PeerError: it did not; the code names what is wrong first.
     """
     if envelope.sender != coordinator_id:
-        raise PeerError(WireCode.SENDER_MISMATCH, "the answer does not come from the pinned coordinator")
+        raise PeerError(
+            WireCode.SENDER_MISMATCH,
+            f"the answer comes from {envelope.sender[:120]!r}, the policy pins {coordinator_id}",
+            hint="is coordinator.address in silo.yaml the one of this federation's coordinator?",
+        )
     if envelope.federation != federation:
-        raise PeerError(WireCode.SENDER_MISMATCH, "the answer belongs to another federation")
+        raise PeerError(
+            WireCode.SENDER_MISMATCH,
+            f"the answer is of federation {envelope.federation[:64]!r}, this silo is of {federation!r}",
+            hint="is coordinator.address in silo.yaml the one of this federation's coordinator?",
+        )
     if envelope.payload_digest.hex() != codec.sha256_hex(payload):
         raise PeerError(WireCode.DIGEST_MISMATCH, "the answer's payload is not the one that was signed")
     try:
         key.verify(envelope.signature, codec.signing_bytes(envelope))
     except InvalidSignature as error:
+        pinned = codec.sha256_hex(key.public_bytes_raw())
         raise PeerError(
-            WireCode.SIGNATURE_INVALID, "the answer is not signed by the pinned key of the coordinator"
+            WireCode.SIGNATURE_INVALID,
+            f"the answer is not signed by the pinned key of the coordinator (SHA-256 {pinned[:16]})",
+            hint="compare id/coordinator.pub and the policy's coordinator_key_sha256 with the coordinator's people",
         ) from error

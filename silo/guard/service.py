@@ -27,12 +27,14 @@ from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
 from fedsilo.treaty.isolation import rung_at_least
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
+from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
 from silo.guard.daemon import Event, Guard
 from silo.guard.gate import Gate, open_channel
+from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
 from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
@@ -64,23 +66,27 @@ class SupervisedTrainer(TrainerHandle):
         body_bytes_max = max(2 * self._site.schema.payload_bytes, SMALL_PAYLOAD_BYTES_MAX)
         supervisor = Supervisor(config, self._events.put, should_stop=self._should_stop, body_bytes_max=body_bytes_max)
         self._supervisor = supervisor
+        # Until it has been probed, nothing is known of it.
+        self._rung, self._description = "waived", {}
         state = supervisor.start(
             self._site.site_secret,
             probe_fields(config, os.getpid()),
             never=never_shown(config),
             accepted=self._accepted,
         )
-        self._rung = state.rung
-        self._description = {"isolation": state.rung, "probes": state.probes, "ready": state.ready}
+        self._description["ready"] = state.ready
 
     def _accepted(self, rung: str) -> None:
-        least = self._site.policy.file.trainer.least_isolation
-        if not rung_at_least(rung, least):
-            raise NotAllowedError(
-                f"the trainer's isolation is {rung}; the policy accepts no less than {least}",
-                hint="run on a machine that gives it, or let an approver change trainer.least_isolation",
-                code="ISOLATION",
-            )
+        assert self._supervisor is not None  # noqa: S101  # it is the one that calls
+        state = self._supervisor.state
+        self._rung = rung
+        self._description = {
+            "isolation": rung,
+            "probes": state.probes,
+            "controls": state.controls.as_text(),
+            "why_waived": why_waived(state.probes, state.controls) if rung == "waived" else "",
+        }
+        require_rung(rung, self._site.policy, self._description["why_waived"])
 
     def send(self, message: LinkMessage) -> None:
         if self._supervisor is not None:
@@ -98,6 +104,18 @@ class SupervisedTrainer(TrainerHandle):
     @property
     def description(self) -> dict[str, Any]:
         return self._description
+
+
+def require_rung(rung: str, policy: Policy, why: str = "") -> None:
+    """Raises NotAllowedError: less than the policy's least isolation of a trainer. why: what the probes showed."""
+    least = policy.file.trainer.least_isolation
+    if not rung_at_least(rung, least):
+        raise NotAllowedError(
+            f"the trainer's isolation is {rung}; the policy accepts no less than {least}",
+            hint=f"{why}{'; ' if why else ''}run on a machine that gives it, or let an approver change "
+            "trainer.least_isolation",
+            code="ISOLATION",
+        )
 
 
 def never_shown(config: SiloConfig) -> list[Path]:
@@ -132,7 +150,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
             _serve_locked(site, stack, ready)
     except FedSiloError as error:
         # The command shows it on stderr; the log must have it too.
-        _log.critical("ended: %s [%s]", error.message, error.code, extra=_FILE_ONLY)
+        _log.critical("ended: %s [%s]", error.line, error.code, extra=_FILE_ONLY)
         raise
 
 
@@ -208,7 +226,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         releases.destination["certificate"] = check_coordinator(site, datetime.now(UTC))
     except UnreachableError as error:
         # It may come up later; until then the log names the cause.
-        _log.warning("%s", error.message)
+        _log.warning("%s", error.line)
     if config.trainer.launch == "external":
         guard.panel.trainer({"waiting_for": config.trainer.address})
         guard.panel.show(None, link_fault="")
@@ -221,7 +239,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         _log.warning("private lines left out: %s", "".join(filter(str.isprintable, str(text))))
     ready(
         {
-            "private": {"private_rows": told.get("private_rows", 0), "dropped": told.get("dropped", {})},
+            "private": {name: told.get(name) for name in ("private_rows", "holdout_rows", "dropped")},
             "silo": config.silo,
             "federation": config.federation,
             "isolation": trainer.rung,

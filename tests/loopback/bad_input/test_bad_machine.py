@@ -1,0 +1,118 @@
+"""A machine that will not: a port in use, a second daemon, a full disk, a demo without its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.loopback.bad_input.place import Place, command, daemon
+
+# ---- the machine ----------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_named(place: Place) -> None:
+    port = place.port
+    with socket.create_server(("127.0.0.1", port)):
+        done = command("coordinator", "start", "--config", place.coordinator)
+    assert done.exit_code == 6
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use [CONFLICT]" in done.error
+    assert f"port {port} is taken" in done.hint and f"sport = :{port}" in done.hint
+
+
+def test_a_second_coordinator_on_one_state_folder_and_a_stop_of_none(place: Place) -> None:
+    none = command("coordinator", "stop", "--config", place.coordinator)
+    assert none.exit_code == 3 and "no coordinator is running" in none.error
+    with daemon("coordinator", "start", "--config", place.coordinator) as coordinator:
+        coordinator.ready()
+        done = command("coordinator", "start", "--config", place.coordinator)
+    assert done.exit_code == 6
+    assert f"lock is held by process {coordinator.process.pid} [CONFLICT]" in done.error
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], None] | None]:
+    """A file system of that size at `folder`, if this user may mount one; yields what fills it to the last byte."""
+    folder.mkdir(mode=0o700)
+    options = f"size={size_bytes},mode=700"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "fs", folder], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        yield None
+        return
+
+    def fill() -> None:
+        with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def sent(audit: Path) -> int:
+    from fedsilo.edge.audit_segments import read_records
+
+    return sum(record["event"] == "egress.sent" for record in read_records(audit))
+
+
+def test_T39_a_full_disk_in_state_dir_halts_clearly_and_nothing_is_sent(place: Place) -> None:
+    with small_disk(place.state, 72 << 20) as fill, contextlib.ExitStack() as stack:
+        coordinator = stack.enter_context(daemon("coordinator", "start", "--config", place.coordinator))
+        coordinator.ready()
+        silo = stack.enter_context(daemon("silo", "start", "--config", place.config))
+        silo.ready()
+        silo.until("joined demo")
+        if fill is not None:
+            fill()
+        else:  # without the right to mount: the kernel refuses the daemon's writes in another way
+            limit_files(silo.process.pid)
+        halted = silo.until("CRITICAL hospital_a halted: ")
+        assert f"nothing is sent until space is free in {place.state}" in halted
+        before = sent(place.state / "audit")
+        status = command("silo", "status", "--config", place.config)
+        assert re.search(r"^state +halted: .*(full|No space|too large|disk)", status.stdout, re.M)
+        silo.process.terminate()
+        done = silo.ended()
+        assert "Traceback" not in done.stderr and done.stderr.count(" halted: ") == 1
+        assert sent(place.state / "audit") == before
+        if fill is not None:
+            done = place.start()
+            assert done.exit_code == 1
+            assert re.search(
+                r"state has \d+ bytes left; 67108864 are needed to keep a record \[DISK_FULL\]", done.error
+            )
+
+
+def limit_files(process_id: int) -> None:
+    """No file of that process may grow any more (the kernel answers EFBIG, Python ignores the signal)."""
+    import resource
+
+    resource.prlimit(process_id, resource.RLIMIT_FSIZE, (1, 1))
+
+
+# ---- the demo --------------------------------------------------------------------------------------------
+
+
+def test_the_demo_refuses_a_folder_that_is_not_empty_an_unknown_method_and_a_data_folder_that_lacks_a_file(
+    place: Place,
+) -> None:
+    done = command("fedsilo", "demo", "--no-console", "--out", place.root)
+    assert (done.exit_code, done.error) == (6, f"error: {place.root} is not empty [CONFLICT]")
+    done = command("fedsilo", "demo", "--no-console", "--method", "nope", "--out", place.root / "new")
+    assert (done.exit_code, done.error) == (2, "error: there is no method 'nope' [INVALID_INPUT]")
+    assert "pubswap-random" in done.hint
+    held_out = place.root / "data" / "held_out.jsonl"
+    held_out.unlink()
+    out = place.root / "new"
+    done = command("fedsilo", "demo", "--no-console", "--data", held_out.parent, "--out", out)
+    assert done.exit_code == 8 and re.search(rf"demo.yaml:\d+: {held_out} is missing \[NOT_FOUND\]", done.error)
+    done = command("fedsilo", "demo", "--no-console", "--json", "--data", place.root / "model", "--out", out)
+    envelope = json.loads(done.stdout)
+    assert (done.exit_code, envelope["ok"], envelope["error"]["code"]) == (8, False, "NOT_FOUND")
+    assert "fedsilo data from-sets" in envelope["error"]["hint"]
