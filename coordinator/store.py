@@ -135,6 +135,9 @@ class Traffic(Base):
     payload_bytes: Mapped[int] = mapped_column(BigInteger)
 
 
+ISOLATION = "isolation"  # name of the figure that says behind which walls a silo's trainer is
+
+
 class Figure(Base):
     """One line of the run record: what a silo measured, or what the method noted."""
 
@@ -294,6 +297,15 @@ def traffic_table(session: Session, run: str | None = None) -> list[dict[str, An
         {"silo": silo, "direction": direction, "kind": kind, "messages": messages, "bytes": size}
         for (silo, direction, kind), (messages, size) in sorted(rows.items())
     ]
+
+
+def isolation_of(session: Session, run: str) -> dict[str, list[str]]:
+    """The rungs of each silo's trainer in a run, as its guard said them, in that order; more than one if it changed."""
+    rungs: dict[str, list[str]] = {}
+    query = select(Figure).where(Figure.run == run, Figure.name == ISOLATION).order_by(Figure.id)
+    for figure in session.scalars(query):
+        rungs.setdefault(figure.silo, []).append(str(json.loads(figure.fields)["rung"]))
+    return dict(sorted(rungs.items()))
 
 
 def as_json(value: Any) -> str:

@@ -107,8 +107,11 @@ def watch(
                 data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
                 emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {details}")
                 if event.name == "run.ended" and event.fields.get("run") == run:
+                    # the event comes a moment before the store shows the same
+                    state = event.fields["outcome"]
                     break
-            state = client.query("run", {"run": run})["state"]
+            else:
+                state = client.query("run", {"run": run})["state"]
     if state != "finished":
         raise OperationError(f"run {run} has not finished: {state}")
 
@@ -217,10 +220,13 @@ def _execute(
 
 
 def _record_text(record: dict[str, Any]) -> str:
+    from fedsilo.launch.silo_text import isolation_text
+
     plan = record["plan"] or {}
     lines = [
         f"run {record['run']}: {record['state']} {record['reason']}".rstrip(),
         f"method {plan.get('method', '-')}, seed {record['seed']}, submitted by {record['submitted_by']}",
+        f"walls around the trainers: {isolation_text(record['isolation'])}",
     ]
     if record["rounds"]:
         lines.append(_rounds_text([record["before"], *record["rounds"]]))

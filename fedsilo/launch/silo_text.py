@@ -37,12 +37,28 @@ def status_text(state: Mapping[str, Any]) -> str:
 def _trainer_text(trainer: Mapping[str, Any]) -> str:
     if "waiting_for" in trainer:
         return f"not there yet: waiting for it to dial {trainer['waiting_for']}"
-    return f"isolation {trainer.get('isolation', '-')}"
+    rung, probes = trainer.get("isolation", "-"), trainer.get("probes", {})
+    if why := trainer.get("why_waived"):
+        return f"isolation {rung}: {why}"
+    silent = [name for name, result in probes.items() if result.get("outcome") == "silent"]
+    refused = sum(result.get("outcome") == "refused" for result in probes.values())
+    shown = [f"{refused} ways out tried and refused"] if probes else []
+    if silent:
+        controls = [address for places in trainer.get("controls", {}).values() for address in places]
+        shown.append(f"{', '.join(silent)} dropped ({', '.join(controls)} answer the guard, and not the trainer)")
+    return f"isolation {rung}{': ' if shown else ''}{'; '.join(shown)}"
+
+
+def isolation_text(rungs: Mapping[str, Any]) -> str:
+    """Walls of each silo's trainer in a run, as the run record names them: {silo: rungs in the order of their time}."""
+    return ", ".join(f"{silo} {' then '.join(names)}" for silo, names in rungs.items()) or "not told"
 
 
 def private_text(ready: Mapping[str, Any]) -> str:
     """How many private rows are used and what was left out, from what the trainer said when it was ready."""
-    dropped = ready.get("dropped", {})
+    dropped = ready.get("dropped") or {}
     reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     left_out = f", {sum(dropped.values())} lines left out ({reasons}): `silo check` lists them" if dropped else ""
-    return f"{ready.get('private_rows', '-')} rows{left_out}"
+    held_back = ready.get("holdout_rows")
+    aside = f" to train on, {held_back} set aside" if held_back else ""
+    return f"{ready.get('private_rows', '-')} rows{aside}{left_out}"

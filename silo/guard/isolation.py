@@ -4,7 +4,8 @@
                  interface but `lo`; no capability, a system-call filter. Also when the guard is root.
     user         another OS user where the guard is root and the user `fedsilo-trainer` exists, else the guard's own;
                  Landlock rules for files, the system-call filter refuses every socket but the link to the guard.
-    container    a container or unit without network that somebody else builds; here it is only probed.
+    container    a container or unit without network that somebody else builds; here it is only probed. Over TLS its
+                 network reaches the guard's address only: whatever else it sends has no route or is dropped.
     waived       no wall. The trainer still ends with the guard, and keeps no descriptor of it.
 
 What each does not stop, besides bugs in the kernel:
@@ -14,7 +15,9 @@ What each does not stop, besides bugs in the kernel:
                  can be given another mode or time; below Landlock version 6 it may signal processes of its user.
                  The price: no further unix socket can be opened, so no vLLM server behind one; and our packages must
                  be installed, since a folder on PYTHONPATH cannot be listed.
-    container    whatever the person who built it forgot; the probes are answered by the process they judge.
+    container    whatever the person who built it forgot and no probe tries; the probes are answered by the process
+                 they judge; over TLS, other ports of the guard's own address; where packets are dropped, an address
+                 beyond those that were tried (see `isolation_controls`).
     waived       anything the guard's user may do, keys and network included.
 No rung stops what the trainer writes into the values it hands over: that is the gate's work.
 
@@ -44,6 +47,7 @@ from typing import IO, Any
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.isolation import RUNGS, Rung, rung_named
 from silo.guard import file_rules
+from silo.guard.isolation_controls import NO_CONTROLS, Controls
 from silo.guard.syscall_filter import seccomp_program
 
 TRAINER_USER = "fedsilo-trainer"
@@ -319,23 +323,60 @@ def _other_user(name: str | None) -> tuple[int, int] | None:
 # ---- which rung --------------------------------------------------------------------------------------
 
 
-def escaped(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Names of the probes that got out, in `silo.trainer.walls.run_probes` results."""
-    return sorted(name for name, result in results.items() if result.get("outcome") not in ("refused", "untried"))
-
-
 # a rung is believed only when at least these were tried
 _ESSENTIAL = ("tcp_connect", "udp_send", "dns_lookup", "enter_namespaces", "key_files", "control_socket")
+_PROBES_MAX = 32
+_TEXT_MAX = 64
 
 
-def rung_really_got(built: str, results: Mapping[str, Mapping[str, Any]]) -> Rung:
+def escaped(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> list[str]:
+    """Names of the probes that got out, in `silo.trainer.walls.run_probes` results; silence counts, unless proven."""
+    return sorted(
+        name
+        for name, result in results.items()
+        if result.get("outcome") not in ("refused", "untried") and not controls.prove(name, result)
+    )
+
+
+def rung_really_got(built: str, results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> Rung:
     """The rung to report: the one that was built where every probe was refused, else `waived`.
 
     The answers come from the process inside. They show that the wall stands, not that the process is honest; so they
     are asked for before the trainer has seen data, and `best_rung` asks a process of our own.
+
+    Args:
+        built: the rung that was put up, by the guard or by somebody else.
+        results: of the probes.
+        controls: what answered the guard before and after the probes were silent there.
     """
     tried = all(results.get(name, {}).get("outcome", "untried") != "untried" for name in _ESSENTIAL)
-    return rung_named(built) if tried and not escaped(results) else "waived"
+    return rung_named(built) if tried and not escaped(results, controls) else "waived"
+
+
+def why_waived(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CONTROLS) -> str:
+    """One line for people: which probes were not refused, and how."""
+    reached = escaped(results, controls)
+    silent = [name for name in reached if results[name].get("outcome") == "silent"]
+    out = [name for name in reached if name not in silent]
+    untried = [name for name in _ESSENTIAL if results.get(name, {}).get("outcome", "untried") == "untried"]
+    parts = [
+        (out, "reachable from inside"),
+        (silent, "no answer, and nothing that answers the guard was tried (is the coordinator up?)"),
+        (untried, "not tried"),
+    ]
+    return "; ".join(f"{what}: {', '.join(names)}" for names, what in parts if names)
+
+
+def are_results(value: object) -> bool:
+    """Whether what a trainer says has the shape of results: few, named in plain words."""
+    return (
+        isinstance(value, dict)
+        and len(value) <= _PROBES_MAX
+        and all(
+            isinstance(name, str) and name.isprintable() and len(name) <= _TEXT_MAX and isinstance(result, dict)
+            for name, result in value.items()
+        )
+    )
 
 
 def best_rung() -> Rung:

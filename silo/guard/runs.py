@@ -105,6 +105,8 @@ class RunKeeper:
         self._fed.add(mark)
         if isinstance(item.body, pb.RoundOpen):
             self._set_view(self._gate.view.opened(item.round, item.body))
+            if item.round == 1:
+                self._ledger.remember_of_run(item.run, "start_adapter", item.body.base_digest)
             self._offered.clear()
         elif item.kind == "public.donors":
             self._miss(item.run, item.round, item.step)
@@ -117,6 +119,7 @@ class RunKeeper:
         if item.kind == "round.result":
             self._talk.witness()
         if isinstance(item.body, pb.RunEnd):
+            self._ledger.remember_of_run(item.run, "final_adapter", item.body.adapter_digest)
             self._end_run(item.body.outcome)
         return True
 
@@ -195,8 +198,15 @@ class RunKeeper:
         if self._trainer_used:
             # A trainer serves one run: its adapter and optimiser are that run's.
             self._trainer.stop()
-            self._trainer.start()
+            try:
+                self._trainer.start()
+            finally:
+                self._panel.trainer(self._trainer.description)
+            self._talk.isolation_is(self._trainer.rung)
         self._trainer_used = True
+        # Which private rows it trains on: a holdout is one only if it was one whenever this run was worked on.
+        split = self._trainer.description.get("ready", {}).get("split", "")
+        self._ledger.remember_of_run(plan.run, "split", str(split)[:64])
         self._gate.view = RunView(plan=plan)
         self.run = Participation(plan, method_named(plan.method), self._site.config.silo, self)
         schema = self._site.schema

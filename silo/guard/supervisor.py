@@ -25,6 +25,7 @@ from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
+from silo.guard.isolation_controls import NO_CONTROLS, Controls
 from silo.link import OFFLINE, Link, LinkBroken, LinkClosed, LinkMessage, LinkRefused, Listener
 
 _log = logging.getLogger("fedsilo.silo.supervisor")
@@ -58,10 +59,11 @@ class TrainerGone:
 
 @dataclass
 class TrainerState:
-    """What the console shows of the trainer."""
+    """What the console shows of the trainer. `controls`: what answered the guard before and after the probes."""
 
     rung: str = "waived"
     probes: dict[str, Any] = field(default_factory=dict)
+    controls: Controls = NO_CONTROLS
     ready: dict[str, Any] = field(default_factory=dict)
 
 
@@ -150,13 +152,16 @@ class Supervisor:
             )  # fmt: skip
         self._link = self._accept(trainer.start_timeout_seconds)
         self._close_listener()  # one trainer, and nobody after it
-        self.state.probes = self._ask("probe", dict(probe_fields), "probed").get("results", {})
-        if not _are_results(self.state.probes):
+        controls = trainer_link.controls(self._config)
+        fields = {**controls.as_fields(), **probe_fields}
+        self.state.probes = self._ask("probe", fields, "probed").get("results", {})
+        if not isolation.are_results(self.state.probes):
             raise OperationError(
                 "what the trainer says of its walls is no list of probes", hint=self._where_it_tells(),
                 code="TRAINER_CONFUSED",
             )  # fmt: skip
-        self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes)
+        self.state.controls = controls.still_answering()
+        self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes, self.state.controls)
         accepted(self.state.rung)
         self.state.ready = self._ask("configure", self._configuration(site_secret, scratch), "ready")
         threading.Thread(target=self._read, name="trainer-link", daemon=True).start()
@@ -169,6 +174,7 @@ class Supervisor:
             "model": {"path": str(config.model.path), "load": config.model.load},
             "private": [str(path) for path in config.data.private],
             "verifier": config.data.verifier,
+            "holdout_share": config.data.holdout_share,
             "public": {"path": str(config.data.public.path), "verifier": config.data.public.verifier},
             "held_out": {"path": str(config.data.held_out.path), "verifier": config.held_out_verifier},
             "site_secret": site_secret.hex(),
@@ -323,10 +329,6 @@ class Supervisor:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-
-def _are_results(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(result, dict) for result in value.values())
 
 
 def trainer_environment(outer: Mapping[str, str], *, threads: int, scratch: Path) -> dict[str, str]:

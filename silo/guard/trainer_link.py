@@ -7,6 +7,9 @@ it anew (`Restart=always`, a loop in the job). It dials a unix socket, where the
 
 What a TLS address costs: the guard listens on a port (B2 otherwise: a silo opens none). It does so only while it waits
 for a trainer, and believes nobody without this site's certificate; bind it to an address inside the site.
+
+What it does not stop: a process that holds the trainer's key, or runs as the trainer's user, may come in its place and
+answer the probes as it likes; the rung of an external trainer is what its probes answered, and no more.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from fedsilo.edge.identity_files import read_public
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
-from silo.link import Listener, user_name
+from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates
+from silo.link import Listener, host_and_port, user_name
 from silo.link_tls import LinkFiles, LinkTls
 
 
@@ -108,17 +112,27 @@ def key_files(config: SiloConfig) -> list[Path]:
     return [config.identity.key, config.identity.signing_key]
 
 
-def rung_got(config: SiloConfig, built: str, probes: dict[str, Any]) -> str:
+def controls(config: SiloConfig) -> Controls:
+    """What answers the guard at this moment and must not answer an external trainer; some seconds where nobody does."""
+    if config.trainer.launch == "child" or config.trainer.isolation == "waived":
+        return NO_CONTROLS
+    return candidates(*host_and_port(config.coordinator.address)).still_answering()
+
+
+def rung_got(config: SiloConfig, built: str, probes: dict[str, Any], answering: Controls = NO_CONTROLS) -> str:
     """The rung to report. An external trainer has a container where every probe was refused, else nothing.
 
     Args:
         config: the site.
         built: for a child, the rung that was built around it.
         probes: what it answered to the probes.
+        answering: the `controls` that also answered the guard after the probes.
     """
     if config.trainer.launch == "child":
         return isolation.rung_really_got(built, probes)
-    return "waived" if config.trainer.isolation == "waived" else isolation.rung_really_got("container", probes)
+    if config.trainer.isolation == "waived":
+        return "waived"
+    return isolation.rung_really_got("container", probes, answering)
 
 
 def check(config: SiloConfig) -> str:

@@ -5,9 +5,11 @@
     key_files, identity_folder, control_socket   what lies beside the guard
 
 Outcome `refused`: the system said no, with the errno. `escaped`: it said yes, or an answer came from outside the walls
-(a refusal by another host is an answer). `untried`: the guard named nothing to try. What this does not show: a way out
-that is not on the list, and anything about a process that lies in its answers; the guard runs these probes from a
-process of its own before it trusts a rung.
+(a refusal by another host is an answer). `silent`: the system let it go and nobody answered, so it was dropped on the
+way or nobody is there; the guard believes silence only at an address that answers itself (`isolation_controls`).
+`untried`: the guard named nothing to try. What this does not show: a way out that is not on the list, a name server
+that takes longer than DNS_WAIT_SECONDS, and anything about a process that lies in its answers; before it trusts walls
+that it builds, the guard runs these probes from a process of its own.
 """
 
 from __future__ import annotations
@@ -28,17 +30,19 @@ from typing import Any
 NOWHERE = ("192.0.2.1", 9)
 DNS_NAME = "fedsilo-probe.invalid"
 WAIT_SECONDS = 0.5
+DNS_WAIT_SECONDS = 2.0
+_RESOLVER = "the C library's resolver"
+_RESOLVER_FILE = "/etc/resolv.conf"
+_NAME_SERVERS_MAX = 3  # glibc asks no more (resolv.conf(5))
 
-# The answers of our own system when there is no way; any other error came from further away.
-_OWN_REFUSALS = frozenset({
-    errno.EPERM, errno.EACCES, errno.ENETUNREACH, errno.ENETDOWN, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT,
-    errno.EADDRNOTAVAIL, errno.ENOSYS,
-})  # fmt: skip
+# What only our own system says; any other error came from further away, unless it already found no route.
+_OWN_REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ENOSYS})
 _PTRACE_SEIZE = 0x4206
 _AF_VSOCK = 40
 
 Result = dict[str, Any]
-_REFUSED, _ESCAPED, _UNTRIED = "refused", "escaped", "untried"
+Address = tuple[str, int]
+_REFUSED, _ESCAPED, _SILENT, _UNTRIED = "refused", "escaped", "silent", "untried"
 
 
 def run_probes(fields: Mapping[str, Any]) -> dict[str, Result]:
@@ -46,20 +50,24 @@ def run_probes(fields: Mapping[str, Any]) -> dict[str, Result]:
 
     Args:
         fields: `key_paths` (list), `identity_folder` (default: the folders of the keys), `control_socket`,
-            `guard_pid`, and for tests and external trainers `tcp`, `udp` and `nameserver`, each [host, port].
+            `guard_pid`; and [host, port] pairs besides the address where nobody is: `tcp`, `udp` (which answers a DNS
+            question) of listeners that the guard knows to answer.
 
     Returns:
-        {probe: {"outcome": refused | escaped | untried, "errno": name or "", "tried": how many}}
+        {probe: {"outcome": refused | escaped | silent | untried, "errno": name or "", "tried": how many,
+        "silent": [HOST:PORT that gave no answer]}}
     """
     keys = [str(path) for path in fields.get("key_paths", [])]
     folders = [str(fields["identity_folder"])] if fields.get("identity_folder") else sorted({_parent(k) for k in keys})
     control = [str(fields["control_socket"])] if fields.get("control_socket") else []
     guard = [int(fields["guard_pid"])] if fields.get("guard_pid") else []
-    nameservers = [_address(fields["nameserver"])] if fields.get("nameserver") else []
+    listening, answering = ([_address(each) for each in fields.get(name, [])] for name in ("tcp", "udp"))
     return {
-        "tcp_connect": _first_escape(_connect, [_address(fields.get("tcp", NOWHERE))]),
-        "udp_send": _first_escape(_send, [_address(fields.get("udp", NOWHERE))]),
-        "dns_lookup": _first_escape(_look_up, [None, *nameservers]),
+        "tcp_connect": _first_escape(_connect, [NOWHERE, *listening]),
+        "udp_send": _first_escape(_send, [NOWHERE, *answering]),
+        "dns_lookup": _first_escape(
+            _look_up, [*dict.fromkeys([_RESOLVER, *_own_name_servers()[:_NAME_SERVERS_MAX], *answering])]
+        ),
         "vsock": _first_escape(_make_vsock, [None]),
         "enter_namespaces": _first_escape(_enter, [1, *guard]),
         "ptrace": _first_escape(_trace, guard),
@@ -77,14 +85,18 @@ class _Answered(Exception):
 
 def _first_escape(attempt: Callable[[Any], object], targets: Sequence[Any]) -> Result:
     """The worst outcome over the targets; the errno is that of the last refusal."""
-    result: Result = {"outcome": _UNTRIED, "errno": "", "tried": len(targets)}
+    result: Result = {"outcome": _UNTRIED, "errno": "", "tried": len(targets), "silent": []}
     for target in targets:
         try:
             attempt(target)
         except _Answered as answer:
             return result | {"outcome": _ESCAPED, "errno": str(answer)}
+        except TimeoutError:
+            result["silent"].append("{}:{}".format(*target) if isinstance(target, tuple) else str(target))
+            result |= {"outcome": _SILENT, "errno": "ETIMEDOUT"}
         except OSError as error:
-            result |= {"outcome": _REFUSED, "errno": _name(error)}
+            if result["outcome"] != _SILENT:
+                result |= {"outcome": _REFUSED, "errno": _name(error)}
         else:
             return result | {"outcome": _ESCAPED, "errno": ""}
     return result
@@ -95,67 +107,94 @@ def _name(error: OSError) -> str:
         return {number: name for name, number in vars(socket).items() if name.startswith("EAI_")}.get(
             error.errno or 0, "EAI"
         )
-    return errno.errorcode.get(error.errno or 0, "timed out" if isinstance(error, TimeoutError) else "?")
+    return errno.errorcode.get(error.errno or 0, "?")
 
 
 def _parent(path: str) -> str:
     return str(Path(path).parent)
 
 
-def _address(value: Sequence[Any]) -> tuple[str, int]:
+def _address(value: Sequence[Any]) -> Address:
     return str(value[0]), int(value[1])
 
 
 # ---- network -----------------------------------------------------------------------------------------
 
 
-def _judge(error: OSError, host: str) -> None:
-    """Pass on a refusal by our own system; anything else on the way to another host is an answer, or silence."""
-    if error.errno in _OWN_REFUSALS or host.startswith("127.") or host == "::1":
+def _judge(error: OSError, host: str, routed: bool) -> None:
+    """Pass on silence, and a refusal by our own system; anything else on the way to another host is an answer."""
+    here = host.startswith("127.") or host == "::1" or not routed
+    if isinstance(error, TimeoutError) or error.errno in _OWN_REFUSALS or here:
         raise error
     raise _Answered(_name(error))
+
+
+def _is_routed(address: Address) -> bool:
+    """Whether our own system knows a way: connecting a datagram socket looks it up and sends nothing.
+
+    A router's "unreachable" carries the same error number as no route, and would pass for one.
+    """
+    try:
+        with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as connection:
+            connection.connect(address)
+    except OSError:
+        return False
+    return True
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _connect(address: tuple[str, int]) -> None:
+def _connect(address: Address) -> None:
+    routed = _is_routed(address)
     try:
         with socket.socket(_family(address[0]), socket.SOCK_STREAM) as connection:
             connection.settimeout(WAIT_SECONDS)
             connection.connect(address)
     except OSError as error:
-        _judge(error, address[0])
+        _judge(error, address[0], routed)
 
 
-def _send(address: tuple[str, int]) -> None:
+def _send(address: Address) -> None:
+    routed = _is_routed(address)
     try:
-        with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as connection:
-            connection.connect(address)
-            connection.send(b"\0")
-            if address[0].startswith("127."):
-                connection.send(b"\0")  # on `lo`, the second one reports that nobody took the first
+        _ask_name_server(address)
     except OSError as error:
-        _judge(error, address[0])
+        _judge(error, address[0], routed)
 
 
-def _look_up(nameserver: tuple[str, int] | None) -> None:
-    """By the C library, in a process that can be abandoned; or one hand-made question to a given server."""
-    if nameserver is None:
-        _in_child(_resolve)
-        return
+def _ask_name_server(address: Address) -> None:
+    """One hand-made question; any datagram that comes back is an answer. Raises OSError, TimeoutError among it."""
     labels = b"".join(struct.pack("B", len(part)) + part.encode() for part in DNS_NAME.split("."))
     question = struct.pack(">6H", 0x0F5D, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", 1, 1)
-    with socket.socket(_family(nameserver[0]), socket.SOCK_DGRAM) as connection:
+    with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as connection:
         connection.settimeout(WAIT_SECONDS)
-        connection.connect(nameserver)
+        connection.connect(address)
         connection.send(question)
         connection.recv(512)
 
 
+def _own_name_servers() -> list[Address]:
+    """Those that resolv.conf(5) names, as far as it can be read."""
+    try:
+        text = Path(_RESOLVER_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    lines = map(str.split, text.splitlines())
+    return [(words[1], 53) for words in lines if len(words) > 1 and words[0] == "nameserver" and "%" not in words[1]]
+
+
+def _look_up(name_server: Address | str) -> None:
+    """By the C library, in a process that can be abandoned; or by one question to a given server."""
+    if isinstance(name_server, str):
+        _in_child(_resolve)
+    else:
+        _send(name_server)
+
+
 def _resolve() -> int:
-    signal.setitimer(signal.ITIMER_REAL, WAIT_SECONDS)  # its default action ends this child: no answer came
+    signal.setitimer(signal.ITIMER_REAL, DNS_WAIT_SECONDS)  # its default action ends this child: no answer came
     try:
         socket.getaddrinfo(DNS_NAME, 443)
     except socket.gaierror as error:
@@ -185,7 +224,8 @@ def _in_child(attempt: Callable[[], int]) -> None:
             os._exit(number)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status:
-        number = status if status > 0 else errno.ETIMEDOUT
+        ended = errno.ETIMEDOUT if status == -signal.SIGALRM else errno.EPERM  # else the system ended it for trying
+        number = status if status > 0 else ended
         raise OSError(number, os.strerror(number))
 
 

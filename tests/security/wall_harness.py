@@ -34,7 +34,7 @@ class Site:
 def reachable_site(folder: Path) -> Iterator[Site]:
     """Everything the probes look for, present and answering: what is refused is refused by the walls alone."""
     key = folder / "id" / "site.key"
-    key.parent.mkdir(parents=True)
+    key.parent.mkdir(parents=True, mode=0o700)
     key.write_text("secret")
     key.chmod(0o600)
     with contextlib.ExitStack() as stack:
@@ -42,8 +42,6 @@ def reachable_site(folder: Path) -> Iterator[Site]:
         control.bind(str(folder / "control.sock"))
         control.listen()
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        udp.bind(("127.0.0.1", 0))
         nameserver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         nameserver.bind(("127.0.0.1", 0))
 
@@ -69,9 +67,8 @@ def reachable_site(folder: Path) -> Iterator[Site]:
                     "identity_folder": str(key.parent),
                     "control_socket": str(folder / "control.sock"),
                     "guard_pid": guard.pid,
-                    "tcp": list(tcp.getsockname()),
-                    "udp": list(udp.getsockname()),
-                    "nameserver": list(nameserver.getsockname()),
+                    "tcp": [list(tcp.getsockname())],
+                    "udp": [list(nameserver.getsockname())],
                 },
             )
         finally:

@@ -65,6 +65,7 @@ class Coordinator(MemoryChannel):
 @dataclass
 class QuietTrainer(TrainerHandle):
     told: list[LinkMessage] = field(default_factory=list)
+    got: str = "namespaces"  # the rung it was probed to have
 
     def start(self) -> None: ...
 
@@ -75,11 +76,11 @@ class QuietTrainer(TrainerHandle):
 
     @property
     def rung(self) -> str:
-        return "namespaces"
+        return self.got
 
     @property
     def description(self) -> dict[str, Any]:
-        return {}
+        return {"isolation": self.got}
 
     def tasks(self) -> list[str]:
         return [message.fields["task"] for message in self.told if message.type == "task"]
@@ -121,6 +122,9 @@ class Loop:
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=setting.SCHEMA, public=tasks, held_out=tasks,
             identity=SimpleNamespace(not_after=datetime(2030, 1, 1, tzinfo=UTC)),
+            fingerprints=SimpleNamespace(
+                base_model_sha256="0" * 64, tokenizer_sha256="0" * 64, template_sha256="0" * 64
+            ),
         )  # fmt: skip
         desk: Any = self.desk
         self.guard = Guard(

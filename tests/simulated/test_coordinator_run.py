@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from certs.encoding import public_key_pem
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
-from coordinator.record import received_by_kind, verify_record
+from coordinator.record import received_by_kind, run_record, verify_record
 from coordinator.runs import queue
 from fedsilo.launch import cli_run
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
@@ -70,6 +70,29 @@ def test_a_run_from_submission_to_record(tmp_path: Path) -> None:
     assert set(adapter) == {f"base_model.model.{name}.weight" for name in SCHEMA.shapes}
     for name, values in master.items():
         assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
+    house.close()
+
+
+def test_T10_the_record_names_the_walls_of_each_silo_and_a_change_of_them(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    said = dict(zip(SILOS, ("namespaces", "user", "container", "waived"), strict=True))
+    for silo in silos:
+        silo.join(isolation=said[silo.name])
+    for silo in silos:
+        silo.poll()  # the plan
+    for silo in silos:
+        silo.poll()  # what it acknowledges, so accepts, and the first round
+    assert house.run().state == "running"
+    # hospital_a's guard was killed and found no walls after that; a repeated hello of the others changes nothing
+    silos[0].join(isolation="waived")
+    silos[1].join(isolation="user")
+    record = house.rows(lambda session: run_record(session, session.get_one(db.Run, "run-1"), charter_digest=""))
+    assert record["isolation"] == {name: [rung] for name, rung in said.items()} | {SILOS[0]: ["namespaces", "waived"]}
+    notes = [note for part in (record["before"], *record["rounds"]) for note in part["notes"]]
+    assert notes[-1] == {"name": "isolation", "step": 0, "silo": SILOS[0], "rung": "waived"}
+    text = cli_run._record_text(record | {"folder": ""})
+    assert "walls around the trainers: hospital_a namespaces then waived, hospital_b user, " in text
     house.close()
 
 

@@ -268,6 +268,28 @@ def test_T07_the_counts_of_a_run_go_with_it_and_its_name_stays_spent(loop: Loop)
     assert loop.bench.ledger.run_state("run-2") == "running"
 
 
+# ---- the trainer's walls ---------------------------------------------------------------------------
+
+
+def test_T10_the_coordinator_hears_of_other_walls_before_anything_of_the_next_run(loop: Loop) -> None:
+    loop.guard._talk.joined = False
+    loop.turn()
+    in_round(loop)
+    loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome="finished"), run="run-1", round=1)
+    loop.turn()
+    loop.trainer.got = "waived"  # for run 2 somebody starts it without its walls
+    loop.offer_plan(setting.PLAN.model_copy(update={"run": "run-2"}))
+    assert loop.guard.panel.state(loop.guard.keeper.run, link_fault="")["trainer"] == {"isolation": "waived"}
+    taken = loop.coordinator.acknowledged()
+    loop.turn()
+    hellos = [pb.Hello.FromString(payload).isolation for _, payload in loop.coordinator.bodies("control.hello")]
+    assert hellos == ["namespaces", "waived"]
+    assert loop.coordinator.acknowledged() == taken  # the plan is acknowledged, so begins, after it
+    loop.turn()
+    assert loop.coordinator.acknowledged() > taken
+    assert len(loop.coordinator.bodies("control.hello")) == 2
+
+
 # ---- donors -------------------------------------------------------------------------------------------
 
 
