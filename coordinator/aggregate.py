@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from coordinator.blobs import AnyPayload, Blobs, FilePayload
 from fedsilo.edge.files import fsync_directory, write_durably
+from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import OperationError, UsageError
-from fedsilo.treaty.randomness import generator, seed_of
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, encode_factors
 from policies.schema import LoraSchema
@@ -58,21 +58,10 @@ def read_factors(payload: AnyPayload) -> FactorsReader:
 
 
 def initial_adapter(schema: LoraSchema, seed: int) -> bytes:
-    """The adapter every silo starts from: A as torch's linear layers draw it (uniform, bound 1/sqrt(inputs)), B zero.
-
-    Drawn once and broadcast: independently drawn A would break averaging (methods 2.1). Each tensor has its own key,
-    so the draw does not depend on their order.
-    """
-    tensors: dict[str, Array] = {}
-    for name, shape in schema.tensors:
-        if name.endswith(".lora_A"):
-            bound = 1.0 / np.sqrt(shape[1])
-            draw = generator(seed_of(seed, "initial_adapter", name))
-            tensors[name] = draw.uniform(-bound, bound, size=shape).astype(np.float32)
-        else:
-            tensors[name] = np.zeros(shape, dtype=np.float32)
+    """The adapter every silo starts from, drawn once and broadcast: independently drawn A would break averaging
+    (methods 2.1)."""
     return encode_factors(
-        tensors,
+        initial_factors(schema.tensors, seed),
         base_digest="",
         schema_sha256=schema.digest,
         rank=schema.rank,

@@ -62,6 +62,7 @@ class Data(_Closed):
     collection: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     private: tuple[Path, ...] = Field(min_length=1)
     verifier: Verifier
+    holdout_share: float = Field(0.0, ge=0, le=0.5)  # of the private rows, by group: never trained on
     public: PublicFile
     held_out: HeldOutFile
 

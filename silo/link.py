@@ -92,6 +92,13 @@ class LinkSecurity(Protocol):
         ...
 
 
+class MessageLink(Protocol):
+    """What a trainer needs of its link."""
+
+    def send(self, message: LinkMessage) -> None: ...
+    def receive(self) -> LinkMessage: ...
+
+
 class Link:
     """One connected end.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.launch import cli_report
 from fedsilo.launch.output import JsonOption, PersonOption, emit, guarded, table
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ ledger_app = typer.Typer(no_args_is_help=True, help="What the guard remembers: r
 app.add_typer(approvals_app, name="approvals")
 app.add_typer(outbox_app, name="outbox")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(cli_report.app, name="report")
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="The site's configuration file.")]
 OperatorOption = Annotated[
@@ -51,11 +53,17 @@ def init(
     federation: Annotated[Path, typer.Option("--federation", help="federation.json from `coordinator init`.")],
     ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-random or deny_all.")] = "pubswap",
     public_verifier: Annotated[str, typer.Option("--public-verifier", help="Default: the same.")] = "",
+    holdout_share: Annotated[
+        float, typer.Option("--holdout-share", min=0.0, max=0.5, help="Private rows never trained on, to report on.")
+    ] = 0.1,
     load: Annotated[str, typer.Option("--load", help="fp32, bf16, nf4 or fp8.")] = "fp32",
     rank: Annotated[int, typer.Option("--rank", help="LoRA rank.")] = 32,
     alpha: Annotated[float, typer.Option("--alpha", help="LoRA alpha.")] = 64.0,
     least_isolation: Annotated[str, typer.Option("--least-isolation", help="Least accepted rung.")] = "namespaces",
     first_rounds: Annotated[int, typer.Option("--first-rounds", help="Rounds in which a person approves.")] = 1,
+    silos_on_this_host: Annotated[
+        int, typer.Option("--silos-on-this-host", min=1, help="They share the cores: torch threads follow from it.")
+    ] = 1,
     out: Annotated[Path, typer.Option("--out", help="Folder to write into.")] = Path(),
     person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     json_output: JsonOption = False,
@@ -79,12 +87,14 @@ def init(
             public=public,
             public_verifier=public_verifier or verifier,
             held_out=held_out,
+            holdout_share=holdout_share,
             ruleset=ruleset,
             load=load,
             rank=rank,
             alpha=alpha,
             least_isolation=least_isolation,
             first_rounds=first_rounds,
+            silos_on_this_host=silos_on_this_host,
         ),
         now_seconds=time.time(),
     )
@@ -160,6 +170,9 @@ def start(
     """Run guard and trainer in the foreground until Ctrl-C, SIGTERM or `silo stop`."""
     # gRPC's own lines on stderr would stand beside ours, which name the cause; it reads this when it loads.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from fedsilo.launch.own_names import refuse_foreign_names
+
+    refuse_foreign_names()
     from fedsilo.launch.silo_text import private_text
     from silo.guard.service import prepare_logging, serve
     from silo.guard.startup import thread_warning

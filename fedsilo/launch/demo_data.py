@@ -19,6 +19,7 @@ from fedsilo.treaty.randomness import generator, seed_of
 
 ALPHA = 0.1
 ROWS_PER_SILO = 400
+HOLDOUT_PART = 9  # so many rows and one more: a silo sets a tenth aside and trains on ROWS_PER_SILO, give or take
 POOL_FACTOR = 1.25  # methods 1.5 measured its thresholds on 4 x 400 of 2,000
 PUBLIC_ROWS = 400
 HELD_OUT_ROWS = 512
@@ -43,11 +44,14 @@ def make_digit_set(
     *,
     silos: int = 4,
     rows_per_silo: int = ROWS_PER_SILO,
+    further_rows: int = 0,
     public_rows: int = PUBLIC_ROWS,
     held_out_rows: int = HELD_OUT_ROWS,
     alpha: float = ALPHA,
 ) -> DigitSet:
     """Draw the demo's set. Private, public and held-out share no row; held-out shares no string with the others.
+
+    `further_rows` for each silo come in its own mixture of topics, and change none of the other rows.
 
     Raises:
         UsageError: more rows asked for than there are strings.
@@ -59,8 +63,10 @@ def make_digit_set(
     labels = [str(row["topic"]) for row in pool]
     parts = split_dirichlet_equal_size(labels, silos=silos, rows_per_silo=rows_per_silo, alpha=alpha, generator=draws)
     unseen = _draw_rows(draws, -(-held_out_rows // len(digit_tasks.TOPICS)), held_out=True)
+    private = [[pool[row] for row in part] for part in parts]
+    _add_rows(private, further_rows, used=asked, draws=generator(seed_of(seed, "demo-data-further")))
     return DigitSet(
-        private={name: [pool[row] for row in part] for name, part in zip(silo_names(silos), parts, strict=True)},
+        private=dict(zip(silo_names(silos), private, strict=True)),
         public=_interleave({topic: rows[per_topic:] for topic, rows in asked.items()}, public_rows),
         held_out=_interleave(unseen, held_out_rows),
         total_variation=mean_total_variation(labels, parts),
@@ -68,8 +74,12 @@ def make_digit_set(
 
 
 def write_digit_folder(root: Path, seed: int, *, silos: int = 4, rows_per_silo: int = ROWS_PER_SILO) -> DataFolder:
-    """Write the demo's own set. Raises: as `write_data_folder` and `make_digit_set`."""
-    made = make_digit_set(seed, silos=silos, rows_per_silo=rows_per_silo)
+    """Write the demo's own set; `rows_per_silo` are to train on, and a ninth more for what a silo sets aside.
+
+    Raises: as `write_data_folder` and `make_digit_set`.
+    """
+    further_rows = -(-rows_per_silo // HOLDOUT_PART)
+    made = make_digit_set(seed, silos=silos, rows_per_silo=rows_per_silo, further_rows=further_rows)
     return write_data_folder(
         root,
         name=f"digits-{seed}",
@@ -97,6 +107,19 @@ def _draw_rows(draws: np.random.Generator, per_topic: int, *, held_out: bool) ->
         ]
         for topic in digit_tasks.TOPICS
     }
+
+
+def _add_rows(private: list[list[Row]], count: int, *, used: dict[str, list[Row]], draws: np.random.Generator) -> None:
+    """Append unused rows to each silo's, their topics drawn from its own."""
+    known = {row["id"] for rows in used.values() for row in rows}
+    per_topic = min(len(digit_tasks.digit_strings(held_out=False)), len(known) + len(private) * count)
+    unused = {
+        topic: [row for row in rows if row["id"] not in known]
+        for topic, rows in _draw_rows(draws, per_topic, held_out=False).items()
+    }
+    for rows in private:
+        topics = [str(rows[int(index)]["topic"]) for index in draws.integers(len(rows), size=count)]
+        rows += [unused[topic].pop() for topic in topics]
 
 
 def _interleave(rows_of: dict[str, list[Row]], count: int) -> list[Row]:

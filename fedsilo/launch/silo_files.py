@@ -17,6 +17,8 @@ from fedsilo.treaty.errors import ConflictError
 from policies.render import PlanSize
 from silo.config import load_config
 
+HOLDOUT_SHARE = 0.1  # what `silo init` writes; a configuration that says nothing sets nothing aside
+
 
 @dataclass(frozen=True)
 class SiloFiles:
@@ -39,6 +41,7 @@ class SiloFiles:
     public_verifier: str
     held_out: Path
     held_out_verifier: str = ""
+    holdout_share: float = HOLDOUT_SHARE
     role: str = "member"
     ruleset: str = "pubswap"
     load: str = "fp32"
@@ -144,6 +147,9 @@ data:
   # Private prompts; they never leave this machine.
   private: [{at(files.private)}]
   verifier: {files.verifier}
+  # Share of the private rows (of the groups, where rows have one) that is never trained on, 0 to 0.5, so that
+  # `silo report benefit` can tell whether joining helped. Changing it spoils the holdout for the runs before.
+  holdout_share: {files.holdout_share}
   # This site's own copies; the policy pins the same hashes.
   public:
     path: {at(files.public)}

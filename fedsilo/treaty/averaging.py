@@ -1,4 +1,5 @@
-"""How uploads become the next adapter, as arithmetic on one tile. The coordinator carries it out tile by tile."""
+"""The adapter every silo starts from, and how uploads become the next one, as arithmetic on one tile: the coordinator
+carries that out tile by tile."""
 
 from __future__ import annotations
 
@@ -6,7 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedsilo.treaty.randomness import generator, seed_of
 from fedsilo.treaty.wire.codec import Array
+
+
+def initial_factors(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int) -> dict[str, Array]:
+    """A as torch's linear layers draw it (uniform, bound 1/sqrt(inputs)), B zero, by wire name, float32.
+
+    Each tensor has its own key, so the draw does not depend on their order.
+    """
+    tensors: dict[str, Array] = {}
+    for name, shape in shapes:
+        if name.endswith(".lora_A"):
+            bound = 1.0 / np.sqrt(shape[1])
+            draw = generator(seed_of(seed, "initial_adapter", name))
+            tensors[name] = draw.uniform(-bound, bound, size=shape).astype(np.float32)
+        else:
+            tensors[name] = np.zeros(shape, dtype=np.float32)
+    return tensors
 
 
 def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:

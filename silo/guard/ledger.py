@@ -94,11 +94,16 @@ class Ledger:
 
     Args:
         path: the SQLite file; its folder exists.
+        read_only: for a process beside the daemon; the file must be there, and every write is an OperationError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._lock = threading.RLock()
         try:
+            if read_only:
+                self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+                self._database.row_factory = sqlite3.Row
+                return
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             path.chmod(0o600)
             self._database.row_factory = sqlite3.Row
@@ -292,6 +297,20 @@ class Ledger:
         """running | declined | left | the outcome it ended with; empty for a name that was never used here."""
         row = self._one("SELECT state FROM runs WHERE run=?", (run,))
         return "" if row is None else str(row["state"])
+
+    def plan_of(self, run: str) -> str:
+        """Canonical plan of a run that was taken part in; empty for any other."""
+        row = self._one("SELECT plan FROM runs WHERE run=?", (run,))
+        return "" if row is None else str(row["plan"])
+
+    def remember_of_run(self, run: str, name: str, value: str) -> None:
+        """Keep a value for whoever looks at the run later: split | start_adapter | final_adapter."""
+        known = self.remembered_of_run(run, name)
+        if value not in known:
+            self._set_fact(f"run/{run}/{name}", json.dumps([*known, value]))
+
+    def remembered_of_run(self, run: str, name: str) -> list[str]:
+        return [str(value) for value in json.loads(self._fact(f"run/{run}/{name}") or "[]")]
 
     def runs(self) -> list[dict[str, Any]]:
         rows = self._all("SELECT run, state, view FROM runs", ())

@@ -1,4 +1,4 @@
-"""The rows a trainer works on: prompts as tokens, and the order in which private ones are drawn.
+"""The rows a trainer works on: which private ones are set aside, prompts as tokens, and the order of draws.
 
 Private order is keyed by the site secret (design 8.4), so a coordinator that knows the run seed cannot tell which
 rows a step used. What this does not hide: what the factors and answers say about the rows (N1).
@@ -6,6 +6,8 @@ rows a step used. What this does not hide: what the factors and answers say abou
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.randomness import generator, private_seed_of
+from fedsilo.treaty.wire.codec import canonical_json
 from silo.trainer.text import TextCodec
 
 
@@ -28,6 +32,52 @@ class TaskRow(Protocol):
     def answer(self) -> str: ...
     @property
     def topic(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """Private rows in file order. `digest` names both sides and every row's content; keyed by the site secret, so it
+    tells nobody else anything."""
+
+    training: tuple[TaskRow, ...]
+    holdout: tuple[TaskRow, ...]
+    digest: str
+
+
+def split_holdout(rows: Sequence[TaskRow], share: float, site_secret: bytes) -> Split:
+    """Set rows aside that are never trained on, to measure on.
+
+    A row's side hangs on the site secret and on its group (its id where it has none), on nothing else: a group is never
+    divided, and neither file order nor further rows move one. So the share is met on average over groups.
+
+    Args:
+        rows: private rows, ids unique.
+        share: of the groups to set aside, 0 to 0.5.
+        site_secret: key of the choice.
+
+    Raises:
+        UsageError: nothing would be left to train on.
+    """
+
+    def is_held_out(row: TaskRow) -> bool:
+        key = ["group", row.group] if row.group else ["id", row.id]
+        mac = hmac.new(site_secret, canonical_json(["fedsilo", "private-holdout", *key]), hashlib.sha256).digest()
+        return int.from_bytes(mac[:8], "big") < share * 2**64
+
+    sides = [is_held_out(row) for row in rows]
+    training = tuple(row for row, held_out in zip(rows, sides, strict=True) if not held_out)
+    holdout = tuple(row for row, held_out in zip(rows, sides, strict=True) if held_out)
+    if not training:
+        raise UsageError(
+            f"data.holdout_share {share} sets all {len(rows)} private rows aside, since they belong to too few groups",
+            hint="set it to 0, or give more rows",
+        )
+    digest = hmac.new(site_secret, b"fedsilo private-split", hashlib.sha256)
+    for row, held_out in sorted(zip(rows, sides, strict=True), key=lambda pair: pair[0].id):
+        digest.update(canonical_json([row.id, row.group, row.topic, row.prompt, row.answer, held_out]) + b"\n")
+    return Split(training, holdout, digest.hexdigest())
 
 
 @dataclass(frozen=True)

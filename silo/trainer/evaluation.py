@@ -1,15 +1,18 @@
-"""pass@1 on the held-out file: sampled at the rollout temperature, and greedy, over all and by topic (design 1)."""
+"""pass@1, sampled at the rollout temperature and greedy: on the held-out file, over all and by topic (design 1), and on
+the private holdout, prompt by prompt, for this site's own eyes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.randomness import generator, seed_of
+from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from silo.trainer.data import Prompt
+from silo.trainer.data import Prompt, TaskRow, encode_prompts
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question
 from silo.trainer.text import TextCodec
@@ -18,6 +21,14 @@ PASS_AT_1 = "pass_at_1"  # a metric's name
 PASS_AT_1_GREEDY = "pass_at_1_greedy"  # a metric's name
 DONORS_TRAINED = "donors_trained"  # a metric's name
 DECIMALS = 4  # the grid of metrics.eval
+
+
+@dataclass(frozen=True)
+class MeasureHoldout:
+    """The task of `silo report benefit`, which no method knows and no guard gives: see `measure_holdout`."""
+
+    samples: int
+    round: int = 0
 
 
 def evaluate(
@@ -39,21 +50,10 @@ def evaluate(
     """
     samples = plan.evaluation.samples
 
-    def draws(prompt: Prompt) -> tuple[np.random.Generator | None, ...]:
-        seeds = (seed_of(plan.seed, "evaluation", silo, prompt.row, sample) for sample in range(samples))
-        return (*(generator(seed) for seed in seeds), None)
+    def seed(prompt: Prompt, sample: int) -> int:
+        return seed_of(plan.seed, "evaluation", silo, prompt.row, sample)
 
-    rollouts = engine.generate(
-        [Question(prompt.ids, draws(prompt)) for prompt in prompts],
-        temperature=plan.rollout.temperature,
-        max_new_tokens=plan.rollout.max_new_tokens,
-    )
-    pairs = [
-        (codec.text_of(rollout.ids), prompt.reference)
-        for prompt, answers in zip(prompts, rollouts, strict=True)
-        for rollout in answers
-    ]
-    verdicts = np.array(grade_distinct(grader, pairs), dtype=float).reshape(len(prompts), samples + 1)  # [P, S + 1]
+    verdicts = _verdicts(engine, codec, prompts, grader, plan, samples, seed)  # [P, S + 1]
     message = pb.MetricsEval(split="held_out", adapter_digest=adapter_digest)
     topics = np.array([prompt.topic for prompt in prompts])
     for topic in ("", *sorted(set(topics.tolist()))):
@@ -62,3 +62,69 @@ def evaluate(
             value = round(float(part.mean()), DECIMALS) if part.size else 0.0
             message.metrics.add(name=name, topic=topic, value=value)
     return message, {metric.name: metric.value for metric in message.metrics if metric.topic == ""}
+
+
+def measure_holdout(
+    engine: EmbeddedEngine,
+    codec: TextCodec,
+    rows: Sequence[TaskRow],
+    grader: Grader,
+    *,
+    plan: Plan,
+    site_secret: bytes,
+    samples: int,
+) -> bytes:
+    """Answer every row of the private holdout `samples` times and once greedily, with whatever policy `engine` holds.
+
+    Draws are keyed by the site secret, the row's id and the sample: policies are compared on the same random numbers.
+
+    Returns:
+        JSON {"samples", "overlong", "topics": [P], "groups": [P], "correct": [P], "greedy": [P]}: in the order of the
+        ids; groups as numbers, so that no id leaves the trainer; correct answers of the samples; the greedy one 0 or 1.
+    """
+    by_id = sorted(rows, key=lambda row: row.id)
+    prompts = encode_prompts(by_id, codec, plan.rollout.max_prompt_tokens)
+
+    def seed(prompt: Prompt, sample: int) -> int:
+        return private_seed_of(site_secret, plan.seed, "holdout", prompt.id, sample)
+
+    verdicts = _verdicts(engine, codec, prompts.prompts, grader, plan, samples, seed)  # [P, S + 1]
+    asked = [by_id[place] for place in prompts.by_row]
+    names = [("group", row.group) if row.group else ("id", row.id) for row in asked]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return json.dumps(
+        {
+            "samples": samples,
+            "overlong": prompts.overlong,
+            "topics": [prompt.topic for prompt in prompts.prompts],
+            "groups": [numbers[name] for name in names],
+            "correct": [int(count) for count in verdicts[:, :samples].sum(axis=1)],
+            "greedy": [int(verdict) for verdict in verdicts[:, samples]],
+        }
+    ).encode()
+
+
+def _verdicts(
+    engine: EmbeddedEngine,
+    codec: TextCodec,
+    prompts: Sequence[Prompt],
+    grader: Grader,
+    plan: Plan,
+    samples: int,
+    seed_of_sample: Callable[[Prompt, int], int],
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """[P, S + 1], 0 or 1; the last column is the greedy answer."""
+    rollouts = engine.generate(
+        [
+            Question(prompt.ids, (*(generator(seed_of_sample(prompt, sample)) for sample in range(samples)), None))
+            for prompt in prompts
+        ],
+        temperature=plan.rollout.temperature,
+        max_new_tokens=plan.rollout.max_new_tokens,
+    )
+    pairs = [
+        (codec.text_of(rollout.ids), prompt.reference)
+        for prompt, answers in zip(prompts, rollouts, strict=True)
+        for rollout in answers
+    ]
+    return np.array(grade_distinct(grader, pairs), dtype=float).reshape(len(prompts), samples + 1)

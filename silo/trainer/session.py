@@ -6,6 +6,7 @@ run: configure (constructor) -> `begin_run` -> tasks of `fedsilo.treaty.method`,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
@@ -33,7 +34,8 @@ from fedsilo.treaty.wire.codec import decode, decode_factors, encode, encode_fac
 from silo.trainer import evaluation
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.batch import Answer, Group
-from silo.trainer.data import PrivateSampler, Prompt, PromptSet, TaskRow, encode_prompts
+from silo.trainer.data import PrivateSampler, Prompt, PromptSet, TaskRow, encode_prompts, split_holdout
+from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.public import DonorIntake, OwnAnswers, SwapFigures, responses_message
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question
@@ -52,6 +54,7 @@ class Material:
         model: the base model, a Hugging Face causal LM; `begin_run` puts adapter layers into it.
         codec: its tokenizer.
         private, public, held_out: rows of the task files, in file order.
+        holdout_share: of the private rows, set aside by group; never trained on.
         private_grader, public_grader, held_out_grader: the verifier of each file.
         site_secret: key of private draws.
         microbatch_tokens: budget of one pass through the model.
@@ -70,6 +73,7 @@ class Material:
     site_secret: bytes
     microbatch_tokens: int = 16384
     scratch: Path | None = None
+    holdout_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,8 @@ class Session:
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._material = material
+        # The only way from private rows to a step is through `split.training`.
+        self.split = split_holdout(material.private, material.holdout_share, material.site_secret)
         self._on_phase = on_phase
         self._seconds = seconds
         self._run: _Run | None = None
@@ -137,7 +143,7 @@ class Session:
             raise UsageError("this trainer has begun a run already; start it again for another")
         material = self._material
         limit = plan.rollout.max_prompt_tokens
-        private = encode_prompts(material.private, material.codec, limit)
+        private = encode_prompts(self.split.training, material.codec, limit)
         public = encode_prompts(material.public, material.codec, limit)
         held_out = encode_prompts(material.held_out[: plan.evaluation.prompts], material.codec, limit)
         if not private.by_row:
@@ -164,8 +170,8 @@ class Session:
         )
         return {"private": private.overlong, "public": public.overlong, "held_out": held_out.overlong}
 
-    def carry_out(self, task: TrainerTask, body: bytes = b"") -> Done:
-        """Do one task. `body`: the adapter payload of LoadAdapter and Evaluate, empty for the base model.
+    def carry_out(self, task: TrainerTask | MeasureHoldout, body: bytes = b"") -> Done:
+        """Do one task. `body`: the adapter payload of LoadAdapter and of the measuring tasks, empty for the base model.
 
         Raises:
             UsageError: no run has begun.
@@ -188,6 +194,8 @@ class Session:
                 done = self._export(self._run)
             case Evaluate():
                 done = self._evaluate(self._run, task, body)
+            case MeasureHoldout():
+                done = self._measure(self._run, task, body)
         return dataclasses.replace(done, metrics={**done.metrics, "seconds": self._seconds() - started})
 
     def _load(self, run: _Run, task: LoadAdapter, body: bytes) -> Done:
@@ -287,8 +295,7 @@ class Session:
 
     def _evaluate(self, run: _Run, task: Evaluate, body: bytes) -> Done:
         self._on_phase(task.round, 0, "rollout")
-        scope = run.adapter.replaced_by(decode_factors(body).tensors) if body else run.adapter.off()
-        with scope:
+        with _policy_of(run, body):
             message, metrics = evaluation.evaluate(
                 run.engine,
                 self._material.codec,
@@ -302,6 +309,20 @@ class Session:
             # For the run record: how many of the donors sent to this silo it took a step on.
             message.metrics.add(name=evaluation.DONORS_TRAINED, topic="", value=float(run.donors_trained))
         return Done(metrics, encode(message))
+
+    def _measure(self, run: _Run, task: MeasureHoldout, body: bytes) -> Done:
+        self._on_phase(0, 0, "rollout")
+        with _policy_of(run, body):
+            verdicts = evaluation.measure_holdout(
+                run.engine,
+                self._material.codec,
+                self.split.holdout,
+                self._material.private_grader,
+                plan=run.plan,
+                site_secret=self._material.site_secret,
+                samples=task.samples,
+            )
+        return Done({}, verdicts)
 
     def _answer(
         self,
@@ -361,6 +382,11 @@ class Session:
         }
 
 
+def _policy_of(run: _Run, payload: bytes) -> contextlib.AbstractContextManager[None]:
+    """Inside, the model computes this adapter, or the base model where there is none."""
+    return run.adapter.replaced_by(decode_factors(payload).tensors) if payload else run.adapter.off()
+
+
 def zero_variance_share(groups: Sequence[Group]) -> float:
     """Share of groups whose rewards are all equal."""
     return _mean([float(len({answer.reward for answer in group.answers}) < 2) for group in groups])
@@ -391,7 +417,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask:
+def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | MeasureHoldout:
     """The task a link message names.
 
     Raises:
@@ -414,6 +440,8 @@ def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask:
                 return ExportDelta(round_number)
             case "Evaluate":
                 return Evaluate(round_number, str(fields["digest"]))
+            case "MeasureHoldout":
+                return MeasureHoldout(int(fields["samples"]))
     except (KeyError, TypeError, ValueError) as error:
         raise OperationError(f"a task's field is missing or of another type: {error}", code="BAD_TASK") from error
     raise OperationError(f"there is no task {str(fields['task'])[:40]!r}", code="BAD_TASK")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.plan import plan_from_canonical
-from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, dial
+from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
 from silo.trainer.fences import Refusals, set_offline, verify_hub_offline, verify_offline
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Configuration:
     threads: int
     microbatch_tokens: int
     scratch: Path | None
+    holdout_share: float = 0.0
 
 
 def configuration_from(fields: dict[str, Any]) -> Configuration:
@@ -75,6 +76,7 @@ def configuration_from(fields: dict[str, Any]) -> Configuration:
             threads=int(fields.get("threads") or 1),
             microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
             scratch=Path(scratch) if scratch else None,
+            holdout_share=float(fields.get("holdout_share") or 0.0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the trainer's configuration lacks or misstates {error}") from error
@@ -115,7 +117,7 @@ class Worker:
         scratch: folder for what a restart needs, where the guard names none since it runs elsewhere.
     """
 
-    def __init__(self, link: Link, refusals: Refusals | None, scratch: Path | None = None) -> None:
+    def __init__(self, link: MessageLink, refusals: Refusals | None, scratch: Path | None = None) -> None:
         self._link = link
         self._refusals = refusals
         self._scratch = scratch
@@ -205,15 +207,18 @@ class Worker:
             site_secret=configuration.site_secret,
             microbatch_tokens=configuration.microbatch_tokens,
             scratch=configuration.scratch or self._scratch,
+            holdout_share=configuration.holdout_share,
         )
-        self._session = Session(material, on_phase=self._report_phase)
+        self._session = session = Session(material, on_phase=self._report_phase)
         if self._refusals is not None:
             self._refusals.install()
         context = getattr(model.config, "max_position_embeddings", 0)
         return LinkMessage(
             "ready",
             {
-                "private_rows": len(private),
+                "private_rows": len(session.split.training),
+                "holdout_rows": len(session.split.holdout),
+                "split": session.split.digest,
                 "public_rows": len(public.rows),
                 "held_out_rows": len(held_out.rows),
                 "dropped": dict(sum((Counter(file.reasons) for file in files), Counter())),

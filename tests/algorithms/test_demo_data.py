@@ -62,6 +62,16 @@ def test_sizes_balance_and_heterogeneity() -> None:
     assert sum(spread) / len(spread) > 0.35
 
 
+def test_rows_to_set_aside_are_new_ones_of_the_same_mixture_and_move_nothing_else() -> None:
+    plain, more = make_digit_set(1), make_digit_set(1, further_rows=45)
+    assert (more.public, more.held_out) == (plain.public, plain.held_out)
+    ids = [row["id"] for rows in (*more.private.values(), more.public, more.held_out) for row in rows]
+    assert len(set(ids)) == len(ids)
+    for silo, rows in more.private.items():
+        assert rows[:400] == plain.private[silo] and len(rows) == 445
+        assert {row["topic"] for row in rows[400:]} <= {row["topic"] for row in rows[:400]}
+
+
 def test_same_seed_same_bytes_other_seed_others(tmp_path: Path) -> None:
     digests = [
         [read_tasks(path).sha256 for path in sorted((tmp_path / name).rglob("*.jsonl"))]

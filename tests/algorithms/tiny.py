@@ -30,6 +30,7 @@ class Row:
     prompt: str
     answer: str
     topic: str = "all"
+    group: str = ""
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

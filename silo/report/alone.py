@@ -1,0 +1,156 @@
+"""A federation of one: both halves of a method played against each other with a single silo, nothing in between.
+
+This is what a silo could have had alone under the same plan. The method itself says what becomes of it without others
+(methods 1.7), so no second rule for "local only" can drift away from it. Not carried out: evaluations on the public
+held-out file, which change nothing in the result; deadlines, since nobody is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from google.protobuf.message import Message
+
+from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.method import (
+    Commit,
+    Committed,
+    CoordinatorAction,
+    CoordinatorEvent,
+    Evaluate,
+    ExportDelta,
+    FinishRun,
+    GeneratePublic,
+    LoadAdapter,
+    MessageArrived,
+    Method,
+    Offer,
+    OfferSettled,
+    PublicStep,
+    RunStarted,
+    Send,
+    SiloAction,
+    SiloEvent,
+    TaskDone,
+    Train,
+    TrainerTask,
+)
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+# Carries a task out and gives the body of the trainer's answer.
+DoTask = Callable[[TrainerTask, bytes], bytes]
+
+
+def plan_alone(plan: Plan, silo: str, run: str) -> Plan:
+    """The plan with this silo as its whole roster. `run`: a name of its own, which keys nothing that is drawn."""
+    return plan.model_copy(update={"silos": (silo,), "quorum": 1, "run": run})
+
+
+def train_alone(method: Method, plan: Plan, start: bytes, do: DoTask) -> bytes:
+    """Args:
+        method: of the run.
+        plan: of `plan_alone`.
+        start: payload of the initial adapter.
+        do: the trainer.
+
+    Returns:
+        Payload of the last round's adapter.
+
+    Raises:
+        OperationError: the method comes to no result with one silo.
+        FedSiloError: of `do`.
+    """
+    return _Alone(method, plan, do).run(start)
+
+
+@dataclass
+class _Alone:
+    method: Method
+    plan: Plan
+    do: DoTask
+    adapter: bytes = b""
+    upload: codec.Factors | None = None
+    to_silo: deque[SiloEvent] = field(default_factory=deque)
+    to_coordinator: deque[CoordinatorEvent] = field(default_factory=deque)
+    finished: FinishRun | None = None
+
+    @property
+    def silo(self) -> str:
+        return self.plan.silos[0]
+
+    def run(self, start: bytes) -> bytes:
+        self.adapter = start
+        silo = self.method.silo.start(self.plan, self.silo)
+        coordinator = self.method.coordinator.start(self.plan, "")
+        self.to_coordinator.append(RunStarted(self.plan.silos, codec.sha256_hex(start)))
+        while self.finished is None and (self.to_silo or self.to_coordinator):
+            # What the silo waits for comes first, so that an offer is settled before its answer arrives.
+            if self.to_silo:
+                silo, actions = self.method.silo.on_event(silo, self.to_silo.popleft())
+                for action in actions:
+                    self._silo_wants(action)
+            else:
+                coordinator, decided = self.method.coordinator.on_event(coordinator, self.to_coordinator.popleft())
+                for decision in decided:
+                    self._coordinator_wants(decision)
+        if self.finished is None or self.finished.outcome != "finished":
+            reason = "it waits for others" if self.finished is None else self.finished.reason
+            raise OperationError(f"method {self.plan.method} comes to no result with one silo: {reason}")
+        return self.adapter
+
+    def _silo_wants(self, action: SiloAction) -> None:
+        match action:
+            case Train(task):
+                self.to_silo.append(TaskDone(task, self._trained(task)))
+            case Offer(kind, round_number, step, body):
+                self.to_silo.append(OfferSettled(kind, round_number, step, "sent"))
+                self.to_coordinator.append(MessageArrived(self.silo, kind, round_number, step, body, kind))
+
+    def _coordinator_wants(self, action: CoordinatorAction) -> None:
+        match action:
+            case Send(_, kind, round_number, step, body):
+                self.to_silo.append(MessageArrived("", kind, round_number, step, body, kind))
+            case Commit(round_number):
+                self._commit()
+                self.to_coordinator.append(Committed(round_number, codec.sha256_hex(self.adapter)))
+            case FinishRun():
+                self.finished = action
+
+    def _trained(self, task: TrainerTask) -> Message | None:
+        match task:
+            case Evaluate():
+                return pb.MetricsEval()
+            case LoadAdapter():
+                self.do(task, self.adapter)
+            case GeneratePublic():
+                return codec.decode(pb.PublicResponses, self.do(task, b""))
+            case PublicStep(donors=donors):
+                self.do(task, codec.encode(donors))
+            case ExportDelta():
+                self.upload = codec.decode_factors(self.do(task, b""))
+                return self.upload.header
+            case _:
+                self.do(task, b"")
+        return None
+
+    def _commit(self) -> None:
+        """What the coordinator would make of one upload (coordinator.aggregate), with the same canonical zeros."""
+        base = codec.decode_factors(self.adapter)
+        if self.upload is None or self.upload.tensors.keys() != base.tensors.keys():
+            raise OperationError("the trainer's update does not fit the adapter it was given", code="TRAINER_CONFUSED")
+        combined = {
+            name: self.method.combine(master.reshape(-1), [self.upload.tensors[name].reshape(-1)]).reshape(master.shape)
+            for name, master in base.tensors.items()
+        }
+        self.adapter = codec.encode_factors(
+            combined,
+            base_digest="",
+            schema_sha256=base.header.schema_sha256,
+            rank=base.header.rank,
+            scale=base.header.scale,
+            dtype="float32",
+        )

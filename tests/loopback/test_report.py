@@ -1,0 +1,130 @@
+"""`silo report benefit` on real processes: what it says, and that not a byte of it leaves the site.
+
+It runs in a network namespace without any interface, and an audit hook writes down every address it binds or connects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.treaty.errors import FedSiloError
+from silo.config import SiloConfig, load_config
+from silo.report.measure import report_benefit
+from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, Federation, Reply, command, records
+
+SILO, RUN = "hospital_c", "reported"
+ARMS = {"base", "local_only", "federated"}
+# What Python itself is told of each socket; the trainer's own are behind its walls.
+WATCHED = """
+import json, runpy, socket, sys
+out, sys.argv = sys.argv[1], ["fedsilo.launch", *sys.argv[2:]]
+def hook(event, arguments):
+    if event in ("socket.bind", "socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"):
+        with open(out, "a") as file:
+            file.write(json.dumps([event, str(arguments[1:])]) + "\\n")
+sys.addaudithook(hook)
+runpy.run_module("fedsilo.launch", run_name="__main__")
+"""
+
+
+def report_without_network(config: Path, sockets: Path, *options: str) -> Reply:
+    """The command where there is no network at all; root makes the namespace by itself, others inside a user's."""
+    unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", WATCHED, str(sockets), "silo", "report", "benefit", "--config", str(config),
+         *options],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    return Reply(done.returncode, json.loads(done.stdout) if "--json" in options else {}, done.stdout, done.stderr)
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def reported(sites: Federation, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A finished run of two silos, and the report of one of them while its daemon is down."""
+    record = sites.run(RUN, silos=["hospital_b", SILO], rounds=2)
+    assert record["state"] == "finished"
+    site = sites.site(SILO)
+    trainer = command("silo", "status", "--config", site.config).data["trainer"]
+    sockets = tmp_path_factory.mktemp("report") / "sockets.jsonl"
+    # Nothing else writes to the log of a daemon that is down, so that it can be compared byte by byte.
+    sites.kill(SILO)
+    before = content_of(site.audit_log)
+    try:
+        reply = report_without_network(site.config, sockets, "--json")
+        after = content_of(site.audit_log)
+    finally:
+        sites.start(SILO)
+    return {
+        "rows": sum(len(path.read_text().splitlines()) for path in load_config(site.config).data.private),
+        "record": record, "trainer": trainer, "reply": reply, "before": before, "after": after,
+        "sockets": [json.loads(line) for line in sockets.read_text().splitlines()],
+    }  # fmt: skip
+
+
+def test_without_a_network_it_is_made_and_the_audit_log_stays_byte_for_byte(reported: dict[str, Any]) -> None:
+    found, trainer = reported["reply"].data, reported["trainer"]
+    assert reported["before"] and reported["after"] == reported["before"]
+    # the way to its own trainer, and the decoys of the isolation trial; no connection, no name looked up
+    assert reported["sockets"] and {event for event, _ in reported["sockets"]} == {"socket.bind"}
+    assert all(".sock" in address for _, address in reported["sockets"])
+
+    assert (found["run"], found["method"], found["isolation"]) == (RUN, "pubswap", trainer["isolation"])
+    assert found["adapter"] == reported["record"]["rounds"][-1]["adapter_sha256"]
+    rows = trainer["ready"]
+    assert rows["private_rows"] + rows["holdout_rows"] + sum(rows["dropped"].values()) == reported["rows"]
+    assert found["holdout"]["prompts"] == found["holdout"]["groups"] == rows["holdout_rows"] > 1
+    assert set(found["arms"]) == set(found["definition"]) - {"pass_at_1", "interval", "detectable"} == ARMS
+    assert found["local_only"]["kept"] is False
+    assert found["local_only"]["adapter"] not in {found["adapter"], reported["record"]["base_adapter_sha256"]}
+    for arm in found["arms"].values():
+        assert (
+            0.0 <= arm["interval"][0] <= arm["pass_at_1"] <= arm["interval"][1] <= 1.0 and 0.0 <= arm["greedy"] <= 1.0
+        )
+    assert sum(part["prompts"] for part in found["per_topic"].values()) == rows["holdout_rows"]
+    assert "round 2 of 2, step 4 of 4" in reported["reply"].stderr
+
+
+def test_beside_the_running_daemon_it_says_the_same_from_the_kept_adapter(
+    sites: Federation, reported: dict[str, Any]
+) -> None:
+    site, first = sites.site(SILO), reported["reply"].data
+    before = records(site.audit_log)
+    again = command("silo", "report", "benefit", "--config", site.config, "--run", RUN).data
+    assert again["local_only"] == {**first["local_only"], "kept": True}
+    assert again == {**first, "local_only": again["local_only"]}
+    since = records(site.audit_log)[len(before) :]
+    assert all(line["kind"].startswith("control.") for line in since if line["event"].startswith("egress."))
+
+
+def test_what_cannot_be_reported_is_refused_with_its_cause(sites: Federation, reported: dict[str, Any]) -> None:
+    config = load_config(sites.site(SILO).config)
+
+    def refusal(config: SiloConfig, run: str = RUN) -> str:
+        with pytest.raises(FedSiloError) as caught:
+            report_benefit(config, run=run, samples=None, say=lambda line: None)
+        return caught.value.code
+
+    def with_share(share: float) -> SiloConfig:
+        return config.model_copy(update={"data": config.data.model_copy(update={"holdout_share": share})})
+
+    assert command("silo", "report", "benefit", "--config", config.source, "--run", "nobody").exit_code == 8
+    assert refusal(with_share(0.0)) == "NO_HOLDOUT"
+    assert refusal(with_share(0.4)) == "HOLDOUT_CHANGED"  # said by a trainer that split the rows anew
+    final = config.state_dir / "adapters" / reported["reply"].data["adapter"]
+    final.rename(final.with_name("away"))
+    try:
+        assert refusal(config) == "ADAPTER_GONE"
+    finally:
+        final.with_name("away").rename(final)
