@@ -28,13 +28,24 @@ def demo(
     out: Annotated[Path | None, typer.Option("--out", help="Empty folder for everything; it stays.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of `fedsilo data from-sets`.")] = None,
     compare: Annotated[str, typer.Option("--compare", help="A second method from the same start.")] = "",
+    leak: Annotated[bool, typer.Option("--leak", help="One silo's trainer tries to get private data out.")] = False,
+    attack: Annotated[
+        list[str], typer.Option("--attack", help="As --leak, with this attempt only; may be repeated.")
+    ] = [],  # noqa: B006  # typer reads the default, nobody changes it
+    record: Annotated[
+        bool, typer.Option("--record", help="Plant canaries, record what crosses in the clear, search it.")
+    ] = False,
     no_console: Annotated[bool, typer.Option("--no-console", help="Hold nothing, open no console.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Four organisations post-train one adapter over mTLS; see what left each, and check it."""
     with guarded("demo", json_output=json_output):
+        from fedsilo.launch.own_names import refuse_foreign_names
+
+        refuse_foreign_names()
         from fedsilo.launch.demo import DemoOptions, run_demo
         from fedsilo.launch.demo_report import report
+        from fedsilo.launch.leaking_trainer import ATTACKS
 
         on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not json_output and not no_console
         folder = out or _OUT / time.strftime("%Y%m%d-%H%M%S")
@@ -57,6 +68,8 @@ def demo(
             data=data.absolute() if data else None,
             compare=compare,
             hold=on_terminal,
+            record=record,
+            attacks=tuple(dict.fromkeys(attack)) or (tuple(ATTACKS) if leak else ()),
         )
         result = run_demo(options, say, attend=_open_console if on_terminal else None)
         emit(

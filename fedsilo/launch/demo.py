@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.launch.processes import Children
-from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UnreachableError, UsageError
+from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from fedsilo.launch.data_folder import DataFolder
+    from fedsilo.launch.demo_leak import Leak
+    from fedsilo.launch.demo_result import Result
     from fedsilo.launch.demo_sites import Site, Sites
+    from fedsilo.launch.demo_wire import Witness
 
 # Chosen within methods.md 1 and 2 for a model of 0.3 M parameters; everything else is the plan's default.
 ROUNDS = 3
@@ -50,6 +52,8 @@ class DemoOptions:
     data: folder of `fedsilo data`; None makes the demo's own set from `seed`.
     compare: a second method, run afterwards from the same start; empty for none.
     hold: hold hospital_a's first factor release for a person.
+    record: plant canaries, record every byte between silos and coordinator in the clear, and search it.
+    attacks: what the last silo's trainer tries; anything here also records.
     """
 
     out: Path
@@ -60,17 +64,8 @@ class DemoOptions:
     data: Path | None = None
     compare: str = ""
     hold: bool = False
-
-
-@dataclass
-class Result:
-    """What a demo came to; `data` is the JSON of design 6."""
-
-    data: dict[str, Any]
-    record: dict[str, Any]
-    sites: Sites
-    compared: dict[str, Any] = field(default_factory=dict)
-    error: FedSiloError | None = None
+    record: bool = False
+    attacks: tuple[str, ...] = ()
 
 
 def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] | None = None) -> Result:
@@ -86,19 +81,27 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         UsageError: an unknown method, or a comparison that the ruleset does not cover.
         OperationError: a process did not start, or ended by itself.
     """
-    from fedsilo.launch.demo_sites import Wanted, make_sites
+    from fedsilo.launch.demo_leak import Leak, check_attacks
+    from fedsilo.launch.demo_result import result_of
+    from fedsilo.launch.demo_sites import Wanted, free_port, make_sites
+    from fedsilo.launch.demo_wire import Witness
     from fedsilo.treaty.methods import method_named
 
     method = method_named(options.method)
+    own_set = options.data is None
+    rounds = options.rounds or (ROUNDS if own_set else TEXT_ROUNDS)
+    check_attacks(options.attacks, rounds)
     if options.compare and method_named(options.compare).kinds - method.kinds:
         raise UsageError(f"--compare {options.compare} sends kinds that ruleset {method.ruleset} does not allow")
+    if options.compare and options.attacks:
+        raise UsageError("--compare and --leak do not go together: the hostile trainer serves one run")
     if options.out.exists() and any(options.out.iterdir()):
         raise ConflictError(f"{options.out} is not empty", hint="choose another --out, or remove it")
     options.out.mkdir(parents=True, exist_ok=True)
     data, model = _set_up_inputs(options, say)
-    own_set = options.data is None
     local_steps = LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS
     say("writing five sites: certificates, configurations, policies" if len(data.private) == 4 else "writing the sites")
+    recorder_port = free_port() if options.record or options.attacks else 0
     sites = make_sites(
         Wanted(
             out=options.out,
@@ -114,10 +117,18 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
             prompts_per_step=PROMPTS_PER_STEP,
             samples_per_prompt=SAMPLES_PER_PROMPT,
             learning_rate=LEARNING_RATE,
+            advertise=f"127.0.0.1:{recorder_port}" if recorder_port else "",
         )
     )
+    witness: Witness | None = None
+    leak: Leak | None = None
+    if recorder_port:
+        external = [sites.silos[-1].name] if options.attacks else []
+        witness = Witness(sites, data, options.seed, options.out / "wire", port=recorder_port, external=external)
+    if witness is not None and options.attacks:
+        leak = Leak(sites, options.attacks, witness.planted)
     fields: dict[str, object] = {
-        "rounds": options.rounds or (ROUNDS if own_set else TEXT_ROUNDS),
+        "rounds": rounds,
         "local_steps": local_steps,
         "swap_period": SWAP_PERIOD,
         "prompts_per_step": PROMPTS_PER_STEP,
@@ -136,22 +147,31 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
             "samples": EVALUATION_SAMPLES,
         },
     }
+    # A run's name may leave; the control in it shows that what leaves is found.
+    suffix = f"-{witness.planted.control}" if witness else ""
     started = time.monotonic()
     # One torch thread a silo: four silos with two threads each on two cores spin against each other.
     children = Children({"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     try:
-        processes = _start(children, sites, options.out / "logs", say)
-        outcome = _carry_out(children, sites, {"method": options.method, **fields}, "run-1", say, attend)
+        if witness is not None:
+            witness.start()
+        processes = _start(children, sites, options.out / "logs", say, witness=witness, leak=leak)
+        outcome = _carry_out(children, sites, {"method": options.method, **fields}, f"run-1{suffix}", say, attend)
         compared = {}
         if options.compare:
             say(f"again from the same start with {options.compare}")
-            compared = _carry_out(children, sites, {"method": options.compare, **fields}, "run-2", say, None)
+            compared = _carry_out(children, sites, {"method": options.compare, **fields}, f"run-2{suffix}", say, None)
         say("stopping")
     finally:
         killed = children.stop()
+        if witness is not None:
+            witness.stop()
     if killed:
         raise OperationError(f"{', '.join(killed)} had to be killed", hint=f"see {options.out / 'logs'}")
-    result = _result(sites, outcome, compared, processes, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    if witness is not None:
+        say("searching what crossed for the planted texts")
+    result = result_of(sites, outcome, compared, processes, seconds, witness=witness, leak=leak)
     result.data["base_model"] = str(model)
     return result
 
@@ -178,7 +198,9 @@ def _set_up_inputs(options: DemoOptions, say: Say) -> tuple[DataFolder, Path]:
     return data, cached_model(recipe, progress=progress)
 
 
-def _start(children: Children, sites: Sites, logs: Path, say: Say) -> int:
+def _start(
+    children: Children, sites: Sites, logs: Path, say: Say, *, witness: Witness | None, leak: Leak | None
+) -> int:
     say("starting the coordinator")
     coordinator = children.start(
         "coordinator",
@@ -187,10 +209,16 @@ def _start(children: Children, sites: Sites, logs: Path, say: Say) -> int:
     )
     coordinator.ready()
     say(f"starting {len(sites.silos)} silos, each a guard and a trainer")
-    silos = [
-        children.start(site.name, ["silo", "start", "--config", str(site.config), "--json"], logs / f"{site.name}.log")
-        for site in sites.silos
-    ]
+    silos = []
+    for site in sites.silos:
+        environment = witness.planted.environment(site.name) if witness else {}
+        hostile = leak is not None and site is leak.site
+        arguments = ["silo", "start", "--config", str(site.config), "--json"]
+        log = logs / f"{site.name}.log"
+        silos.append(children.start(site.name, arguments, log, environment=environment, may_end=hostile))
+    if leak is not None:
+        say(f"{leak.site.name}'s trainer is hostile: it tries {', '.join(leak.attacks)}")
+        leak.start(children, logs)
     rungs = {str(silo.ready().get("isolation", "")) for silo in silos}
     processes = children.count()
     say(f"{processes} processes run; the trainers' isolation: {', '.join(sorted(rungs)) or 'unknown'}")
@@ -232,7 +260,7 @@ def _carry_out(
                     attend(holding)
                     attend = None
                 time.sleep(POLL_SECONDS)
-            follow.wait_until_idle()
+            follow.wait_until_idle(children)
         finally:
             follow.close()
         return dict(client.query("run", {"run": run})) | {"rows_left_out": follow.rows_left_out()}
@@ -281,12 +309,12 @@ class Follow:
         """The site of a silo that holds a release, if any."""
         return next((site for site in self._sites.silos if self.local.get(site.name, {}).get("held")), None)
 
-    def wait_until_idle(self, seconds: float = 30.0) -> None:
-        """Until every silo has taken in the end of the run; their logs hold it then."""
+    def wait_until_idle(self, children: Children, seconds: float = 30.0) -> None:
+        """Until every silo that runs has taken in the end of the run; their logs hold it then."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._read()
-            if all(not state.get("run") for state in self.local.values()):
+            if not any(state.get("run") and children.running(name) for name, state in self.local.items()):
                 return
             time.sleep(POLL_SECONDS / 5)
 
@@ -314,133 +342,3 @@ class Follow:
 def _values(states: Sequence[dict[str, Any]], name: str) -> list[float]:
     found = (state.get("metrics", {}).get(name) for state in states)
     return [float(metric["value"]) for metric in found if metric is not None]
-
-
-# ---- what it came to -------------------------------------------------------------------------------
-
-
-def _result(
-    sites: Sites,
-    record: dict[str, Any],
-    compared: dict[str, Any],
-    processes: int,
-    seconds: float,
-) -> Result:
-    from fedsilo.edge.audit_verify import verify_logs
-
-    left, compared_left, disagreements = _what_left(sites, compared["run"] if compared else "")
-    verdicts = verify_logs([site.audit_log for site in sites.all()])
-    names = {str(site.audit_log): site for site in sites.all()}
-    audit = [
-        {
-            "log": "coordinator" if names[str(row["path"])] is sites.coordinator else names[str(row["path"])].name,
-            "path": str(row["path"]),
-            "verified": bool(row["verified"]),
-            "problems": list(row.get("problems", ())),
-        }
-        for row in verdicts
-    ]
-    data = {
-        "run": record["run"],
-        "state": record["state"],
-        "method": record["plan"]["method"] if record["plan"] else "",
-        **figures(record),
-        "left": left,
-        "audit": audit,
-        "adapter": str(Path(record["folder"]) / "adapter"),
-        "run_record": str(Path(record["folder"]) / "run_record.json"),
-        "rounds": [{"round": row["round"], "state": row["state"]} for row in record["rounds"]],
-        "donors_trained": _donors_trained(record),
-        "rows_left_out": record["rows_left_out"],
-        "seconds": round(seconds, 1),
-        "processes": processes,
-    }
-    if compared:
-        data["compared"] = {
-            "method": compared["plan"]["method"],
-            "state": compared["state"],
-            "left": compared_left,
-            **figures(compared),
-        }
-    error: FedSiloError | None = None
-    unverified = [str(row["log"]) for row in audit if not row["verified"]]
-    bad_rounds = [row["round"] for row in record["rounds"] if row["state"] != "committed"]
-    if unverified:
-        error = _failed(f"the audit log of {', '.join(unverified)} does not verify", 7)
-    elif disagreements:
-        error = _failed(f"silo and coordinator count differently: {'; '.join(disagreements)}", 7)
-    elif record["state"] != "finished" or bad_rounds or (compared and compared["state"] != "finished"):
-        error = _failed(f"the run ended as {record['state']}: {record['reason'] or bad_rounds or 'see the logs'}", 1)
-    return Result(data, record, sites, compared, error)
-
-
-def _failed(message: str, exit_code: int) -> FedSiloError:
-    from fedsilo.treaty.errors import VerificationError
-
-    return VerificationError(message) if exit_code == 7 else OperationError(message)
-
-
-def figures(record: dict[str, Any]) -> dict[str, Any]:
-    """pass@1 before and after, in all, per silo and per topic (means over silos), from what the silos sent."""
-    before = record["before"]["metrics"]
-    after = record["rounds"][-1]["metrics"] if record["rounds"] else {}
-    silos = sorted(set(before) & set(after))
-
-    def mean(of: dict[str, Any], metric: str, topic: str) -> float:
-        values = [of[silo][metric][topic] for silo in silos if topic in of[silo].get(metric, {})]
-        return round(sum(values) / len(values), 4) if values else 0.0
-
-    topics = sorted({topic for silo in silos for topic in after[silo].get("pass_at_1", {}) if topic})
-    return {
-        "pass_at_1": {"before": mean(before, "pass_at_1", ""), "after": mean(after, "pass_at_1", "")},
-        "pass_at_1_greedy": {
-            "before": mean(before, "pass_at_1_greedy", ""),
-            "after": mean(after, "pass_at_1_greedy", ""),
-        },
-        "per_silo": {
-            silo: {"before": before[silo]["pass_at_1"][""], "after": after[silo]["pass_at_1"][""]} for silo in silos
-        },
-        "per_topic": {
-            topic: {"before": mean(before, "pass_at_1", topic), "after": mean(after, "pass_at_1", topic)}
-            for topic in topics
-        },
-    }
-
-
-def _what_left(sites: Sites, compared_run: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """Counted from each silo's own audit log, and compared with what the coordinator's log says came in.
-
-    Returns:
-        What left for the run itself, what left from the first record of `compared_run` on, and where the two sides'
-        counts of everything differ.
-    """
-    from coordinator.record import received_by_kind
-    from fedsilo.edge.audit_log import sent_by_kind
-    from fedsilo.edge.audit_segments import read_records
-
-    received = received_by_kind(read_records(sites.coordinator.audit_log))
-    left: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    disagreements = []
-    for site in sites.silos:
-        records = list(read_records(site.audit_log))
-        sent = sent_by_kind(records)
-        got = next((counts for peer, counts in received.items() if peer.endswith(f"/silo/{site.name}")), {})
-        for kind in sorted(sent.keys() | got.keys()):
-            if sent.get(kind) != got.get(kind):
-                disagreements.append(f"{site.name} {kind}: sent {sent.get(kind)}, received {got.get(kind)}")
-        own = list(takewhile(lambda record: not compared_run or record.get("run") != compared_run, records))
-        for rows, part in zip(left, (own, records[len(own) :]), strict=True):
-            rows += [
-                {"silo": site.name, "kind": kind, "messages": messages, "bytes": size}
-                for kind, (messages, size) in sent_by_kind(part).items()
-            ]
-    return *left, disagreements
-
-
-def _donors_trained(record: dict[str, Any]) -> dict[str, int]:
-    """Donor answers that entered a step, by silo, over all rounds; `donors_sent` of the record is the other end."""
-    totals = dict.fromkeys(record["plan"]["silos"], 0)
-    for row in record["rounds"]:
-        for silo, metrics in row["metrics"].items():
-            totals[silo] += int(metrics.get("donors_trained", {}).get("", 0))
-    return totals

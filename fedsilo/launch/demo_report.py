@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from fedsilo.launch.output import table
+from fedsilo.launch.silo_text import isolation_text
 
 
 def report(data: dict[str, Any]) -> str:
     """Text of the closing table. `data` is what `fedsilo demo --json` carries."""
-    parts = [_learned(data), _left(data), _verified(data), _adapter(data)]
-    return "\n\n".join(parts)
+    parts = [_learned(data), _left(data), _verified(data)]
+    if "attacks" in data:
+        parts.append(_attacks(data))
+    if "wire" in data:
+        parts.append(_wire(data))
+    return "\n\n".join([*parts, _adapter(data)])
 
 
 def _points(row: dict[str, float]) -> list[str]:
@@ -57,11 +63,45 @@ def _verified(data: dict[str, Any]) -> str:
     return f"audit logs\n{table(('log', 'verdict', ''), rows)}\ndonor answers trained on: {trained}"
 
 
+def _attacks(data: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["name"],
+            row["decision"].upper() if row["decision"] != "deny" else "denied",
+            row["rule"] + (f" and {len(row['rules']) - 1} more" if len(row["rules"]) > 1 else "") or "-",
+            f"{row['round']}.{row['step']}" if row["step"] else str(row["round"]),
+            str(row["record"]),
+        ]
+        for row in data["attacks"]
+    ]
+    heading = (
+        f"what {data['attacker']}'s hostile trainer tried; its guard sent none of it\n"
+        f"(silo outbox show RECORD --config {data['attacker']}/silo.yaml shows every rule's verdict)"
+    )
+    without = [str(row["round"]) for row in data["rounds"] if data["attacker"] not in row["participants"]]
+    lines = [heading, table(("attempt", "decision", "denied by", "round.step", "record"), rows)]
+    if without:
+        lines.append(f"committed without {data['attacker']}: round {', '.join(without)}")
+    return "\n".join([*lines, *textwrap.wrap(data["not_stopped"], 80)])
+
+
+def _wire(data: dict[str, Any]) -> str:
+    wire = data["wire"]
+    control = "found" if data["positive_control_found"] else "NOT FOUND"
+    return (
+        f"the wire, in the clear: {wire['messages']} messages from silos, {wire['bytes']:,} bytes both ways\n"
+        f"{wire['canaries']} planted texts searched for as {', '.join(wire['forms'])}: "
+        f"{data['canaries_on_wire']} found{'; ' if wire['found'] else ''}{'; '.join(wire['found'][:4])}\n"
+        f"positive control, planted in the run's name: {control}"
+    )
+
+
 def _adapter(data: dict[str, Any]) -> str:
     return (
         f"adapter     {data['adapter']}\n"
         f"load it     {load_line(data)}\n"
         f"run record  {data['run_record']}\n"
+        f"isolation   {isolation_text(data['isolation'])}\n"
         f"{data['processes']} processes, {data['seconds']:.0f} s"
     )
 

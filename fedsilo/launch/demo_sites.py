@@ -31,8 +31,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Sites:
+    """`listen`: where the coordinator serves, host:port."""
+
     coordinator: Site
     silos: tuple[Site, ...]
+    listen: str
 
     def all(self) -> tuple[Site, ...]:
         return (*self.silos, self.coordinator)
@@ -45,6 +48,7 @@ class Wanted:
     Attributes:
         holds: the silo whose first factor release waits for a person; empty for none.
         seed: site secrets follow from it, so that a demo can be repeated (design 8.4); real sites draw theirs.
+        advertise: where the silos dial the coordinator; empty for where it listens.
     """
 
     out: Path
@@ -60,6 +64,7 @@ class Wanted:
     prompts_per_step: int
     samples_per_prompt: int
     learning_rate: float
+    advertise: str = ""
 
 
 def make_sites(wanted: Wanted) -> Sites:
@@ -102,6 +107,7 @@ def make_sites(wanted: Wanted) -> Sites:
             now_seconds=time.time(),
             coordinator=COORDINATOR,
             listen=address,
+            advertise=wanted.advertise,
             ruleset=wanted.ruleset,
             rank=wanted.rank,
             alpha=wanted.alpha,
@@ -146,7 +152,7 @@ def make_sites(wanted: Wanted) -> Sites:
             now_seconds=time.time(),
         )
         silos.append(_site(name, folder, Path(written["config"])))
-    return Sites(_site(COORDINATOR, here, here / "coordinator.yaml"), tuple(silos))
+    return Sites(_site(COORDINATOR, here, here / "coordinator.yaml"), tuple(silos), address)
 
 
 def _site(name: str, folder: Path, config: Path) -> Site:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,15 @@ def _interrupts_deferred() -> Iterator[None]:
 
 @dataclass
 class Child:
-    """One process. `log` holds its stderr; its stdout carries one ready line."""
+    """One process. `log` holds its stderr; its stdout carries one ready line.
+
+    `may_end`: it is part of what is shown that it ends by itself.
+    """
 
     name: str
     process: subprocess.Popen[str]
     log: Path
+    may_end: bool = False
 
     def ready(self) -> dict[str, Any]:
         """Wait for the one JSON envelope that says it stands. Raises OperationError: it ended, or said no."""
@@ -70,20 +74,30 @@ class Children:
     environment: dict[str, str] = field(default_factory=dict)
     _children: list[Child] = field(default_factory=list)
 
-    def start(self, name: str, arguments: Sequence[str], log: Path) -> Child:
-        """Start `python -m fedsilo.launch ARGUMENTS`."""
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        module: str = "fedsilo.launch",
+        environment: Mapping[str, str] | None = None,
+        may_end: bool = False,
+    ) -> Child:
+        """Start `python -m MODULE ARGUMENTS`, with further variables for this one alone."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stderr, _interrupts_deferred():
             process = subprocess.Popen(
-                [sys.executable, "-m", "fedsilo.launch", *arguments],
+                # -P: a folder named `coordinator` where the demo was started (an earlier demo's) is not our package
+                [sys.executable, "-P", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.environment, **(environment or {})},
                 start_new_session=True,
             )
-            child = Child(name, process, log)
+            child = Child(name, process, log, may_end)
             self._children.append(child)
         return child
 
@@ -91,10 +105,13 @@ class Children:
         """Raises OperationError: a process ended by itself, with its last log line."""
         for child in self._children:
             code = child.process.poll()
-            if code is not None:
+            if code is not None and not child.may_end:
                 raise OperationError(
                     f"{child.name} ended by itself with exit code {code}: {child.last_words()}", hint=f"see {child.log}"
                 )
+
+    def running(self, name: str) -> bool:
+        return any(child.name == name and child.process.poll() is None for child in self._children)
 
     def count(self) -> int:
         """Living processes of ours: the children and their own children, grading workers left out."""

@@ -1,7 +1,8 @@
 """Real federations for the loopback tests: the processes an operator starts, the commands an operator types.
 
 Nothing is replaced here. The sites are written by the function behind `fedsilo demo`; every daemon is a child process
-with its own keys, dialling over mTLS; a person's answer is a command line.
+with its own keys, dialling over mTLS; a person's answer is a command line. Around each of them stands a recorder that
+sees every byte in the clear, and what crossed is searched for 200 planted texts at the end (threat X1).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsilo.launch.canaries import make_canaries
 from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import SILO_PEOPLE, Site, Sites, Wanted, make_sites
+from fedsilo.launch.demo_sites import FEDERATION, SILO_PEOPLE, Site, Sites, Wanted, free_port, make_sites
+from fedsilo.launch.demo_wire import WireVerdict, Witness, search_recordings
 from fedsilo.launch.processes import Child, Children
 from fedsilo.launch.provision import enrol_operator, write_roles
 from fedsilo.launch.tiny_model import cached_model, recipe_for
@@ -81,8 +84,10 @@ class Federation:
 
     sites: Sites
     root: Path
+    witness: Witness
     children: Children = field(default_factory=lambda: Children(dict(ENVIRONMENT)))
     _running: dict[str, Child] = field(default_factory=dict)
+    ended_runs: set[str] = field(default_factory=set)
 
     def site(self, name: str) -> Site:
         return next(site for site in self.sites.all() if site.name == name)
@@ -92,7 +97,10 @@ class Federation:
         for name in names:
             program = "coordinator" if name == self.sites.coordinator.name else "silo"
             arguments = [program, "start", "--config", str(self.site(name).config), "--json"]
-            self._running[name] = self.children.start(name, arguments, self.root / "logs" / f"{name}.log")
+            self._running[name] = self.children.start(
+                name, arguments, self.root / "logs" / f"{name}.log",
+                environment=self.witness.planted.environment(name),
+            )  # fmt: skip
         for name in names:
             self._running[name].ready()
 
@@ -133,6 +141,7 @@ class Federation:
 
     def ended(self, run: str) -> dict[str, Any]:
         self.until_state(self.sites.coordinator.name, lambda _: self._state(run) in {"finished", "failed", "aborted"})
+        self.ended_runs.add(run)
         record = self.record(run)
         for silo in record["plan"]["silos"]:
             if self._running[silo].process.poll() is None:
@@ -180,24 +189,35 @@ def federation(root: Path, *, silos: int, ruleset: str, holds: str, viewer: str,
     """
     model = cached_model(recipe_for("digits"))
     data = write_digit_folder(root / "data", seed, silos=silos, rows_per_silo=64)
+    recorder_port = free_port()
     sites = make_sites(
         Wanted(
             out=root, model=model, data=data, ruleset=ruleset, seed=seed, rank=8, alpha=16.0, holds=holds,
             local_steps=LOCAL_STEPS, swap_period=SWAP_PERIOD, prompts_per_step=8, samples_per_prompt=8,
-            learning_rate=0.001,
+            learning_rate=0.001, advertise=f"127.0.0.1:{recorder_port}",
         )
     )  # fmt: skip
-    made = Federation(sites, root)
+    made = Federation(sites, root, Witness(sites, data, seed, root / "wire", port=recorder_port))
     folder = made.site(holds).folder
     enrol_operator(folder / "site_ca", folder / "id", viewer)
     write_roles(folder / "id", holds, {**SILO_PEOPLE, viewer: ("viewer",)})
+    made.witness.start()
     try:
         made.start(sites.coordinator.name)
         made.start(*(site.name for site in sites.silos))
         yield made
     finally:
         killed = made.children.stop()
+        made.witness.stop()
     assert not killed, f"{killed} did not end when asked"
+    # names that are allowed to leave, so that finding none of the others means something
+    controls = [f"spiffe://{FEDERATION}/silo/{site.name}" for site in sites.silos]
+    nothing_planted_crossed(made.witness.search([*controls, *made.ended_runs]))
+
+
+def nothing_planted_crossed(verdict: WireVerdict) -> None:
+    assert not verdict.unreadable and not verdict.found, verdict
+    assert verdict.control_found and verdict.messages, verdict
 
 
 # ---- the demo ----------------------------------------------------------------------------------------
@@ -218,12 +238,12 @@ class Demo:
 
     def record(self, run: str = "run-1") -> dict[str, Any]:
         """What the signed run record says; whether it is signed is another question."""
-        path = self.out / "coordinator" / "state" / "runs" / run / "run_record.json"
+        (path,) = (self.out / "coordinator" / "state" / "runs").glob(f"{run}*/run_record.json")
         return dict(json.loads(path.read_text())["record"])
 
 
 def demo(out: Path, *options: str, interrupt: str = "", number: int = signal.SIGINT) -> Demo:
-    """`fedsilo demo --no-console --json` to its end.
+    """`fedsilo demo --no-console --json` to its end, recorded; what crossed is searched however it ended.
 
     Args:
         out: its folder.
@@ -232,8 +252,8 @@ def demo(out: Path, *options: str, interrupt: str = "", number: int = signal.SIG
         number: of the signal.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "demo", "--no-console", "--json", "--out", str(out),
-         *options],
+        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "demo", "--no-console", "--json", "--record",
+         "--out", str(out), *options],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, **ENVIRONMENT},
     )  # fmt: skip
@@ -268,6 +288,14 @@ def demo(out: Path, *options: str, interrupt: str = "", number: int = signal.SIG
             thread.join()
     stop_seconds = time.monotonic() - sent_at[0] if sent_at[0] else 0.0
     reply = Reply(process.returncode, json.loads(stdout) if stdout else {}, stdout, "".join(lines))
+    if (out / "wire").exists() and "--data" not in options:
+        seed = int(options[options.index("--seed") + 1]) if "--seed" in options else 0
+        silos = sorted(path.parent.name for path in out.glob("hospital_*/silo.yaml"))
+        planted = make_canaries(seed, silos, tokenizer="digits")
+        crossed = search_recordings(out / "wire", planted, [f"spiffe://{FEDERATION}/coordinator/main"])
+        # told to end before the first silo spoke, there is nothing in which anything could be found
+        if crossed.messages:
+            nothing_planted_crossed(crossed)
     return Demo(out, reply, frozenset(seen), stop_seconds)
 
 

@@ -17,7 +17,9 @@ import rfc8785
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from fedsilo.launch.demo_report import report
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard import isolation
 from tests.loopback.federation import Demo, command, counted, living, records
 
 SILOS = ["hospital_a", "hospital_b", "hospital_c", "hospital_d"]
@@ -66,6 +68,16 @@ def test_the_means_are_those_of_the_signed_record(finished_demo: Demo) -> None:
         for topic in TOPICS:
             values = [name["metrics"][silo]["pass_at_1"][topic] for silo in SILOS]
             assert data["per_topic"][topic][when] == pytest.approx(sum(values) / 4, abs=1e-4)
+
+
+def test_T10_the_walls_have_one_name_in_every_guard_the_record_and_the_report(finished_demo: Demo) -> None:
+    best = isolation.best_rung()  # probed by this process, on the machine where the demo's guards probed theirs
+    assert finished_demo.record()["isolation"] == {silo: [best] for silo in SILOS}
+    assert {row["silo"]: row["isolation"] for row in finished_demo.record()["silos"]} == dict.fromkeys(SILOS, best)
+    assert finished_demo.data["isolation"] == finished_demo.record()["isolation"]
+    assert f"the trainers' isolation: {best}\n" in finished_demo.reply.stderr  # the guards' own ready lines
+    last = report({**finished_demo.data, "base_model": ""}).splitlines()
+    assert f"isolation   {', '.join(f'{silo} {best}' for silo in SILOS)}" in last
 
 
 def test_donors_were_sent_to_and_trained_on_in_every_silo(finished_demo: Demo) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.launch.demo import _what_left
+from fedsilo.launch.demo_result import _what_left
 from fedsilo.launch.demo_sites import Site, Sites
 
 SILO, COORDINATOR = "spiffe://demo/silo/hospital_a", "spiffe://demo/coordinator/main"
@@ -37,7 +37,7 @@ def sites(folder: Path, *, lost: int = 0) -> Sites:
                     log.append("egress.sent", kind=kind, payload=payload, link={"decision": decision}, **fields)
                 else:
                     log.append("ingress.decision", kind=kind, decision="allow", peer=SILO, payload=payload, **fields)
-    return Sites(both[1], (both[0],))
+    return Sites(both[1], (both[0],), "127.0.0.1:0")
 
 
 def test_each_run_of_a_comparison_has_its_own_bytes(tmp_path: Path) -> None:
