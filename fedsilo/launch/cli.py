@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from importlib import metadata
-
 import typer
 
 import fedsilo
@@ -30,6 +27,9 @@ fedsilo_app.command("grade")(cli_data.grade)
 @guarded("version")
 def version(json_output: JsonOption = False) -> None:
     """Versions of FedSilo and of the libraries its results depend on."""
+    import platform
+    from importlib import metadata
+
     libraries = ("torch", "transformers", "peft", "grpcio", "protobuf", "cryptography", "numpy")
     versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
     for name in libraries:

@@ -1,69 +1,134 @@
-"""The house's own rules: imports, names, generated code, what start-up may load."""
+"""The house's own rules: generated code, names that are ours alone, and how long a module may be."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("fedsilo", "silo", "coordinator", "console", "policies", "certs")
-MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for package in PACKAGES
-    for path in (ROOT / package).rglob("*.py")
-    if path.name not in {"__init__.py", "__main__.py"} and "_generated" not in path.parts
-)
-WITHOUT_TORCH = [name for name in MODULES if not name.startswith("silo.trainer")]
+from fedsilo.launch import own_names
+from fedsilo.treaty.errors import OperationError
+from tests.house.tree import ROOT, SETTINGS, Tree, modules
+
+GENERATED = ("federation_pb2.py", "federation_pb2.pyi", "control_pb2.py", "control_pb2.pyi")
+LINES_MAX = 500
 
 
-def test_import_contracts_hold() -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+# ---- generated code --------------------------------------------------------------------------------
 
 
-def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
-    wire = ROOT / "fedsilo/treaty/wire"
-    arguments = ["-I.", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "federation.proto", "control.proto"]
+def _outdated(tree: Tree, scratch: Path) -> set[str]:
+    """Generated files that the protocol descriptions of the tree would not give."""
+    wire = tree.root / "fedsilo/treaty/wire"
+    scratch.mkdir()
+    arguments = ["-I.", f"--python_out={scratch}", f"--pyi_out={scratch}", "federation.proto", "control.proto"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], cwd=wire, check=True)
-    for name in ("federation_pb2.py", "federation_pb2.pyi", "control_pb2.py", "control_pb2.pyi"):
-        assert (tmp_path / name).read_text() == (wire / "_generated" / name).read_text(), f"{name}: run `make proto`"
+    return {name for name in GENERATED if (scratch / name).read_text() != (wire / "_generated" / name).read_text()}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_top_level_names_are_ours_alone(package: str) -> None:
-    assert set(metadata.packages_distributions().get(package, ["fedsilo"])) == {"fedsilo"}
+def test_generated_code_is_up_to_date(clean_tree: Tree, tmp_path: Path) -> None:
+    assert _outdated(clean_tree, tmp_path / "generated") == set(), "run `make proto`"
+    assert {path.name for path in (clean_tree.root / "fedsilo/treaty/wire/_generated").glob("*_pb2.py*")} == set(
+        GENERATED
+    )
 
 
-def loaded_after(code: str) -> set[str]:
-    """Top-level modules loaded in a fresh interpreter after `code`."""
-    script = f"import sys\n{code}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+def test_a_changed_protocol_is_noticed(tree: Tree, tmp_path: Path) -> None:
+    proto = tree.root / "fedsilo/treaty/wire/federation.proto"
+    proto.write_text(proto.read_text().replace("message Heartbeat {}", "message Heartbeat { uint32 load = 1; }"))
+    assert _outdated(tree, tmp_path / "generated") == {"federation_pb2.py", "federation_pb2.pyi"}
 
 
-def test_nothing_but_the_trainer_loads_torch() -> None:
-    imports = "\n".join(f"import {name}" for name in WITHOUT_TORCH)
-    assert not loaded_after(imports) & {"torch", "transformers", "peft", "accelerate"}
+# ---- names -----------------------------------------------------------------------------------------
 
 
-def test_commands_start_without_torch_textual_and_grpc() -> None:
-    assert not loaded_after("import fedsilo.launch.cli") & {"torch", "textual", "grpc", "numpy"}
+def _owners(**changed: list[str]) -> dict[str, list[str]]:
+    return {"numpy": ["numpy"], **{name: ["fedsilo"] for name in own_names.TOP_LEVEL_NAMES}, **changed}
+
+
+def test_names_are_the_packages_that_we_install() -> None:
+    found = SETTINGS["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {f"{name}*" for name in own_names.TOP_LEVEL_NAMES} == set(found)
+    assert set(SETTINGS["tool"]["importlinter"]["root_packages"]) == set(own_names.TOP_LEVEL_NAMES)
+    assert set(SETTINGS["tool"]["mypy"]["packages"]) == set(own_names.TOP_LEVEL_NAMES)
+
+
+def test_top_level_names_are_ours_alone() -> None:
+    own_names.refuse_foreign_names()
+
+
+@pytest.mark.parametrize("name", own_names.TOP_LEVEL_NAMES)
+def test_a_name_of_two_distributions_is_refused(name: str) -> None:
+    own_names.refuse_shared(_owners())
+    own_names.refuse_shared({})  # a checkout that is not installed
+    own_names.refuse_shared(_owners(**{name: ["fedsilo", "fedsilo"]}))  # once in the environment, once as egg-info
+    for owners in (["fedsilo", "stranger"], ["stranger", "fedsilo"], ["stranger"]):
+        with pytest.raises(OperationError, match=f"'{name}' is installed by stranger too") as refused:
+            own_names.refuse_shared(_owners(**{name: owners}))
+        assert refused.value.code == "FOREIGN_PACKAGE"
+        assert "pip uninstall stranger" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", own_names.TOP_LEVEL_NAMES)
+def test_a_name_from_another_folder_is_refused(name: str, tmp_path: Path) -> None:
+    ours = {each: [str(tmp_path / each)] for each in own_names.TOP_LEVEL_NAMES}
+    own_names.refuse_strangers(ours, home=tmp_path)
+    with pytest.raises(OperationError, match=f"'{name}' is taken from /elsewhere/{name}"):
+        own_names.refuse_strangers({**ours, name: [f"/elsewhere/{name}"]}, home=tmp_path)
+    with pytest.raises(OperationError, match=f"'{name}' is taken from /elsewhere/{name}"):
+        own_names.refuse_strangers({**ours, name: [str(tmp_path / name), f"/elsewhere/{name}"]}, home=tmp_path)
+    with pytest.raises(OperationError, match=f"no package '{name}'"):
+        own_names.refuse_strangers({**ours, name: []}, home=tmp_path)
+
+
+# a file that is not there, so that a start that nothing refuses ends with another error
+STARTS = {
+    "fedsilo": ("demo", "--no-console", "--data", "absent"),
+    "silo": ("start", "--config", "absent.yaml"),
+    "coordinator": ("start", "--config", "absent.yaml"),
+}
+
+
+def _start(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fedsilo.launch", command, *STARTS[command]], check=False, cwd=folder,
+        capture_output=True, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", STARTS)
+def test_a_distribution_that_claims_console_stops_every_start(command: str, tmp_path: Path) -> None:
+    stranger = tmp_path / "site/console_tools-1.0.dist-info"
+    stranger.mkdir(parents=True)
+    (stranger / "METADATA").write_text("Metadata-Version: 2.1\nName: console-tools\nVersion: 1.0\n")
+    (stranger / "top_level.txt").write_text("console\n")
+    refused = _start(command, tmp_path, PYTHONPATH=str(stranger.parent))
+    assert refused.returncode == 1
+    assert "the package 'console' is installed by console-tools too" in refused.stderr
+    assert "hint: pip uninstall console-tools;" in refused.stderr
+    allowed = _start(command, tmp_path)
+    assert "absent" in allowed.stderr and "console-tools" not in allowed.stderr
+
+
+@pytest.mark.parametrize("command", STARTS)
+def test_a_folder_named_like_a_package_stops_every_start(command: str, tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies/__init__.py").touch()
+    refused = _start(command, tmp_path)
+    assert refused.returncode == 1
+    assert f"the package 'policies' is taken from {tmp_path / 'policies'}, not from {ROOT}" in refused.stderr
+
+
+# ---- length ----------------------------------------------------------------------------------------
 
 
 def test_no_module_is_longer_than_five_hundred_lines() -> None:
     long = {
         name: lines
-        for name in MODULES
-        if (lines := len((ROOT / Path(*name.split("."))).with_suffix(".py").read_text().splitlines())) > 500
+        for name in modules()
+        if (lines := len(ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text().splitlines())) > LINES_MAX
     }
     assert not long

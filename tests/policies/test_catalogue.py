@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pool import DescriptorPool
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies import catalogue
 from policies.catalogue import CATALOGUE, KINDS, field_class, fields_at_fault
 from tests.policies.setting import judged, policy_of, policy_text, small_message
+
+DESCRIPTORS = [message.DESCRIPTOR for message in KINDS.values()]
+
+# What frames a message and is no payload: the gate fills it in, and codec.signing_bytes covers it.
+FRAMING = {
+    "Envelope": {
+        "federation", "run", "round", "step", "attempt", "kind", "sender", "sequence", "payload_digest", "signature",
+    },
+    "Opening": {"envelope", "payload_bytes"},
+    "Frame": {"opening", "chunk"},
+}  # fmt: skip
 
 
 def _fields(descriptor: Descriptor) -> Iterator[tuple[str, FieldDescriptor]]:
@@ -21,17 +35,47 @@ def _fields(descriptor: Descriptor) -> Iterator[tuple[str, FieldDescriptor]]:
             yield descriptor.name, field
 
 
-def _unclassified() -> set[str]:
+def _unclassified(descriptors: Iterable[Descriptor] = DESCRIPTORS) -> set[str]:
     return {
         f"{name}.{field.name}"
-        for message in KINDS.values()
-        for name, field in _fields(message.DESCRIPTOR)
+        for descriptor in descriptors
+        for name, field in _fields(descriptor)
         if field_class(name, field.name) is None
     }
 
 
+def _with_field_remark(message_name: str) -> list[Descriptor]:
+    """The kinds' descriptors of a federation.proto in which one message has a further field."""
+    file = descriptor_pb2.FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(file)
+    message = next(each for each in file.message_type if each.name == message_name)
+    message.field.add(name="remark", number=99, type=FieldDescriptor.TYPE_STRING, label=FieldDescriptor.LABEL_OPTIONAL)
+    pool = DescriptorPool()
+    pool.Add(file)
+    return [pool.FindMessageTypeByName(descriptor.full_name) for descriptor in DESCRIPTORS]
+
+
 def test_every_field_of_every_kind_has_a_class() -> None:
+    assert {*OUTBOUND_KINDS, *INBOUND_KINDS} == KINDS.keys()
     assert _unclassified() == set()
+
+
+def test_every_message_of_the_protocol_is_looked_at() -> None:
+    def below(descriptor: Descriptor) -> set[str]:
+        inner = (field.message_type for field in descriptor.fields if field.message_type is not None)
+        return {descriptor.name}.union(*(below(each) for each in inner))
+
+    looked_at = set().union(*(below(descriptor) for descriptor in DESCRIPTORS))
+    defined = pb.DESCRIPTOR.message_types_by_name
+    assert set(defined) - looked_at == FRAMING.keys()
+    assert {name: {field.name for field in defined[name].fields} for name in FRAMING} == FRAMING
+
+
+@pytest.mark.parametrize(
+    "message_name", ["Hello", "Heartbeat", "TensorEntry", "Response", "Metric", "PublicStep", "Donor"]
+)
+def test_a_field_added_to_the_protocol_is_noticed(message_name: str) -> None:
+    assert _unclassified(_with_field_remark(message_name)) == {f"{message_name}.remark"}
 
 
 def test_no_class_without_a_field() -> None:

@@ -79,4 +79,5 @@ def prepare(verifier: str) -> None:
 
 
 def _module(verifier: str) -> _Module:
-    return cast(_Module, importlib.import_module(f"{__name__}.{require_verifier(verifier).name}"))
+    name = require_verifier(verifier).name  # one of VERIFIERS
+    return cast(_Module, importlib.import_module(f"{__name__}.{name}"))  # noqa: TID251

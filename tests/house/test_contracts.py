@@ -1,0 +1,144 @@
+"""Import contracts: each is kept by the product, and each reports breaches that are planted in a copy of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.house.tree import SETTINGS, Tree
+
+CONTRACTS = {contract["name"]: contract for contract in SETTINGS["tool"]["importlinter"]["contracts"]}
+
+# contract -> (module that the import is planted in, imported module). Modules called `planted` are made: they stand for
+# one that somebody adds later. Written by hand, not taken from the contracts, so that a contract cannot lose a word.
+BREACHES: dict[str, list[tuple[str, str]]] = {
+    "the house: arrows point down": [
+        ("silo.planted", "fedsilo.launch"),
+        ("silo.guard.gate", "coordinator.store"),
+        ("silo.trainer.step", "console.words"),
+        ("coordinator.driver", "silo.config"),
+        ("coordinator.planted", "console.client"),
+        ("console.client", "coordinator.record"),
+        ("console.planted", "silo.link"),
+        ("fedsilo.edge.planted", "silo.config"),
+        ("fedsilo.edge.files", "coordinator.blobs"),
+        ("policies.engine", "fedsilo.edge.files"),
+        ("policies.planted", "certs.names"),
+        ("certs.planted", "policies.model"),
+        ("certs.identity", "fedsilo.edge.files"),
+        ("fedsilo.treaty.method", "policies.facts"),
+        ("fedsilo.treaty.planted", "certs.encoding"),
+    ],
+    "only the gate holds the channel": [
+        ("silo.guard.daemon", "silo.guard.channel"),
+        ("silo.guard.planted", "silo.guard.channel"),
+        ("silo.trainer.worker", "silo.guard.channel"),
+        ("fedsilo.launch.planted", "silo.guard.channel"),
+    ],
+    "the way out never imports private data": [
+        ("silo.guard.gate", "silo.trainer.data"),
+        ("silo.guard.planted", "silo.trainer.session"),
+        ("silo.config", "silo.trainer.text"),
+        ("fedsilo.launch.planted", "silo.trainer.worker"),
+    ],
+    "private data never imports the way out": [
+        ("silo.trainer.data", "silo.guard.gate"),
+        ("silo.trainer.planted", "silo.guard.ledger"),
+        ("silo.trainer.rollout.planted", "grpc"),
+    ],
+    "the treaty and the rules do no I/O": [
+        *(("fedsilo.treaty.method", name) for name in ("grpc", "os", "pathlib", "random", "socket", "subprocess")),
+        *(("fedsilo.treaty.planted", name) for name in ("secrets", "sqlalchemy", "ssl", "sys", "tempfile", "torch")),
+        *(("policies.engine", name) for name in ("asyncio", "http", "io", "logging", "os", "urllib")),
+        *(("policies.rules.planted", name) for name in ("fsspec", "pathlib", "shutil", "sqlite3", "threading", "uuid")),
+    ],
+    "coordinator, console and command start-up never load torch": [
+        ("coordinator.aggregate", "torch"),
+        ("console.planted", "transformers"),
+        ("fedsilo.launch.cli", "torch"),
+        ("fedsilo.launch.planted", "peft"),
+        ("fedsilo.edge.model_folder", "transformers"),
+        ("silo.guard.adapters", "torch"),
+        ("silo.planted", "torch"),
+        ("policies.facts", "torch"),
+        ("certs.planted", "torch"),
+    ],
+    "methods do not know each other": [("fedsilo.treaty.methods.planted", "fedsilo.treaty.methods.pubswap")],
+    "grpc lives in four modules": [
+        ("silo.guard.gate", "grpc"),
+        ("silo.guard.planted", "grpc"),
+        ("silo.trainer.worker", "grpc"),
+        ("coordinator.planted", "grpc"),
+        ("console.feed", "grpc"),
+        ("fedsilo.launch.planted", "grpc"),
+        ("fedsilo.edge.control_desk", "grpc"),
+    ],
+    "processes are started by the supervisor only": [
+        ("silo.guard.gate", "subprocess"),
+        ("silo.guard.planted", "subprocess"),
+        ("silo.trainer.planted", "subprocess"),
+        ("coordinator.planted", "subprocess"),
+        ("fedsilo.launch.cli", "subprocess"),
+    ],
+    "sockets are opened by links and walls only": [
+        ("silo.guard.gate", "socket"),
+        ("silo.guard.planted", "ssl"),
+        ("silo.trainer.session", "socket"),
+        ("coordinator.planted", "socket"),
+        ("certs.planted", "ssl"),
+    ],
+    "no party speaks anything but its own protocol": [
+        ("silo.guard.planted", "http"),
+        ("silo.trainer.session", "requests"),
+        ("silo.trainer.text", "huggingface_hub"),
+        ("coordinator.planted", "smtplib"),
+        ("console.planted", "httpx"),
+        ("fedsilo.launch.planted", "wandb"),
+        ("fedsilo.edge.planted", "aiohttp"),
+    ],
+    "the terminal is drawn by the screens only": [
+        ("console.client", "textual"),
+        ("console.planted", "textual"),
+        ("fedsilo.launch.cli_console", "textual"),
+    ],
+    # the second is indirect: it is the screens that import textual
+    "the control client needs no terminal": [("console.store", "textual"), ("console.client", "console.app")],
+}
+
+
+def test_product_keeps_every_contract(clean_tree: Tree) -> None:
+    assert clean_tree.broken_contracts() == {}
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_planted_breaches_are_reported(name: str, tree: Tree) -> None:
+    planted = [(tree.plant(importer, f"import {imported}"), imported) for importer, imported in BREACHES[name]]
+    report = tree.broken_contracts()[name]
+    # module and line stand only in the copy, so the report is not about the installed packages
+    missing = [
+        f"{place.module} -> {imported} (l.{place.line})"
+        for place, imported in planted
+        if f"{place.module} -> {imported} (l.{place.line})" not in report
+    ]
+    assert not missing, report
+
+
+def test_no_breach_without_a_contract() -> None:
+    assert BREACHES.keys() == CONTRACTS.keys()
+
+
+def test_whoever_may_import_does(tree: Tree) -> None:
+    """A permission that nobody uses is a hole. With every list of importers emptied, each of them must be reported."""
+    settings = tree.root / "pyproject.toml"
+    settings.write_text(
+        re.sub(r"allowed_importers = \[.*?\]", "allowed_importers = []", settings.read_text(), flags=re.S)
+    )
+    reports = tree.broken_contracts()
+    unused = {
+        (name, importer)
+        for name, contract in CONTRACTS.items()
+        for importer in contract.get("allowed_importers", ())
+        if not re.search(rf"- {re.escape(importer)}[. ]", reports[name])
+    }
+    assert unused == set()
