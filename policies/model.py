@@ -1,7 +1,8 @@
 """The closed schema of a policy file (threat model 4) as pydantic models.
 
 Every limit is required unless it has a strictest default; nothing is an expression. The coordinator's charter has the
-same schema. A key stands here only when a rule in `policies/rules` enforces it.
+same schema. A key stands here only when a rule in `policies/rules` enforces it. Each field's type carries the order
+(policies/lattice.py) by which two files compare.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from fedsilo.treaty.isolation import Rung
+from fedsilo.treaty.isolation import RUNGS, Rung
+from policies import lattice
 
 CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
 
@@ -84,80 +86,96 @@ IntegerRange = Annotated[tuple[Integer, Integer], AfterValidator(_ascending)]
 NumberRange = Annotated[tuple[Number, Number], AfterValidator(_ascending)]
 
 
+# The same with the order in which they tighten: a largest allowed number, a smallest required one, and so on.
+Limit = Annotated[Integer, lattice.SMALLEST]
+PositiveLimit = Annotated[Positive, lattice.SMALLEST]
+NormLimit = Annotated[NotNegative, lattice.SMALLEST]
+Least = Annotated[Positive, lattice.LARGEST]
+Pinned = Annotated[Sha256, lattice.SAME]
+PinnedText = Annotated[Text, lattice.SAME]
+PinnedNumber = Annotated[Positive, lattice.SAME]
+Label = Annotated[Text, lattice.LABEL]
+Range = Annotated[IntegerRange, lattice.OVERLAP]
+FloatRange = Annotated[NumberRange, lattice.OVERLAP]
+Demand = Annotated[Boolean, lattice.BOTH]
+
+
 class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
 
 
 class Trainer(_Closed):
-    least_isolation: Rung
+    least_isolation: Annotated[Rung, lattice.ladder(*RUNGS)]
 
 
 class Federation(_Closed):
-    id: Text
-    coordinator: SpiffeId
-    coordinator_key_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1)]
-    peers: Annotated[tuple[SpiffeId, ...], Field(min_length=1)]
-    min_peers: Positive
+    id: PinnedText
+    coordinator: Annotated[SpiffeId, lattice.SAME]
+    coordinator_key_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1), lattice.INTERSECTION]
+    peers: Annotated[tuple[SpiffeId, ...], Field(min_length=1), lattice.INTERSECTION]
+    min_peers: Least
 
 
 class Valid(_Closed):
-    from_: UtcTime = Field(alias="from")
-    until: UtcTime
+    from_: Annotated[UtcTime, lattice.LATEST] = Field(alias="from")
+    until: Annotated[UtcTime, lattice.EARLIEST]
 
 
 class Budgets(_Closed):
-    message_bytes: Integer
-    control_message_bytes: Integer
-    round_bytes: Integer
-    day_bytes: Integer
-    messages_per_minute: Integer
-    control_messages_per_minute: Integer
-    polls_per_minute: Integer
+    message_bytes: Limit
+    control_message_bytes: Limit
+    round_bytes: Limit
+    day_bytes: Limit
+    messages_per_minute: Limit
+    control_messages_per_minute: Limit
+    polls_per_minute: Limit
 
 
 class ModelPins(_Closed):
-    base_model_sha256: Sha256
-    tokenizer_sha256: Sha256
-    template_sha256: Sha256
+    base_model_sha256: Pinned
+    tokenizer_sha256: Pinned
+    template_sha256: Pinned
 
 
 class SchemaPin(_Closed):
-    file: Text
-    sha256: Sha256
-    base_model_sha256: Sha256
-    rank: Positive
-    dtype: Literal["float32", "bfloat16"]
+    file: Label
+    sha256: Pinned
+    base_model_sha256: Pinned
+    rank: PinnedNumber
+    dtype: Annotated[Literal["float32", "bfloat16"], lattice.SAME]
 
 
 class SetPin(_Closed):
-    file: Text
-    sha256: Sha256
-    rows: Positive
-    licence: Text = ""
+    file: Label
+    sha256: Pinned
+    rows: PinnedNumber
+    licence: Label = ""
 
 
 class Approvals(_Closed):
     """first_rounds: rounds 1..n wait for people; then: afterwards every n-th round does, 0 is none."""
 
     first_rounds: Integer
-    then: Integer
-    persons: Positive
-    roles: Annotated[tuple[Literal["approver", "site-admin", "operator"], ...], Field(min_length=1)]
+    then: Integer  # ordered together with first_rounds: lattice.rhythm
+    persons: Least
+    roles: Annotated[
+        tuple[Literal["approver", "site-admin", "operator"], ...], Field(min_length=1), lattice.INTERSECTION
+    ]
 
 
 class Quantise(_Closed):
-    grid: Literal["float32", "bfloat16"]
+    grid: Annotated[Literal["float32", "bfloat16"], lattice.ladder("bfloat16", "float32")]
 
 
 class LoraFactors(_Closed):
-    schema_name: Text = Field(alias="schema")
-    clip_l2: NotNegative
-    max_l2: NotNegative
-    max_tensor_l2: NotNegative
-    max_total_l2: NotNegative
+    schema_name: PinnedText = Field(alias="schema")
+    clip_l2: NormLimit
+    max_l2: NormLimit
+    max_tensor_l2: NormLimit
+    max_total_l2: NormLimit
     quantise: Quantise
-    per_round: Integer
-    secure_aggregation: Literal["allowed", "forbidden"]
+    per_round: Limit
+    secure_aggregation: Annotated[Literal["allowed", "forbidden"], lattice.ladder("forbidden", "allowed")]
     approvals: Approvals
 
     @model_validator(mode="after")
@@ -168,49 +186,52 @@ class LoraFactors(_Closed):
 
 
 class Generation(_Closed):
-    max_new_tokens: Integer
-    samples_per_prompt: Integer
+    max_new_tokens: Limit
+    samples_per_prompt: Limit
 
 
 class PublicResponses(_Closed):
-    set: Text
-    content: Literal["full_text"]
-    logprobs: Literal["none"]
+    set: PinnedText
+    content: Annotated[Literal["full_text"], lattice.SAME]
+    logprobs: Annotated[Literal["none"], lattice.SAME]
     generation: Generation
-    max_prompts_per_step: Integer
-    max_responses_per_step: Integer
-    max_responses_per_round: Integer
-    max_tokens_per_step: Integer
-    max_tokens_per_round: Integer
-    max_bytes_per_response: Integer
-    max_bytes_per_step: Integer
-    max_bytes_per_round: Integer
-    send_only_verified: Boolean
+    max_prompts_per_step: Limit
+    max_responses_per_step: Limit
+    max_responses_per_round: Limit
+    max_tokens_per_step: Limit
+    max_tokens_per_round: Limit
+    max_bytes_per_response: Limit
+    max_bytes_per_step: Limit
+    max_bytes_per_round: Limit
+    send_only_verified: Demand
     approvals: Approvals
 
 
 class MetricField(_Closed):
-    min: Number
-    max: Number
-    quantum: Annotated[float, BeforeValidator(_plain_number), Field(gt=0)]
+    min: Annotated[Number, lattice.LARGEST]
+    max: Annotated[Number, lattice.SMALLEST]
+    quantum: Annotated[float, BeforeValidator(_plain_number), Field(gt=0), lattice.MULTIPLE]
 
 
 class MetricsEval(_Closed):
-    splits: tuple[Literal["held_out"], ...]
+    splits: Annotated[tuple[Literal["held_out"], ...], lattice.INTERSECTION]
     fields: dict[str, MetricField]
-    topics: tuple[Text, ...]
-    per_round: Integer
+    topics: Annotated[tuple[Text, ...], lattice.INTERSECTION]
+    per_round: Limit
 
 
 class OutboundControl(_Closed):
-    kinds: tuple[
-        Literal["hello", "poll", "fetch", "heartbeat", "progress", "declined", "abstain", "error", "checkpoint"],
-        ...,
+    kinds: Annotated[
+        tuple[
+            Literal["hello", "poll", "fetch", "heartbeat", "progress", "declined", "abstain", "error", "checkpoint"],
+            ...,
+        ],
+        lattice.INTERSECTION,
     ]
 
 
 class InboundControl(_Closed):
-    kinds: tuple[Literal["ack", "refusal", "checkpoint"], ...]
+    kinds: Annotated[tuple[Literal["ack", "refusal", "checkpoint"], ...], lattice.INTERSECTION]
 
 
 class Egress(_Closed):
@@ -223,31 +244,31 @@ class Egress(_Closed):
 
 
 class RunPlan(_Closed):
-    rounds: IntegerRange
-    local_steps: IntegerRange
-    prompts_per_step: IntegerRange
-    samples_per_prompt: IntegerRange
-    max_new_tokens: IntegerRange
-    temperature: NumberRange
-    learning_rate: NumberRange
+    rounds: Range
+    local_steps: Range
+    prompts_per_step: Range
+    samples_per_prompt: Range
+    max_new_tokens: Range
+    temperature: FloatRange
+    learning_rate: FloatRange
     approvals: Approvals
 
 
 class RoundOpen(_Closed):
-    set: Text
-    max_prompts_per_step: Integer
+    set: PinnedText
+    max_prompts_per_step: Limit
 
 
 class GlobalAdapter(_Closed):
-    schema_name: Text = Field(alias="schema")
-    max_l2: NotNegative
+    schema_name: PinnedText = Field(alias="schema")
+    max_l2: NormLimit
 
 
 class PublicDonors(_Closed):
-    set: Text
-    verify_locally: Boolean
-    max_donors_per_prompt: Integer
-    max_bytes_per_response: Integer
+    set: PinnedText
+    verify_locally: Demand
+    max_donors_per_prompt: Limit
+    max_bytes_per_response: Limit
 
 
 class Announcement(_Closed):
@@ -265,9 +286,9 @@ class Ingress(_Closed):
 
 
 class PolicyFile(_Closed):
-    policy_version: Annotated[Literal[1], BeforeValidator(_plain_integer)]
-    name: Text
-    mode: Literal["enforce", "shadow"]
+    policy_version: Annotated[Literal[1], BeforeValidator(_plain_integer), lattice.SAME]
+    name: Label
+    mode: Annotated[Literal["enforce", "shadow"], lattice.ladder("shadow", "enforce")]
     trainer: Trainer
     federation: Federation
     valid: Valid
@@ -275,7 +296,7 @@ class PolicyFile(_Closed):
     model: ModelPins
     lora_schemas: dict[str, SchemaPin]
     public_sets: dict[str, SetPin]
-    held_out: SetPin | None = None
+    held_out: Annotated[SetPin | None, lattice.PIN] = None  # absent: any held-out set
     egress: Egress
     ingress: Ingress
-    approval_expiry_hours: Positive
+    approval_expiry_hours: PositiveLimit

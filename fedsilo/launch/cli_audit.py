@@ -82,6 +82,26 @@ def tail(
 
 
 @app.command()
+@guarded("audit replay")
+def replay(
+    log: LogOption,
+    policy: Annotated[Path, typer.Option("--policy", help="The policy to ask; a draft, or the one in force.")],
+    since: Annotated[int, typer.Option("--since", min=0, help="First record to look at.")] = 0,
+    json_output: JsonOption = False,
+) -> None:
+    """Judge every recorded message again by another policy and list the decisions that change."""
+    from fedsilo.edge.audit_segments import read_records
+    from fedsilo.edge.site_policy import read_policy
+    from policies.replay import replay as decide_again
+
+    judged = list(decide_again(read_records(_folder(log), since), read_policy(policy)))
+    changed = [row.to_json() for row in judged if row.changed]
+    passed_over = [row.to_json() for row in judged if row.decision is None]
+    data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over}
+    emit("audit replay", data, json_output=json_output, text=lambda: _replay_text(data))
+
+
+@app.command()
 @guarded("audit prove")
 def prove(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
@@ -232,3 +252,17 @@ def _records_text(records: list[dict[str, Any]]) -> str:
         return (*what, size, place, ",".join(record.get("reasons", [])))
 
     return table(("seq", "time", "event", "kind", "decision", "bytes", "run/round/step", "reasons"), map(row, records))
+
+
+def _replay_text(data: dict[str, Any]) -> str:
+    rows = [
+        [str(row["seq"]), row["kind"], f"{row['round']}.{row['step']}", row["recorded"], row["replayed"],
+         ", ".join(row["reasons"] or row["recorded_reasons"])]
+        for row in data["changed"]
+    ]  # fmt: skip
+    lines = [f"{data['decisions']} decisions judged again, {len(rows)} change"]
+    if rows:
+        lines.append(table(("record", "kind", "round.step", "was", "would be", "reasons"), rows))
+    if data["not_replayed"]:
+        lines.append(f"{len(data['not_replayed'])} cannot be judged from facts (--json lists them)")
+    return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded
+from fedsilo.launch.output import JsonOption, emit, guarded, table
 
 if TYPE_CHECKING:
     from policies.load import Policy
@@ -184,6 +184,70 @@ def hash_(file: _FileArgument, json_output: JsonOption = False) -> None:
     emit("policy hash", {"policy_sha256": digest}, json_output=json_output, text=digest)
 
 
+@app.command()
+@guarded("policy diff")
+def diff(
+    before: Annotated[Path, typer.Argument(help="The policy in force.")],
+    after: Annotated[Path, typer.Argument(help="The policy to compare it with.")],
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", help="looser: exit 1 where anything is looser or cannot be compared.")
+    ] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Every field that differs, and whether the change is tighter or looser."""
+    from fedsilo.edge.site_policy import read_policy
+    from fedsilo.treaty.errors import OperationError, UsageError
+    from policies.compare import compare
+
+    if fail_on not in ("", "looser"):
+        raise UsageError(f"--fail-on {fail_on!r} is not known", hint="--fail-on looser")
+    changes = compare(read_policy(before).file, read_policy(after).file)
+    rows = [
+        {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
+        for change in changes
+    ]
+    opened = [change.name for change in changes if change.direction in ("looser", "incomparable")]
+    error = None
+    if fail_on and opened:
+        error = OperationError(
+            f"not tighter: {', '.join(opened[:8])}{' ...' if len(opened) > 8 else ''}", code="LOOSER",
+            hint="loosening takes two people's approval and a restart",
+        )  # fmt: skip
+    data = {"changes": rows, "tighter_or_equal": not opened}
+    emit("policy diff", data, json_output=json_output, text=lambda: _diff_text(rows), error=error)
+
+
+@app.command()
+@guarded("policy explain")
+def explain(
+    record: Annotated[int, typer.Argument(min=0, help="Number of a decision in the log.")],
+    log: Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")],
+    policy: Annotated[Path, typer.Option("--policy", help="Policy to judge it by.")] = Path("policy.yaml"),
+    json_output: JsonOption = False,
+) -> None:
+    """Every rule's verdict on a recorded message, with the measured value, the limit and its line in the policy."""
+    from fedsilo.edge.audit_segments import read_records
+    from fedsilo.edge.site_policy import read_policy
+    from fedsilo.treaty.errors import NotFoundError
+    from policies.render import worst_case
+    from policies.replay import DECISIONS, replayed
+
+    folder = log / "audit" if (log / "audit").is_dir() else log
+    found = next((row for row in read_records(folder, record) if row["seq"] == record), None)
+    if found is None or found["event"] not in DECISIONS:
+        raise NotFoundError(f"record {record} of {folder} is no decision", hint="fedsilo audit tail --log shows them")
+    judged_by = read_policy(policy)
+    judged = replayed(found, judged_by)
+    if judged.decision is None:
+        raise NotFoundError(f"record {record} cannot be judged again: {judged.why}")
+    data = {
+        **judged.to_json(),
+        "rules": [result.to_json() for result in judged.decision.results],
+        "worst_case_per_round": worst_case(judged_by),
+    }
+    emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data))
+
+
 @schema_app.command("make")
 @guarded("policy schema make")
 def schema_make(
@@ -250,3 +314,35 @@ def _summary(policy: Policy, rows: list[dict[str, Any]]) -> list[str]:
                 kinds.append(str(field.alias))
         lines.append(f"{side}: {', '.join(kinds) or 'nothing'}")
     return [*lines, *_worst_case_lines(rows)]
+
+
+def _diff_text(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "the two policies allow the same"
+    return table(
+        ("field", "before", "after", ""),
+        [[row["field"], str(row["before"]), str(row["after"]), row["direction"]] for row in rows],
+    )
+
+
+def _explain_text(data: dict[str, Any]) -> str:
+    rows = [
+        [rule["outcome"], rule["rule"], _short(rule["measured"]), _short(rule["limit"]), f"line {rule['line']}"]
+        for rule in data["rules"]
+        if rule["outcome"] != "n.a."
+    ]
+    silent = sum(rule["outcome"] == "n.a." for rule in data["rules"])
+    verdict = f"record {data['seq']}: {data['kind']} was {data['recorded']}, this policy says {data['replayed']}"
+    return "\n".join(
+        [
+            verdict + (f" ({', '.join(data['reasons'])})" if data["reasons"] else ""),
+            table(("", "rule", "measured", "limit", ""), rows),
+            f"{silent} rules do not apply to this kind",
+            *_worst_case_lines(data["worst_case_per_round"]),
+        ]
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 20 else f"{text[:17]}..."

@@ -1,0 +1,160 @@
+"""How any two policies compare, field by field: each field's type says which of two values is the tighter one.
+
+A field is annotated with one of the orders below. From `meet`, the loosest value that is at least as tight as both,
+everything else follows: a is tighter than b where meet(a, b) = a. So two policies combine into one that allows only
+what both allow (threat T34), and a change of a file can be told tighter, looser or incomparable (threat model 4.1).
+
+Each meet is commutative, associative and idempotent (X2). Where no value is as tight as both, the block that needs
+one is absent, and what is absent is denied.
+What this does not stop: a looser policy signed by the people who may loosen it.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+
+class NothingInCommon(ValueError):
+    """No value is at least as tight as both."""
+
+
+class Order:
+    """The order of one field. `words`: what a smaller value of it means to a reader."""
+
+    words = ""
+
+    def meet(self, first: Any, second: Any) -> Any:
+        """Raises NothingInCommon."""
+        raise NotImplementedError
+
+
+class _Smallest(Order):
+    """A largest allowed number."""
+
+    words = "at most"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return min(first, second)
+
+
+class _Largest(Order):
+    """A smallest required number; for UTC times in ISO form, whose order is that of their text, the later one."""
+
+    words = "at least"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return max(first, second)
+
+
+class _Intersection(Order):
+    """A list of what is allowed. Its order means nothing, so the meet is sorted."""
+
+    words = "one of"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return tuple(sorted(set(first) & set(second)))
+
+
+class _Overlap(Order):
+    """A range [from, to] of allowed numbers."""
+
+    words = "within"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        low, high = max(first[0], second[0]), min(first[1], second[1])
+        if low > high:
+            raise NothingInCommon
+        return (low, high)
+
+
+class _Both(Order):
+    """A demand that is either made or not: made if one of the two makes it."""
+
+    words = "demanded"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return first or second
+
+
+class _Ladder(Order):
+    """A closed list of words, the tightest first."""
+
+    words = "at least as tight as"
+
+    def __init__(self, *rungs: str) -> None:
+        self._rungs = rungs
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return min(first, second, key=self._rungs.index)
+
+
+class _Same(Order):
+    """A name or digest that is either the same or has nothing in common."""
+
+    words = "exactly"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        if first != second:
+            raise NothingInCommon
+        return first
+
+
+class _Label(Order):
+    """What decides nothing: a name for people, a licence, a file's place."""
+
+    words = "label"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return min(first, second)
+
+
+class _Multiple(Order):
+    """The step of a grid: every second point is tighter. The meet is the smallest common multiple as decimals."""
+
+    words = "a multiple of"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        one, two = Fraction(repr(float(first))), Fraction(repr(float(second)))
+        common = Fraction(math.lcm(one.numerator, two.numerator), math.gcd(one.denominator, two.denominator))
+        if Fraction(repr(float(common))) != common:
+            raise NothingInCommon  # a step that no double spells: no grid lies in both
+        return float(common)
+
+
+class _Pin(Order):
+    """A pinned file that may be absent: then any file will do, so what is pinned is tighter."""
+
+    words = "pinned to"
+
+    def meet(self, first: Any, second: Any) -> Any:
+        if first is None or second is None:
+            return second if first is None else first
+        if first.sha256 != second.sha256 or first.rows != second.rows:
+            raise NothingInCommon
+        return min(first, second, key=lambda pin: (pin.file, pin.licence))
+
+
+SMALLEST, LARGEST, INTERSECTION, OVERLAP, BOTH = _Smallest(), _Largest(), _Intersection(), _Overlap(), _Both()
+SAME, LABEL, MULTIPLE, PIN = _Same(), _Label(), _Multiple(), _Pin()
+EARLIEST, LATEST = SMALLEST, LARGEST  # of times in ISO form
+
+
+def ladder(*rungs: str) -> Order:
+    """An order of words, the tightest first."""
+    return _Ladder(*rungs)
+
+
+def rhythm(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    """Approval rounds that contain those of both: (first_rounds, then).
+
+    Rounds 1..n are held and after them every t-th, t = 0 for none. The meet begins with the longer stretch; its t
+    divides both and the distance of their beginnings, so that no held round of either falls between its own.
+    """
+    start = max(first[0], second[0])
+    step = 0
+    for begin, every in (first, second):
+        if every:
+            step = math.gcd(step, every, start - begin)
+    return start, step

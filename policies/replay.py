@@ -1,0 +1,74 @@
+"""Decisions again, from the facts that an audit log kept: what another policy would have said. Needs no payloads.
+
+A decision record holds all that `measure` found and the counts it was judged by, so `decide` can be asked again.
+What this does not tell: what would have followed. A message is judged as it was sent (a smaller clip limit would have
+scaled the delta first), each for itself, and with the counts of its own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from policies.engine import Decision, History, decide
+from policies.load import Policy
+
+DECISIONS = ("egress.decision", "ingress.decision")
+# Verdicts that no rule gave, so that no rule can give them again.
+_NOT_OF_RULES = frozenset({"transform"})
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One recorded decision and what the policy says now.
+
+    Attributes:
+        seq: of the record.
+        record: as it stands in the log.
+        decision: None where it cannot be asked again; `why` says why.
+    """
+
+    seq: int
+    record: Mapping[str, Any]
+    decision: Decision | None
+    why: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return self.decision is not None and self.decision.verdict != self.record["decision"]
+
+    def to_json(self) -> dict[str, Any]:
+        record, decision = self.record, self.decision
+        return {
+            "seq": self.seq,
+            **{key: record.get(key) for key in ("kind", "run", "round", "step", "direction", "peer")},
+            "recorded": record["decision"],
+            "recorded_reasons": list(record.get("reasons", ())),
+            "replayed": decision.verdict if decision else "",
+            "reasons": list(decision.reasons) if decision else [],
+            "not_replayed": self.why,
+        }
+
+
+def replay(records: Iterable[Mapping[str, Any]], policy: Policy) -> Iterator[Replayed]:
+    """Every recorded decision, judged by `policy`, in the order of the log.
+
+    Args:
+        records: of one log; what is no decision is passed over.
+        policy: the one to ask.
+    """
+    for record in records:
+        if record["event"] in DECISIONS:
+            yield replayed(record, policy)
+
+
+def replayed(record: Mapping[str, Any], policy: Policy) -> Replayed:
+    """One decision record, judged by `policy`."""
+    facts = record.get("facts", {})
+    if "final" not in facts or "history" not in facts:
+        return Replayed(int(record["seq"]), record, None, "refused before it was measured")
+    if any(rule["rule"] in _NOT_OF_RULES for rule in record.get("rules", ())):
+        return Replayed(int(record["seq"]), record, None, "its values could not be made fit, which no rule judges")
+    decision = decide(dict(facts["final"]), policy, History.from_json(dict(facts["history"])))
+    return Replayed(int(record["seq"]), record, decision)

@@ -1,0 +1,274 @@
+"""X2: how policies combine and compare. Meets obey the laws of a lattice; what both allow, and nothing else, passes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.strict_yaml import load
+from policies import lattice, model
+from policies.compare import Change, compare, is_tightening, meet, order_of
+from policies.engine import History, decide, measure
+from policies.lattice import NothingInCommon
+from policies.load import Policy
+from policies.model import Approvals, PolicyFile
+from policies.rules.approvals import asked
+from tests.policies.setting import context, good_cases, policy_of, policy_text
+
+BASE: dict[str, Any] = load(policy_text().encode(), "policy.yaml").value
+# What a field of each order may be changed into; for numbers, factors.
+FACTORS = (0, 0.5, 0.99, 1, 1.01, 2, 1000)
+WORDS = {
+    "mode": ("enforce", "shadow"),
+    "least_isolation": ("namespaces", "user", "container", "waived"),
+    "grid": ("float32", "bfloat16"),
+    "secure_aggregation": ("allowed", "forbidden"),
+    "from": ("2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z", "2027-02-01T00:00:00Z"),
+    "until": ("2027-03-01T00:00:00Z", "2027-12-01T00:00:00Z", "2028-12-01T00:00:00Z"),
+}
+OPTIONAL = [
+    *(("egress", kind) for kind in ("lora.factors", "public.responses", "metrics.eval", "control")),
+    *(("ingress", kind) for kind in ("run.plan", "round.open", "global.adapter", "public.donors", "run.end")),
+    ("held_out",),
+]
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, child in value.items() for leaf in leaves(child, (*path, key))]
+    return [path]
+
+
+LEAVES = leaves(BASE)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> PolicyFile:
+    """The shipped pubswap policy with some fields changed or blocks taken away."""
+    value = copy.deepcopy(BASE)
+    for path in draw(st.lists(st.sampled_from(LEAVES), max_size=6, unique=True)):
+        change(draw, value, path)
+    for path in draw(st.lists(st.sampled_from(OPTIONAL), max_size=2, unique=True)):
+        parent = value if len(path) == 1 else value[path[0]]
+        parent[path[-1]] = None
+    try:
+        return PolicyFile.model_validate(value)
+    except ValueError:
+        assume(False)
+        raise
+
+
+def change(draw: st.DrawFn, value: dict[str, Any], path: tuple[Any, ...]) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    key, old = path[-1], value[path[-1]]
+    if key in WORDS:
+        value[key] = draw(st.sampled_from(WORDS[key]))
+    elif isinstance(old, bool):
+        value[key] = draw(st.booleans())
+    elif key == "quantum":
+        value[key] = draw(st.sampled_from((0.0001, 0.0002, 0.0003, 0.25, 1)))
+    elif isinstance(old, int | float):
+        new = old * draw(st.sampled_from(FACTORS)) if old else draw(st.integers(0, 5))
+        value[key] = round(new) if isinstance(old, int) else new
+    elif isinstance(old, list) and old and isinstance(old[0], int | float):
+        value[key] = sorted(draw(st.sampled_from(FACTORS)) * number for number in old)
+        value[key] = [round(number) for number in value[key]] if isinstance(old[0], int) else value[key]
+    elif isinstance(old, list):
+        value[key] = draw(st.permutations(old))[: draw(st.integers(0, len(old)))]
+    elif isinstance(old, str) and len(old) == 64:
+        value[key] = draw(st.sampled_from((old, "f" * 64)))
+
+
+def met(first: PolicyFile, second: PolicyFile) -> PolicyFile | None:
+    """The meet; None where there is none, which is tighter than everything."""
+    try:
+        return meet(first, second)
+    except UsageError as error:
+        assert error.code == "NO_MEET"
+        return None
+
+
+# ---- the laws ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies(), policies())
+def test_X02_meet_is_commutative_and_at_least_as_tight_as_both(first: PolicyFile, second: PolicyFile) -> None:
+    both = met(first, second)
+    assert both == met(second, first)
+    if both is not None:
+        assert is_tightening(first, both) and is_tightening(second, both)
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies(), policies(), policies())
+def test_X02_meet_is_associative(first: PolicyFile, second: PolicyFile, third: PolicyFile) -> None:
+    left, right = met(first, second), met(second, third)
+    one = met(left, third) if left is not None else None
+    other = met(first, right) if right is not None else None
+    assert one == other
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies())
+def test_X02_meet_is_idempotent(file: PolicyFile) -> None:
+    once = met(file, file)
+    assume(once is not None)
+    assert once is not None
+    assert met(once, once) == once
+    # lists may come out sorted and a block without its set is gone; nothing else has changed
+    assert all(change.direction == "tighter" and change.after == "absent" for change in compare(file, once))
+
+
+MESSAGES = [measure(message, context(**changes)) for message, changes in good_cases().values()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies(), policies(), st.sampled_from(MESSAGES), st.integers(0, 4))
+def test_T34_the_meet_allows_only_what_both_allow(
+    first: PolicyFile, second: PolicyFile, facts: dict[str, Any], released: int
+) -> None:
+    both = met(first, second)
+    assume(both is not None)
+    assert both is not None
+    history = History(rounds_released=released)
+    verdicts = [decide(facts, as_policy(file), history).verdict for file in (both, first, second)]
+    if verdicts[0] == "allow":
+        assert verdicts[1:] == ["allow", "allow"]
+    if verdicts[0] == "hold":
+        assert "deny" not in verdicts[1:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(policies(), policies(), st.sampled_from(MESSAGES), st.integers(0, 4))
+def test_X02_tightening_never_turns_deny_into_allow_and_diff_agrees(
+    before: PolicyFile, after: PolicyFile, facts: dict[str, Any], released: int
+) -> None:
+    rank = {"deny": 0, "hold": 1, "allow": 2}
+    history = History(rounds_released=released)
+    was, became = (rank[decide(facts, as_policy(file), history).verdict] for file in (before, after))
+    directions = {change.direction for change in compare(before, after)} - {"cosmetic"}
+    if directions <= {"tighter"}:
+        assert became <= was
+    if directions <= {"looser"}:
+        assert became >= was
+
+
+def as_policy(file: PolicyFile) -> Policy:
+    return Policy(file, "policy.yaml", "0" * 64, {})
+
+
+# ---- the orders, each by hand ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "second", "expected"),
+    [
+        (lattice.SMALLEST, 3, 5, 3),
+        (lattice.LARGEST, 3, 5, 5),
+        (lattice.LATEST, "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z", "2027-01-01T00:00:00Z"),
+        (lattice.INTERSECTION, ("b", "a", "c"), ("c", "d", "b"), ("b", "c")),
+        (lattice.OVERLAP, (1, 5), (3, 9), (3, 5)),
+        (lattice.BOTH, False, True, True),
+        (lattice.SAME, "x", "x", "x"),
+        (lattice.MULTIPLE, 0.0002, 0.0003, 0.0006),
+        (lattice.MULTIPLE, 0.25, 1, 1.0),
+        (lattice.ladder("shadow", "enforce"), "enforce", "shadow", "shadow"),
+    ],
+)
+def test_each_order(order: lattice.Order, first: Any, second: Any, expected: Any) -> None:
+    assert order.meet(first, second) == order.meet(second, first) == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "second"),
+    [
+        (lattice.OVERLAP, (1, 2), (3, 4)),
+        (lattice.SAME, "x", "y"),
+        (lattice.MULTIPLE, 0.1234567890123457, 0.7654321098765433),
+    ],
+)
+def test_where_nothing_is_as_tight_as_both_it_says_so(order: lattice.Order, first: Any, second: Any) -> None:
+    with pytest.raises(NothingInCommon):
+        order.meet(first, second)
+
+
+def test_approval_rounds_of_the_meet_contain_those_of_both_over_hundreds_of_rounds() -> None:
+    """Round by round, as the rule that holds them counts."""
+
+    def held(first_rounds: int, then: int) -> set[int]:
+        block = Approvals(first_rounds=first_rounds, then=then, persons=1, roles=("approver",))
+        return {number for number in range(1, 300) if asked(block, number)}
+
+    choices = list(itertools.product(range(5), (0, 1, 2, 3, 4, 6)))
+    for first, second in itertools.product(choices, choices):
+        both = lattice.rhythm(first, second)
+        assert held(*both) >= held(*first) | held(*second)
+        assert both == lattice.rhythm(second, first) and lattice.rhythm(first, first) == first
+
+
+def test_every_field_of_the_schema_carries_an_order_or_is_a_block() -> None:
+    """A field added without one would compare as if it did not exist."""
+    without = set()
+    for name in dir(model):
+        made = getattr(model, name)
+        if isinstance(made, type) and issubclass(made, model.BaseModel) and made.__module__ == model.__name__:
+            for field_name, field in made.model_fields.items():
+                block = any(
+                    isinstance(part, type) and issubclass(part, model.BaseModel)
+                    for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
+                )
+                if order_of(field) is None and not block:
+                    without.add(f"{name}.{field_name}")
+    assert without == {"Approvals.first_rounds", "Approvals.then"}  # compared together
+
+
+# ---- compare -----------------------------------------------------------------------------------------
+
+
+def changed(old: str, new: str) -> list[Change]:
+    text = policy_text()
+    assert text.count(old) >= 1, old
+    return compare(policy_of(text).file, policy_of(text.replace(old, new, 1)).file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "direction"),
+    [
+        ("per_round: 1", "per_round: 2", "egress.lora.factors.per_round", "looser"),
+        ("messages_per_minute: 600", "messages_per_minute: 60", "budgets.messages_per_minute", "tighter"),
+        ("send_only_verified: true", "send_only_verified: false",
+         "egress.public.responses.send_only_verified", "looser"),
+        ("mode: enforce", "mode: shadow", "mode", "tighter"),
+        ("temperature: [0.1, 2.0]", "temperature: [0.5, 3.0]", "ingress.run.plan.temperature", "incomparable"),
+        ("run.end: {}", "run.end: null", "ingress.run.end", "tighter"),
+        ("name: pubswap ", "name: ours ", "name", "cosmetic"),
+        ("first_rounds: 0\n      then: 0", "first_rounds: 2\n      then: 0",
+         "egress.lora.factors.approvals.first_rounds, then", "tighter"),
+        ("quantum: 0.0001", "quantum: 0.001", "egress.metrics.eval.fields.pass_at_1.quantum", "tighter"),
+        ("min_peers: 2", "min_peers: 1", "federation.min_peers", "looser"),
+    ],
+)  # fmt: skip
+def test_a_changed_line_is_one_row_with_its_direction(old: str, new: str, name: str, direction: str) -> None:
+    assert [(change.name, change.direction) for change in changed(old, new)] == [(name, direction)]
+
+
+def test_order_of_lists_and_comments_change_nothing() -> None:
+    assert changed("kinds: [ack, refusal, checkpoint]", "kinds: [checkpoint, ack, refusal]   # the same") == []
+    assert math.isfinite(BASE["budgets"]["day_bytes"])
+
+
+def test_policies_of_two_federations_have_no_meet_and_say_which_field() -> None:
+    text = policy_text()
+    other = policy_of(text.replace("cardio-net", "neuro-net")).file
+    with pytest.raises(UsageError, match="nothing in common") as caught:
+        meet(policy_of(text).file, other)
+    assert "cardio-net" in str(caught.value)
