@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check fix install proto clean
+.PHONY: demo test check fix install proto reference pictures clean
 
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
@@ -32,6 +32,14 @@ install: $(VENV)/.runtime
 
 proto: $(VENV)/.dev
 	cd fedsilo/treaty/wire && ../../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=_generated --pyi_out=_generated federation.proto control.proto
+
+# docs/reference, from the code; a test says when it is stale.
+reference: $(VENV)/.dev
+	$(BIN)/python -m tools.reference
+
+# docs/pictures, of a real demo with a held release (a minute or two).
+pictures: $(VENV)/.dev
+	$(BIN)/python -m tools.pictures
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }

@@ -17,6 +17,8 @@ PassphraseOption = Annotated[
     Path | None, typer.Option("--passphrase-file", help="Private file whose first line is the passphrase of ca.key.")
 ]
 
+TRIAL_COORDINATOR = "coordinator"  # name of its folder
+
 
 @app.command("ca-init")
 @guarded("certs ca-init")
@@ -83,12 +85,15 @@ def invite(
 def request(
     token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the new keys and the request.")],
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Take the keys that are in the folder: the log and others' pins know them.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Make keys here, where they stay, and a request that travels to the CA."""
     from fedsilo.launch import provision
 
-    enrolment = provision.request(out, token)
+    enrolment = provision.request(out, token, renew=renew)
     data = {
         "spiffe_id": str(enrolment.identity),
         "request": str(enrolment.request),
@@ -148,6 +153,67 @@ def sign(
         data,
         json_output=json_output,
         text=f"{issued.spiffe_id} until {data['not_after']}: {out}\nfingerprint {issued.fingerprint}",
+    )
+
+
+@app.command("trial")
+@guarded("certs trial")
+def trial(
+    federation: Annotated[str, typer.Argument(help="Name of the federation.")],
+    silos: Annotated[str, typer.Option("--silos", help="Names of the silos, with commas.")],
+    out: Annotated[Path, typer.Option("--out", help="The new folder; it gets a folder for each party.")],
+    dns: Annotated[list[str] | None, typer.Option("--dns", help="Host names silos dial; default localhost.")] = None,
+    ip: Annotated[list[str] | None, typer.Option("--ip", help="Addresses silos dial; default 127.0.0.1, ::1.")] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Every key and certificate of a federation that is only tried out, in one go and valid for 7 days.
+
+    Whoever runs this holds every party's keys and could speak for each of them: for data that may be seen by all. In a
+    real federation each site makes its own: ca-init, invite, request, sign.
+    """
+    from certs.authority import DAEMON_LIFETIME_MAX
+    from certs.names import checked_name
+    from fedsilo.launch import provision
+    from fedsilo.treaty.errors import ConflictError, UsageError
+
+    names = [checked_name(name.strip()) for name in silos.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names) or TRIAL_COORDINATOR in names:
+        raise UsageError(
+            "--silos names each silo once, and none of them coordinator", hint="--silos hospital_a,hospital_b"
+        )
+    if out.exists() and any(out.iterdir()):
+        raise ConflictError(f"{out} is not empty", hint="name a new folder")
+    authority = out / "federation_ca"
+    provision.init_ca(authority, name=federation, kind="federation")
+    identities = provision.provision_site(
+        out / TRIAL_COORDINATOR,
+        site="main",
+        federation_ca=authority,
+        people={"carol": ("operator", "approver")},
+        is_coordinator=True,
+        dns_names=dns or ("localhost",),
+        ip_addresses=ip or ("127.0.0.1", "::1"),
+        operator_lifetime=DAEMON_LIFETIME_MAX,
+    )
+    for name in names:
+        provision.provision_site(
+            out / name,
+            site=name,
+            federation_ca=authority,
+            people={"alice": ("approver", "operator"), "bob": ("approver",)},
+            coordinator_public_key=(identities / "coordinator.pub").read_bytes(),
+            operator_lifetime=DAEMON_LIFETIME_MAX,
+        )
+    folders = {name: str(out / name) for name in (TRIAL_COORDINATOR, *names)}
+    emit(
+        "certs trial",
+        {"federation": federation, "folders": folders, "federation_ca": str(authority)},
+        json_output=json_output,
+        text=lambda: (
+            table(("party", "folder"), folders.items())
+            + "\npeople: carol at the coordinator, alice and bob at each silo; all of it ends in 7 days"
+        ),
+        warnings=["all keys were made in one place: for a trial, never for data that may not leave its site"],
     )
 
 
