@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from console.values import HEX_DIGEST, CoordinatorState, Figure, Leaving, Left, Member, Release, Rule, Run, SiloState
@@ -104,6 +104,9 @@ def _release(data: Mapping[str, Any]) -> Release:
     )  # fmt: skip
 
 
+_YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
+
+
 def _rule(data: Mapping[str, Any]) -> Rule:
     name = text_of(data.get("rule"))
     return Rule(name, text_of(data.get("outcome")), _value(data.get("measured"), name), _value(data.get("limit"), name))
@@ -116,6 +119,10 @@ def _value(value: Any, rule: str) -> str:
             return ""
         case bool():
             return "yes" if value else "no"
+        case int() | float() if rule == "valid" and 0 <= value < _YEAR_10000_SECONDS:
+            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
+        case list() if rule == "valid":
+            return " to ".join(_value(item, rule) for item in value)
         case int() | float() if "bytes" in rule:
             return (
                 f"{value / (1 << 20):.1f}M"

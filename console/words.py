@@ -31,7 +31,7 @@ from console.values import (
     Snapshot,
 )
 
-CERTIFICATE_DAYS_SOON = 7
+CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
 
 

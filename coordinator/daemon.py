@@ -154,7 +154,7 @@ class Coordinator:
             return self._latest
 
     def _publish(self, name: str, fields: dict[str, Any]) -> None:
-        self.control.publish(name, fields)
+        self.store.once_committed(lambda: self.control.publish(name, fields))
 
     def _text_now(self) -> str:
         return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -182,6 +183,7 @@ class Store:
         with _named_errors():
             Base.metadata.create_all(self._engine)
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
+        self._thread = threading.local()
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -191,8 +193,25 @@ class Store:
             DiskFullError: no space; nothing of the block is kept.
             OperationError: the database refuses for another reason.
         """
-        with _named_errors(), self._sessions.begin() as session:
-            yield session
+        around = getattr(self._thread, "afterwards", None)
+        afterwards: list[Callable[[], None]] = []
+        self._thread.afterwards = afterwards
+        try:
+            with _named_errors(), self._sessions.begin() as session:
+                yield session
+        finally:
+            self._thread.afterwards = around
+        for call in afterwards:
+            call()
+
+    def once_committed(self, call: Callable[[], None]) -> None:
+        """Call when this thread's transaction is durable: who is told of a change can then read it. Without one, now;
+        never where the transaction fails."""
+        afterwards = getattr(self._thread, "afterwards", None)
+        if afterwards is None:
+            call()
+        else:
+            afterwards.append(call)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -24,11 +24,15 @@ _DtypeOption = Annotated[str, typer.Option("--dtype", help="Values on the wire: 
 _ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 _FileArgument = Annotated[Path, typer.Argument(help="Policy file.")]
 
-# N1 to N3 of the threat model, said wherever a policy is judged.
+# N1 to N6 of the threat model, said wherever a policy is judged.
 NOTICES = (
-    "a malicious program inside the silo can hide data in weight values and wording; limits narrow this, none ends it",
-    "without differential privacy (off here) adapters and answers can leak membership and content",
-    "this ruleset has no text screens: answers to public prompts leave as the model wrote them",
+    "N1: a malicious program inside the silo can hide data in weight values and wording; limits narrow this, none "
+    "ends it",
+    "N2: without differential privacy (off here) adapters and answers can leak membership and content",
+    "N3: this ruleset has no text screens, which would be tripwires: answers to public prompts leave as written",
+    "N4: noise per silo would not help full adapters of 3 to 32 silos, and there is none",
+    "N5: the coordinator sees each silo's delta; a secure sum would hide who sent what, not what the sum says",
+    "N6: what has left cannot be unlearned or called back",
 )
 
 
@@ -288,6 +292,7 @@ def _refuse_existing(paths: list[Path], force: bool) -> None:
 def _write(path: Path, data: bytes) -> None:
     from fedsilo.edge.files import write_durably
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, data)
 
 

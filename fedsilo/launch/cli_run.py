@@ -107,11 +107,8 @@ def watch(
                 data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
                 emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {details}")
                 if event.name == "run.ended" and event.fields.get("run") == run:
-                    # the event comes a moment before the store shows the same
-                    state = event.fields["outcome"]
                     break
-            else:
-                state = client.query("run", {"run": run})["state"]
+            state = client.query("run", {"run": run})["state"]
     if state != "finished":
         raise OperationError(f"run {run} has not finished: {state}")
 

@@ -99,13 +99,13 @@ def init(
         now_seconds=time.time(),
     )
     config = written["config"]
+    keys = "" if (out / "id" / f"{name}.key").exists() else f"fedsilo certs request --token TOKEN --out {out / 'id'}; "
     emit(
         "silo init",
         written,
         json_output=json_output,
         text=f"wrote {written['config']}, {written['policy']}, {written['schema']}\n"
-        f"next: read the policy; keys by `fedsilo certs request --token TOKEN --out {out / 'id'}`; "
-        f"silo check --config {config}; silo start --config {config}",
+        f"next: read the policy; {keys}silo check --config {config}; silo start --config {config}",
     )
 
 

@@ -31,7 +31,8 @@ def _learned(data: dict[str, Any]) -> str:
         rows.append([f"  control {data['compared']['method']}", *_points(data["compared"]["pass_at_1"])])
     rows += [[silo, *_points(row)] for silo, row in data["per_silo"].items()]
     rows += [[f"topic {topic}", *_points(row)] for topic, row in data["per_topic"].items()]
-    heading = f"pass@1 on held-out prompts, % ({data['method']}, {len(data['rounds'])} rounds)"
+    rounds = len(data["rounds"])
+    heading = f"pass@1 on held-out prompts, % ({data['method']}, {rounds} round{'s' if rounds != 1 else ''})"
     lines = [heading, table(("", "before", "after", "points"), rows)]
     for silo, reasons in data["rows_left_out"].items():
         if reasons:

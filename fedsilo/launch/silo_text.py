@@ -24,7 +24,8 @@ def status_text(state: Mapping[str, Any]) -> str:
         ("audit", f"{state.get('audit', {}).get('size', 0)} records"),
     ]
     rows += [
-        ("metric", f"{name} {item['value']} ({item['source']})") for name, item in state.get("metrics", {}).items()
+        ("metric", f"{name} {_number_text(item['value'])} ({item['source']})")
+        for name, item in state.get("metrics", {}).items()
     ]
     rows += [("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes") for row in state.get("left", ())]
     rows += [
@@ -32,6 +33,13 @@ def status_text(state: Mapping[str, Any]) -> str:
         for row in state["held"]
     ]
     return table(("what", "now"), rows)
+
+
+def _number_text(value: Any) -> str:
+    """Four digits that mean something; a mapping of counts as its items."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_number_text(count)}" for name, count in value.items()) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _trainer_text(trainer: Mapping[str, Any]) -> str:

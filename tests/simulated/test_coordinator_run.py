@@ -421,3 +421,29 @@ def test_a_wrong_run_file_is_refused_by_name(tmp_path: Path, change: str, messag
     with pytest.raises(ConflictError, match="has not ended"):
         house.submit(RUN_YAML.replace("run-1", "run-2"))
     house.close()
+
+
+def test_what_is_told_is_told_after_it_can_be_read(tmp_path: Path) -> None:
+    """Who hears of a change and asks for it at once must find it; what was rolled back is never told."""
+    store = db.Store(f"sqlite:///{tmp_path / 'told.db'}")
+    heard: list[int] = []
+
+    def count() -> int:
+        with store.transaction() as session:
+            return len(list(session.scalars(select(db.Event))))
+
+    def change(session: Session) -> None:
+        session.add(db.Event(time="", name="n", fields="{}"))
+        store.once_committed(lambda: heard.append(count()))
+
+    with store.transaction() as session:
+        change(session)
+        assert heard == []
+    assert heard == [1]
+    with pytest.raises(ZeroDivisionError), store.transaction() as session:
+        change(session)
+        raise ZeroDivisionError
+    assert heard == [1]
+    store.once_committed(lambda: heard.append(-1))  # outside of a transaction there is nothing to wait for
+    assert heard == [1, -1]
+    store.close()
