@@ -97,13 +97,22 @@ class Witness:
         folder: for what crosses.
         port: the recorder's.
         external: silos whose trainer somebody else starts.
+        federation: its name.
 
     Raises:
         OperationError: as `plant`.
     """
 
     def __init__(
-        self, sites: Sites, data: DataFolder, seed: int, folder: Path, *, port: int, external: Iterable[str] = ()
+        self,
+        sites: Sites,
+        data: DataFolder,
+        seed: int,
+        folder: Path,
+        *,
+        port: int,
+        external: Iterable[str] = (),
+        federation: str = FEDERATION,
     ) -> None:
         def keys(name: str, folder: Path) -> EndKeys:
             return EndKeys(folder / "id" / f"{name}.crt", folder / "id" / f"{name}.key")
@@ -115,7 +124,7 @@ class Witness:
         self._recorder = WireRecorder(
             folder,
             coordinator=keys(here.name, here.folder),
-            silos={f"spiffe://{FEDERATION}/silo/{site.name}": keys(site.name, site.folder) for site in sites.silos},
+            silos={f"spiffe://{federation}/silo/{site.name}": keys(site.name, site.folder) for site in sites.silos},
             trust_root=here.folder / "id" / "federation_ca.crt",
             upstream=sites.listen,
             port=port,

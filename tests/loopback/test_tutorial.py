@@ -7,12 +7,14 @@ Words after `sh` say what a person would do with the block:
     sh until=TEXT   look again until TEXT shows
     sh terminal     run it on a terminal and type the digest's last four characters when asked
 
-Only the port is changed, so that two suites on one machine do not meet.
+Only the port is changed, so that two suites on one machine do not meet; and before a silo is started, texts are planted
+at each site and a recorder is put in front of the coordinator (threat X1).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pty
 import re
@@ -27,8 +29,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.launch.demo_sites import free_port
-from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS
+from fedsilo.launch.data_folder import read_data_folder
+from fedsilo.launch.demo_sites import Site, Sites, free_port
+from fedsilo.launch.demo_wire import Witness
+from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, nothing_planted_crossed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PORT = "8443"  # as the pages write it
@@ -43,6 +47,8 @@ class Typist:
     folder: Path
     port: str = field(default_factory=lambda: str(free_port()))
     daemons: list[subprocess.Popen[str]] = field(default_factory=list)
+    witness: Witness | None = None
+    _behind: str = ""  # where the coordinator really listens
 
     def type(self, page: str) -> None:
         blocks = FENCE.findall((DOCS / page).read_text(encoding="utf-8"))
@@ -62,6 +68,10 @@ class Typist:
         return done.stdout
 
     def keep(self, block: str, _: str) -> None:
+        if block.startswith("coordinator start"):
+            self._step_behind()
+        elif block.startswith("silo start") and self.witness is None:
+            self._record()
         process = subprocess.Popen(
             ["bash", "-c", f"exec {block}"], cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -76,6 +86,36 @@ class Typist:
                 threading.Thread(target=process.stdout.read, daemon=True).start()
                 return
         raise AssertionError(f"{block} ended before it was ready:\n{said}")
+
+    def _step_behind(self) -> None:
+        """Let the coordinator listen elsewhere, so that the recorder can stand where the sites dial."""
+        self._behind = f"127.0.0.1:{free_port()}"
+        for config in self.folder.glob("**/coordinator.yaml"):
+            text = config.read_text()
+            listen = f'listen: "127.0.0.1:{self.port}"'
+            assert text.count(listen) == 1
+            config.write_text(text.replace(listen, f'listen: "{self._behind}"'))
+
+    def _record(self) -> None:
+        def site(config: Path) -> Site:
+            state = config.parent / "state"
+            return Site(config.parent.name, config.parent, config, state / "control.sock", state / "audit")
+
+        (coordinator,) = self.folder.glob("**/coordinator.yaml")
+        here = dataclasses.replace(site(coordinator), name="main")
+        silos = tuple(site(config) for config in sorted(self.folder.glob("**/silo.yaml")))
+        data = read_data_folder(self.folder / "data")
+        self.witness = Witness(
+            Sites(here, silos, self._behind), data, 1, self.folder / "wire", port=int(self.port),
+            federation="cardio-net",
+        )  # fmt: skip
+        self.witness.start()
+
+    def nothing_crossed(self) -> None:
+        """After the daemons ended: none of what was planted is on the wire, and the names of the silos are."""
+        assert self.witness is not None
+        self.witness.stop()
+        nothing_planted_crossed(self.witness.search(["spiffe://cardio-net/silo/hospital_a", "first"]))
 
     def look(self, block: str, wanted: str) -> None:
         deadline = time.monotonic() + LIMIT_SECONDS
@@ -106,7 +146,8 @@ class Typist:
 
     def _environment(self) -> dict[str, str]:
         programs = Path(sys.executable).parent
-        return {**os.environ, **ENVIRONMENT, "PATH": f"{programs}:{os.environ['PATH']}"}
+        planted = self.witness.planted.environment("hospital_a") if self.witness else {}
+        return {**os.environ, **ENVIRONMENT, **planted, "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
 @pytest.fixture
@@ -119,11 +160,14 @@ def typist(tmp_path: Path) -> Iterator[Typist]:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        if made.witness is not None:
+            made.witness.stop()
 
 
 def test_the_first_federation_and_what_an_auditor_does_with_its_logs(typist: Typist) -> None:
     typist.type("start/first-federation.md")
     assert typist.exit_statuses() == [0, 0, 0]  # coordinator and silos ended because they were asked to
+    typist.nothing_crossed()
     typist.type("for-auditors.md")
     typist.type("operate/runbooks.md")
 
