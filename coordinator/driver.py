@@ -375,7 +375,7 @@ class Driver:
             direction="ingress",
             decision=ruling.decision.verdict,
             reasons=list(ruling.decision.reasons),
-            facts=ruling.facts,
+            facts={"final": dict(ruling.facts), "history": ruling.history.to_json()},
             policy={"effective": ruling.decision.policy_sha256},
             payload=self.parts.payload_digest(envelope.kind, arrived.payload),
         )

@@ -74,8 +74,11 @@ class OpenPlace:
 
 @dataclass(frozen=True)
 class Ruling:
+    """`history`: the counts it was judged by; with the facts it replays the decision."""
+
     decision: engine.Decision
     facts: engine.Facts
+    history: engine.History
 
 
 class Ingress:
@@ -209,7 +212,8 @@ class Ingress:
             topics=self._topics,
         )
         facts = engine.measure(message, context)
-        return Ruling(engine.decide(facts, self.policy, book.view(facts)), facts)
+        history = book.view(facts)
+        return Ruling(engine.decide(facts, self.policy, history), facts, history)
 
     def _grade(self, body: pb.PublicResponses) -> tuple[bool, ...] | None:
         if self._grader is None:

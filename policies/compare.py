@@ -51,6 +51,8 @@ def meet(first: PolicyFile, second: PolicyFile) -> PolicyFile:
         ) from error
     if made.valid.from_ >= made.valid.until:
         raise UsageError("the two policies are never in force at the same time", code="NO_MEET")
+    if made.federation.min_peers > len(made.federation.peers):
+        raise UsageError("the two policies share fewer peers than one of them demands", code="NO_MEET")
     return _without_loose_ends(made)
 
 
@@ -73,7 +75,7 @@ def _meet_model(first: Model, second: Model) -> Model:
         value = _meet_field(name, field, getattr(first, name), getattr(second, name))
         values[field.alias or name] = value
     if isinstance(first, Approvals) and isinstance(second, Approvals):
-        start, then = lattice.rhythm((first.first_rounds, first.then), (second.first_rounds, second.then))
+        start, then = lattice.rhythm(*_rhythms(first, second))
         values |= {"first_rounds": start, "then": then}
     if isinstance(first, MetricField) and values["min"] > values["max"]:
         raise NothingInCommon("no value lies in both ranges")
@@ -165,24 +167,27 @@ def _block_changes(before: BaseModel | None, after: BaseModel | None, path: Path
 
 
 def _rhythm_change(before: Approvals, after: Approvals, path: Path) -> Iterator[Change]:
-    one, two = (before.first_rounds, before.then), (after.first_rounds, after.then)
+    one, two = (lattice.rhythm(item, item) for item in _rhythms(before, after))
     if one != two:
         both = lattice.rhythm(one, two)
         direction: Direction = "tighter" if both == two else "looser" if both == one else "incomparable"
         yield Change((*path, "first_rounds, then"), list(one), list(two), direction)
 
 
+def _rhythms(*blocks: Approvals) -> list[tuple[int, int]]:
+    return [(block.first_rounds, block.then) for block in blocks]
+
+
 def _direction(order: Order, before: Any, after: Any) -> Direction | None:
-    before, after = order.meet(before, before), order.meet(after, after)
-    if before == after:
-        return None
+    if order.same(before, after):
+        return None if order.meet(before, before) == order.meet(after, after) else "cosmetic"
     if order is lattice.LABEL:
         return "cosmetic"
     try:
         both = order.meet(before, after)
     except NothingInCommon:
         return "incomparable"
-    return "tighter" if both == after else "looser" if both == before else "incomparable"
+    return "tighter" if order.same(both, after) else "looser" if order.same(both, before) else "incomparable"
 
 
 def order_of(field: FieldInfo) -> Order | None:

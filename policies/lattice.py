@@ -15,25 +15,27 @@ import math
 from fractions import Fraction
 from typing import Any
 
+_LARGEST_STEP = 2**53  # beyond it no grid of doubles is one
+
 
 class NothingInCommon(ValueError):
     """No value is at least as tight as both."""
 
 
 class Order:
-    """The order of one field. `words`: what a smaller value of it means to a reader."""
-
-    words = ""
+    """The order of one field."""
 
     def meet(self, first: Any, second: Any) -> Any:
         """Raises NothingInCommon."""
         raise NotImplementedError
 
+    def same(self, first: Any, second: Any) -> bool:
+        """Whether the two allow the same, however they are spelled."""
+        return bool(self.meet(first, first) == self.meet(second, second))
+
 
 class _Smallest(Order):
     """A largest allowed number."""
-
-    words = "at most"
 
     def meet(self, first: Any, second: Any) -> Any:
         return min(first, second)
@@ -42,8 +44,6 @@ class _Smallest(Order):
 class _Largest(Order):
     """A smallest required number; for UTC times in ISO form, whose order is that of their text, the later one."""
 
-    words = "at least"
-
     def meet(self, first: Any, second: Any) -> Any:
         return max(first, second)
 
@@ -51,16 +51,12 @@ class _Largest(Order):
 class _Intersection(Order):
     """A list of what is allowed. Its order means nothing, so the meet is sorted."""
 
-    words = "one of"
-
     def meet(self, first: Any, second: Any) -> Any:
         return tuple(sorted(set(first) & set(second)))
 
 
 class _Overlap(Order):
     """A range [from, to] of allowed numbers."""
-
-    words = "within"
 
     def meet(self, first: Any, second: Any) -> Any:
         low, high = max(first[0], second[0]), min(first[1], second[1])
@@ -72,16 +68,12 @@ class _Overlap(Order):
 class _Both(Order):
     """A demand that is either made or not: made if one of the two makes it."""
 
-    words = "demanded"
-
     def meet(self, first: Any, second: Any) -> Any:
         return first or second
 
 
 class _Ladder(Order):
     """A closed list of words, the tightest first."""
-
-    words = "at least as tight as"
 
     def __init__(self, *rungs: str) -> None:
         self._rungs = rungs
@@ -93,8 +85,6 @@ class _Ladder(Order):
 class _Same(Order):
     """A name or digest that is either the same or has nothing in common."""
 
-    words = "exactly"
-
     def meet(self, first: Any, second: Any) -> Any:
         if first != second:
             raise NothingInCommon
@@ -104,8 +94,6 @@ class _Same(Order):
 class _Label(Order):
     """What decides nothing: a name for people, a licence, a file's place."""
 
-    words = "label"
-
     def meet(self, first: Any, second: Any) -> Any:
         return min(first, second)
 
@@ -113,12 +101,10 @@ class _Label(Order):
 class _Multiple(Order):
     """The step of a grid: every second point is tighter. The meet is the smallest common multiple as decimals."""
 
-    words = "a multiple of"
-
     def meet(self, first: Any, second: Any) -> Any:
         one, two = Fraction(repr(float(first))), Fraction(repr(float(second)))
         common = Fraction(math.lcm(one.numerator, two.numerator), math.gcd(one.denominator, two.denominator))
-        if Fraction(repr(float(common))) != common:
+        if common > _LARGEST_STEP or Fraction(repr(float(common))) != common:
             raise NothingInCommon  # a step that no double spells: no grid lies in both
         return float(common)
 
@@ -126,14 +112,17 @@ class _Multiple(Order):
 class _Pin(Order):
     """A pinned file that may be absent: then any file will do, so what is pinned is tighter."""
 
-    words = "pinned to"
-
     def meet(self, first: Any, second: Any) -> Any:
         if first is None or second is None:
             return second if first is None else first
-        if first.sha256 != second.sha256 or first.rows != second.rows:
+        if (first.sha256, first.rows) != (second.sha256, second.rows):
             raise NothingInCommon
         return min(first, second, key=lambda pin: (pin.file, pin.licence))
+
+    def same(self, first: Any, second: Any) -> bool:
+        if first is None or second is None:
+            return first is second
+        return (first.sha256, first.rows) == (second.sha256, second.rows)
 
 
 SMALLEST, LARGEST, INTERSECTION, OVERLAP, BOTH = _Smallest(), _Largest(), _Intersection(), _Overlap(), _Both()
@@ -147,14 +136,12 @@ def ladder(*rungs: str) -> Order:
 
 
 def rhythm(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
-    """Approval rounds that contain those of both: (first_rounds, then).
+    """Approval rounds that contain those of both: (first_rounds, then), in their one spelling.
 
-    Rounds 1..n are held and after them every t-th, t = 0 for none. The meet begins with the longer stretch; its t
-    divides both and the distance of their beginnings, so that no held round of either falls between its own.
+    Rounds 1..n are held, and every multiple of t, t = 0 for none. Both parts only add rounds, so the meet is the
+    longer beginning and the greatest common divisor.
     """
-    start = max(first[0], second[0])
-    step = 0
-    for begin, every in (first, second):
-        if every:
-            step = math.gcd(step, every, start - begin)
+    start, step = max(first[0], second[0]), math.gcd(first[1], second[1])
+    while step and start and start % step == 0:
+        start -= 1  # a multiple of t is held anyway
     return start, step

@@ -153,7 +153,7 @@ class SetPin(_Closed):
 
 
 class Approvals(_Closed):
-    """first_rounds: rounds 1..n wait for people; then: afterwards every n-th round does, 0 is none."""
+    """first_rounds: rounds 1..n wait for people; then: so do rounds n, 2n, 3n, ...; 0 is none."""
 
     first_rounds: Integer
     then: Integer  # ordered together with first_rounds: lattice.rhythm

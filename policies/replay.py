@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policies.engine import Decision, History, decide
+from policies.engine import OFFERED, Decision, History, decide
 from policies.load import Policy
 
 DECISIONS = ("egress.decision", "ingress.decision")
@@ -71,4 +71,7 @@ def replayed(record: Mapping[str, Any], policy: Policy) -> Replayed:
     if any(rule["rule"] in _NOT_OF_RULES for rule in record.get("rules", ())):
         return Replayed(int(record["seq"]), record, None, "its values could not be made fit, which no rule judges")
     decision = decide(dict(facts["final"]), policy, History.from_json(dict(facts["history"])))
+    if decision.stage == OFFERED and decision.verdict != "deny":
+        # What it would have become by clipping and rounding was never made, so nobody can say that it would have left.
+        return Replayed(int(record["seq"]), record, None, "was refused before its values were made fit")
     return Replayed(int(record["seq"]), record, decision)

@@ -28,7 +28,7 @@ def verify(
     from fedsilo.edge.audit_verify import verify_logs
     from fedsilo.treaty.errors import VerificationError
 
-    results = verify_logs([_folder(log) for log in logs])
+    results = verify_logs([log_folder(log) for log in logs])
     failed = [result["log"] for result in results if not result["verified"]]
     error = (
         VerificationError(
@@ -61,7 +61,7 @@ def show(
     json_output: JsonOption = False,
 ) -> None:
     """One record, in full."""
-    record = _record(_folder(log), seq)
+    record = _record(log_folder(log), seq)
     emit("audit show", record, json_output=json_output, text=lambda: json.dumps(record, indent=2, ensure_ascii=False))
 
 
@@ -77,7 +77,7 @@ def tail(
 
     from fedsilo.edge.audit_segments import read_records
 
-    records = list(deque(read_records(_folder(log)), maxlen=lines))
+    records = list(deque(read_records(log_folder(log)), maxlen=lines))
     emit("audit tail", records, json_output=json_output, text=lambda: _records_text(records))
 
 
@@ -94,7 +94,7 @@ def replay(
     from fedsilo.edge.site_policy import read_policy
     from policies.replay import replay as decide_again
 
-    judged = list(decide_again(read_records(_folder(log), since), read_policy(policy)))
+    judged = list(decide_again(read_records(log_folder(log), since), read_policy(policy)))
     changed = [row.to_json() for row in judged if row.changed]
     passed_over = [row.to_json() for row in judged if row.decision is None]
     data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over}
@@ -109,7 +109,7 @@ def prove(
     json_output: JsonOption = False,
 ) -> None:
     """A record with the proof that it is in the log under a signed checkpoint; needs nothing else of the log."""
-    folder = _folder(log)
+    folder = log_folder(log)
     data = _proof(folder, _tree(folder), seq)
     emit("audit prove", data, json_output=json_output, text=lambda: json.dumps(data, indent=2, ensure_ascii=False))
 
@@ -128,7 +128,7 @@ def export(
     from fedsilo.edge.files import write_durably
     from fedsilo.treaty.errors import ConflictError, NotFoundError
 
-    folder = _folder(log)
+    folder = log_folder(log)
     if out.exists():
         raise ConflictError(f"{out} exists already")
     lines = [(seq, line) for seq, line in read_lines(folder, first) if last is None or seq <= last]
@@ -154,7 +154,7 @@ def export(
     )
 
 
-def _folder(path: Path) -> Path:
+def log_folder(path: Path) -> Path:
     """The log folder itself where the state folder around it was named."""
     inner = path / "audit"
     return inner if not (path / "keys" / "log.vkey").exists() and (inner / "keys" / "log.vkey").exists() else path
@@ -260,7 +260,8 @@ def _replay_text(data: dict[str, Any]) -> str:
          ", ".join(row["reasons"] or row["recorded_reasons"])]
         for row in data["changed"]
     ]  # fmt: skip
-    lines = [f"{data['decisions']} decisions judged again, {len(rows)} change"]
+    again = data["decisions"] - len(data["not_replayed"])
+    lines = [f"{again} decisions judged again, {len(rows)} change"]
     if rows:
         lines.append(table(("record", "kind", "round.step", "was", "would be", "reasons"), rows))
     if data["not_replayed"]:

@@ -163,12 +163,23 @@ def check(file: _FileArgument, json_output: JsonOption = False) -> None:
 
 @app.command()
 @guarded("policy show")
-def show(file: _FileArgument, json_output: JsonOption = False) -> None:
+def show(
+    file: _FileArgument,
+    effective: Annotated[
+        Path | None, typer.Option("--effective", metavar="CHARTER", help="Show what this and CHARTER allow together.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
     """Show what a policy lets out, and the most that one round may carry."""
+    from dataclasses import replace
+
     from fedsilo.edge.site_policy import read_policy
+    from policies.compare import meet
     from policies.render import worst_case
 
     policy = read_policy(file)
+    if effective is not None:
+        policy = replace(policy, file=meet(policy.file, read_policy(effective).file))
     rows = worst_case(policy)
     data = {
         "policy_sha256": policy.digest,
@@ -215,7 +226,7 @@ def diff(
     if fail_on and opened:
         error = OperationError(
             f"not tighter: {', '.join(opened[:8])}{' ...' if len(opened) > 8 else ''}", code="LOOSER",
-            hint="loosening takes two people's approval and a restart",
+            hint="say why it has to be looser to whoever approves this policy",
         )  # fmt: skip
     data = {"changes": rows, "tighter_or_equal": not opened}
     emit("policy diff", data, json_output=json_output, text=lambda: _diff_text(rows), error=error)
@@ -232,11 +243,12 @@ def explain(
     """Every rule's verdict on a recorded message, with the measured value, the limit and its line in the policy."""
     from fedsilo.edge.audit_segments import read_records
     from fedsilo.edge.site_policy import read_policy
+    from fedsilo.launch.cli_audit import log_folder
     from fedsilo.treaty.errors import NotFoundError
     from policies.render import worst_case
     from policies.replay import DECISIONS, replayed
 
-    folder = log / "audit" if (log / "audit").is_dir() else log
+    folder = log_folder(log)
     found = next((row for row in read_records(folder, record) if row["seq"] == record), None)
     if found is None or found["event"] not in DECISIONS:
         raise NotFoundError(f"record {record} of {folder} is no decision", hint="fedsilo audit tail --log shows them")

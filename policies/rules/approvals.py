@@ -14,9 +14,7 @@ from policies.rules.base import Judgement, block_of, not_applicable, rule
 
 def asked(block: Approvals, ordinal: int) -> bool:
     """Whether the message of the run's `ordinal`-th round with such a message waits for people; counted from 1."""
-    if ordinal <= block.first_rounds:
-        return True
-    return block.then > 0 and (ordinal - block.first_rounds) % block.then == 0
+    return ordinal <= block.first_rounds or (block.then > 0 and ordinal % block.then == 0)
 
 
 @rule("approvals", "APPROVAL", "lora.factors", "public.responses", "run.plan")

@@ -133,7 +133,7 @@ def plan_peers(facts: Facts, policy: Policy, history: History) -> Judgement:
 def plan_fits(facts: Facts, policy: Policy, history: History) -> Judgement:
     """A plan that would later be denied for its number of responses is refused before any training."""
     outbound = policy.file.egress.public_responses
-    if outbound is None or facts["public_steps"] == 0:
+    if outbound is None or facts["public_steps"] == 0 or "public.responses" not in facts["method_kinds"]:
         return not_applicable()
     path = ("egress", "public.responses", "max_responses_per_round")
     most = facts["prompts_per_step"] * facts["samples_per_prompt"] * facts["public_steps"]

@@ -210,12 +210,12 @@ class Gate:
         """
         message = self._message(kind, run, round_number, step, payload)
         facts, decision = self._judge(message, approvals=approvals)
+        judged_by = self._book.view(facts, approvals).to_json()  # before this message counts: the log replays
         if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):
-            return self._deny(facts, decision, payload, original=original)
+            return self._deny(facts, decision, payload, original=original, history=judged_by)
         if decision.verdict == "hold":
-            self._record(facts, decision, payload, original=original)
+            self._record(facts, decision, payload, original=original, history=judged_by)
             return Held(decision, facts, payload)
-        judged_by = self._book.view(facts, approvals).to_json()  # before this message counts, so that the log replays
         with self._halting():
             # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out (L3).
             self._book.record(facts)
@@ -360,7 +360,8 @@ class Gate:
             tensors,
         )  # fmt: skip
         facts, decision = self._judge(message, approvals=approvals)
-        self._record(facts, decision, held.payload, approvals=[approval.person for approval in approvals])
+        judged_by, people = self._book.view(facts, approvals).to_json(), [approval.person for approval in approvals]
+        self._record(facts, decision, held.payload, approvals=people, history=judged_by)
         return decision
 
     # ---- judging -----------------------------------------------------------------------------------
@@ -395,8 +396,8 @@ class Gate:
 
     # ---- recording and sending ---------------------------------------------------------------------
 
-    def _deny(self, facts: Facts, decision: Decision, payload: bytes, *, original: Original | None = None) -> Denied:
-        self._record(facts, decision, payload, original=original)
+    def _deny(self, facts: Facts, decision: Decision, payload: bytes, **recorded: Any) -> Denied:
+        self._record(facts, decision, payload, **recorded)
         return Denied(decision, facts)
 
     def _record(

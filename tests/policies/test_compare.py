@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.strict_yaml import load
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies import lattice, model
 from policies.compare import Change, compare, is_tightening, meet, order_of
 from policies.engine import History, decide, measure
@@ -20,7 +21,7 @@ from policies.lattice import NothingInCommon
 from policies.load import Policy
 from policies.model import Approvals, PolicyFile
 from policies.rules.approvals import asked
-from tests.policies.setting import context, good_cases, policy_of, policy_text
+from tests.policies.setting import FROM_COORDINATOR, PLAN, context, good_cases, inbound, policy_of, policy_text
 
 BASE: dict[str, Any] = load(policy_text().encode(), "policy.yaml").value
 # What a field of each order may be changed into; for numbers, factors.
@@ -129,6 +130,9 @@ def test_X02_meet_is_idempotent(file: PolicyFile) -> None:
 
 
 MESSAGES = [measure(message, context(**changes)) for message, changes in good_cases().values()]
+for method in ("fedavg-grpo", "pubswap-random"):
+    plan = pb.RunPlan(canonical_json=PLAN.model_copy(update={"method": method, "swap_period": 1}).canonical())
+    MESSAGES.append(measure(inbound("run.plan", plan), context(**FROM_COORDINATOR)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -209,10 +213,16 @@ def test_approval_rounds_of_the_meet_contain_those_of_both_over_hundreds_of_roun
         return {number for number in range(1, 300) if asked(block, number)}
 
     choices = list(itertools.product(range(5), (0, 1, 2, 3, 4, 6)))
+    sets = {choice: held(*choice) for choice in choices}
     for first, second in itertools.product(choices, choices):
         both = lattice.rhythm(first, second)
-        assert held(*both) >= held(*first) | held(*second)
-        assert both == lattice.rhythm(second, first) and lattice.rhythm(first, first) == first
+        assert held(*both) >= sets[first] | sets[second]
+        assert both == lattice.rhythm(second, first) == lattice.rhythm(both, both)
+        # one spelling for one meaning, so that another spelling is no change
+        assert (lattice.rhythm(first, first) == lattice.rhythm(second, second)) == (sets[first] == sets[second])
+    for first, second, third in itertools.product(choices, choices, choices):
+        left = lattice.rhythm(lattice.rhythm(first, second), third)
+        assert left == lattice.rhythm(first, lattice.rhythm(second, third))
 
 
 def test_every_field_of_the_schema_carries_an_order_or_is_a_block() -> None:
@@ -264,6 +274,33 @@ def test_a_changed_line_is_one_row_with_its_direction(old: str, new: str, name: 
 def test_order_of_lists_and_comments_change_nothing() -> None:
     assert changed("kinds: [ack, refusal, checkpoint]", "kinds: [checkpoint, ack, refusal]   # the same") == []
     assert math.isfinite(BASE["budgets"]["day_bytes"])
+
+
+def test_a_file_called_otherwise_is_the_same_file() -> None:
+    for old in ("held_out.jsonl", "public.jsonl"):
+        assert [change.direction for change in changed(old, f"a_{old}")] == ["cosmetic"]
+
+
+def test_X02_a_kind_that_a_method_never_uses_cannot_deny_its_plan() -> None:
+    """Else taking the kind away, which is tighter, would let the plan in."""
+    plan = pb.RunPlan(canonical_json=PLAN.model_copy(update={"method": "fedavg-grpo", "swap_period": 1}).canonical())
+    facts = measure(inbound("run.plan", plan), context(**FROM_COORDINATOR))
+    small = policy_of(policy_text().replace("max_responses_per_round: 24", "max_responses_per_round: 1", 1))
+    assert small.file.egress.public_responses is not None
+    assert small.file.egress.public_responses.max_responses_per_round == 1
+    assert decide(facts, small, History()).verdict == "allow"
+
+
+def test_a_meet_that_demands_more_peers_than_are_left_is_none() -> None:
+    base = policy_text()
+    value = load(base.encode(), "policy.yaml").value
+    peers = value["federation"]["peers"]
+    files = []
+    for some, least in ((peers[:3], 3), (peers[1:], 2)):
+        value["federation"] |= {"peers": some, "min_peers": least}
+        files.append(PolicyFile.model_validate(copy.deepcopy(value)))
+    with pytest.raises(UsageError, match="fewer peers"):
+        meet(*files)
 
 
 def test_policies_of_two_federations_have_no_meet_and_say_which_field() -> None:

@@ -13,8 +13,9 @@ from fedsilo.launch.cli_audit import app as audit_app
 from fedsilo.launch.cli_policy import app as policy_app
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.engine import decide
-from policies.history import History
+from policies.history import Approval, History
 from policies.replay import replay, replayed
+from silo.guard.messages import Inbound
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 
@@ -64,15 +65,17 @@ def test_T34_a_draft_is_tried_on_what_was_decided_before(logged: Path) -> None:
     for name, expected in (
         ("same", []),
         ("tighter", [("public.responses", "allow", "deny", ["RESPONSES"])]),
-        ("looser", [("lora.factors", "deny", "allow", [])]),
+        ("looser", []),
     ):
         code, reply = run(audit_app, "replay", "--log", log, "--policy", logged / f"{name}.yaml")
         changed = [(row["kind"], row["recorded"], row["replayed"], row["reasons"]) for row in reply["data"]["changed"]]
         assert (code, changed) == (0, expected)
-        decided = [
-            line for path in log.glob("*.jsonl") for line in path.read_text().splitlines() if '.decision"' in line
-        ]
-        assert reply["data"]["decisions"] == len(decided) > 4 and not reply["data"]["not_replayed"]
+        decided = sum(path.read_text().count('.decision"') for path in log.glob("*.jsonl"))
+        assert reply["data"]["decisions"] == decided > 4
+        # the second factors were refused as offered; what clipping would have made of them nobody knows
+        unknown = [(row["kind"], row["not_replayed"]) for row in reply["data"]["not_replayed"]]
+        refused = ("lora.factors", "was refused before its values were made fit")
+        assert unknown == ([refused] if name == "looser" else [])
 
 
 def test_explain_gives_every_rule_with_value_limit_and_line(logged: Path) -> None:
@@ -105,3 +108,29 @@ def test_what_no_rule_judged_is_listed_and_not_guessed() -> None:
     refused = {"event": "ingress.decision", "seq": 3, "kind": "run.plan", "decision": "deny"}
     assert replayed(refused, policy).decision is None and replayed(refused, policy).why
     assert [row.seq for row in replay([refused, {"event": "start", "seq": 4}], policy)] == [3]
+
+
+def test_an_approved_plan_replays_with_its_approvals(tmp_path: Path) -> None:
+    head, tail = setting.policy_text().split("ingress:", 1)
+    text = f"{head}ingress:{tail.replace('first_rounds: 0', 'first_rounds: 1', 1)}"
+    bench = Bench(tmp_path / "a", setting.policy_of(text))
+    plan = pb.RunPlan(canonical_json=setting.PLAN.canonical())
+    held = Inbound("run.plan", "run-1", 0, 0, 1, plan, plan.SerializeToString(deterministic=True), "", {})
+    assert bench.gate.decide_inbound(held, ()).verdict == "hold"
+    assert bench.gate.decide_inbound(held, (Approval("ada", ("approver",)),)).verdict == "allow"
+    again = [row for row in replay(bench.events("ingress.decision"), bench.policy) if row.record["kind"] == "run.plan"]
+    assert [row.record["decision"] for row in again] == ["hold", "allow"]
+    assert not any(row.changed for row in again)
+    bench.close()
+
+
+def test_T34_the_effective_policy_is_what_site_and_charter_allow_together(logged: Path) -> None:
+    same, tighter, looser = (logged / f"{name}.yaml" for name in ("same", "tighter", "looser"))
+    for charter, responses, per_round in ((tighter, 1, 1), (looser, 12, 1)):
+        code, reply = run(policy_app, "show", same, "--effective", charter)
+        egress = reply["data"]["policy"]["egress"]
+        assert code == 0 and egress["lora.factors"]["per_round"] == per_round
+        assert egress["public.responses"]["max_responses_per_step"] == responses
+    other = logged / "other.yaml"
+    other.write_text(setting.policy_text().replace("cardio-net", "neuro-net"))
+    assert run(policy_app, "show", same, "--effective", other)[1]["error"]["code"] == "NO_MEET"
