@@ -48,12 +48,12 @@ $(BIN)/python:
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing FedSilo and what it needs into $(VENV)/ (torch among it: some minutes the first time) ..."
-	$(PIP) --editable '.[silo]'
+	$(PIP) --editable '.[silo,demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing FedSilo, its tests and linters into $(VENV)/ (torch among it: some minutes the first time) ..."
-	$(PIP) --editable '.[silo,dev]'
+	$(PIP) --editable '.[silo,demo,dev]'
 	@touch $@ $(VENV)/.runtime
 
 clean:

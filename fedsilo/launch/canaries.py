@@ -22,8 +22,8 @@ from fedsilo.treaty.randomness import generator, seed_of
 
 COUNT = 200
 Place = Literal["prompt", "id", "config", "environment", "exception"]
-# Of each silo's share; what remains of it are prompts.
-_SHARE: dict[Place, int] = {"id": 6, "config": 6, "environment": 6, "exception": 4}
+SHARE_MIN = 12  # of one silo: something in every place
+CONFIG = 6  # each goes into a place of its own
 FORMS = ("raw", "normalised", "reversed", "base64", "hex")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 _WHITE_SPACE = b" \t\r\n"
@@ -57,13 +57,19 @@ def make_canaries(seed: int, silos: Sequence[str], *, tokenizer: str, count: int
         silos: names, at least one.
         tokenizer: `digits` or `bytes`; what the model can read, since the prompts among them are trained on.
         count: of all silos together.
+
+    Raises:
+        ValueError: too few for something in every place of every silo.
     """
+    if count // len(silos) < SHARE_MIN:
+        raise ValueError(f"{count} canaries are too few for {len(silos)} silos")
     draws = generator(seed_of(seed, "canaries"))
     made: dict[str, Canary] = {}
     for number, silo in enumerate(silos):
         share = count // len(silos) + (number < count % len(silos))
-        others: list[Place] = [place for place, many in _SHARE.items() for _ in range(many)]
-        places: list[Place] = [*others[: max(0, share - 1)]]
+        some = min(6, share // 8)
+        counts: dict[Place, int] = {"id": some, "config": CONFIG, "environment": some, "exception": min(4, some)}
+        places: list[Place] = [place for place, many in counts.items() for _ in range(many)]
         places += ["prompt"] * (share - len(places))
         for place in places:
             text = _text(draws, place, tokenizer)
@@ -127,19 +133,26 @@ class Search:
         for automaton in self._views.values():
             automaton.make_automaton()
 
-    def find(self, data: bytes) -> set[Finding]:
-        """Every canary in `data`, whatever else the bytes are."""
+    def find(self, data: bytes, *, text: bool = True) -> set[Finding]:
+        """Every canary in `data`.
+
+        Args:
+            data: any bytes.
+            text: False for bytes of numbers: what is left of millions of them when all but letters and digits are
+                dropped spells a short question by chance, so they are not normalised.
+        """
         compact = data.translate(None, _WHITE_SPACE)
         seen = {
             "raw": data.decode("latin-1"),
-            "normalised": normalised(data.decode("utf-8", "ignore")),
             "compact": compact.decode("latin-1"),
             "lower": compact.lower().decode("latin-1"),
         }
+        if text:
+            seen["normalised"] = normalised(data.decode("utf-8", "ignore"))
         return {
             finding
-            for name, automaton in self._views.items()
-            for _, findings in automaton.iter(seen[name])
+            for name, view in seen.items()
+            for _, findings in self._views[name].iter(view)
             for finding in findings
         }
 

@@ -81,16 +81,19 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         UsageError: an unknown method, or a comparison that the ruleset does not cover.
         OperationError: a process did not start, or ended by itself.
     """
-    from fedsilo.launch.demo_leak import Leak, check_attacks
     from fedsilo.launch.demo_result import result_of
     from fedsilo.launch.demo_sites import Wanted, free_port, make_sites
-    from fedsilo.launch.demo_wire import Witness
     from fedsilo.treaty.methods import method_named
 
     method = method_named(options.method)
     own_set = options.data is None
     rounds = options.rounds or (ROUNDS if own_set else TEXT_ROUNDS)
-    check_attacks(options.attacks, rounds)
+    if options.attacks:
+        from fedsilo.launch.data_folder import read_data_folder
+        from fedsilo.launch.demo_leak import check_attacks
+
+        silos = len(read_data_folder(options.data).private) if options.data else options.silos
+        check_attacks(options.attacks, rounds=rounds, silos=silos, method=options.method, kinds=method.kinds)
     if options.compare and method_named(options.compare).kinds - method.kinds:
         raise UsageError(f"--compare {options.compare} sends kinds that ruleset {method.ruleset} does not allow")
     if options.compare and options.attacks:
@@ -123,9 +126,13 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     witness: Witness | None = None
     leak: Leak | None = None
     if recorder_port:
+        from fedsilo.launch.demo_wire import Witness
+
         external = [sites.silos[-1].name] if options.attacks else []
         witness = Witness(sites, data, options.seed, options.out / "wire", port=recorder_port, external=external)
     if witness is not None and options.attacks:
+        from fedsilo.launch.demo_leak import Leak
+
         leak = Leak(sites, options.attacks, witness.planted)
     fields: dict[str, object] = {
         "rounds": rounds,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.audit_segments import read_records
 from fedsilo.launch.demo_sites import Sites
 from fedsilo.launch.demo_wire import Planted
-from fedsilo.launch.leaking_trainer import ATTACKS, ROUNDS_MIN
+from fedsilo.launch.leaking_trainer import ATTACKS
 from fedsilo.launch.processes import Children
 from fedsilo.treaty.errors import NotFoundError, UsageError
 
@@ -22,17 +22,30 @@ NOT_STOPPED = (
 _TRAINER_WAIT_SECONDS = 120
 
 
-def check_attacks(attacks: Sequence[str], rounds: int) -> None:
-    """Raises NotFoundError, UsageError: no such attack, or too few rounds for all of them."""
+def check_attacks(attacks: Sequence[str], *, rounds: int, silos: int, method: str, kinds: Iterable[str]) -> None:
+    """Whether a run of this shape gives every attack its opportunity and goes on without the attacker.
+
+    Args:
+        attacks: names.
+        rounds: of the run.
+        silos: in it.
+        method: its name.
+        kinds: that the method sends.
+
+    Raises:
+        NotFoundError, UsageError: no such attack, or not in such a run.
+    """
     for name in attacks:
         if name not in ATTACKS:
             raise NotFoundError(f"no attack {name!r}", hint=f"one of {', '.join(ATTACKS)}")
-    of_factors = sum(ATTACKS[name][1] == "lora.factors" for name in attacks)
-    if rounds < of_factors:
-        raise UsageError(
-            f"these attacks need {ROUNDS_MIN} rounds: a silo has one release of factors in each",
-            hint=f"--rounds {ROUNDS_MIN}, or one --attack",
-        )
+        if ATTACKS[name].kind not in {*kinds, "metrics.eval"}:
+            raise UsageError(f"{name} needs {ATTACKS[name].kind}, which {method} does not send", hint="--attack NAME")
+    if attacks and silos < 2:
+        raise UsageError("a round goes on without the attacker only if there is another silo", hint="--silos 2")
+    # a release of factors for each that speaks through one; and the last evaluation is where the trainer fails
+    needed = max(sum(ATTACKS[name].kind == "lora.factors" for name in attacks), 2 * ("off_grid_number" in attacks))
+    if rounds < needed:
+        raise UsageError(f"these attacks need {needed} rounds", hint=f"--rounds {needed}, or one --attack")
 
 
 class Leak:
@@ -89,7 +102,7 @@ class Leak:
 
 
 def _verdict(name: str, made: dict[str, Any] | None, decisions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "decision": "not made", "rule": "", "rules": [], "kind": ATTACKS[name][1]}
+    row: dict[str, Any] = {"name": name, "decision": "not made", "rule": "", "rules": [], "kind": ATTACKS[name].kind}
     row |= {"round": 0, "step": 0, "record": None}
     if made is None:
         return row
@@ -98,16 +111,24 @@ def _verdict(name: str, made: dict[str, Any] | None, decisions: Sequence[dict[st
     for record in decisions:
         if (record["kind"], record["round"], record["step"]) == place:
             rules = [rule["rule"] for rule in record["rules"] if rule["outcome"] == "deny"]
-            row |= {"decision": record["decision"], "rule": rules[0] if rules else "", "rules": rules}
+            made_for_it = ATTACKS[name].rule
+            rule = made_for_it if made_for_it in rules else (rules[0] if rules else "")
+            row |= {"decision": record["decision"], "rule": rule, "rules": rules}
             row["record"] = record["seq"]
             if record["decision"] != "deny":
                 break  # the worst that happened to a message is what counts
     return row
 
 
-def fault(verdicts: Sequence[dict[str, Any]], reached: Sequence[str]) -> str:
-    """Why the show does not hold, in a sentence; empty when every attack was denied, recorded and kept in."""
-    open_ones = [f"{row['name']}: {row['decision']}" for row in verdicts if row["decision"] != "deny"]
-    if open_ones:
-        return f"not every attack was denied: {', '.join(open_ones)}"
-    return f"{', '.join(reached)} reached the coordinator" if reached else ""
+def fault(verdicts: Sequence[dict[str, Any]], reached: Sequence[str]) -> tuple[str, str]:
+    """(code, why the show does not hold); both empty when every attack was made, denied by its rule and kept in."""
+    let_out = [row["name"] for row in verdicts if row["decision"] not in ("deny", "not made", "none")]
+    if let_out or reached:
+        return "LEAKED", f"{', '.join(dict.fromkeys([*let_out, *reached]))} was not stopped by the guard"
+    unseen = [f"{row['name']} ({row['decision']})" for row in verdicts if row["decision"] != "deny"]
+    if unseen:
+        return "NOT_SHOWN", f"nothing was decided on {', '.join(unseen)}"
+    by_chance = [
+        f"{row['name']} ({', '.join(row['rules'])})" for row in verdicts if row["rule"] != ATTACKS[row["name"]].rule
+    ]
+    return ("NOT_SHOWN", f"denied, but not by the rule made for it: {', '.join(by_chance)}") if by_chance else ("", "")

@@ -75,8 +75,9 @@ def _attacks(data: dict[str, Any]) -> str:
         ]
         for row in data["attacks"]
     ]
+    kept = all(row["decision"] == "deny" for row in data["attacks"])
     heading = (
-        f"what {data['attacker']}'s hostile trainer tried; its guard sent none of it\n"
+        f"what {data['attacker']}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}\n"
         f"(silo outbox show RECORD --config {data['attacker']}/silo.yaml shows every rule's verdict)"
     )
     without = [str(row["round"]) for row in data["rounds"] if data["attacker"] not in row["participants"]]
@@ -88,6 +89,8 @@ def _attacks(data: dict[str, Any]) -> str:
 
 def _wire(data: dict[str, Any]) -> str:
     wire = data["wire"]
+    if wire["unreadable"]:
+        return f"the wire: NOT SEARCHED, {wire['unreadable']}"
     control = "found" if data["positive_control_found"] else "NOT FOUND"
     return (
         f"the wire, in the clear: {wire['messages']} messages from silos, {wire['bytes']:,} bytes both ways\n"

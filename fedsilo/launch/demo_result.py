@@ -97,9 +97,9 @@ def result_of(
     elif record["state"] != "finished" or bad_rounds or (compared and compared["state"] != "finished"):
         error = _failed(f"the run ended as {record['state']}: {record['reason'] or bad_rounds or 'see the logs'}", 1)
     if witness is not None:
-        error = _searched(sites, data, witness) or error
+        error = _worse(error, _searched(sites, data, witness))
     if leak is not None:
-        error = _attacked(data, leak) or error
+        error = _worse(error, _attacked(data, leak))
     return Result(data, record, sites, compared, error)
 
 
@@ -118,8 +118,14 @@ def _attacked(data: dict[str, Any], leak: Leak) -> FedSiloError | None:
     data["attacks"] = leak.verdicts()
     data["attacker"] = leak.site.name
     data["not_stopped"] = demo_leak.NOT_STOPPED
-    fault = demo_leak.fault(data["attacks"], leak.reached_coordinator(data["attacks"]))
-    return OperationError(fault, code="LEAKED") if fault else None
+    code, why = demo_leak.fault(data["attacks"], leak.reached_coordinator(data["attacks"]))
+    return OperationError(why, code=code) if code else None
+
+
+def _worse(before: FedSiloError | None, after: FedSiloError | None) -> FedSiloError | None:
+    """What got out comes before a log that does not verify, and that before everything else."""
+    errors = [error for error in (before, after) if error is not None]
+    return min(errors, key=lambda error: (error.code != "LEAKED", error.exit_code != 7), default=None)
 
 
 def _failed(message: str, exit_code: int) -> FedSiloError:

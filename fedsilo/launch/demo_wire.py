@@ -19,7 +19,7 @@ from fedsilo.edge.task_files import read_tasks
 from fedsilo.launch.canaries import FORMS, Canary, Finding, Search, control_text, make_canaries, rows_of
 from fedsilo.launch.data_folder import DataFolder, to_json_lines
 from fedsilo.launch.demo_sites import FEDERATION, Sites
-from fedsilo.launch.wire_recorder import EndKeys, Recording, Unreadable, WireRecorder, recordings
+from fedsilo.launch.wire_recorder import EndKeys, Unreadable, WireRecorder, recordings
 from fedsilo.treaty.errors import OperationError
 
 
@@ -150,9 +150,10 @@ class WireVerdict:
     """What the search came to.
 
     Attributes:
-        found: canaries that are on the wire, the control not among them.
-        control_found: the search sees what is there.
+        found: canaries that are on the wire, the controls not among them.
+        control_found: the search sees what is there: each control is in a message of every silo that sent any.
         messages: complete ones from silos, by (silo, kind): (number, payload bytes).
+        cut: calls that ended within a message; they are searched too.
         bytes_searched: of all connections, both ways.
         unreadable: why the search would prove nothing; empty when it does.
     """
@@ -161,6 +162,7 @@ class WireVerdict:
     control_found: bool
     messages: Mapping[tuple[str, str], tuple[int, int]]
     bytes_searched: int
+    cut: int = 0
     unreadable: str = ""
 
 
@@ -175,29 +177,31 @@ def search_recordings(folder: Path, canaries: Iterable[Canary], controls: Iterab
         raise ValueError("a search without a positive control proves nothing")
     search = Search([*canaries, *planted.values()])
     found: set[Finding] = set()
+    controls_of: dict[str, set[str]] = {}
+    cut = 0
     numbers: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     searched = 0
     try:
         for recording in recordings(folder):
             searched += len(recording.raw)
-            found |= _findings(recording, search)
+            cut += recording.cut
+            found |= {finding for view, text in recording.views() for finding in search.find(view, text=text)}
             if recording.upward:
                 for message in recording.messages:
                     numbers[recording.silo, message.envelope.kind] += 1
                     sizes[recording.silo, message.envelope.kind] += len(message.payload)
+                    seen = {finding.canary.text for finding in search.find(message.whole) if finding.form == "raw"}
+                    controls_of.setdefault(recording.silo, set()).update(seen & planted.keys())
     except Unreadable as error:
-        return WireVerdict(frozenset(), False, {}, searched, str(error))
+        return WireVerdict(frozenset(), False, {}, searched, unreadable=str(error))
     return WireVerdict(
         frozenset(finding for finding in found if finding.canary.text not in planted),
-        {finding.canary.text for finding in found if finding.form == "raw"} >= planted.keys(),
+        bool(controls_of) and all(seen == planted.keys() for seen in controls_of.values()),
         {key: (numbers[key], sizes[key]) for key in sorted(numbers)},
         searched,
+        cut,
     )
-
-
-def _findings(recording: Recording, search: Search) -> set[Finding]:
-    return {finding for view in recording.views() for finding in search.find(view)}
 
 
 def disagreements(sites: Sites, verdict: WireVerdict) -> list[str]:
@@ -217,7 +221,7 @@ def disagreements(sites: Sites, verdict: WireVerdict) -> list[str]:
 def figures(planted: Planted, verdict: WireVerdict) -> dict[str, Any]:
     """The fields of `fedsilo demo --json`: the two of design 6, and what they rest on."""
     return {
-        "canaries_on_wire": len({finding.canary for finding in verdict.found}),
+        "canaries_on_wire": None if verdict.unreadable else len({finding.canary for finding in verdict.found}),
         "positive_control_found": verdict.control_found,
         "wire": {
             "canaries": len(planted.canaries),
@@ -225,6 +229,7 @@ def figures(planted: Planted, verdict: WireVerdict) -> dict[str, Any]:
             "control": planted.control,
             "messages": sum(count for count, _ in verdict.messages.values()),
             "bytes": verdict.bytes_searched,
+            "cut": verdict.cut,
             "found": sorted(
                 f"{finding.canary.silo} {finding.canary.place} ({finding.form})" for finding in verdict.found
             ),

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,26 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.link import Link, LinkMessage
 
-# What each attack speaks through: the trainer's task whose result it changes, and the message kind that comes of it.
+
+@dataclass(frozen=True)
+class Attack:
+    """Attributes:
+    task: of the trainer, whose result it changes.
+    kind: of the message that comes of it.
+    rule: made against it; the guard's verdict counts only if this one is among those that deny.
+    """
+
+    task: str
+    kind: str
+    rule: str
+
+
 ATTACKS = {
-    "prompt_as_response": ("GeneratePublic", "public.responses"),
-    "prompt_in_tensor_name": ("ExportDelta", "lora.factors"),
-    "extra_tensor": ("ExportDelta", "lora.factors"),
-    "off_grid_number": ("Evaluate", "metrics.eval"),
+    "prompt_as_response": Attack("GeneratePublic", "public.responses", "answers graded again"),
+    "prompt_in_tensor_name": Attack("ExportDelta", "lora.factors", "tensor set"),
+    "extra_tensor": Attack("ExportDelta", "lora.factors", "tensor set"),
+    "off_grid_number": Attack("Evaluate", "metrics.eval", "metric grid"),
 }
-ROUNDS_MIN = 2  # both attacks on factors need a release of their own
 _OFF_GRID = 0.0000123456789
 
 
@@ -70,25 +83,32 @@ class HostileLink:
         return message
 
     def send(self, message: LinkMessage) -> None:
-        if message.type == "done" and int(message.fields["round"]):
-            message = self._changed(message)
-        self._link.send(message)
-
-    def _changed(self, message: LinkMessage) -> LinkMessage:
-        fitting = [name for name in self._left if ATTACKS[name][0] == message.fields["task"]]
-        if not fitting:
-            return message
-        name = fitting[0]
+        name = self._attack_for(message)
+        if not name:
+            self._link.send(message)
+            return
+        body = self._changed(name, message.body)
+        if body == message.body:
+            self._link.send(message)  # nothing to speak through here, such as a step without prompts
+            return
+        self._link.send(LinkMessage(message.type, message.fields, body))
         self._left.remove(name)
-        body = {
+        step = int(message.fields["step"]) if ATTACKS[name].task == "GeneratePublic" else 0
+        self._report({"name": name, "kind": ATTACKS[name].kind, "round": int(message.fields["round"]), "step": step})
+
+    def _attack_for(self, message: LinkMessage) -> str:
+        """The next attack that this message could carry; empty for none. The base model's evaluation carries none."""
+        if message.type != "done" or not int(message.fields["round"]):
+            return ""
+        return next((name for name in self._left if ATTACKS[name].task == message.fields["task"]), "")
+
+    def _changed(self, name: str, body: bytes) -> bytes:
+        return {
             "prompt_as_response": self._prompt_as_response,
             "prompt_in_tensor_name": self._prompt_in_tensor_name,
             "extra_tensor": self._extra_tensor,
             "off_grid_number": self._off_grid_number,
-        }[name](message.body)
-        step = int(message.fields["step"]) if name == "prompt_as_response" else 0
-        self._report({"name": name, "kind": ATTACKS[name][1], "round": int(message.fields["round"]), "step": step})
-        return LinkMessage(message.type, message.fields, body)
+        }[name](body)
 
     def _prompt_as_response(self, body: bytes) -> bytes:
         message = codec.decode(pb.PublicResponses, body)

@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from hpack import Decoder
+from google.protobuf.message import DecodeError
+from hpack import Decoder, HPACKError
+from hyperframe.exceptions import HyperframeError
 from hyperframe.frame import ContinuationFrame, DataFrame, Frame, HeadersFrame
 
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import TENSOR_KINDS
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEADER_BYTES = 9
@@ -83,7 +86,8 @@ class WireRecorder:
         """Raises OperationError: it cannot listen."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._thread.start()
-        self._ready.wait(_START_SECONDS)
+        if not self._ready.wait(_START_SECONDS):
+            raise OperationError(f"the recorder did not start within {_START_SECONDS:.0f} s")
         if self._failure is not None:
             raise OperationError(f"the recorder cannot listen on {self.address}: {self._failure.strerror}")
 
@@ -100,6 +104,7 @@ class WireRecorder:
             )
         except OSError as error:
             self._failure = error
+            self._loop.close()
             self._ready.set()
             return
         self._port = server.sockets[0].getsockname()[1]
@@ -122,6 +127,8 @@ class WireRecorder:
             await self._forward(reader, writer)
         except (OSError, ssl.SSLError, asyncio.CancelledError):
             pass  # an end went away: what came so far is on disk, and the other end is closed below
+        except LookupError:
+            pass  # a certificate of this CA that is none of our silos': there is no key to dial on with
         finally:
             await _closed(writer)
             self._open.discard(task)
@@ -213,8 +220,8 @@ class Recording:
         raw: the bytes as they crossed.
         headers: names and values of all calls, decoded.
         messages: complete ones in the order of their calls.
-        cut: calls that end within a message; their bytes are in `rest`.
-        rest: what belongs to no complete message.
+        cut: calls that end within a message.
+        rest: what belongs to no complete message, the pieces of a cut payload joined.
     """
 
     silo: str
@@ -225,14 +232,18 @@ class Recording:
     cut: int
     rest: bytes
 
-    def views(self) -> Iterator[bytes]:
-        """Everything that can be read, each way it can be read."""
-        yield self.raw
-        yield self.headers
-        yield self.rest
+    def views(self) -> Iterator[tuple[bytes, bool]]:
+        """Everything that can be read, each way it can be read; and whether it is text, not tensor values."""
+        yield self.raw, False
+        yield self.headers, True
+        yield self.rest, True
         for message in self.messages:
-            yield message.whole
-            yield message.payload
+            values = message.envelope.kind in TENSOR_KINDS
+            yield message.whole, not values
+            yield message.payload, not values
+            if values:  # the header, behind its length, names the tensors
+                length = int.from_bytes(message.payload[:8], "little")
+                yield message.payload[: 8 + length], True
 
 
 def recordings(folder: Path) -> Iterator[Recording]:
@@ -242,7 +253,14 @@ def recordings(folder: Path) -> Iterator[Recording]:
 
 
 def read_recording(path: Path) -> Recording:
-    """Raises Unreadable: a frame is of no known layout, or a message is compressed."""
+    """Raises Unreadable: a frame, header or message is of no known layout, or compressed."""
+    try:
+        return _read(path)
+    except (DecodeError, HPACKError, HyperframeError, struct.error) as error:
+        raise Unreadable(f"{path.name}: {type(error).__name__}: {error}") from error
+
+
+def _read(path: Path) -> Recording:
     raw = path.read_bytes()
     upward = path.suffix == ".up"
     headers: list[bytes] = []
@@ -296,9 +314,9 @@ def _message(body: bytes) -> tuple[WireMessage | None, bytes]:
         decoded += part
         frames.append(pb.Frame.FromString(part))
         position += 5 + length
-    if not frames or frames[0].WhichOneof("part") != "opening":
-        return None, body
-    payload = b"".join(frame.chunk for frame in frames[1:])
-    if len(payload) != frames[0].opening.payload_bytes:
-        return None, body
+    payload = b"".join(frame.chunk for frame in frames if frame.WhichOneof("part") == "chunk")
+    whole = bool(frames) and frames[0].WhichOneof("part") == "opening"
+    if not whole or len(payload) != frames[0].opening.payload_bytes:
+        # what was on its way when the call was cut: its last piece, less the five bytes before it, goes on the others
+        return None, body + b"\n" + payload + body[position + 5 :]
     return WireMessage(frames[0].opening.envelope, payload, bytes(decoded)), body[position:]

@@ -47,11 +47,18 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("silo.trainer.planted", "silo.guard.ledger"),
         ("silo.trainer.rollout.planted", "grpc"),
     ],
+    "a report to the site itself never imports the way out": [
+        ("silo.report.measure", "silo.guard.gate"),
+        ("silo.report.benefit", "silo.guard.channel"),
+        ("silo.report.planted", "silo.guard.control"),
+        ("silo.report.alone", "grpc"),
+    ],
     "the treaty and the rules do no I/O": [
         *(("fedsilo.treaty.method", name) for name in ("grpc", "os", "pathlib", "random", "socket", "subprocess")),
         *(("fedsilo.treaty.planted", name) for name in ("secrets", "sqlalchemy", "ssl", "sys", "tempfile", "torch")),
         *(("policies.engine", name) for name in ("asyncio", "http", "io", "logging", "os", "urllib")),
         *(("policies.rules.planted", name) for name in ("fsspec", "pathlib", "shutil", "sqlite3", "threading", "uuid")),
+        *(("policies.compare", name) for name in ("ctypes", "multiprocessing", "requests", "select", "signal")),
     ],
     "coordinator, console and command start-up never load torch": [
         ("coordinator.aggregate", "torch"),
@@ -96,6 +103,14 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("console.planted", "httpx"),
         ("fedsilo.launch.planted", "wandb"),
         ("fedsilo.edge.planted", "aiohttp"),
+        *(("silo.guard.gate", name) for name in ("_posixsubprocess", "_socket", "_ssl", "urllib3")),
+        *(("coordinator.driver", name) for name in ("ftplib", "socketserver", "xmlrpc")),
+    ],
+    "asyncio is the recorder's alone": [
+        ("silo.guard.gate", "asyncio"),
+        ("silo.trainer.planted", "asyncio"),
+        ("coordinator.planted", "asyncio"),
+        ("fedsilo.launch.demo", "asyncio"),
     ],
     "the terminal is drawn by the screens only": [
         ("console.client", "textual"),
@@ -126,6 +141,15 @@ def test_planted_breaches_are_reported(name: str, tree: Tree) -> None:
 
 def test_no_breach_without_a_contract() -> None:
     assert BREACHES.keys() == CONTRACTS.keys()
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_every_word_of_a_contract_is_planted(name: str) -> None:
+    """Else the word could go, and nothing would notice."""
+    contract = CONTRACTS[name]
+    words = {*contract.get("forbidden_modules", ()), *contract.get("protected_modules", ())}
+    planted = [imported for _, imported in BREACHES[name]]
+    assert {word for word in words if not any(f"{found}.".startswith(f"{word}.") for found in planted)} == set()
 
 
 def test_whoever_may_import_does(tree: Tree) -> None:

@@ -93,8 +93,8 @@ def test_planted_texts_really_are_where_the_silo_works_on_them(leak: Demo) -> No
     assert leak.data["rows_left_out"]["hospital_a"] == {"broken JSON": 4}
 
 
-def test_the_same_bytes_with_one_of_them_changed_into_a_planted_text_are_caught(leak: Demo, tmp_path: Path) -> None:
-    """The counterpart: a recording in which one answer of the same length is a private prompt."""
+def test_the_same_bytes_with_a_name_changed_into_a_planted_text_are_caught(leak: Demo, tmp_path: Path) -> None:
+    """The counterpart: a recording in which the end of the run's name is the id of a private row."""
     planted = make_canaries(SEED, ["hospital_a", "hospital_b"], tokenizer="digits")
     shutil.copytree(leak.out / "wire", tmp_path / "wire")
     path = next(

@@ -101,6 +101,7 @@ def test_beside_the_running_daemon_it_says_the_same_from_the_kept_adapter(
 ) -> None:
     site, first = sites.site(SILO), reported["reply"].data
     before = records(site.audit_log)
+    print(json.dumps(reported["record"])[:6000]); print(json.dumps([r for r in before if r["event"]=="egress.sent"][-6:], indent=0)); print(sites.until_state(SILO, lambda s: True)["coordinator"])
     again = command("silo", "report", "benefit", "--config", site.config, "--run", RUN).data
     assert again["local_only"] == {**first["local_only"], "kept": True}
     assert again == {**first, "local_only": again["local_only"]}
