@@ -7,6 +7,7 @@ file; whether what it names exists is checked at start (`silo check`).
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,6 +94,7 @@ class Trainer(_Closed):
     threads: int | Literal["auto"] = "auto"
     microbatch_tokens: int = Field(16384, ge=64)
     isolation: Literal["auto", "namespaces", "user", "container", "waived"] = "auto"
+    must_not_reach: tuple[str, ...] = ()  # external: what answers the guard and must stay silent towards the trainer
     start_timeout_seconds: float = Field(180.0, gt=0)
     python: Path | None = None  # another interpreter that has the training libraries; None: the guard's own
 
@@ -102,6 +104,21 @@ class Trainer(_Closed):
         if isinstance(value, int) and value < 1:
             raise ValueError("threads is a number from 1, or auto")
         return value
+
+    @field_validator("must_not_reach", mode="before")
+    @classmethod
+    def _places(cls, value: Any) -> Any:
+        for each in value if isinstance(value, list) else ():
+            kind, _, place = str(each).partition(":")
+            host, _, port = place.rpartition(":")
+            try:
+                bracketed = host.startswith("[") and host.endswith("]")
+                right = ipaddress.ip_address(host[1:-1] if bracketed else host).version == (6 if bracketed else 4)
+            except ValueError:
+                right = False
+            if not right or "%" in host or kind not in ("tcp", "udp") or not port.isdecimal() or int(port) > 65535:
+                raise ValueError(f"{each!r} is not tcp:ADDRESS:PORT or udp:ADDRESS:PORT, with [ADDRESS] for IPv6")
+        return tuple(value) if isinstance(value, list) else value
 
 
 class Control(_Closed):
@@ -192,6 +209,8 @@ def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> N
          "write auto: the guard probes what it got; or container, or waived"),
         (trainer.user is not None and (tls or not external), ("trainer", "user"),
          "user is for launch: external with a unix: address", "remove it"),
+        (bool(trainer.must_not_reach) and not external, ("trainer", "must_not_reach"),
+         "must_not_reach is for launch: external", "remove it"),
         (trainer.name is not None and not tls, ("trainer", "name"), "name is for a tls: address", "remove it"),
         (tls and len(link_files) < 2, ("trainer", "address"),
          "a tls: address needs identity.link_certificate and identity.link_key",

@@ -32,6 +32,7 @@ import contextlib
 import errno
 import functools
 import glob
+import grp
 import inspect
 import json
 import os
@@ -40,7 +41,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -275,7 +276,7 @@ def _program_paths(python: str) -> tuple[Path, ...]:
         question = inspect.getsource(_interpreter_facts) + f"print(json.dumps(_interpreter_facts({_OWN_PACKAGES!r})))"
         try:
             answer = subprocess.run(
-                [python, "-c", f"import json\n{question}"], capture_output=True, check=True, timeout=60, cwd="/"
+                [python, "-P", "-c", f"import json\n{question}"], capture_output=True, check=True, timeout=60, cwd="/"
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise IsolationError(f"{python} does not answer where its libraries are: {error}") from error
@@ -361,7 +362,7 @@ def why_waived(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO
     untried = [name for name in _ESSENTIAL if results.get(name, {}).get("outcome", "untried") == "untried"]
     parts = [
         (out, "reachable from inside"),
-        (silent, "no answer, and nothing that answers the guard was tried (is the coordinator up?)"),
+        (silent, controls.why_unproven({name: results[name] for name in silent})),
         (untried, "not tried"),
     ]
     return "; ".join(f"{what}: {', '.join(names)}" for names, what in parts if names)
@@ -387,6 +388,35 @@ def best_rung() -> Rung:
     return "waived"
 
 
+@contextlib.contextmanager
+def control_socket_to_try(path: Path, group: str) -> Iterator[Path]:
+    """What the probes try to reach while the daemon may be down: its control socket, else a decoy beside it.
+
+    The decoy has the rights that the daemon gives its own, and answers nothing. Where it cannot be made, `path` itself
+    comes back, where nothing is: so the probe is not tried, and no rung is claimed.
+
+    Args:
+        path: of the daemon's control socket.
+        group: that may open it.
+    """
+    decoy = path.with_name("decoy")
+    with contextlib.ExitStack() as stack:
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                if decoy.is_socket():  # of a report that was killed
+                    decoy.unlink()
+                control = stack.enter_context(socket.socket(socket.AF_UNIX))
+                control.bind(str(decoy))
+                stack.callback(decoy.unlink, missing_ok=True)
+                decoy.chmod(0o600)
+                control.listen()
+                with contextlib.suppress(KeyError, PermissionError):
+                    os.chown(decoy, -1, grp.getgrnam(group).gr_gid)
+                    decoy.chmod(0o660)
+                path = decoy
+        yield path
+
+
 @functools.cache
 def rung_trial(rung: str) -> str:
     """Build the wall with decoys behind it and run every probe inside. Returns why it does not hold, or ''."""
@@ -403,7 +433,7 @@ def rung_trial(rung: str) -> str:
         }
         try:
             process = launch_walled(
-                [sys.executable, "-m", "silo.trainer.walls"],
+                [sys.executable, "-P", "-m", "silo.trainer.walls"],
                 rung=rung,
                 env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
                 never=[secret],

@@ -128,7 +128,8 @@ class Supervisor:
 
         Args:
             site_secret: keys the choice of private prompts.
-            probe_fields: what the probes try to reach from inside: key files, the control socket.
+            probe_fields: what the probes try to reach from inside: key files, the control socket. A path where nothing
+                is counts as not tried.
             never: files that the walls must not show.
             accepted: called with the rung that was really got, before the trainer is told where the data are; it
                 raises where that is too little.
@@ -153,13 +154,15 @@ class Supervisor:
         self._link = self._accept(trainer.start_timeout_seconds)
         self._close_listener()  # one trainer, and nobody after it
         controls = trainer_link.controls(self._config)
-        fields = {**controls.as_fields(), **probe_fields}
+        named = trainer_link.only_what_exists(probe_fields)
+        fields = {**controls.as_fields(), **named}
         self.state.probes = self._ask("probe", fields, "probed").get("results", {})
         if not isolation.are_results(self.state.probes):
             raise OperationError(
                 "what the trainer says of its walls is no list of probes", hint=self._where_it_tells(),
                 code="TRAINER_CONFUSED",
             )  # fmt: skip
+        self.state.probes = trainer_link.believable(self.state.probes, named)
         self.state.controls = controls.still_answering()
         self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes, self.state.controls)
         accepted(self.state.rung)
@@ -194,7 +197,7 @@ class Supervisor:
         ]  # fmt: skip
         try:
             return isolation.launch_walled(
-                [python, "-m", "silo.trainer.worker", "--address", config.trainer.address],
+                [python, "-P", "-m", "silo.trainer.worker", "--address", config.trainer.address],
                 rung=rung,
                 readable=readable,
                 writable=[scratch],

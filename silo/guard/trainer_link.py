@@ -14,10 +14,12 @@ answer the probes as it likes; the rung of an external trainer is what its probe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import stat
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,12 @@ from fedsilo.edge.identity_files import read_public
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
-from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates
+from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates, named
 from silo.link import Listener, host_and_port, user_name
 from silo.link_tls import LinkFiles, LinkTls
+
+# fields of the `probe` message that name paths, and the probe that tries them
+_PATHS_TRIED = {"key_paths": "key_files", "identity_folder": "identity_folder", "control_socket": "control_socket"}
 
 
 def listen(config: SiloConfig) -> Listener:
@@ -89,7 +94,7 @@ def start_command(config: SiloConfig) -> str:
     """What somebody types where the external trainer runs."""
     trainer = config.trainer
     python = trainer.python or Path(sys.executable)
-    command = f"{python} -m silo.trainer.worker --address {trainer.address}"
+    command = f"{python} -P -m silo.trainer.worker --address {trainer.address}"
     if trainer.address.startswith("tls:"):
         name = trainer.name or "trainer"
         command += f" --certificate {name}.crt --key {name}.key --site-ca site_ca.crt"
@@ -108,15 +113,47 @@ def probe_fields(config: SiloConfig, guard_process: int) -> dict[str, Any]:
     return fields
 
 
+@contextlib.contextmanager
+def probe_fields_beside_the_daemon(config: SiloConfig, guard_process: int) -> Iterator[dict[str, Any]]:
+    """`probe_fields` for a trainer that another process than the daemon starts: its control socket may be missing."""
+    with isolation.control_socket_to_try(config.control.socket, config.control.group) as control:
+        yield {**probe_fields(config, guard_process), "control_socket": str(control)}
+
+
+def only_what_exists(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without paths where nothing is: "no such file" would be said there without any wall."""
+    kept = dict(fields)
+    for name in _PATHS_TRIED:
+        value = fields.get(name)
+        if isinstance(value, list):
+            kept[name] = [path for path in value if Path(path).exists()]
+        elif value and not Path(value).exists():
+            del kept[name]
+    return kept
+
+
+def believable(probes: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The probes' results without those whose paths went away meanwhile. fields: of `only_what_exists`, before."""
+    remain = only_what_exists(fields)
+    gone = {probe for name, probe in _PATHS_TRIED.items() if remain.get(name) != fields.get(name)}
+    return {name: result for name, result in probes.items() if name not in gone}
+
+
 def key_files(config: SiloConfig) -> list[Path]:
     return [config.identity.key, config.identity.signing_key]
 
 
 def controls(config: SiloConfig) -> Controls:
-    """What answers the guard at this moment and must not answer an external trainer; some seconds where nobody does."""
-    if config.trainer.launch == "child" or config.trainer.isolation == "waived":
+    """What answers the guard at this moment and must not answer an external trainer; some seconds where nobody does.
+
+    Beside the coordinator and the name servers these are the addresses of `trainer.must_not_reach`.
+    """
+    trainer = config.trainer
+    if trainer.launch == "child" or trainer.isolation == "waived":
         return NO_CONTROLS
-    return candidates(*host_and_port(config.coordinator.address)).still_answering()
+    same_machine = trainer.address.startswith("unix:")
+    found = candidates(*host_and_port(config.coordinator.address), same_machine=same_machine)
+    return found.and_also(named(trainer.must_not_reach)).still_answering()
 
 
 def rung_got(config: SiloConfig, built: str, probes: dict[str, Any], answering: Controls = NO_CONTROLS) -> str:

@@ -6,29 +6,32 @@
 
 Outcome `refused`: the system said no, with the errno. `escaped`: it said yes, or an answer came from outside the walls
 (a refusal by another host is an answer). `silent`: the system let it go and nobody answered, so it was dropped on the
-way or nobody is there; the guard believes silence only at an address that answers itself (`isolation_controls`).
-`untried`: the guard named nothing to try. What this does not show: a way out that is not on the list, a name server
-that takes longer than DNS_WAIT_SECONDS, and anything about a process that lies in its answers; before it trusts walls
-that it builds, the guard runs these probes from a process of its own.
+way or nobody is there; the guard believes silence only at an address that answers itself (`isolation_controls`), and
+over IPv4 and IPv6 each for itself. `untried`: the guard named nothing to try, such as a file that does not exist. What
+this does not show: a way out that is not on the list, a name server that takes longer than DNS_WAIT_SECONDS, and
+anything about a process that lies in its answers; before it trusts walls that it builds, the guard runs these probes
+from a process of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# TEST-NET-1 (RFC 5737): no host answers there, so only our own system decides what happens.
-NOWHERE = ("192.0.2.1", 9)
-DNS_NAME = "fedsilo-probe.invalid"
+from silo.outside import NAME, QUESTION, Address, address_text, name_servers
+
+# TEST-NET-1 (RFC 5737) and the documentation prefix (RFC 3849): no host answers there, so only our own system decides
+# what happens. One of each family, since a network may have either alone.
+NOWHERE: tuple[Address, ...] = (("192.0.2.1", 9), ("2001:db8:ffff::9", 9))
 WAIT_SECONDS = 0.5
 DNS_WAIT_SECONDS = 2.0
 _RESOLVER = "the C library's resolver"
@@ -41,7 +44,6 @@ _PTRACE_SEIZE = 0x4206
 _AF_VSOCK = 40
 
 Result = dict[str, Any]
-Address = tuple[str, int]
 _REFUSED, _ESCAPED, _SILENT, _UNTRIED = "refused", "escaped", "silent", "untried"
 
 
@@ -50,7 +52,7 @@ def run_probes(fields: Mapping[str, Any]) -> dict[str, Result]:
 
     Args:
         fields: `key_paths` (list), `identity_folder` (default: the folders of the keys), `control_socket`,
-            `guard_pid`; and [host, port] pairs besides the address where nobody is: `tcp`, `udp` (which answers a DNS
+            `guard_pid`; and [host, port] pairs besides the addresses where nobody is: `tcp`, `udp` (which answers a DNS
             question) of listeners that the guard knows to answer.
 
     Returns:
@@ -63,8 +65,8 @@ def run_probes(fields: Mapping[str, Any]) -> dict[str, Result]:
     guard = [int(fields["guard_pid"])] if fields.get("guard_pid") else []
     listening, answering = ([_address(each) for each in fields.get(name, [])] for name in ("tcp", "udp"))
     return {
-        "tcp_connect": _first_escape(_connect, [NOWHERE, *listening]),
-        "udp_send": _first_escape(_send, [NOWHERE, *answering]),
+        "tcp_connect": _first_escape(_connect, [*NOWHERE, *listening]),
+        "udp_send": _first_escape(_send, [*NOWHERE, *answering]),
         "dns_lookup": _first_escape(
             _look_up, [*dict.fromkeys([_RESOLVER, *_own_name_servers()[:_NAME_SERVERS_MAX], *answering])]
         ),
@@ -92,7 +94,7 @@ def _first_escape(attempt: Callable[[Any], object], targets: Sequence[Any]) -> R
         except _Answered as answer:
             return result | {"outcome": _ESCAPED, "errno": str(answer)}
         except TimeoutError:
-            result["silent"].append("{}:{}".format(*target) if isinstance(target, tuple) else str(target))
+            result["silent"].append(address_text(target) if isinstance(target, tuple) else str(target))
             result |= {"outcome": _SILENT, "errno": "ETIMEDOUT"}
         except OSError as error:
             if result["outcome"] != _SILENT:
@@ -165,24 +167,20 @@ def _send(address: Address) -> None:
 
 
 def _ask_name_server(address: Address) -> None:
-    """One hand-made question; any datagram that comes back is an answer. Raises OSError, TimeoutError among it."""
-    labels = b"".join(struct.pack("B", len(part)) + part.encode() for part in DNS_NAME.split("."))
-    question = struct.pack(">6H", 0x0F5D, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", 1, 1)
+    """One question; any datagram that comes back is an answer. Raises OSError, TimeoutError among it."""
     with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as connection:
         connection.settimeout(WAIT_SECONDS)
         connection.connect(address)
-        connection.send(question)
+        connection.send(QUESTION)
         connection.recv(512)
 
 
 def _own_name_servers() -> list[Address]:
     """Those that resolv.conf(5) names, as far as it can be read."""
     try:
-        text = Path(_RESOLVER_FILE).read_text(encoding="utf-8", errors="replace")
+        return name_servers(Path(_RESOLVER_FILE).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return []
-    lines = map(str.split, text.splitlines())
-    return [(words[1], 53) for words in lines if len(words) > 1 and words[0] == "nameserver" and "%" not in words[1]]
 
 
 def _look_up(name_server: Address | str) -> None:
@@ -196,7 +194,7 @@ def _look_up(name_server: Address | str) -> None:
 def _resolve() -> int:
     signal.setitimer(signal.ITIMER_REAL, DNS_WAIT_SECONDS)  # its default action ends this child: no answer came
     try:
-        socket.getaddrinfo(DNS_NAME, 443)
+        socket.getaddrinfo(NAME, 443)
     except socket.gaierror as error:
         # NONAME is what a name server says; the others say that none could be asked
         return 0 if error.errno == socket.EAI_NONAME else errno.ENETUNREACH
@@ -281,22 +279,24 @@ def _reach(path: str) -> None:
 def surroundings() -> dict[str, Any]:
     """What the process can tell of its own walls, for the `ready` message: not proof, but easy to read."""
     status: dict[str, str] = {}
-    try:
+    with contextlib.suppress(OSError):  # no /proc inside: reported as unknown below
         for line in Path("/proc/self/status").read_text().splitlines():
             name, _, value = line.partition(":")
             status[name] = value.strip()
-    except OSError:
-        pass  # no /proc inside: reported as unknown below
-    try:
+    interfaces: list[str] = []
+    with contextlib.suppress(OSError):  # behind a system-call filter the question itself is refused
         interfaces = sorted(name for _, name in socket.if_nameindex())
-    except OSError:
-        interfaces = []
+    namespaces = {}
+    for kind in ("user", "mnt", "net", "pid"):
+        with contextlib.suppress(OSError):
+            namespaces[kind] = os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115  # not a path, a name
     return {
-        "uid": os.getuid(),
+        "user_id": os.getuid(),
         "capabilities": status.get("CapEff", "unknown"),
         "no_new_privileges": status.get("NoNewPrivs", "unknown") == "1",
         "system_call_filter": status.get("Seccomp", "unknown") == "2",
         "interfaces": interfaces,
+        "namespaces": namespaces,
     }
 
 

@@ -1,4 +1,4 @@
-"""The trainer process: `python -m silo.trainer.worker --address unix:PATH`. It dials the guard and does what it asks.
+"""The trainer process: `python -P -m silo.trainer.worker --address unix:PATH`. It dials the guard and does as asked.
 
 On another host it dials `tls:HOST:PORT` with `--certificate`, `--key` and `--site-ca`: a key of its own, made for this
 link and good for nothing else. A trainer serves one run; who starts it by hand starts it again (`--wait-seconds`).
@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import os
 import platform
-import socket
 import sys
 import time
 from collections import Counter
@@ -178,6 +177,7 @@ class Worker:
         from fedsilo.treaty.grading import check_reference
         from silo.trainer.session import Material, Session
         from silo.trainer.text import load_codec
+        from silo.trainer.walls import surroundings
 
         verify_offline(os.environ)
         verify_hub_offline(sys.modules)
@@ -232,7 +232,7 @@ class Worker:
                 },
                 "threads": torch.get_num_threads(),
                 "device": str(next(model.parameters()).device),
-                "isolation_seen": isolation_seen(),
+                "isolation_seen": surroundings(),
             },
         )
 
@@ -293,18 +293,6 @@ class Worker:
 
     def _report_phase(self, round_number: int, step: int, phase: str) -> None:
         self._link.send(LinkMessage("step", {"round": round_number, "step": step, "phase": phase}))
-
-
-def isolation_seen() -> dict[str, Any]:
-    """What this process sees of its walls: user, network interfaces, namespaces. The guard probes besides."""
-    namespaces = {}
-    for kind in ("user", "mnt", "net", "pid"):
-        with contextlib.suppress(OSError):
-            namespaces[kind] = os.readlink(f"/proc/self/ns/{kind}")  # noqa: PTH115  # not a path, a name
-    interfaces: list[str] = []
-    with contextlib.suppress(OSError):  # behind a system-call filter the question itself is refused
-        interfaces = sorted(name for _, name in socket.if_nameindex())
-    return {"user_id": os.getuid(), "interfaces": interfaces, "namespaces": namespaces}
 
 
 def _not_taken(message: str) -> NotAllowedError:

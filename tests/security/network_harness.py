@@ -1,6 +1,7 @@
 """Three networks of this machine's own making, for a trainer whose packets reach its guard and nobody else.
 
     trainer 198.51.100.2 ── 198.51.100.1 guard 203.0.113.1 ── 203.0.113.2 coordinator, 203.0.113.3 name server
+            2001:db8:1::2 ─ 2001:db8:1::1      2001:db8:2::1 ─ 2001:db8:2::2              2001:db8:2::3
 
 The guard's network forwards nothing, so what the trainer sends further is dropped without a word, as a firewall drops
 it. Needs root and `ip`, `unshare`, `nsenter`. Nothing of the machine's own network is touched.
@@ -23,9 +24,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 GUARD, TRAINER, COORDINATOR, NAME_SERVER = "198.51.100.1", "198.51.100.2", "203.0.113.2", "203.0.113.3"
+COORDINATOR_6, NAME_SERVER_6 = "2001:db8:2::2", "2001:db8:2::3"
 COORDINATOR_PORT = 8443
 _NEW_NETWORK = 0x40000000
-_TRAINER_DEFAULT = f"default via {GUARD}"
+_TRAINER_DEFAULTS = {"-4": f"default via {GUARD}", "-6": "default via 2001:db8:1::1"}
+_FORWARDING = ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding")
 
 
 def why_not() -> str:
@@ -70,26 +73,27 @@ class Networks:
 
     def address(self, name: str, interface: str, *addresses: str) -> None:
         for each in addresses:
-            self.ip(name, "address", "add", each, "dev", interface)
+            # without waiting for somebody else to claim the same IPv6 address
+            self.ip(name, "address", "add", each, "dev", interface, *(["nodad"] if ":" in each else []))
         self.ip(name, "link", "set", interface, "up")
 
     # ---- what a test changes, and changes back ----
 
     @contextlib.contextmanager
-    def trainer_sends_everything_to_the_guard(self) -> Iterator[None]:
-        """Without it the trainer's system knows no way but to the guard."""
-        self.ip("trainer", "route", "add", *_TRAINER_DEFAULT.split())
+    def trainer_sends_everything_to_the_guard(self, family: str = "-4") -> Iterator[None]:
+        """Without it the trainer's system knows no way but to the guard. family: -4 or -6."""
+        self.ip("trainer", family, "route", "add", *_TRAINER_DEFAULTS[family].split())
         try:
             yield
         finally:
-            self.ip("trainer", "route", "del", *_TRAINER_DEFAULT.split())
+            self.ip("trainer", family, "route", "del", *_TRAINER_DEFAULTS[family].split())
 
     @contextlib.contextmanager
     def guard_forwards(self) -> Iterator[None]:
         def write(value: str) -> None:
             subprocess.run(
                 ["nsenter", "-t", str(self.places["guard"]), "-n", "sh", "-c",
-                 f"echo {value} > /proc/sys/net/ipv4/ip_forward"], check=True,
+                 f"for file in {' '.join(_FORWARDING)}; do echo {value} > $file; done"], check=True,
             )  # fmt: skip
 
         write("1")
@@ -124,31 +128,38 @@ def networks() -> Iterator[Networks]:
             made.ip(name, "link", "set", "lo", "up")
         made.link("guard", "g0", "trainer", "t0")
         made.link("guard", "o0", "outside", "c0")
-        made.address("guard", "g0", f"{GUARD}/30")
-        made.address("trainer", "t0", f"{TRAINER}/30")
-        made.address("guard", "o0", "203.0.113.1/29")
-        made.address("outside", "c0", f"{COORDINATOR}/29", f"{NAME_SERVER}/29")
+        made.address("guard", "g0", f"{GUARD}/30", "2001:db8:1::1/64")
+        made.address("trainer", "t0", f"{TRAINER}/30", "2001:db8:1::2/64")
+        made.address("guard", "o0", "203.0.113.1/29", "2001:db8:2::1/64")
+        outside = (f"{COORDINATOR}/29", f"{NAME_SERVER}/29", f"{COORDINATOR_6}/64", f"{NAME_SERVER_6}/64")
+        made.address("outside", "c0", *outside)
         made.ip("outside", "route", "add", "default", "via", "203.0.113.1")
+        made.ip("outside", "-6", "route", "add", "default", "via", "2001:db8:2::1")
         # Routers say "unreachable" for an address where nobody is; a silent one is the harder case.
         made.ip("guard", "route", "add", "blackhole", "192.0.2.0/24")
         yield made
 
 
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 @contextlib.contextmanager
-def coordinator_outside(made: Networks) -> Iterator[None]:
+def coordinator_outside(made: Networks, host: str = COORDINATOR) -> Iterator[None]:
     """A listener that stands for the coordinator; the system takes connections in without anybody's help."""
-    listener = made.inside("outside", lambda: socket.create_server((COORDINATOR, COORDINATOR_PORT), backlog=64))
+    place = (host, COORDINATOR_PORT)
+    listener = made.inside("outside", lambda: socket.create_server(place, family=_family(host), backlog=64))
     with listener:
         yield
 
 
 @contextlib.contextmanager
-def name_server_outside(made: Networks) -> Iterator[None]:
+def name_server_outside(made: Networks, host: str = NAME_SERVER) -> Iterator[None]:
     """Sends every question back."""
 
     def bound() -> socket.socket:
-        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        server.bind((NAME_SERVER, 53))
+        server = socket.socket(_family(host), socket.SOCK_DGRAM)
+        server.bind((host, 53))
         return server
 
     with made.inside("outside", bound) as server:
@@ -162,7 +173,7 @@ def name_server_outside(made: Networks) -> Iterator[None]:
         try:
             yield
         finally:
-            ending = made.inside("outside", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            ending = made.inside("outside", lambda: socket.socket(_family(host), socket.SOCK_DGRAM))
             with ending:
-                ending.sendto(b"end", (NAME_SERVER, 53))
+                ending.sendto(b"end", (host, 53))
             thread.join()

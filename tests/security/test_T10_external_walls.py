@@ -12,6 +12,7 @@ import os
 import queue
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +28,7 @@ import pytest
 
 from fedsilo.launch.silo_text import status_text
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError
+from silo import outside
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, isolation_controls, service, trainer_link
 from silo.guard.isolation_controls import Controls
@@ -37,7 +39,15 @@ from silo.trainer import walls
 from tests.security import container_harness, network_harness
 from tests.security.link_harness import EXTERNAL, LINK, at, write_config
 from tests.security.link_harness import Site as Identities
-from tests.security.network_harness import COORDINATOR, COORDINATOR_PORT, GUARD, NAME_SERVER, Networks
+from tests.security.network_harness import (
+    COORDINATOR,
+    COORDINATOR_6,
+    COORDINATOR_PORT,
+    GUARD,
+    NAME_SERVER,
+    NAME_SERVER_6,
+    Networks,
+)
 from tests.security.wall_harness import Site, reachable_site
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,6 +56,10 @@ NETWORK_PROBES = {"tcp_connect", "udp_send", "dns_lookup"}
 # What the user's number holds back, and what only the rights of root open.
 FILE_PROBES = {"key_files", "identity_folder", "control_socket"}
 PROCESS_PROBES = {"enter_namespaces", "ptrace", "memory", "signal"}
+# A trainer whose every way out was refused.
+REFUSED = {
+    name: {"outcome": "refused", "errno": "EPERM"} for name in NETWORK_PROBES | FILE_PROBES | PROCESS_PROBES | {"vsock"}
+}
 
 SOON = ("  start_timeout_seconds: 180", "  start_timeout_seconds: 20")
 
@@ -219,8 +233,7 @@ def shown(trainer: SupervisedTrainer) -> str:
 @pytest.mark.parametrize("inside", ["escaped", "refused"])
 def test_T10_the_rung_is_what_was_probed_and_not_what_the_trainer_says(inside: str, home: Path) -> None:
     config = over_unix(home, None)
-    results = {name: {"outcome": "refused", "errno": "EPERM"} for name in walls.run_probes({})}
-    results["tcp_connect"] = {"outcome": inside, "errno": ""}
+    results = REFUSED | {"tcp_connect": {"outcome": inside, "errno": ""}}
 
     def boast() -> None:
         link = walls_dial(config.trainer.address)
@@ -256,7 +269,7 @@ def walls_dial(address: str) -> Any:
 )
 def test_T10_answers_of_another_shape_are_not_taken_for_results(results: Any) -> None:
     assert not isolation.are_results(results)
-    assert isolation.are_results(walls.run_probes({}))
+    assert isolation.are_results(REFUSED)
 
 
 # ---- over TLS ----------------------------------------------------------------------------------------
@@ -385,7 +398,7 @@ def test_T10_over_tls_silence_counts_only_where_the_guard_is_answered(case: str,
 def test_T10_a_routers_no_is_an_answer_and_no_route_is_not(made: Networks) -> None:
     """ENETUNREACH both times: said by a router, the packet was out; said by the trainer's own system, it was not."""
     assert made.inside("trainer", lambda: walls.run_probes({}))["tcp_connect"] == {
-        "outcome": "refused", "errno": "ENETUNREACH", "tried": 1, "silent": [],
+        "outcome": "refused", "errno": "ENETUNREACH", "tried": 2, "silent": [],
     }  # fmt: skip
     with made.trainer_sends_everything_to_the_guard(), made.guard_forwards():
         # the guard's network has no route to this one, forwards nothing there, and says so
@@ -396,19 +409,233 @@ def test_T10_a_routers_no_is_an_answer_and_no_route_is_not(made: Networks) -> No
     assert results["udp_send"]["outcome"] == "silent"  # of datagrams, Linux tells a program of a closed port only
 
 
+def test_both_ends_ask_the_same_question_and_write_addresses_alike() -> None:
+    # the bytes as RFC 1035, 4.1 lays them out, by hand
+    assert outside.QUESTION.hex() == "0f5d01000001000000000000" + (
+        "0d" + b"fedsilo-probe".hex() + "07" + b"invalid".hex() + "00" + "0001" + "0001"
+    )
+    text = "# nameserver 192.0.2.9\nnameserver 10.0.0.2\nnameserver ::1\nnameserver fe80::1%eth0\nnameserver\nsearch x"
+    assert outside.name_servers(text) == [("10.0.0.2", 53), ("::1", 53)]
+    for address, written, family in ((("10.0.0.2", 53), "10.0.0.2:53", "IPv4"), (("::1", 53), "[::1]:53", "IPv6")):
+        assert (outside.address_text(address), outside.family_of(written)) == (written, family)
+    assert [outside.family_of(each) for each in ("the C library's resolver", "10.0.0.2", "10.0.0.2:", "")] == [None] * 4
+
+
 def test_controls_are_addresses_that_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolver_file = tmp_path / "resolv.conf"
     resolver_file.write_text("nameserver 127.0.0.53\nnameserver 10.0.0.2\nnameserver fe80::1%eth0\noptions edns0\n")
     monkeypatch.setattr(isolation_controls, "_RESOLVER_FILES", (str(resolver_file), str(tmp_path / "absent")))
-    assert isolation_controls.candidates("203.0.113.7", 443) == Controls((("203.0.113.7", 443),), (("10.0.0.2", 53),))
-    assert isolation_controls.candidates("localhost", 443).tcp == ()
+    found = isolation_controls.candidates("203.0.113.7", 443, same_machine=True)
+    assert found == Controls((("203.0.113.7", 443),), (("10.0.0.2", 53),))
+    assert isolation_controls.candidates("localhost", 443, same_machine=True).tcp == ()
+
+
+PRIVATE = ["10.0.0.2", "172.31.0.2", "192.168.1.1", "100.64.0.1", "fd00::2", "::ffff:a00:2"]
+PUBLIC = ["203.0.113.7", "172.32.0.1", "100.128.0.1", "2001:db8::7", "::ffff:cb00:7107"]
+# IPv4 addresses as IPv6 writes them
+MAPPED = {"::ffff:a00:2": "10.0.0.2", "::ffff:cb00:7107": "203.0.113.7"}
+
+
+@pytest.mark.parametrize("host", [*PRIVATE, *PUBLIC])
+def test_T10_a_private_address_is_no_control_for_a_trainer_elsewhere(
+    host: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the trainer is, nobody may have that address, or its network drops such addresses and passes the rest."""
+    monkeypatch.setattr(isolation_controls, "_RESOLVER_FILES", ())
+    monkeypatch.setattr(isolation_controls, "_accepts", lambda address: True)
+    plain = MAPPED.get(host, host)
+    place = f"[{host}]:8443" if ":" in host else f"{host}:8443"
+    known = ("coordinator.example.org:8443", place)
+
+    def controls(*changes: tuple[str, str]) -> Controls:
+        return trainer_link.controls(load_config(write_config(home, EXTERNAL, known, *changes)))
+
+    over_tls = (LINK, at(f"tls:{GUARD}:7443"))
+    named = ("  must_not_reach: []", f'  must_not_reach: ["tcp:{place}"]')
+    assert controls().tcp == controls(*over_tls, named).tcp == ((plain, 8443),)
+    elsewhere = controls(*over_tls)
+    assert (elsewhere.tcp, elsewhere.private) == (((), ((plain, 8443),)) if host in PRIVATE else (((plain, 8443),), ()))
+
+    text = f"[{plain}]:8443" if ":" in plain else f"{plain}:8443"
+    results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": [text]}}
+    for found, counts in ((elsewhere, host in PUBLIC), (controls(), True), (controls(*over_tls, named), True)):
+        assert isolation.rung_really_got("container", results, found) == ("container" if counts else "waived")
+    if host in PRIVATE:
+        shown = status_text({"trainer": {"isolation": "waived", "why_waived": isolation.why_waived(results, elsewhere)},
+                             "held": []})  # fmt: skip
+        assert f"private addresses such as {text} count only if trainer.must_not_reach names them" in shown
+
+
+V4, V6 = "203.0.113.7:443", "[2001:db8::7]:443"
+NOBODY_4, NOBODY_6 = "192.0.2.1:9", "[2001:db8:ffff::9]:9"
+KNOWN = {"4": Controls(tcp=(("203.0.113.7", 443),)), "6": Controls(tcp=(("2001:db8::7", 443),))}
+KNOWN["both"] = KNOWN["4"].and_also(KNOWN["6"])
+
+
+@pytest.mark.parametrize(
+    ("known", "silent", "missing"),
+    [
+        ("4", [NOBODY_4, V4], ""),
+        ("6", [NOBODY_6, V6], ""),
+        ("both", [NOBODY_4, NOBODY_6, V4, V6], ""),
+        ("both", [NOBODY_4, V4], ""),
+        ("4", [NOBODY_6], "IPv6"),
+        ("4", [NOBODY_4, NOBODY_6, V4], "IPv6"),
+        ("6", [NOBODY_4, NOBODY_6, V6], "IPv4"),
+        ("both", [NOBODY_4, NOBODY_6, V4], "IPv6"),  # known, but the trainer was not silent there
+        ("4", [NOBODY_4, NOBODY_6], "IPv4 and IPv6"),
+        ("4", ["the C library's resolver"], "IPv4 and IPv6"),
+        ("4", "203.0.113.7:443", "IPv4 and IPv6"),
+        ("4", [None, 7], "IPv4 and IPv6"),
+    ],
+)
+def test_T10_silence_over_one_family_says_nothing_of_the_other(known: str, silent: Any, missing: str) -> None:
+    results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": silent}}
+    rung = isolation.rung_really_got("container", results, KNOWN[known])
+    assert rung == ("waived" if missing else "container")
+    if missing:
+        assert f"was tried over {missing} (" in isolation.why_waived(results, KNOWN[known])
+
+
+def test_T10_an_open_ipv6_network_alone_is_no_container(made: Networks) -> None:
+    """Every IPv4 way refused, as with a network that has IPv6 only: the other family is tried for itself."""
+
+    def judged(controls: Controls) -> tuple[str, dict[str, str], dict[str, Any]]:
+        seen = made.inside("trainer", lambda: walls.run_probes(controls.as_fields()))
+        network: dict[str, Any] = {name: seen[name] for name in NETWORK_PROBES}
+        outcomes = {name: str(result["outcome"]) for name, result in network.items()}
+        answering = made.inside("guard", controls.still_answering)
+        return isolation.rung_really_got("container", REFUSED | network, answering), outcomes, network
+
+    refused = dict.fromkeys(NETWORK_PROBES, "refused")
+    assert judged(isolation_controls.NO_CONTROLS)[:2] == ("container", refused)
+    outside = Controls(((COORDINATOR_6, COORDINATOR_PORT),), ((NAME_SERVER_6, 53),))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(made.trainer_sends_everything_to_the_guard("-6"))
+        rung, outcomes, _ = judged(isolation_controls.NO_CONTROLS)
+        assert (rung, outcomes) == ("waived", refused | {"tcp_connect": "silent", "udp_send": "silent"})
+        stack.enter_context(network_harness.coordinator_outside(made, COORDINATOR_6))
+        stack.enter_context(network_harness.name_server_outside(made, NAME_SERVER_6))
+        rung, outcomes, _ = judged(outside)  # dropped, where the guard is answered
+        assert (rung, outcomes) == ("container", dict.fromkeys(NETWORK_PROBES, "silent"))
+        stack.enter_context(made.guard_forwards())
+        rung, outcomes, _ = judged(outside)
+        assert (rung, outcomes) == ("waived", dict.fromkeys(NETWORK_PROBES, "escaped"))
+
+
+# ---- paths that may be missing -----------------------------------------------------------------------
+
+
+@root_only
+@pytest.mark.parametrize("missing", ["control_socket", "key_paths"])
+def test_T10_a_path_where_nothing_is_shows_no_wall(missing: str, home: Path, site: Site) -> None:
+    """The container of the first test, which holds; but "no such file" is no refusal."""
+    absent = str(site.folder / "absent")
+    fields = site.fields | {missing: [absent] if missing == "key_paths" else absent}
+    config, container = over_unix(home, SOMEBODY), Container()
+    with container.running(home, "--address", config.trainer.address):
+        found = probed(config, fields)
+    probe = {"key_paths": "key_files"}.get(missing, missing)
+    assert (found.rung, found.escaped(), found.results[probe]["outcome"]) == ("waived", set(), "untried")
+    assert isolation.why_waived(found.results) == f"not tried: {probe}"
+
+
+def test_T10_a_path_that_goes_away_while_it_is_tried_shows_no_wall(site: Site) -> None:
+    named = trainer_link.only_what_exists(site.fields)
+    assert named == site.fields
+    assert trainer_link.believable(REFUSED, named) == REFUSED
+    Path(site.fields["control_socket"]).unlink()
+    kept = trainer_link.believable(REFUSED, named)
+    assert set(REFUSED) - set(kept) == {"control_socket"}
+    assert isolation.rung_really_got("container", REFUSED) == "container"
+    assert isolation.rung_really_got("container", kept) == "waived"
+
+
+@root_only
+@pytest.mark.parametrize("user", [SOMEBODY, None])
+def test_T10_a_report_without_the_daemon_tries_a_decoy_of_its_control_socket(
+    user: int | None, home: Path, site: Site
+) -> None:
+    config, container = over_unix(home, user), Container(user=user)
+    assert not config.control.socket.exists()
+    config.control.socket.parent.mkdir()
+    with (
+        trainer_link.probe_fields_beside_the_daemon(config, site.fields["guard_pid"]) as fields,
+        container.running(home, "--address", config.trainer.address),
+    ):
+        decoy = Path(fields["control_socket"])
+        assert (decoy.parent, stat.S_IMODE(decoy.stat().st_mode)) == (config.control.socket.parent, 0o600)
+        found = probed(config, fields | {"key_paths": site.fields["key_paths"]})
+    assert not decoy.exists()
+    # without a wall around files the decoy is reached, as the socket itself would be
+    outcome = "escaped" if user is None else "refused"
+    assert (found.rung, found.results["control_socket"]["outcome"]) == (
+        "waived" if user is None else "container", outcome,
+    )  # fmt: skip
+
+
+def test_the_daemons_own_control_socket_is_tried_where_there_is_one(home: Path) -> None:
+    config = over_unix(home, None)
+    config.control.socket.parent.mkdir()
+    config.control.socket.touch()
+    with trainer_link.probe_fields_beside_the_daemon(config, 1) as fields:
+        assert fields["control_socket"] == str(config.control.socket)
+        assert list(config.control.socket.parent.iterdir()) == [config.control.socket]
+    # where no decoy can be made nothing is tried, and so nothing claimed; what is no socket is not removed for it
+    config.control.socket.rename(config.control.socket.with_name("decoy"))
+    with trainer_link.probe_fields_beside_the_daemon(config, 1) as fields:
+        assert "control_socket" not in trainer_link.only_what_exists(fields)
+    assert config.control.socket.with_name("decoy").exists()
+    nowhere = config.model_copy(update={"control": config.control.model_copy(update={"socket": home / "no" / "c"})})
+    with trainer_link.probe_fields_beside_the_daemon(nowhere, 1) as fields:
+        assert "control_socket" not in trainer_link.only_what_exists(fields)
+
+
+# ---- whose program runs ------------------------------------------------------------------------------
+
+
+def test_T10_no_program_is_taken_from_the_working_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainer, walls' trial and the command for people: each would run a `silo` that lies where it is started."""
+    for name in ("silo/__init__.py", "silo/trainer/__init__.py"):
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).touch()
+    for name in ("worker", "walls"):
+        (home / "silo" / "trainer" / f"{name}.py").write_text("print('planted')")
+    commands: list[list[str]] = []
+
+    def noted(argv: Sequence[str], **options: Any) -> None:
+        commands.append(list(argv))
+        raise OSError("only noted")
+
+    monkeypatch.setattr(isolation, "launch_walled", noted)
+    isolation.rung_trial.__wrapped__("user")
+    config = load_config(write_config(home))
+    config.state_dir.mkdir()
+    with pytest.raises(FedSiloError, match="only noted"):
+        Supervisor(config, lambda event: None)._launch("user", home / "t.sock", home, ())
+    commands.append(trainer_link.start_command(config).split())
+    assert [command[-1] if "walls" in command[-1] else "worker" for command in commands] == [
+        "silo.trainer.walls", "worker", "worker",
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "PYTHONPATH")}
+    for command in commands:
+        program = command[: command.index("-m") + 2]
+
+        def ran(*argv: str) -> str:
+            done = subprocess.run(
+                [*argv, "--help"], cwd=home, env=environment, input="{}", capture_output=True, text=True, timeout=60,
+                check=True,
+            )  # fmt: skip
+            return done.stdout
+
+        assert "planted" not in ran(*program)
+        assert ran(*(word for word in program if word != "-P")) == "planted\n"
 
 
 def test_a_child_is_never_believed_for_its_silence(home: Path) -> None:
     config = load_config(write_config(home))
     assert trainer_link.controls(config) == isolation_controls.NO_CONTROLS
-    results: dict[str, Any] = {name: {"outcome": "refused", "errno": "EPERM"} for name in walls.run_probes({})}
-    results["tcp_connect"] = {"outcome": "silent", "silent": ["203.0.113.7:443"]}
+    results: dict[str, Any] = REFUSED | {"tcp_connect": {"outcome": "silent", "silent": ["203.0.113.7:443"]}}
     told = Controls((("203.0.113.7", 443),), ())
     assert trainer_link.rung_got(config, "namespaces", results, told) == "waived"
     external = load_config(write_config(home, EXTERNAL))

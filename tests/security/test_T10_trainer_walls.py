@@ -22,7 +22,7 @@ from fedsilo.treaty.isolation import rung_at_least
 from silo.guard import file_rules, isolation
 from silo.guard.syscall_filter import seccomp_program
 from silo.link import LinkMessage, Listener, dial
-from tests.security.wall_harness import WALLS_PROGRAM, Site, probe, reachable_site, run_inside
+from tests.security.wall_harness import CODE, Site, probe, reachable_site, run_inside, walls_program
 
 REPOSITORY = Path(__file__).parents[2]
 WALLS = ("namespaces", "user")
@@ -83,6 +83,8 @@ def seen_by_an_ordinary_user() -> dict[str, Any]:
             shutil.copytree(REPOSITORY / name, Path(folder, "code", name), ignore=ignored)
             for package in ("", *(str(each) for each in Path(name).parents)):
                 Path(folder, "code", package, "__init__.py").touch()
+        for name in ("link.py", "outside.py"):
+            shutil.copy(CODE / name, Path(folder, "code", "silo", name))
         Path(folder).chmod(0o755)
         work = Path(folder, "work")
         work.mkdir()
@@ -114,23 +116,25 @@ def test_T10_a_root_guard_gives_the_trainer_another_user(site: Site) -> None:
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="walls-") as folder:
         Path(folder).chmod(0o755)
-        shutil.copy(WALLS_PROGRAM, folder)
+        (Path(folder) / "code" / "trainer").mkdir(parents=True)
+        for name in ("outside.py", "trainer/walls.py", "trainer/__init__.py"):
+            shutil.copy(CODE / name, Path(folder, "code", name))
         mine = Path(folder, "mine")
         mine.write_text("readable only for root")
         mine.chmod(0o600)
         program = (
-            "import json, runpy, sys; walls = runpy.run_path(sys.argv[1])\n"
-            "try: open(sys.argv[2])\n"
-            "except PermissionError: seen = walls['surroundings']()\n"
-            "print(json.dumps([seen, walls['run_probes'](json.load(sys.stdin))]))"
+            f"{walls_program(Path(folder, 'code'))}\n"
+            "import json; from silo.trainer import walls\n"
+            "try: open(sys.argv[1])\n"
+            "except PermissionError: print('\\n' + json.dumps(walls.surroundings()))\n"
         )
         process = isolation.launch_walled(
-            ["/usr/bin/python3", "-c", program, f"{folder}/walls.py", str(mine)],
+            ["/usr/bin/python3", "-c", program, str(mine)],
             rung="user", user="nobody", readable=[Path(folder)], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         output, _ = process.communicate(json.dumps(site.fields).encode(), 30)
-    seen, results = json.loads(output)
-    assert seen["uid"] == pwd.getpwnam("nobody").pw_uid
+    results, seen = map(json.loads, output.splitlines())
+    assert seen["user_id"] == pwd.getpwnam("nobody").pw_uid
     assert int(seen["capabilities"], 16) == 0
     assert isolation.rung_really_got("user", results) == "user"
 
@@ -328,7 +332,7 @@ def test_file_rules_follow_the_version(tmp_path: Path) -> None:
 def test_probe_program_needs_the_standard_library_only() -> None:
     with tempfile.TemporaryDirectory() as folder:
         answer = subprocess.run(
-            [sys.executable, "-I", "-S", str(WALLS_PROGRAM)], input="{}", capture_output=True, text=True, cwd=folder,
+            [sys.executable, "-I", "-S", "-c", walls_program()], input="{}", capture_output=True, text=True, cwd=folder,
             timeout=60, check=True,
         )  # fmt: skip
     assert set(json.loads(answer.stdout)) == PROBES

@@ -227,6 +227,10 @@ def test_B1_a_process_of_another_user_is_refused_and_told(tmp_path: Path) -> Non
 # ---- configuration -----------------------------------------------------------------------------------
 
 
+def reach(place: str) -> tuple[str, str]:
+    return "  must_not_reach: []", f'  must_not_reach: ["{place}"]'
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "cause"),
     [
@@ -236,6 +240,10 @@ def test_B1_a_process_of_another_user_is_refused_and_told(tmp_path: Path) -> Non
         ((("  user: null", "  user: nobody"),), "trainer.user", "launch: external"),
         ((EXTERNAL, ("  name: null", "  name: gpu1")), "trainer.name", "tls: address"),
         ((EXTERNAL, LINK), "identity.link_certificate", "without effect"),
+        ((reach("tcp:203.0.113.7:443"),), "trainer.must_not_reach", "launch: external"),
+        ((EXTERNAL, reach("tcp:gateway.internal:443")), "trainer.must_not_reach", "is not tcp:ADDRESS:PORT"),
+        ((EXTERNAL, reach("icmp:203.0.113.7:443")), "trainer.must_not_reach", "is not tcp:ADDRESS:PORT"),
+        ((EXTERNAL, reach("udp:2001:db8::1:53")), "trainer.must_not_reach", r"with \[ADDRESS\] for IPv6"),
         (
             (at("tls:127.0.0.1:7000"), EXTERNAL, (LINK[0], LINK[1].replace("id/guard.key", "id/hospital_a.key"))),
             "identity.link_key",
@@ -375,8 +383,8 @@ def rung_of(config: SiloConfig) -> str:
         raise Enough("seen")
 
     try:
-        with pytest.raises(Enough):
-            supervisor.start(b"s", trainer_link.probe_fields(config, os.getpid()), accepted=accepted)
+        with trainer_link.probe_fields_beside_the_daemon(config, os.getpid()) as fields, pytest.raises(Enough):
+            supervisor.start(b"s", fields, accepted=accepted)
     finally:
         supervisor.stop()
     return rungs[0]
