@@ -235,12 +235,14 @@ class Listener:
         self._tls = tls
         self._user_ids = user_ids
         self.path: Path | None = None
+        self._inode: tuple[int, int] | None = None
         try:
             if scheme == "unix":
                 self.path = Path(rest)
                 self.path.unlink(missing_ok=True)
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._socket.bind(rest)
+                self._inode = _inode_at(self.path)
                 # Another user may connect only past its mode; who really does, the kernel tells after accept.
                 os.chmod(rest, 0o600 if user_ids <= {os.getuid()} else 0o666)  # noqa: PTH101  # as given
             elif scheme == "tls" and tls is not None:
@@ -302,9 +304,21 @@ class Listener:
             )
 
     def close(self) -> None:
-        self._socket.close()
-        if self.path is not None:
+        """Stop listening, and remove the socket's file, unless another one lies in its place by now."""
+        # While the socket is open its inode is in use, so that no other file can have the same one.
+        if self.path is not None and self._inode is not None and _inode_at(self.path) == self._inode:
             self.path.unlink(missing_ok=True)
+        self._inode = None
+        self._socket.close()
+
+
+def _inode_at(path: Path) -> tuple[int, int] | None:
+    """(device, inode) of what lies there; None where nothing does."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def say_refused(connection: StreamSocket, cause: str) -> None:

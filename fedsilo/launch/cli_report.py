@@ -55,7 +55,11 @@ def benefit(
 def benefit_text(found: Mapping[str, Any]) -> str:
     """The report in lines of at most 80 columns."""
     holdout = found["holdout"]
-    left_out = f", {holdout['left_out_overlong']} too long and left out" if holdout["left_out_overlong"] else ""
+    left_out = "".join(
+        f", {holdout[name]} {words} and left out"
+        for name, words in (("left_out_overlong", "too long"), ("left_out_public", "also public"))
+        if holdout[name]
+    )
     groups = f" in {holdout['groups']} groups" if holdout["groups"] != holdout["prompts"] else ""
     head = (
         f"run {found['run']} ({found['method']}), adapter {found['adapter'][:12]}; trainer isolation "

@@ -115,7 +115,8 @@ def join(config: ConfigOption = _CONFIG_DEFAULT, json_output: JsonOption = False
     """Dial the coordinator once, judge its certificate and compare it with the policy's pins. Sends no message."""
     from datetime import UTC, datetime
 
-    from silo.guard.startup import check_coordinator, load_site_parts
+    from silo.guard.preflight import check_coordinator
+    from silo.guard.startup import load_site_parts
 
     site = load_site_parts(_load(config), make_secret=False)
     fingerprint = check_coordinator(site, datetime.now(UTC))
@@ -142,7 +143,7 @@ def check(
 ) -> None:
     """Try everything that `silo start` needs, without starting or sending anything."""
     from fedsilo.treaty.errors import OperationError
-    from silo.guard.startup import preflight
+    from silo.guard.preflight import preflight
 
     results, warnings = preflight(_load(config), reach_coordinator=not offline)
     failed = [result for result in results if not result["ok"]]

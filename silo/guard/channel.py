@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Protocol
 
 import grpc
@@ -32,7 +33,8 @@ EXCHANGE_TIMEOUT_SECONDS = 60.0
 # The slowest line planned for; a payload's time is added to the deadline at this rate.
 BYTES_PER_SECOND_MIN = 250_000
 PROBE_TIMEOUT_SECONDS = 5.0
-SHOWN_READS_MAX = 16  # a server's part of the handshake comes in two or three reads
+# For fetching a refused certificate once more, from the dialling on: a server may send it a byte at a time.
+SHOWN_SECONDS_MAX = 5.0
 
 _ITS_LOG = "the coordinator's log names the cause on its side"
 
@@ -45,6 +47,14 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 250),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong at the other end of a line, and what to do about it."""
+
+    cause: str
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,7 @@ class GrpcChannel:
             )
         if code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
             refused = _certificate_refused(self._files, f"the call ended as {code.name}")
-            return NotAllowedError(f"coordinator {self._address}: {refused.message}", hint=refused.hint)
+            return NotAllowedError(f"coordinator {self._address}: {refused.cause}", hint=refused.hint)
         return UnreachableError(f"coordinator {self._address}: the call ended as {code.name if code else 'unknown'}")
 
 
@@ -207,12 +217,12 @@ def connection_fault(address: str, files: TlsFiles) -> UnreachableError | None:
         return UnreachableError(f"coordinator {address} was not dialled: {error.message}", hint=error.hint)
     with plain:
         fault = _handshake_fault(context, plain, host, address, files)
-    return UnreachableError(f"coordinator {address}: {fault.message}", hint=fault.hint) if fault else None
+    return UnreachableError(f"coordinator {address}: {fault.cause}", hint=fault.hint) if fault else None
 
 
 def _handshake_fault(
     context: ssl.SSLContext, plain: socket.socket, host: str, address: str, files: TlsFiles
-) -> NotAllowedError | None:
+) -> Fault | None:
     """The connection stands; what is wrong with TLS on it."""
     try:
         connection = context.wrap_socket(plain, server_hostname=host)
@@ -221,19 +231,17 @@ def _handshake_fault(
     except ssl.SSLError as error:
         reason = _reason(error)
         if any(word in reason for word in ("wrong version number", "http request", "packet length", "record layer")):
-            return NotAllowedError(
+            return Fault(
                 "it does not speak TLS: something else listens there",
                 hint="is coordinator.address in silo.yaml the coordinator's `listen:`? there is no plaintext mode",
             )
         if "protocol" in reason:
-            return NotAllowedError(
-                f"it does not speak TLS 1.3, which is required ({reason})", hint="update what listens there"
-            )
+            return Fault(f"it does not speak TLS 1.3, which is required ({reason})", hint="update what listens there")
         if "eof" in reason:
             return _broken_off()
-        return NotAllowedError(f"TLS fails: {reason}", hint=_ITS_LOG)
+        return Fault(f"TLS fails: {reason}", hint=_ITS_LOG)
     except TimeoutError:
-        return NotAllowedError(
+        return Fault(
             f"it takes the connection and says nothing: no TLS within {PROBE_TIMEOUT_SECONDS:.0f} s",
             hint="does something else listen there? is coordinator.address in silo.yaml right?",
         )
@@ -248,56 +256,54 @@ def _handshake_fault(
         except ssl.SSLError as error:
             return _certificate_refused(files, f"its TLS alert is {_reason(error)!r}")
         except TimeoutError:
-            return NotAllowedError(
-                f"TLS stands, and it says nothing more within {PROBE_TIMEOUT_SECONDS:.0f} s", hint=_ITS_LOG
-            )
+            return Fault(f"TLS stands, and it says nothing more within {PROBE_TIMEOUT_SECONDS:.0f} s", hint=_ITS_LOG)
         except OSError:
             pass
     return _certificate_refused(files, "it closes the connection after the handshake, without an alert")
 
 
-def _broken_off() -> NotAllowedError:
-    return NotAllowedError(
+def _broken_off() -> Fault:
+    return Fault(
         "it closes the connection in the middle of the TLS handshake",
         hint="does something else listen there, or stand between (a proxy, a firewall)? is it just stopping?",
     )
 
 
-def _certificate_refused(files: TlsFiles, sign: str) -> NotAllowedError:
+def _certificate_refused(files: TlsFiles, sign: str) -> Fault:
     """The coordinator does not take this silo's certificate: which one, and the cause as far as it shows here."""
     said = f"it does not accept this silo's certificate {files.certificate}"
     try:
         certificate = files.certificate.read_bytes()
         peer_identity(certificate, files.trust_root.read_bytes(), datetime.now(UTC), role="silo")
     except NotAllowedError as error:
-        return NotAllowedError(f"{said} ({sign}): {error.message}", hint=error.hint)
+        return Fault(f"{said} ({sign}): {error.message}", hint=error.hint)
     except OSError as error:
-        return NotAllowedError(f"{said} ({sign}), and it cannot be read here: {error.strerror}")
-    return NotAllowedError(
+        return Fault(f"{said} ({sign}), and it cannot be read here: {error.strerror}")
+    return Fault(
         f"{said} ({sign}), which is good under {files.trust_root}: {in_words(certificate)}",
         hint=f"its CA may be another one, its clock wrong, or it is just stopping; {_ITS_LOG}",
     )
 
 
-def _certificate_not_accepted(address: str, files: TlsFiles, error: ssl.SSLCertVerificationError) -> NotAllowedError:
+def _certificate_not_accepted(address: str, files: TlsFiles, error: ssl.SSLCertVerificationError) -> Fault:
     """What is wrong with the certificate that the coordinator shows: whose it is, who issued it, how long it is good.
 
     TLS has refused it already and does not say what was in it, so it is fetched once more and judged by our own rules.
     """
     leaf = _shown_certificate(address)
     if not leaf:
-        return NotAllowedError(f"its certificate does not verify: {error.verify_message}", hint=_ITS_LOG)
+        return Fault(f"its certificate does not verify: {error.verify_message}", hint=_ITS_LOG)
     try:
         peer_identity(leaf, files.trust_root.read_bytes(), datetime.now(UTC), role="coordinator")
     except NotAllowedError as judged:
-        return NotAllowedError(
+        return Fault(
             f"its certificate is refused: {judged.message}; trusted is {files.trust_root}",
             hint=f"is coordinator.address in silo.yaml this federation's coordinator? {judged.hint or _ITS_LOG}",
         )
     except OSError as failure:
-        return NotAllowedError(f"cannot read {files.trust_root}: {failure.strerror}")
+        return Fault(f"cannot read {files.trust_root}: {failure.strerror}")
     host = _host_and_port(address)[0]
-    return NotAllowedError(
+    return Fault(
         f"its certificate is not for the name {shown(host)!r} that was dialled ({error.verify_message}): "
         f"{in_words(leaf)}",
         hint="dial a name or address that stands in it, or have one with this name: `fedsilo certs sign --dns --ip`",
@@ -315,13 +321,18 @@ def _shown_certificate(address: str) -> bytes:
     context.set_alpn_protocols(["h2"])
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname=_host_and_port(address)[0])
+    end = monotonic() + SHOWN_SECONDS_MAX
     with contextlib.suppress(OSError, UnreachableError), _dialled(address) as plain:
-        for _ in range(SHOWN_READS_MAX):
+        while (left := end - monotonic()) > 0:
             try:
                 tls.do_handshake()
             except ssl.SSLWantReadError:
+                plain.settimeout(left)
                 plain.sendall(outgoing.read())
-                incoming.write(plain.recv(1 << 14))
+                data = plain.recv(1 << 14)
+                if not data:
+                    return b""
+                incoming.write(data)
                 continue
             leaf = tls.getpeercert(binary_form=True)
             return ssl.DER_cert_to_PEM_cert(leaf).encode() if leaf else b""

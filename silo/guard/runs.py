@@ -32,7 +32,7 @@ from silo.guard.messages import Denied, Held, Inbound, IngressDenied
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
 from silo.guard.releases import Releases, Settled
-from silo.guard.startup import Site
+from silo.guard.startup import Site, trained_with
 from silo.guard.supervisor import TrainerHandle
 from silo.link import LinkClosed, LinkMessage
 
@@ -207,6 +207,7 @@ class RunKeeper:
         # Which private rows it trains on: a holdout is one only if it was one whenever this run was worked on.
         split = self._trainer.description.get("ready", {}).get("split", "")
         self._ledger.remember_of_run(plan.run, "split", str(split)[:64])
+        self._ledger.remember_of_run(plan.run, "trained_with", trained_with(self._site.config))
         self._gate.view = RunView(plan=plan)
         self.run = Participation(plan, method_named(plan.method), self._site.config.silo, self)
         schema = self._site.schema

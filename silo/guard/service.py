@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import fedsilo
@@ -24,10 +23,8 @@ from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
-from fedsilo.treaty.isolation import rung_at_least
+from fedsilo.treaty.errors import FedSiloError, UnreachableError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
-from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import SiteView
@@ -36,17 +33,25 @@ from silo.guard.daemon import Event, Guard
 from silo.guard.gate import Gate, open_channel
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
+from silo.guard.preflight import check_coordinator
 from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
-from silo.guard.startup import Site, check_coordinator, code_sha256, load_site_parts, site_secret_path
+from silo.guard.startup import (
+    AUDIT,
+    LEDGER,
+    LOCK,
+    Site,
+    code_sha256,
+    load_site_parts,
+    never_shown,
+    require_rung,
+)
 from silo.guard.supervisor import Supervisor, TrainerHandle
-from silo.guard.trainer_link import key_files, probe_fields
+from silo.guard.trainer_link import probe_fields
 from silo.link import LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
 _FILE_ONLY = {"file_only": True}
-AUDIT = "audit"
-LEDGER = "ledger.sqlite3"
 
 
 class SupervisedTrainer(TrainerHandle):
@@ -106,33 +111,6 @@ class SupervisedTrainer(TrainerHandle):
         return self._description
 
 
-def require_rung(rung: str, policy: Policy, why: str = "") -> None:
-    """Raises NotAllowedError: less than the policy's least isolation of a trainer. why: what the probes showed."""
-    least = policy.file.trainer.least_isolation
-    if not rung_at_least(rung, least):
-        raise NotAllowedError(
-            f"the trainer's isolation is {rung}; the policy accepts no less than {least}",
-            hint=f"{why}{'; ' if why else ''}run on a machine that gives it, or let an approver change "
-            "trainer.least_isolation",
-            code="ISOLATION",
-        )
-
-
-def never_shown(config: SiloConfig) -> list[Path]:
-    """What no path that the trainer is given may contain: keys, secret, records, and what rules this site."""
-    link_key = config.identity.link_key
-    return [
-        *key_files(config),
-        *([link_key] if link_key is not None else []),
-        site_secret_path(config),
-        config.control.socket,
-        config.state_dir / LEDGER,
-        config.state_dir / AUDIT,
-        config.policy,
-        config.identity.operators,
-    ]
-
-
 def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> None:
     """Run a silo until SIGTERM, SIGINT or `silo stop`.
 
@@ -146,7 +124,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
     try:
         site = load_site_parts(config)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(lock_exclusively(config.state_dir / "lock"))
+            stack.enter_context(lock_exclusively(config.state_dir / LOCK))
             _serve_locked(site, stack, ready)
     except FedSiloError as error:
         # The command shows it on stderr; the log must have it too.

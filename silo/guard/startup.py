@@ -1,7 +1,8 @@
-"""What is checked before a silo opens its mouth: policy, keys, hashes, disk. `silo check` runs the same checks.
+"""What is checked before a silo opens its mouth: policy, keys, hashes, disk; and where its files are.
 
 A site whose policy is missing or wrong, whose public set is not the pinned one, or whose model is not the one that the
-policy names does not start, and the refusal says what to do. Does not check: that the data are what they claim to be.
+policy names does not start, and the refusal says what to do. Nothing here dials out, so `silo report` may use it. Does
+not check: that the data are what they claim to be.
 """
 
 from __future__ import annotations
@@ -10,33 +11,33 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 import fedsilo
-from certs.identity import Identity, peer_identity
+from certs.identity import Identity
 from certs.roles import Roles
 from fedsilo.edge.files import make_private_directory, read_private, write_private
 from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
 from fedsilo.edge.site_policy import read_pinned_schema, read_policy
-from fedsilo.edge.task_files import TaskFile, listed, read_tasks, read_usable
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UsageError
-from fedsilo.treaty.grading import check_reference, require_verifier
+from fedsilo.edge.task_files import TaskFile, read_tasks
+from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
+from fedsilo.treaty.grading import require_verifier
 from fedsilo.treaty.isolation import rung_at_least
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.config import SiloConfig
-from silo.guard.gate import coordinator_leaf
 from silo.guard.messages import TlsFiles
-from silo.guard.trainer_link import check as check_trainer_link
+from silo.guard.trainer_link import key_files
 
+AUDIT = "audit"  # below state_dir
+LEDGER = "ledger.sqlite3"  # below state_dir
+LOCK = "lock"  # below state_dir; held by the daemon
 DISK_BYTES_MIN = 64 << 20
 SITE_SECRET_BYTES = 32
 
@@ -204,24 +205,41 @@ def site_secret(config: SiloConfig, *, make: bool) -> bytes:
     return value
 
 
-def check_coordinator(site: Site, now: datetime) -> str:
-    """Who answers at the coordinator's address; its certificate's fingerprint (threat T30).
-
-    Raises:
-        UnreachableError: nobody, or TLS fails; the cause is named.
-        NotAllowedError: it is not the coordinator that the policy names.
-    """
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    leaf = x509.load_der_x509_certificate(coordinator_leaf(site.config.coordinator.address, site.tls))
-    peer = peer_identity(leaf.public_bytes(Encoding.PEM), site.identity.trust_root_pem, now, role="coordinator")
-    if peer.spiffe_id != site.policy.file.federation.coordinator:
+def require_rung(rung: str, policy: Policy, why: str = "") -> None:
+    """Raises NotAllowedError: less than the policy's least isolation of a trainer. why: what the probes showed."""
+    least = policy.file.trainer.least_isolation
+    if not rung_at_least(rung, least):
         raise NotAllowedError(
-            f"{site.config.coordinator.address} is {peer.spiffe_id}; the policy names "
-            f"{site.policy.file.federation.coordinator}"
+            f"the trainer's isolation is {rung}; the policy accepts no less than {least}",
+            hint=f"{why}{'; ' if why else ''}run on a machine that gives it, or let an approver change "
+            "trainer.least_isolation",
+            code="ISOLATION",
         )
-    return peer.fingerprint
+
+
+def never_shown(config: SiloConfig) -> list[Path]:
+    """What no path that the trainer is given may contain: keys, secret, records, and what rules this site."""
+    link_key = config.identity.link_key
+    return [
+        *key_files(config),
+        *([link_key] if link_key is not None else []),
+        site_secret_path(config),
+        config.control.socket,
+        config.state_dir / LEDGER,
+        config.state_dir / AUDIT,
+        config.policy,
+        config.identity.operators,
+    ]
+
+
+def trained_with(config: SiloConfig) -> str:
+    """What a trainer here works with that no plan fixes: how answers are graded and how the base model is loaded."""
+    settings = {
+        "load": config.model.load,
+        "verifier": config.data.verifier,
+        "public_verifier": config.data.public.verifier,
+    }
+    return canonical_json(settings).decode()
 
 
 def code_sha256() -> str:
@@ -244,60 +262,3 @@ def thread_warning(config: SiloConfig) -> str:
         f"{config.threads} threads x {config.silos_on_this_host} silos on this host = {wanted} on {cores} cores: "
         "they wait for each other by spinning, several times slower; set trainer.threads lower"
     )
-
-
-def preflight(config: SiloConfig, *, reach_coordinator: bool = True) -> tuple[list[dict[str, Any]], list[str]]:
-    """`silo check`: each check's name, whether it passed, and what it found; and warnings.
-
-    Args:
-        config: the site.
-        reach_coordinator: also dial the coordinator and judge its certificate.
-    """
-    results: list[dict[str, Any]] = []
-    warnings = [text for text in (thread_warning(config),) if text]
-    parts: list[Site] = []
-
-    def run(name: str, check: Callable[[], str]) -> bool:
-        try:
-            results.append({"check": name, "ok": True, "found": check(), "hint": ""})
-        except FedSiloError as error:
-            results.append({"check": name, "ok": False, "found": error.message, "hint": error.hint, "code": error.code})
-        return bool(results[-1]["ok"])
-
-    def load() -> str:
-        parts.append(load_site_parts(config, make_secret=False))
-        policy = parts[0].policy
-        return f"policy {policy.file.name} {policy.digest[:12]}, model, schema, public and held-out set as pinned"
-
-    for path in config.data.private:
-        run(f"private data {path.name}", lambda path=path: _rows_of(path, config.data.verifier, warnings))  # type: ignore[misc]
-    if run("policy, keys, model and sets", load):
-        site = parts[0]
-        run("certificate", lambda: f"{site.identity.spiffe_id} until {site.identity.not_after:%Y-%m-%dT%H:%M:%SZ}")
-        if config.trainer.launch == "external":
-            run("trainer link", lambda: check_trainer_link(config))
-        run("trainer isolation", lambda: _rung(config, site.policy))
-        if reach_coordinator:
-            run("coordinator", lambda: f"certificate {check_coordinator(site, datetime.now(UTC))[:16]}")
-    return results, warnings
-
-
-def _rows_of(path: Path, verifier: str, warnings: list[str]) -> str:
-    """As the trainer will read it: which lines are left out, and why, joins the warnings."""
-    (tasks,) = read_usable([path], lambda answer: check_reference(verifier, answer))
-    if tasks.problems:
-        warnings.append(f"{path}: {listed(tasks.problems)}")
-    return f"{len(tasks.rows)} rows, {len(tasks.problems)} lines left out"
-
-
-def _rung(config: SiloConfig, policy: Policy) -> str:
-    from silo.guard import isolation
-
-    trainer, least = config.trainer, policy.file.trainer.least_isolation
-    best = isolation.best_rung() if trainer.launch == "child" else "container"
-    rung = best if trainer.isolation == "auto" else trainer.isolation
-    if not rung_at_least(rung, least):
-        giver = "this machine" if trainer.launch == "child" else "a trainer that somebody else starts"
-        raise NotAllowedError(f"{giver} gives {rung}; the policy accepts no less than {least}")
-    probed = " at best, known when it connects and is probed" if trainer.launch == "external" else ""
-    return f"{rung}{probed} (policy: at least {least})"

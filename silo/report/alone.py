@@ -146,6 +146,7 @@ class _Alone:
             name: self.method.combine(master.reshape(-1), [self.upload.tensors[name].reshape(-1)]).reshape(master.shape)
             for name, master in base.tensors.items()
         }
+        self.upload = None  # each round is made of an update of its own
         self.adapter = codec.encode_factors(
             combined,
             base_digest="",

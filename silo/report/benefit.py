@@ -2,9 +2,17 @@
 
 A prompt counts with its share of right answers; what is compared is paired by prompt, and prompts of one group (a
 patient) form a cluster, since they are not independent. The 95 % interval of a mean is Student's t on cluster sums
-after a few made-up prompts are added (Agresti and Coull 1998 for a rate: two right, two wrong; Agresti and Min 2005
-for a paired difference: half a win, half a loss, one tie). Without them an interval has no width where all prompts
-agree, which a small holdout does often. Degrees of freedom are those of the real clusters.
+after a few made-up clusters are added (Agresti and Coull 1998 for a rate: two right, two wrong; Bonett and Price 2012
+for a paired difference: one won, one lost). Without them an interval has no width where all prompts agree, which a
+small holdout does often. Clusters of n_c prompts differ in size, so:
+
+- a made-up cluster is as large as the one that a prompt is in on average: sum n_c^2 / sum n_c;
+- the variance is that of sum_c n_c (m_c - centre) with the factor k / (k - 1), k = (sum n_c)^2 / sum n_c^2 (Kish 1965);
+- degrees of freedom are Satterthwaite's (1946) for that sum of squares, as if prompts of one cluster all did the same,
+  rounded down. Equal clusters have one less than there are; a cluster that outweighs the others leaves hardly any.
+  Below two there is no interval: such a holdout is too few, however many prompts it has.
+
+Simulated in tests/algorithms/test_benefit.py: equal and unequal clusters, and large ones that rarely differ.
 
 What an interval does not cover: chance in the training itself, which is one run here, and looking at many topics.
 """
@@ -29,10 +37,10 @@ DIFFERENCES: tuple[tuple[Arm, Arm], ...] = (("federated", "local_only"), ("feder
 CONFIDENCE = 0.95
 POWER = 0.8
 TOPIC_PROMPTS_MIN = 10
-CLUSTERS_MIN = 2
-# (value, weight) of the made-up prompts
+DEGREES_MIN = 2
+# (value, number) of the made-up clusters
 _MADE_UP_RATE = ((0.0, 2.0), (1.0, 2.0))
-_MADE_UP_DIFFERENCE = ((-1.0, 0.5), (1.0, 0.5), (0.0, 1.0))
+_MADE_UP_DIFFERENCE = ((-1.0, 1.0), (1.0, 1.0))
 _DEGREES_AS_NORMAL = 1000  # from here on t and normal quantile agree within 0.2 %
 
 DEFINITION = {
@@ -43,8 +51,10 @@ DEFINITION = {
     "federated": "the run's final global adapter",
     "pass_at_1": "share of right answers at the plan's rollout temperature, mean over prompts; greedy: one answer at "
     "temperature 0. The three arms answer the same prompts with the same random numbers",
-    "interval": "95 %, Student's t over clusters (groups, else prompts) with the made-up prompts of Agresti, Coull and "
-    "Min; differences are paired by prompt. It covers the choice of prompts and the sampling, not chance in training",
+    "interval": "95 %, Student's t over clusters (groups, equal prompts, else single prompts) with made-up ones: two "
+    "right and two wrong for a rate (Agresti and Coull), one won and one lost for a difference, paired by prompt "
+    "(Bonett and Price); Satterthwaite's degrees of freedom, and too few below two, as where one group outweighs the "
+    "others. It covers the choice of prompts and the sampling, not chance in training",
     "detectable": "true difference to local-only that such a holdout shows 4 times in 5",
 }
 
@@ -115,31 +125,58 @@ def _student_cdf(value: float, degrees: int) -> float:
 
 
 def rate_interval(rates: Array, groups: Array) -> Spread | None:
-    """Of the mean of rates [P] in 0 to 1; None for fewer than two clusters."""
+    """Of the mean of rates [P] in 0 to 1; None where the clusters are too few or too unequal."""
     return _interval(rates, groups, _MADE_UP_RATE, (0.0, 1.0))
 
 
 def difference_interval(differences: Array, groups: Array) -> Spread | None:
-    """Of the mean of paired differences [P] in -1 to 1; None for fewer than two clusters."""
+    """Of the mean of paired differences [P] in -1 to 1; None where the clusters are too few or too unequal."""
     return _interval(differences, groups, _MADE_UP_DIFFERENCE, (-1.0, 1.0))
 
 
 def _interval(
     values: Array, groups: Array, made_up: Sequence[tuple[float, float]], bounds: tuple[float, float]
 ) -> Spread | None:
-    _, cluster_of = np.unique(groups, return_inverse=True)  # [P]
-    clusters = int(cluster_of.max()) + 1 if cluster_of.size else 0
-    if clusters < CLUSTERS_MIN:
+    _, cluster_of, counts = np.unique(groups, return_inverse=True, return_counts=True)  # [P], [clusters]
+    sizes = counts.astype(float)
+    degrees = cluster_degrees(sizes)
+    if degrees < DEGREES_MIN:
         return None
-    added = sum(weight for _, weight in made_up)
-    size = len(values) + added
-    centre = (float(values.sum()) + sum(value * weight for value, weight in made_up)) / size
+    made_up_size = float(sizes @ sizes) / len(values)
+    added = sum(number for _, number in made_up)
+    size = len(values) + added * made_up_size
+    centre = (float(values.sum()) + sum(value * number for value, number in made_up) * made_up_size) / size
     deviations = np.bincount(cluster_of, weights=values - centre)  # [clusters], sums
-    squares = float(deviations @ deviations) + sum(weight * (value - centre) ** 2 for value, weight in made_up)
-    parts = clusters + added
-    error = math.sqrt(squares * parts / (parts - 1.0)) / size
-    half = student_quantile(0.5 + CONFIDENCE / 2.0, clusters - 1) * error
-    return Spread(max(bounds[0], centre - half), min(bounds[1], centre + half), error, clusters - 1)
+    made_up_squares = sum(number * (value - centre) ** 2 for value, number in made_up) * made_up_size**2
+    parts = size**2 / (float(sizes @ sizes) + added * made_up_size**2)  # as many equal clusters say as much
+    error = math.sqrt((float(deviations @ deviations) + made_up_squares) * parts / (parts - 1.0)) / size
+    half = student_quantile(0.5 + CONFIDENCE / 2.0, degrees) * error
+    return Spread(max(bounds[0], centre - half), min(bounds[1], centre + half), error, degrees)
+
+
+def cluster_degrees(sizes: Array) -> int:
+    """Degrees of freedom of sum_c n_c^2 (m_c - mean)^2 where all cluster means vary alike, rounded down.
+
+    With A the matrix of that quadratic form they are (tr A)^2 / tr A^2 (Satterthwaite). A = D - w d' - d w' + s w w'
+    for shares w = n / sum n, d = n^2, s = sum d and D = diag d, so both traces are a few sums.
+
+    Args:
+        sizes: [clusters], prompts of each.
+    """
+    if len(sizes) < 2:
+        return 0
+    shares, squares = sizes / sizes.sum(), sizes**2
+    total = float(squares.sum())
+    ww, wd, dd = float(shares @ shares), float(shares @ squares), float(squares @ squares)
+    trace = total - 2.0 * wd + total * ww
+    trace_of_square = (
+        dd
+        + 2.0 * (total * float(squares @ shares**2) - 2.0 * float(squares**2 @ shares))
+        + 2.0 * (wd**2 + ww * dd)
+        - 4.0 * total * ww * wd
+        + (total * ww) ** 2
+    )
+    return math.floor(trace**2 / trace_of_square + 1e-6)  # equal clusters give a whole number, up to rounding
 
 
 # ---- the report ------------------------------------------------------------------------------------
@@ -200,7 +237,7 @@ def _verdict(holdout: Holdout, arms: Mapping[Arm, Answers], whole: Mapping[str, 
         return {
             "outcome": "too_few",
             "detectable": None,
-            "sentence": "too few holdout prompts to say whether joining helped",
+            "sentence": "too few holdout prompts, or groups of them, to say whether joining helped",
         }
     reach = student_quantile(0.5 + CONFIDENCE / 2.0, spread.degrees) + student_quantile(POWER, spread.degrees)
     detectable = min(1.0, reach * spread.standard_error)

@@ -2,9 +2,10 @@
 second trainer behind the same walls, and keeps what it finds here.
 
 Nothing is sent: with a trainer that it starts itself, this process opens no connection but the trainer's unix socket,
-and no message kind exists for what it finds. It writes below `state_dir/report` only; ledger and adapter store are
+and no message kind exists for what it finds. It writes below `state_dir/report` only, and lays
+a decoy of a missing control socket for the trainer's probes beside its place; ledger and adapter store are
 read, the audit log is not touched. With an external trainer it listens at `trainer.address`, and tries what must not
-answer that trainer, as the daemon does.
+answer that trainer, as the daemon does; so that neither gets the other's trainer, it holds the daemon's lock meanwhile.
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
 from silo.guard.participation import fields_of
-from silo.guard.service import LEDGER, never_shown, require_rung
-from silo.guard.startup import site_schema, site_secret
+from silo.guard.startup import LEDGER, LOCK, never_shown, require_rung, site_schema, site_secret, trained_with
 from silo.guard.supervisor import Supervisor, TrainerGone, TrainerSaid
-from silo.guard.trainer_link import probe_fields
+from silo.guard.trainer_link import probe_fields_beside_the_daemon
 from silo.link import LinkClosed, LinkMessage
 from silo.report.alone import plan_alone, train_alone
 from silo.report.benefit import ARMS, DEFINITION, Answers, Arm, Holdout, compare
@@ -51,10 +51,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run as this silo remembers it. split: names the private rows it trained on."""
+    """A run as this silo remembers it. split: names the private rows it trained on; settings: `trained_with`."""
 
     plan: Plan
     split: str
+    settings: str
     start_digest: str  # of round 1; empty where this silo joined later
     final_digest: str
 
@@ -75,7 +76,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
     Raises:
         UsageError: no holdout is set aside, or data, model or schema are not those of the run.
         NotFoundError: no such finished run here, or its adapter is no longer there.
-        ConflictError: the run has not ended, or an external trainer is wanted by the daemon at this moment.
+        ConflictError: the run has not ended, or the trainer is external and the daemon runs.
         NotAllowedError: the policy accepts no trainer behind such walls.
         OperationError: the trainer failed.
     """
@@ -88,7 +89,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
     finished = find_run(config, run)
     policy = read_policy(config.policy)
     schema = site_schema(config, policy)
-    _check_inputs(config, finished.plan, schema)
+    _check_inputs(config, finished, schema)
     store = AdapterStore(config.state_dir / "adapters")
     federated = store.find(finished.final_digest)
     if federated is None:
@@ -103,7 +104,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
     make_private_directory(folder)
     inputs = sha256_hex(
         canonical_json(
-            [fedsilo.__version__, finished.plan.digest, sha256_hex(start), finished.split, config.model.load]
+            [fedsilo.__version__, finished.plan.digest, sha256_hex(start), finished.split, finished.settings]
         )
     )
     kept = _kept(folder, inputs)
@@ -162,11 +163,19 @@ def find_run(config: SiloConfig, name: str) -> FinishedRun:
                 hint="so some of the holdout may have been trained on; report on another run",
                 code="HOLDOUT_CHANGED",
             )
+        settings = ledger.remembered_of_run(run, "trained_with")
+        if len(settings) > 1:
+            raise UsageError(
+                f"verifiers or model.load were changed while run {run} was under way",
+                hint="so no training alone has the same; report on another run",
+                code="INPUTS_CHANGED",
+            )
         final = ledger.remembered_of_run(run, "final_adapter")
         start = ledger.remembered_of_run(run, "start_adapter")
         return FinishedRun(
             plan=plan_from_canonical(ledger.plan_of(run)),
             split="".join(splits),
+            settings="".join(settings),
             start_digest="".join(start[:1]),
             final_digest="".join(final[-1:]),
         )
@@ -174,16 +183,24 @@ def find_run(config: SiloConfig, name: str) -> FinishedRun:
         ledger.close()
 
 
-def _check_inputs(config: SiloConfig, plan: Plan, schema: LoraSchema) -> None:
+def _check_inputs(config: SiloConfig, finished: FinishedRun, schema: LoraSchema) -> None:
     """Local-only is trained now, so what it is trained with must be what the run had. Raises UsageError."""
+    plan, model = finished.plan, read_fingerprints(config.model.path)
+    had: dict[str, str] = json.loads(finished.settings or "{}")
+    settings: dict[str, str] = json.loads(trained_with(config))
     for what, agreed, found in (
-        ("public set", plan.public_set_sha256, read_tasks(config.data.public.path).sha256),
-        ("base model", plan.base_model_sha256, read_fingerprints(config.model.path).base_model_sha256),
-        ("LoRA schema", plan.lora.schema_sha256, schema.digest),
+        ("public set", plan.public_set_sha256[:12], read_tasks(config.data.public.path).sha256[:12]),
+        ("base model", plan.base_model_sha256[:12], model.base_model_sha256[:12]),
+        ("tokenizer", plan.tokenizer_sha256[:12], model.tokenizer_sha256[:12]),
+        ("chat template", plan.template_sha256[:12], model.template_sha256[:12]),
+        ("LoRA schema", plan.lora.schema_sha256[:12], schema.digest[:12]),
+        ("data.verifier", had.get("verifier", "unknown"), settings["verifier"]),
+        ("data.public.verifier", had.get("public_verifier", "unknown"), settings["public_verifier"]),
+        ("model.load", had.get("load", "unknown"), settings["load"]),
     ):
         if agreed != found:
             raise UsageError(
-                f"run {plan.run} had the {what} {agreed[:12]}, this site has {found[:12]}",
+                f"run {plan.run} had the {what} {agreed}, this site has {found}",
                 hint="put back what the run had, or report on another run",
                 code="INPUTS_CHANGED",
             )
@@ -299,24 +316,35 @@ class _Trainer:
                 )
 
 
+def _address_to_itself(config: SiloConfig) -> contextlib.AbstractContextManager[object]:
+    """While it is held nobody else of this site waits at `trainer.address`. Raises ConflictError."""
+    if config.trainer.launch == "child":  # each has a socket of its own
+        return contextlib.nullcontext()
+    try:
+        return lock_exclusively(config.state_dir / LOCK)
+    except ConflictError as error:
+        raise ConflictError(
+            f"this silo's daemon runs and waits at {config.trainer.address} too, so a trainer might come to either",
+            hint="`silo stop` first; start the daemon again after the report",
+        ) from error
+
+
 @contextlib.contextmanager
 def _trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: Say) -> Iterator[_Trainer]:
     """A trainer as the guard starts it, with scratch folder, log and socket of its own."""
     place = config.state_dir / "report"
     with (
         lock_exclusively(place / "lock"),
+        _address_to_itself(config),
         # Below /tmp, since a unix socket's path must be short. The walls show the trainer this folder and no other one.
         tempfile.TemporaryDirectory(prefix="fedsilo-") as sockets,
+        probe_fields_beside_the_daemon(config, os.getpid()) as probe_fields,
     ):
         shutil.rmtree(place / "scratch", ignore_errors=True)  # an interrupted report's
         own = config.model_copy(update={"state_dir": place})
         if config.trainer.launch == "child":
             address = f"unix:{sockets}/trainer.sock"
             own = own.model_copy(update={"trainer": config.trainer.model_copy(update={"address": address})})
-        elif config.trainer.address.startswith("unix:") and Path(config.trainer.address[5:]).exists():
-            raise ConflictError(
-                f"the daemon waits for its own trainer at {config.trainer.address}", hint="ask again when it has come"
-            )
         else:
             say(f"waiting for a trainer that you start, to dial {config.trainer.address}")
         events: queue.Queue[TrainerSaid | TrainerGone] = queue.Queue()
@@ -329,8 +357,7 @@ def _trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: Say) -
         try:
             say("starting a trainer behind this site's walls")
             supervisor.start(
-                site_secret(config, make=False), probe_fields(config, os.getpid()), never=never_shown(config),
-                accepted=accepted,
+                site_secret(config, make=False), probe_fields, never=never_shown(config), accepted=accepted,
             )  # fmt: skip
             say(f"isolation {supervisor.state.rung}; {supervisor.state.ready.get('holdout_rows')} rows set aside")
             yield _Trainer(supervisor, events, place / "logs" / "trainer.log", say)
@@ -344,9 +371,9 @@ def _compared(verdicts: Mapping[Arm, Mapping[str, Any]], samples: int) -> dict[s
     if any(verdicts[arm][name] != asked[name] for arm in ARMS for name in ("topics", "groups")):
         raise OperationError("the trainer's verdicts are about different prompts", code="TRAINER_CONFUSED")
     if not asked["topics"]:
-        raise UsageError("every prompt of the holdout is longer than the plan allows", code="NO_HOLDOUT")
+        raise UsageError("every prompt of the holdout is public or longer than the plan allows", code="NO_HOLDOUT")
     holdout = Holdout(tuple(asked["topics"]), tuple(asked["groups"]), samples)
     arms = {arm: Answers(tuple(verdicts[arm]["correct"]), tuple(verdicts[arm]["greedy"])) for arm in ARMS}
     found = compare(holdout, arms)
-    found["holdout"]["left_out_overlong"] = int(asked["overlong"])
+    found["holdout"] |= {"left_out_overlong": int(asked["overlong"]), "left_out_public": int(asked["public"])}
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.grading.exact import normalise
 from fedsilo.treaty.randomness import generator, private_seed_of
 from fedsilo.treaty.wire.codec import canonical_json
 from silo.trainer.text import TextCodec
@@ -46,27 +47,50 @@ class Split:
     digest: str
 
 
+def clusters_of(rows: Sequence[TaskRow]) -> list[tuple[str, str]]:
+    """Name of each row's cluster: rows of one group belong together, and so do rows with one prompt.
+
+    Prompts are compared as the `exact` verifier compares answers: Unicode forms, letter case and white space aside.
+    A cluster is named after its first group by name, or after its prompt where no row has a group; so its name hangs
+    neither on the order of the rows nor on ids.
+    """
+    above: dict[tuple[str, str], tuple[str, str]] = {}  # towards the smallest name; "group" comes before "prompt"
+
+    def top(name: tuple[str, str]) -> tuple[str, str]:
+        while (further := above.setdefault(name, name)) != name:
+            above[name] = above[further]
+            name = further
+        return name
+
+    names = [("prompt", normalise(row.prompt)) for row in rows]
+    for row, name in zip(rows, names, strict=True):
+        if row.group:
+            one, other = sorted((top(("group", row.group)), top(name)))
+            above[other] = one
+    return [top(name) for name in names]
+
+
 def split_holdout(rows: Sequence[TaskRow], share: float, site_secret: bytes) -> Split:
     """Set rows aside that are never trained on, to measure on.
 
-    A row's side hangs on the site secret and on its group (its id where it has none), on nothing else: a group is never
-    divided, and neither file order nor further rows move one. So the share is met on average over groups.
+    A row's side hangs on the site secret and on its cluster (`clusters_of`), on nothing else: neither a group nor the
+    rows with one prompt are ever divided, and file order moves no row. Further rows move one only where they join its
+    cluster to another group. So the share is met on average over clusters.
 
     Args:
         rows: private rows, ids unique.
-        share: of the groups to set aside, 0 to 0.5.
+        share: of the clusters to set aside, 0 to 0.5.
         site_secret: key of the choice.
 
     Raises:
         UsageError: nothing would be left to train on.
     """
 
-    def is_held_out(row: TaskRow) -> bool:
-        key = ["group", row.group] if row.group else ["id", row.id]
-        mac = hmac.new(site_secret, canonical_json(["fedsilo", "private-holdout", *key]), hashlib.sha256).digest()
-        return int.from_bytes(mac[:8], "big") < share * 2**64
+    def is_held_out(cluster: tuple[str, str]) -> bool:
+        key = canonical_json(["fedsilo", "private-holdout", *cluster])
+        return int.from_bytes(hmac.new(site_secret, key, hashlib.sha256).digest()[:8], "big") < share * 2**64
 
-    sides = [is_held_out(row) for row in rows]
+    sides = [is_held_out(cluster) for cluster in clusters_of(rows)]
     training = tuple(row for row, held_out in zip(rows, sides, strict=True) if not held_out)
     holdout = tuple(row for row, held_out in zip(rows, sides, strict=True) if held_out)
     if not training:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsilo.treaty.grading.exact import normalise
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from silo.trainer.data import Prompt, TaskRow, encode_prompts
+from silo.trainer.data import Prompt, TaskRow, clusters_of, encode_prompts
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question
 from silo.trainer.text import TextCodec
@@ -68,34 +69,40 @@ def measure_holdout(
     engine: EmbeddedEngine,
     codec: TextCodec,
     rows: Sequence[TaskRow],
+    public: Sequence[TaskRow],
     grader: Grader,
     *,
     plan: Plan,
     site_secret: bytes,
     samples: int,
 ) -> bytes:
-    """Answer every row of the private holdout `samples` times and once greedily, with whatever policy `engine` holds.
+    """Answer the rows of the private holdout `samples` times and once greedily, with whatever policy `engine` holds.
 
-    Draws are keyed by the site secret, the row's id and the sample: policies are compared on the same random numbers.
+    Left out and counted: a row whose prompt is longer than the plan allows, and one whose prompt is also public, since
+    public prompts are trained on (compared as in `clusters_of`). Draws are keyed by the site secret, the row's id and
+    the sample: policies are compared on the same random numbers.
 
     Returns:
-        JSON {"samples", "overlong", "topics": [P], "groups": [P], "correct": [P], "greedy": [P]}: in the order of the
-        ids; groups as numbers, so that no id leaves the trainer; correct answers of the samples; the greedy one 0 or 1.
+        JSON {"samples", "overlong", "public", "topics": [P], "groups": [P], "correct": [P], "greedy": [P]}: in the
+        order of the ids; clusters as numbers, so that no id leaves the trainer; correct answers of the samples; the
+        greedy one 0 or 1.
     """
-    by_id = sorted(rows, key=lambda row: row.id)
-    prompts = encode_prompts(by_id, codec, plan.rollout.max_prompt_tokens)
+    trained_on = {normalise(row.prompt) for row in public}
+    in_order = sorted(zip(rows, clusters_of(rows), strict=True), key=lambda pair: pair[0].id)
+    unseen = [(row, cluster) for row, cluster in in_order if normalise(row.prompt) not in trained_on]
+    prompts = encode_prompts([row for row, _ in unseen], codec, plan.rollout.max_prompt_tokens)
 
     def seed(prompt: Prompt, sample: int) -> int:
         return private_seed_of(site_secret, plan.seed, "holdout", prompt.id, sample)
 
     verdicts = _verdicts(engine, codec, prompts.prompts, grader, plan, samples, seed)  # [P, S + 1]
-    asked = [by_id[place] for place in prompts.by_row]
-    names = [("group", row.group) if row.group else ("id", row.id) for row in asked]
+    names = [unseen[place][1] for place in prompts.by_row]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return json.dumps(
         {
             "samples": samples,
             "overlong": prompts.overlong,
+            "public": len(in_order) - len(unseen),
             "topics": [prompt.topic for prompt in prompts.prompts],
             "groups": [numbers[name] for name in names],
             "correct": [int(count) for count in verdicts[:, :samples].sum(axis=1)],

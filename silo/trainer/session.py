@@ -54,7 +54,7 @@ class Material:
         model: the base model, a Hugging Face causal LM; `begin_run` puts adapter layers into it.
         codec: its tokenizer.
         private, public, held_out: rows of the task files, in file order.
-        holdout_share: of the private rows, set aside by group; never trained on.
+        holdout_share: of the private rows, set aside by group and prompt; never trained on.
         private_grader, public_grader, held_out_grader: the verifier of each file.
         site_secret: key of private draws.
         microbatch_tokens: budget of one pass through the model.
@@ -317,6 +317,7 @@ class Session:
                 run.engine,
                 self._material.codec,
                 self.split.holdout,
+                self._material.public,
                 self._material.private_grader,
                 plan=run.plan,
                 site_secret=self._material.site_secret,

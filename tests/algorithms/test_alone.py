@@ -26,7 +26,7 @@ from fedsilo.treaty.swap import public_batch
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.schema import LoraSchema
-from silo.report.alone import plan_alone, train_alone
+from silo.report.alone import _Alone, plan_alone, train_alone
 from tests.algorithms.tiny import ZERO_DIGEST, make_plan, make_session, start_payload
 
 pytestmark = pytest.mark.torch
@@ -110,6 +110,20 @@ def test_an_update_of_other_tensors_is_refused() -> None:
 
     with pytest.raises(OperationError, match="does not fit"):
         train_alone(method_named("fedavg-grpo"), plan, start, do)
+
+
+def test_an_update_is_committed_once() -> None:
+    """A method that commits a round without an update of that round gets no second use of the last one."""
+    plan = alone("fedavg-grpo")
+    session, shape = make_session(plan=plan)
+    start, digest = start_payload(shape)
+    federation = _Alone(method_named("fedavg-grpo"), plan, lambda task, body: session.carry_out(task, body).body, start)
+    session.carry_out(LoadAdapter(1, digest), start)
+    for number in (1, 2):
+        federation._trained(ExportDelta(number))
+        federation._commit()
+    with pytest.raises(OperationError, match="does not fit"):
+        federation._commit()
 
 
 def test_the_initial_adapter_is_the_one_every_run_begins_with() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.method import LoadAdapter, PrivateStep
-from silo.trainer.data import split_holdout
+from silo.trainer.data import clusters_of, split_holdout
 from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.session import task_from_fields
 from tests.algorithms.tiny import (
@@ -30,8 +30,13 @@ pytestmark = pytest.mark.torch
 SECRET = b"a site's secret"
 
 
+def distinct(count: int, prefix: str) -> list[Row]:
+    """Rows whose prompts all differ."""
+    return [replace(row, prompt=f"{prefix} asks {row.id}") for row in make_rows(count, prefix)]
+
+
 def grouped(count: int, groups: int) -> list[Row]:
-    return [replace(row, group=f"patient {place % groups}") for place, row in enumerate(make_rows(count, "p"))]
+    return [replace(row, group=f"patient {place % groups}") for place, row in enumerate(distinct(count, "p"))]
 
 
 def ids(rows: Any) -> set[str]:
@@ -40,7 +45,7 @@ def ids(rows: Any) -> set[str]:
 
 @pytest.mark.parametrize("groups", [0, 40])
 def test_a_row_keeps_its_side_whatever_the_order_and_whatever_joins_it(groups: int) -> None:
-    rows = grouped(400, groups) if groups else make_rows(400, "p")
+    rows = grouped(400, groups) if groups else distinct(400, "p")
     split = split_holdout(rows, 0.2, SECRET)
     assert ids(split.training) | ids(split.holdout) == ids(rows)
     assert not ids(split.training) & ids(split.holdout)
@@ -49,7 +54,7 @@ def test_a_row_keeps_its_side_whatever_the_order_and_whatever_joins_it(groups: i
     assert ids(again.holdout) == ids(split.holdout)
     assert again.digest == split.digest
     assert [row.id for row in again.training] == [row.id for row in shuffled if row.id in ids(split.training)]
-    further = split_holdout([*rows, *make_rows(50, "later")], 0.2, SECRET)
+    further = split_holdout([*rows, *distinct(50, "later")], 0.2, SECRET)
     assert ids(further.holdout) & ids(rows) == ids(split.holdout)
     assert further.digest != split.digest
 
@@ -60,8 +65,64 @@ def test_a_group_is_never_divided() -> None:
     assert training and holdout and not training & holdout
 
 
+def test_rows_with_one_prompt_are_on_one_side_whatever_their_ids() -> None:
+    """A prompt that stands under two ids would else be trained on under one of them and measured under the other."""
+    rows = distinct(300, "p")
+    copies = [replace(row, id=f"copy of {row.id}", prompt=f"  {row.prompt.upper()}\n") for row in rows]
+    split = split_holdout([*rows, *copies], 0.3, SECRET)
+    once = split_holdout(rows, 0.3, SECRET)
+    assert 50 < len(once.holdout) < 130
+    assert ids(split.holdout) == ids(once.holdout) | {f"copy of {name}" for name in ids(once.holdout)}
+    # other prompts under the same further ids take sides of their own
+    others = [replace(row, prompt=f"{row.prompt} again") for row in copies]
+    apart = ids(split_holdout([*rows, *others], 0.3, SECRET).holdout)
+    assert apart & ids(rows) == ids(once.holdout)
+    assert {name for name in apart if name.startswith("copy")} != {f"copy of {name}" for name in ids(once.holdout)}
+
+
+def test_groups_that_share_a_prompt_are_one_cluster_in_any_order() -> None:
+    rows = [
+        Row("1", "one?", "1", group="b"), Row("2", "two?", "1", group="b"), Row("3", "TWO?", "1", group="a"),
+        Row("4", "four?", "1", group="a"), Row("5", "four?", "1"), Row("6", "six?", "1"), Row("7", "six? ", "1"),
+        Row("8", "eight?", "1", group="six?"), Row("9", "nine?", "1"),
+    ]  # fmt: skip
+    expected = {**dict.fromkeys("12345", ("group", "a")), **dict.fromkeys("67", ("prompt", "six?"))}
+    expected |= {"8": ("group", "six?"), "9": ("prompt", "nine?")}
+    for seed in range(20):
+        shuffled = random.Random(seed).sample(rows, len(rows))
+        assert {row.id: name for row, name in zip(shuffled, clusters_of(shuffled), strict=True)} == expected
+    for secret in (b"%d" % number for number in range(40)):
+        try:
+            held = ids(split_holdout(rows, 0.5, secret).holdout)
+        except UsageError:
+            continue
+        assert held & set("12345") in (set(), set("12345")) and held & set("67") in (set(), set("67"))
+    # without the shared prompt they are two, and some secret parts them
+    apart = [row for row in rows if row.id != "3"]
+    assert any(0 < len(ids(split_holdout(apart, 0.5, b"%d" % number).holdout) & set("124")) < 3 for number in (1, 2, 5))
+
+
+def test_a_private_prompt_that_is_also_public_is_not_measured() -> None:
+    """It is trained on in public steps, by this silo and by others."""
+    rows = [Row(f"p{place}", f"{place}?", "0123456789") for place in range(40)]
+    public = [Row(f"q{place}", f" {place}? ", "0123456789") for place in range(0, 40, 2)]
+
+    def measured(public_rows: list[Row]) -> Any:
+        session, _ = make_session(private=rows, public=public_rows, holdout_share=0.5)
+        return session.split, json.loads(session.carry_out(MeasureHoldout(1)).body)
+
+    split, verdicts = measured(public)
+    also_public = [row for row in split.holdout if int(row.id[1:]) % 2 == 0]
+    assert also_public and len(also_public) < len(split.holdout)
+    assert verdicts["public"] == len(also_public)
+    assert len(verdicts["topics"]) == len(verdicts["groups"]) == len(split.holdout) - len(also_public)
+    same, all_of_them = measured(distinct(10, "q"))
+    assert same == split
+    assert (all_of_them["public"], len(all_of_them["topics"])) == (0, len(split.holdout))
+
+
 def test_the_share_is_met_on_average_and_larger_shares_hold_the_smaller() -> None:
-    rows = make_rows(4000, "p")
+    rows = distinct(4000, "p")
     shares = (0.05, 0.1, 0.3, 0.5)
     parts = [split_holdout(rows, share, SECRET).holdout for share in shares]
     for share, part in zip(shares, parts, strict=True):
@@ -85,7 +146,7 @@ def test_the_split_hangs_on_the_secret_and_its_digest_on_everything() -> None:
 def test_one_group_that_is_everything_is_refused_where_it_would_be_set_aside() -> None:
     outcomes = set()
     for number in range(20):
-        rows = [replace(row, group=f"only {number}") for row in make_rows(5, "p")]
+        rows = [replace(row, group=f"only {number}") for row in distinct(5, "p")]
         try:
             outcomes.add(len(split_holdout(rows, 0.5, SECRET).training))
         except UsageError as error:
@@ -95,7 +156,7 @@ def test_one_group_that_is_everything_is_refused_where_it_would_be_set_aside() -
 
 def test_no_step_ever_sees_a_row_that_is_set_aside() -> None:
     """Each row's reference is its own id, so the grader sees which rows a step answered."""
-    rows = [Row(f"p{place}", f"{place % 10}?", f"p{place}", group=f"g{place // 2}") for place in range(40)]
+    rows = [Row(f"p{place}", f"{place}=?", f"p{place}", group=f"g{place // 2}") for place in range(40)]
     graded: set[str] = set()
 
     def spy(pairs: Any) -> list[bool]:
@@ -121,7 +182,7 @@ def test_verdicts_by_hand() -> None:
     rows = [
         Row(
             f"p{place}",
-            "7" * (30 if place == 3 else 2),
+            "7" * 30 if place == 3 else f"{place}=?",
             "yes" if place % 2 else "no",
             "ab"[place % 2],
             "g" * (place < 4),
@@ -147,7 +208,7 @@ def test_verdicts_by_hand() -> None:
 
 
 def test_policies_answer_with_the_same_random_numbers_and_the_local_factors_stay() -> None:
-    rows = make_rows(60, "p")
+    rows = [replace(row, prompt=f"{place}a?") for place, row in enumerate(make_rows(60, "p"))]
     session, shape = make_session(private=rows, holdout_share=0.5, plan=make_plan())
     payload, digest = start_payload(shape)
     session.carry_out(LoadAdapter(1, digest), payload)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from fedsilo.launch.wire_recorder import Recording, recordings
 from fedsilo.treaty.errors import FedSiloError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.config import SiloConfig, load_config
 from silo.report.measure import report_benefit
 from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, Federation, Reply, command, records
@@ -96,17 +99,66 @@ def test_without_a_network_it_is_made_and_the_audit_log_stays_byte_for_byte(repo
     assert "round 2 of 2, step 4 of 4" in reported["reply"].stderr
 
 
-def test_beside_the_running_daemon_it_says_the_same_from_the_kept_adapter(
+def figures_of(found: Any) -> set[float]:
+    """Every number of a report that is on no grid of four digits, which the federation's own evaluation is on."""
+    if isinstance(found, dict | list):
+        parts = found.values() if isinstance(found, dict) else found
+        return {figure for part in parts for figure in figures_of(part)}
+    return {found} if isinstance(found, float) and round(found, 4) != found else set()
+
+
+def ways_to_write(texts: set[str], figures: set[float]) -> dict[str, list[bytes]]:
+    """Each text and number in the forms that a message has for it."""
+    written = {text: [text.encode(), bytes.fromhex(text)] for text in texts}
+    return written | {
+        str(figure): [str(figure).encode(), struct.pack("<d", figure), struct.pack(">d", figure)] for figure in figures
+    }
+
+
+def sent_by(silo: str, wire: Path) -> list[Recording]:
+    """What a silo let out over its whole life, as the recorder in front of the coordinator saw it."""
+    return [each for each in recordings(wire) if each.upward and each.silo == silo]
+
+
+def found_in(sent: list[Recording], wanted: dict[str, list[bytes]]) -> set[str]:
+    views = [view for each in sent for view, _ in each.views()]
+    return {name for name, forms in wanted.items() if any(form in view for form in forms for view in views)}
+
+
+def test_beside_the_running_daemon_it_says_the_same_from_the_kept_adapter_and_nothing_of_it_leaves(
     sites: Federation, reported: dict[str, Any]
 ) -> None:
     site, first = sites.site(SILO), reported["reply"].data
     before = records(site.audit_log)
-    print(json.dumps(reported["record"])[:6000]); print(json.dumps([r for r in before if r["event"]=="egress.sent"][-6:], indent=0)); print(sites.until_state(SILO, lambda s: True)["coordinator"])
     again = command("silo", "report", "benefit", "--config", site.config, "--run", RUN).data
     assert again["local_only"] == {**first["local_only"], "kept": True}
     assert again == {**first, "local_only": again["local_only"]}
-    since = records(site.audit_log)[len(before) :]
-    assert all(line["kind"].startswith("control.") for line in since if line["event"].startswith("egress."))
+
+    # A daemon that starts after it says hello, polls, and sends whatever it may have put by.
+    sites.kill(SILO)
+    sites.start(SILO)
+    sites.until_state(SILO, lambda state: state["coordinator"]["last_contact"] > 0.0)
+    since = [line for line in records(site.audit_log)[len(before) :] if line["event"].startswith("egress.")]
+    known: dict[tuple[str, str], set[str]] = {}
+    for line in before:
+        known.setdefault((line["event"], line.get("kind", "")), set()).update(line)
+    assert {line["kind"] for line in since} >= {"control.hello"}
+    for line in since:
+        assert line["kind"].startswith("control.")
+        assert line.keys() <= known[line["event"], line["kind"]]  # no field that such a record had not before
+
+    sent = sent_by(SILO, sites.root / "wire")
+    digests, figures = {again["local_only"]["adapter"]}, figures_of(again)
+    assert len(figures) > 4
+    assert found_in(sent, ways_to_write(digests, figures)) == set()
+    # The search sees what was sent: the digest of the adapter that the silo fetched, and scores that it evaluated.
+    scores = {
+        metric.value
+        for each in sent for message in each.messages if message.envelope.kind == "metrics.eval"
+        for metric in pb.MetricsEval.FromString(message.payload).metrics if metric.value not in (0.0, 1.0)
+    }  # fmt: skip
+    control = ways_to_write({again["adapter"]}, scores)
+    assert scores and found_in(sent, control) == control.keys()
 
 
 def test_what_cannot_be_reported_is_refused_with_its_cause(sites: Federation, reported: dict[str, Any]) -> None:
@@ -123,6 +175,11 @@ def test_what_cannot_be_reported_is_refused_with_its_cause(sites: Federation, re
     assert command("silo", "report", "benefit", "--config", config.source, "--run", "nobody").exit_code == 8
     assert refusal(with_share(0.0)) == "NO_HOLDOUT"
     assert refusal(with_share(0.4)) == "HOLDOUT_CHANGED"  # said by a trainer that split the rows anew
+    graded_otherwise = config.data.model_copy(update={"verifier": "choice"})
+    assert refusal(config.model_copy(update={"data": graded_otherwise})) == "INPUTS_CHANGED"
+    external = config.trainer.model_copy(update={"launch": "external"})
+    with pytest.raises(FedSiloError, match="daemon runs and waits"):
+        report_benefit(config.model_copy(update={"trainer": external}), run=RUN, samples=None, say=lambda line: None)
     final = config.state_dir / "adapters" / reported["reply"].data["adapter"]
     final.rename(final.with_name("away"))
     try:

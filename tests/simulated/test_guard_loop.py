@@ -15,7 +15,7 @@ from fedsilo.treaty.method import ExportDelta
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard import daemon
-from silo.guard.service import never_shown
+from silo.guard.startup import never_shown
 from silo.guard.supervisor import TrainerGone
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop

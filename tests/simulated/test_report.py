@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fedsilo.edge.files import lock_exclusively
 from fedsilo.launch.silo_text import private_text
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.wire.codec import encode_factors, sha256_hex
-from policies.catalogue import KINDS
 from silo.config import load_config
 from silo.guard.adapters import AdapterStore
 from silo.guard.ledger import Ledger
-from silo.guard.service import LEDGER
-from silo.report.measure import _check_split, _initial_adapter, _kept, find_run, report_benefit
+from silo.guard.startup import LEDGER, LOCK, trained_with
+from silo.link import Listener, dial
+from silo.report import measure
+from silo.report.measure import (
+    _address_to_itself,
+    _check_inputs,
+    _check_split,
+    _initial_adapter,
+    _kept,
+    find_run,
+    report_benefit,
+)
 from tests.policies import setting
+from tests.simulated.guard_loop import Loop
 
 SPLIT, FINAL, START = "5" * 64, "f" * 64, "a" * 64
+SETTINGS = '{"load":"fp32","public_verifier":"choice","verifier":"exact"}'
 
 
 def config_of(folder: Path, share: float = 0.1) -> Any:
@@ -35,6 +49,7 @@ def ledger(tmp_path: Path) -> Ledger:
     for run, state in (("good", "finished"), ("bad", "failed"), ("open", "")):
         ledger.start_run(run, setting.PLAN.model_copy(update={"run": run}).canonical())
         ledger.remember_of_run(run, "split", SPLIT)
+        ledger.remember_of_run(run, "trained_with", SETTINGS)
         ledger.remember_of_run(run, "start_adapter", START)
         if state:
             ledger.remember_of_run(run, "final_adapter", FINAL)
@@ -83,6 +98,112 @@ def test_rows_that_changed_during_the_run_spoil_its_holdout(tmp_path: Path, ledg
     with pytest.raises(UsageError, match="under way") as caught:
         find_run(config_of(tmp_path), "good")
     assert caught.value.code == "HOLDOUT_CHANGED"
+
+
+def site_of_run(folder: Path, **changes: str) -> Any:
+    """A site as the run had it, but for `changes`."""
+    public = SimpleNamespace(verifier=changes.get("public_verifier", "choice"), path=folder / "public.jsonl")
+    return SimpleNamespace(
+        state_dir=folder, model=SimpleNamespace(path=folder, load=changes.get("load", "fp32")),
+        data=SimpleNamespace(verifier=changes.get("verifier", "exact"), public=public),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("verifier", r"the data\.verifier exact, this site has other"),
+        ("public_verifier", r"the data\.public\.verifier choice, this site has other"),
+        ("load", r"the model\.load fp32, this site has other"),
+        ("tokenizer_sha256", "the tokenizer "),
+        ("template_sha256", "the chat template "),
+        ("base_model_sha256", "the base model "),
+        ("public_set", "the public set "),
+        ("schema", "the LoRA schema "),
+    ],
+)
+def test_local_only_is_trained_with_what_the_run_had(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, change: str, words: str
+) -> None:
+    finished = find_run(config_of(tmp_path), "good")
+    plan = finished.plan
+    model = {name: getattr(plan, name) for name in ("base_model_sha256", "tokenizer_sha256", "template_sha256")}
+    found = {"public_set": plan.public_set_sha256, "schema": plan.lora.schema_sha256}
+
+    def check(**settings: str) -> None:
+        _check_inputs(site_of_run(tmp_path, **settings), finished, SimpleNamespace(digest=found["schema"]))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measure, "read_fingerprints", lambda path: SimpleNamespace(**model))
+    monkeypatch.setattr(measure, "read_tasks", lambda path: SimpleNamespace(sha256=found["public_set"]))
+    check()
+    for values in (model, found):
+        if change in values:
+            values[change] = "9" * 64
+    with pytest.raises(UsageError, match=words) as caught:
+        check(**({change: "other"} if change not in model | found else {}))
+    assert caught.value.code == "INPUTS_CHANGED"
+
+
+def test_verifiers_that_changed_during_the_run_spoil_it(tmp_path: Path, ledger: Ledger) -> None:
+    ledger.remember_of_run("good", "trained_with", SETTINGS)  # a restart with the same configuration
+    assert find_run(config_of(tmp_path), "good").settings == SETTINGS
+    ledger.remember_of_run("good", "trained_with", SETTINGS.replace("exact", "math"))
+    with pytest.raises(UsageError, match="verifiers") as caught:
+        find_run(config_of(tmp_path), "good")
+    assert caught.value.code == "INPUTS_CHANGED"
+
+
+def test_the_guard_remembers_what_a_run_is_trained_with(tmp_path: Path) -> None:
+    assert trained_with(site_of_run(tmp_path)) == SETTINGS
+    loop = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    try:
+        assert loop.bench.ledger.remembered_of_run("run-1", "trained_with") == []
+        loop.offer_plan()
+        assert loop.bench.ledger.remembered_of_run("run-1", "trained_with") == [SETTINGS]
+        loop.restart()
+        assert loop.bench.ledger.remembered_of_run("run-1", "trained_with") == [SETTINGS]
+    finally:
+        loop.close()
+
+
+def test_while_the_daemon_runs_an_external_trainer_is_its_own(tmp_path: Path) -> None:
+    def external(launch: str) -> Any:
+        address = f"unix:{tmp_path}/trainer.sock"
+        return SimpleNamespace(state_dir=tmp_path, trainer=SimpleNamespace(launch=launch, address=address))
+
+    with lock_exclusively(tmp_path / LOCK):
+        with pytest.raises(ConflictError, match="daemon runs and waits at unix:") as caught:
+            _address_to_itself(external("external"))
+        assert "silo stop" in caught.value.hint
+        with _address_to_itself(external("child")):
+            pass
+    # what a killed daemon left behind, its lock file and its socket, stops nobody
+    (tmp_path / "trainer.sock").touch()
+    with _address_to_itself(external("external")), pytest.raises(ConflictError, match="is held by process"):
+        lock_exclusively(tmp_path / LOCK)  # as the daemon does when it starts
+
+
+def test_a_listener_takes_a_stale_socket_and_removes_only_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.sock"
+
+    def listener() -> Listener:
+        return Listener(f"unix:{path}", user_ids=frozenset({os.getuid()}))
+
+    stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stale.bind(str(path))
+    stale.close()  # as after kill -9: the file stays
+    first = listener()
+    second = listener()  # another process that came to the same place
+    first.close()
+    assert path.is_socket()
+    trainer = dial(f"unix:{path}")
+    second.accept(10).close()
+    trainer.close()
+    second.close()
+    assert not path.exists()
+    path.touch()
+    second.close()
+    assert path.exists()
 
 
 def test_rows_that_changed_since_the_run_are_refused(tmp_path: Path, ledger: Ledger) -> None:
@@ -136,11 +257,6 @@ def test_a_reading_ledger_cannot_write(tmp_path: Path, ledger: Ledger) -> None:
         reading.end_run("good", "failed")
     assert ledger.run_state("good") == "finished"
     reading.close()
-
-
-def test_no_message_kind_exists_for_it() -> None:
-    assert "metrics.eval" in KINDS  # a silo's share of the federation's own evaluation
-    assert not [kind for kind in KINDS if any(word in kind for word in ("holdout", "benefit", "private", "local"))]
 
 
 def test_the_share_is_a_number_up_to_a_half_and_nothing_where_it_is_not_written(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""`silo check`: every check of a start, and further ones, each with what it found. It may dial the coordinator; it says
+nothing but a TLS hello there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from certs.identity import peer_identity
+from fedsilo.edge.task_files import listed, read_usable
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError
+from fedsilo.treaty.grading import check_reference
+from fedsilo.treaty.isolation import rung_at_least
+from policies.load import Policy
+from silo.config import SiloConfig
+from silo.guard import isolation
+from silo.guard.gate import coordinator_leaf
+from silo.guard.startup import Site, load_site_parts, thread_warning
+from silo.guard.trainer_link import check as check_trainer_link
+
+
+def check_coordinator(site: Site, now: datetime) -> str:
+    """Who answers at the coordinator's address; its certificate's fingerprint (threat T30).
+
+    Raises:
+        UnreachableError: nobody, or TLS fails; the cause is named.
+        NotAllowedError: it is not the coordinator that the policy names.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    leaf = x509.load_der_x509_certificate(coordinator_leaf(site.config.coordinator.address, site.tls))
+    peer = peer_identity(leaf.public_bytes(Encoding.PEM), site.identity.trust_root_pem, now, role="coordinator")
+    if peer.spiffe_id != site.policy.file.federation.coordinator:
+        raise NotAllowedError(
+            f"{site.config.coordinator.address} is {peer.spiffe_id}; the policy names "
+            f"{site.policy.file.federation.coordinator}"
+        )
+    return peer.fingerprint
+
+
+def preflight(config: SiloConfig, *, reach_coordinator: bool = True) -> tuple[list[dict[str, Any]], list[str]]:
+    """`silo check`: each check's name, whether it passed, and what it found; and warnings.
+
+    Args:
+        config: the site.
+        reach_coordinator: also dial the coordinator and judge its certificate.
+    """
+    results: list[dict[str, Any]] = []
+    warnings = [text for text in (thread_warning(config),) if text]
+    parts: list[Site] = []
+
+    def run(name: str, check: Callable[[], str]) -> bool:
+        try:
+            results.append({"check": name, "ok": True, "found": check(), "hint": ""})
+        except FedSiloError as error:
+            results.append({"check": name, "ok": False, "found": error.message, "hint": error.hint, "code": error.code})
+        return bool(results[-1]["ok"])
+
+    def load() -> str:
+        parts.append(load_site_parts(config, make_secret=False))
+        policy = parts[0].policy
+        return f"policy {policy.file.name} {policy.digest[:12]}, model, schema, public and held-out set as pinned"
+
+    for path in config.data.private:
+        run(f"private data {path.name}", lambda path=path: _rows_of(path, config.data.verifier, warnings))  # type: ignore[misc]
+    if run("policy, keys, model and sets", load):
+        site = parts[0]
+        run("certificate", lambda: f"{site.identity.spiffe_id} until {site.identity.not_after:%Y-%m-%dT%H:%M:%SZ}")
+        if config.trainer.launch == "external":
+            run("trainer link", lambda: check_trainer_link(config))
+        run("trainer isolation", lambda: _rung(config, site.policy))
+        if reach_coordinator:
+            run("coordinator", lambda: f"certificate {check_coordinator(site, datetime.now(UTC))[:16]}")
+    return results, warnings
+
+
+def _rows_of(path: Path, verifier: str, warnings: list[str]) -> str:
+    """As the trainer will read it: which lines are left out, and why, joins the warnings."""
+    (tasks,) = read_usable([path], lambda answer: check_reference(verifier, answer))
+    if tasks.problems:
+        warnings.append(f"{path}: {listed(tasks.problems)}")
+    return f"{len(tasks.rows)} rows, {len(tasks.problems)} lines left out"
+
+
+def _rung(config: SiloConfig, policy: Policy) -> str:
+    trainer, least = config.trainer, policy.file.trainer.least_isolation
+    best = isolation.best_rung() if trainer.launch == "child" else "container"
+    rung = best if trainer.isolation == "auto" else trainer.isolation
+    if not rung_at_least(rung, least):
+        giver = "this machine" if trainer.launch == "child" else "a trainer that somebody else starts"
+        raise NotAllowedError(f"{giver} gives {rung}; the policy accepts no less than {least}")
+    probed = " at best, known when it connects and is probed" if trainer.launch == "external" else ""
+    return f"{rung}{probed} (policy: at least {least})"
