@@ -42,7 +42,7 @@ _USAGE_OF_ROLE = {
     "trainer": ExtendedKeyUsageOID.CLIENT_AUTH,
 }
 _USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
-_RENEW = "get a fresh one: `fedsilo certs invite`, `request`, `sign`"
+_RENEW = "get a fresh one: `fedsilo certs invite`, `renew` (with the same keys) or `request`, `sign`"
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,19 @@ def own_identity(
             hint="use the key the request was made with",
         )
     return Identity(peer.spiffe_id, certificate_pem, private_key_pem(key), signing_key, trust_root_pem, peer)
+
+
+def named_in(certificate_pem: bytes) -> tuple[SpiffeId, Ed25519PublicKey | None]:
+    """The identity and the message-signing key that stand in a certificate. Nothing of it is believed by this.
+
+    Raises:
+        NotAllowedError: not one certificate with one identity.
+    """
+    certificate = read_one_certificate(certificate_pem, what="the certificate")
+    identity = _one_identity(certificate, _called(certificate), "coordinator")  # who alone may have further names
+    if AUTHORITY_OF_ROLE[identity.role] == "site":
+        return identity, None
+    return identity, _certified_signing_key(certificate, identity)
 
 
 def _verified_leaf(

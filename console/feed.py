@@ -179,7 +179,7 @@ def unlock(certificate: Path, key: Path, now: datetime | None = None) -> Person:
     if not facts["not_before"] <= f"{moment:%Y-%m-%dT%H:%M:%SZ}" < facts["not_after"]:
         raise NotAllowedError(
             f"the certificate of {identity.name} is valid {facts['not_before']} to {facts['not_after']}",
-            hint="fedsilo certs request and sign make a new one",
+            hint="fedsilo certs renew and sign make a new one",
         )
     return Person(identity.name, Operator(identity.domain, certificate, key))
 

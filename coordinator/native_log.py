@@ -2,18 +2,22 @@
 
 gRPC refuses a client with a wrong or expired certificate below Python: no call is made, and all it says are lines in
 its own words on file descriptor 2. While `NativeLog` is open that descriptor is a pipe: what is said about a handshake
-becomes one warning with the peer's address, the cause in words and a hint (the same cause at most every ten seconds,
-with a count, so that a peer cannot fill the log: T24); every other line goes to the real stderr as it is. gRPC's
-handshake trace (`ENVIRONMENT`) is what names the address. Whose certificate it was, gRPC does not say: the client's own
-log does. A crash of the C library itself may lose its last words.
+becomes one warning with the peer's address, the cause in words and a hint (the same cause from the same host at most
+every ten seconds, then a count, so that a peer cannot fill the log: T24); every other line goes to the real stderr as
+it is. gRPC's handshake trace (`ENVIRONMENT`) is what names the address; a failure that the trace does not tell in the
+form known here is logged without one. Whose certificate it was, gRPC does not say: the client's own log does.
+
+A line that the real stderr does not take (a full disk, a closed terminal) is lost; what comes after it is not. A crash
+of the C library itself may lose its last words.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import logging
 import os
 import re
+import selectors
 import sys
 import threading
 import time
@@ -23,15 +27,21 @@ from types import TracebackType
 from typing import TextIO
 from urllib.parse import unquote
 
+from fedsilo.edge.files import write_all
+from fedsilo.edge.quiet_log import QuietLog
+
 _log = logging.getLogger("fedsilo.coordinator")
 
-QUIET_SECONDS = 10.0
+# How long the trace may take to name the address of a failure that was told already: it comes in the next line.
+TRACE_SECONDS = 0.5
+LINE_BYTES_MAX = 1 << 16  # what is longer goes on as it is
+FAILURES_MAX = 64  # half told, that are kept
 # Read by gRPC when it loads; a verbosity of NONE or ERROR would hide the handshakes.
 ENVIRONMENT = {"GRPC_VERBOSITY": "", "GRPC_TRACE": "handshaker"}
 _STDERR = 2
 _END = b"\0end of the native log\n"
 # One message of the C library: level, date, time, thread, file, line; further lines of it have no such head.
-_HEAD = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ (?P<file>[\w./]+):\d+\] (?P<text>.*)")
+_HEAD = re.compile(r"[IWEF]\d{4} [\d:.]+ +(?P<thread>\d+) (?P<file>[\w./]+):\d+\] (?P<text>.*)")
 _TRACES = frozenset({"handshaker.cc", "channel_trace.h", "trace.cc"})
 _REST_OF_TRACE = ("=== Source Location Trace", "src/core/", " shutdown=")
 _FAILED = "CallNextHandshakerLocked: error="
@@ -96,10 +106,21 @@ def handshake_fault(text: str) -> Fault | None:
     return _CAUSES.get(code, Fault(code.lower().replace("_", " ")))
 
 
+def _cause(text: str) -> str:
+    fault = handshake_fault(text)
+    return fault.cause if fault else ""
+
+
 def address_of(peer: str) -> str:
     """gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` as people write it; foreign text made safe."""
     address = unquote(peer).removeprefix("ipv4:").removeprefix("ipv6:")
     return "".join(character if character.isprintable() else "?" for character in address[:100]) or "somebody"
+
+
+def host_of(address: str) -> str:
+    """The host of `host:port`; `host` where there is no port."""
+    host, separator, port = address.rpartition(":")
+    return host if separator and port.isdecimal() else address
 
 
 class NativeLog:
@@ -108,7 +129,7 @@ class NativeLog:
     Args:
         report: told the cause and the peer's address of each handshake that is logged.
         presented: this coordinator's certificate in words, for causes that may lie in it.
-        monotonic: seconds.
+        monotonic: seconds, by which repeated lines are held back.
     """
 
     def __init__(
@@ -120,92 +141,216 @@ class NativeLog:
     ) -> None:
         self._report = report
         self._presented = presented
-        self._monotonic = monotonic
-        self._said: dict[str, float] = {}
-        self._quiet: dict[str, int] = {}
-        self._failing = ""  # a failure of which the line with the address is still to come
+        self._real = _STDERR
+        self._quiet = QuietLog(_log, monotonic=monotonic)
+        self._failing: _Failure | None = None  # of the trace; the line with its address is still to come
+        self._untraced: list[_Failure] = []  # told in other words; the trace may still tell them
+        self._told: dict[str, str] = {}  # thread -> the cause that the trace told last
         self._tracing = False
         self._traced = False
 
     def __enter__(self) -> NativeLog:
         self._real = os.dup(_STDERR)
-        reading, self._writing = os.pipe()
+        self._reading, self._writing = os.pipe()
         os.dup2(self._writing, _STDERR)
         # Python's own lines need no pipe: they go where they went.
         self._python = sys.stderr
-        sys.stderr = io.TextIOWrapper(os.fdopen(os.dup(self._real), "wb", 0), write_through=True)
+        sys.stderr = os.fdopen(
+            os.dup(self._real), "w", buffering=1, encoding=self._python.encoding, errors="backslashreplace"
+        )
         self._handlers = _redirected(self._python, sys.stderr)
-        self._thread = threading.Thread(target=self._read, args=(reading,), name="native-log", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="native-log", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.dup2(self._real, _STDERR)
-        # Children may still hold the pipe's end, so it is not the end of the file that ends the reader.
-        os.write(self._writing, _END)
-        self._thread.join()
-        os.close(self._writing)
-        os.close(self._real)
-        for handler in self._handlers:
-            handler.setStream(self._python)
-        sys.stderr.close()
-        sys.stderr = self._python
+        try:
+            os.dup2(self._real, _STDERR)
+            # Children may still hold the pipe's end, so it is not the end of the file that ends the reader.
+            with contextlib.suppress(OSError):
+                write_all(self._writing, _END)
+            self._thread.join()
+        finally:
+            for handler in self._handlers:
+                handler.setStream(self._python)
+            ours, sys.stderr = sys.stderr, self._python
+            with contextlib.suppress(OSError):  # what it still holds has nowhere to go
+                ours.close()
+            for descriptor in (self._writing, self._real):
+                os.close(descriptor)
 
-    def _read(self, reading: int) -> None:
-        with os.fdopen(reading, "rb") as lines:
-            for line in lines:
-                if line.endswith(_END):
+    def _read(self) -> None:
+        held, due = b"", 0.0
+        with os.fdopen(self._reading, "rb", 0) as pipe, selectors.DefaultSelector() as ready:
+            ready.register(pipe, selectors.EVENT_READ)
+            while True:
+                waits = self._failing is not None or self._untraced or self._quiet.holding
+                now = time.monotonic()
+                if waits and now >= due:
+                    due = now + TRACE_SECONDS
+                    with _Boundary():
+                        self.pause()
+                    continue
+                if not ready.select(due - now if waits else None):
+                    continue
+                data = pipe.read(LINE_BYTES_MAX)
+                text, end, _ = (held + data).partition(_END)
+                *lines, held = text.split(b"\n")
+                for line in lines:
+                    with _Boundary():
+                        self.take(line + b"\n")
+                if end or not data or len(held) > LINE_BYTES_MAX:
+                    self._write(held)
+                    held = b""
+                if end or not data:
+                    with _Boundary():
+                        self.finish()
                     return
-                self.take(line)
 
     def take(self, line: bytes) -> None:
         """One line of the C library."""
         text = line.decode("utf-8", "replace").rstrip("\n")
         head = _HEAD.match(text)
-        if head is None and self._tracing and (not text or text.startswith(_REST_OF_TRACE)):
-            if self._failing and text.startswith(" shutdown="):
-                self._failed(f"{self._failing} {text}")
+        if head is None:
+            if (self._tracing or self._failing) and (not text or text.startswith(_REST_OF_TRACE)):
+                if text.startswith(" shutdown="):
+                    self._end_of_trace(text)
+            elif handshake_fault(text):
+                self._failed(text)
+            else:
+                self._tracing = False
+                self._write(line)
             return
-        self._tracing = head is not None and head["file"] in _TRACES
-        self._failing = ""
-        if head is not None and self._tracing:
-            self._traced = True
-            # Only the first line of a failure names it; the address follows two lines later.
-            if head["text"].startswith(_FAILED) and not head["text"].startswith(f"{_FAILED}OK"):
-                self._failing = head["text"]
+        thread, said = head["thread"], head["text"]
+        self._tracing = head["file"] in _TRACES
+        self._traced |= self._tracing
+        if said.startswith(_FAILED) and not said.startswith(f"{_FAILED}OK"):
+            self._trace_tells(thread, said)
             return
-        if handshake_fault(text) is None:
-            os.write(self._real, line)
-        elif not self._traced:
-            self._failed(text)  # without the trace this is all there is, and no address
+        if handshake_fault(text):
+            self._others_tell(_Failure(thread, text))
+        elif not self._tracing:
+            self._write(line)
+        if self._failing and self._failing.thread == thread:
+            self._end_of_trace()  # its message broke off
 
-    def _failed(self, text: str) -> None:
-        peer = _PEER.search(text)
-        fault = handshake_fault(text.partition(" shutdown=")[0])
-        self._failing = ""
+    def pause(self) -> None:
+        """Some time has passed: what the trace has left open since the last time is told without it."""
+        if self._failing and self._failing.waited:
+            self._end_of_trace()
+        late = [failure for failure in self._untraced if failure.waited]
+        self._untraced = [failure for failure in self._untraced if not failure.waited]
+        for failure in late:
+            self._failed(failure.text)
+        for failure in self._untraced:
+            failure.waited = True
+        if self._failing:
+            self._failing.waited = True
+        self._quiet.flush()
+
+    def finish(self) -> None:
+        """Tell what is left, counts too."""
+        self._end_of_trace()
+        while self._untraced:
+            self._failed(self._untraced.pop(0).text)
+        self._quiet.flush(everything=True)
+
+    def _trace_tells(self, thread: str, said: str) -> None:
+        """The form that names the address: the cause alone in its first line, the address two lines below or there."""
+        text, same_line, address = said.partition(" shutdown=")
+        # two threads at once: nobody knows whose the next address is
+        mixed = self._failing is not None and self._failing.thread != thread
+        self._end_of_trace()
+        # the words of the TLS library before it may be another thread's
+        same = [failure for failure in self._untraced if _cause(failure.text) == _cause(text)]
+        if same:
+            self._untraced.remove(min(same, key=lambda failure: failure.thread != thread))
+        self._failing = _Failure(thread, text)
+        if same_line or mixed:
+            self._end_of_trace(address)
+
+    def _end_of_trace(self, address: str = "") -> None:
+        failure, self._failing = self._failing, None
+        if failure is None:
+            return
+        if len(self._told) >= FAILURES_MAX:
+            self._told.clear()
+        self._told[failure.thread] = _cause(failure.text)
+        self._failed(failure.text, address)
+
+    def _others_tell(self, failure: _Failure) -> None:
+        """The TLS library's words, which come before the trace's, or the trace's summary, which comes after."""
+        if not self._traced:
+            self._failed(failure.text)  # without the trace this is all there is, and no address
+            return
+        cause, thread = _cause(failure.text), failure.thread
+        if self._told.pop(thread, None) == cause:
+            return
+        if self._failing and self._failing.thread == thread and _cause(self._failing.text) == cause:
+            return
+        if any(
+            before.thread == thread and _cause(before.text) == cause and before.words != failure.words
+            for before in self._untraced
+        ):
+            return  # the same one in other words
+        if len(self._untraced) >= FAILURES_MAX:
+            self._failed(self._untraced.pop(0).text)
+        self._untraced.append(failure)
+
+    def _failed(self, text: str, trace: str = "") -> None:
+        peer = _PEER.search(trace)
+        fault = handshake_fault(text)
         if fault is None:
             return
-        now = self._monotonic()
-        if now - self._said.get(fault.cause, -QUIET_SECONDS) < QUIET_SECONDS:
-            self._quiet[fault.cause] = self._quiet.get(fault.cause, 0) + 1
-            return
-        self._said[fault.cause] = now
-        more = self._quiet.pop(fault.cause, 0)
         address = address_of(peer["peer"]) if peer else ""
+        host = host_of(address)
+        refused = "refused {} in the TLS handshake: {}"
         parts = [
             fault.cause,
             fault.hint,
             f"it was shown {self._presented}" if fault.about_us and self._presented else "",
         ]
-        _log.warning(
-            "refused a connection%s in the TLS handshake: %s%s",
-            f" from {address}" if address else "",
-            "; ".join(part for part in parts if part),
-            f" (and {more} more like it before)" if more else "",
+        line = refused.format(
+            f"a connection from {address}" if address else "a connection", "; ".join(part for part in parts if part)
         )
-        self._report(fault.cause, address)
+        about = refused.format(f"connections from {host}" if host else "connections", fault.cause)
+        if self._quiet.say(f"{fault.cause} {host}", about, line):
+            with _Boundary():
+                self._report(fault.cause, address)
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            write_all(self._real, data)
+
+
+@dataclass
+class _Failure:
+    """A failed handshake, half told. `waited`: nobody said more of it for a while."""
+
+    thread: str
+    text: str
+    waited: bool = False
+
+    @property
+    def words(self) -> str:
+        """Without time, thread and place."""
+        return self.text.partition("] ")[2]
+
+
+class _Boundary:
+    """A line that cannot be dealt with costs that line, never those after it."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        _log.error("a line about a handshake was not dealt with: %s", type(error).__name__)
+        return True
 
 
 def _redirected(old: TextIO, new: TextIO) -> list[logging.StreamHandler[TextIO]]:

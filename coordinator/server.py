@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import hashlib
 import logging
 import os
 import socket
@@ -28,9 +29,10 @@ from certs.identity import Identity, PeerIdentity, peer_identity
 from coordinator.blobs import AnyPayload, Blobs, BytesPayload, chunks
 from coordinator.config import Limits
 from coordinator.driver import Driver
-from coordinator.native_log import address_of
+from coordinator.native_log import address_of, host_of
 from coordinator.replies import Reply
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, PeerError, WireCode
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import control_pb2
@@ -51,10 +53,11 @@ _OPTIONS = (
 
 
 class _Boundary:
-    """Ends a call whose handler failed with a bare status. The text stays in this process's log (T8)."""
+    """Ends a call whose handler failed with a bare status. The text stays in this process's log (T8, T24)."""
 
-    def __init__(self, context: grpc.ServicerContext) -> None:
+    def __init__(self, context: grpc.ServicerContext, quiet: QuietLog) -> None:
         self._context = context
+        self._quiet = quiet
 
     def __enter__(self) -> None: ...
 
@@ -64,21 +67,35 @@ class _Boundary:
         if error is None or isinstance(error, GeneratorExit):
             return
         if isinstance(error, NotAllowedError):
-            log.warning("refused a call from %s", error.line)
+            host, certificate = _caller(self._context)
+            self._quiet.say(
+                f"refused {host} {certificate}", f"refused calls from {host}", f"refused a call from {error.line}"
+            )
             self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
         if isinstance(error, FedSiloError):
-            log.error("a call ended: %s", error.line)
+            cause = f"{type(error).__name__} {error.code}"
+            self._quiet.say(cause, f"calls that ended by {cause}", f"a call ended: {error.line}", level=logging.ERROR)
             self._context.abort(grpc.StatusCode.UNAVAILABLE, "")
         if isinstance(error, Exception) and self._context.is_active():
-            log.error("a call ended by a fault of ours", exc_info=error)
+            cause = type(error).__name__
+            about, line = f"calls that ended by {cause}, a fault of ours", "a call ended by a fault of ours"
+            self._quiet.say(cause, about, line, level=logging.ERROR, error=error)
             self._context.abort(grpc.StatusCode.INTERNAL, "")
 
 
-class _Watchdog:
-    """Cancels calls whose sender stalls (T24). One thread for all calls."""
+def _caller(context: grpc.ServicerContext) -> tuple[str, str]:
+    """The host that calls and the digest of what it presents: whoever has no other certificate is one kind of line."""
+    properties: Any = context.auth_context()
+    presented = b"".join(properties.get("x509_pem_cert", ()))
+    return host_of(address_of(context.peer())), hashlib.sha256(presented).hexdigest()[:16]
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+
+class _Watchdog:
+    """Cancels calls whose sender stalls (T24) and tells how many lines were held back. One thread for all calls."""
+
+    def __init__(self, clock: Callable[[], float], quiet: QuietLog) -> None:
         self._clock = clock
+        self._quiet = quiet
         self._lock = threading.Lock()
         self._due: dict[grpc.ServicerContext, float] = {}
 
@@ -96,8 +113,9 @@ class _Watchdog:
         with self._lock:
             late = [context for context, due in self._due.items() if due <= self._clock()]
         for context in late:
-            log.warning("a sender stalled; its call is cancelled")
+            self._quiet.say("stalled", "calls whose sender stalled", "a sender stalled; its call is cancelled")
             context.cancel()  # type: ignore[no-untyped-call]  # grpc publishes no types for it
+        self._quiet.flush()
 
 
 class FederationService:
@@ -129,11 +147,12 @@ class FederationService:
         self._now = now
         self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.watchdog = _Watchdog(monotonic)
+        self._quiet = QuietLog(log, monotonic=monotonic)
+        self.watchdog = _Watchdog(monotonic, self._quiet)
 
     def exchange(self, requests: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
         """One message in, one message out."""
-        with _Boundary(context):
+        with _Boundary(context, self._quiet):
             peer = self._peer(context)
             with self._one_more(peer, context), contextlib.ExitStack() as stack:
                 with self.watchdog.watching(context, self._limits.receive_timeout_seconds):
@@ -205,7 +224,8 @@ class FederationService:
             too_many = self._calls[peer.spiffe_id] > self._limits.concurrent_calls_per_silo
         try:
             if too_many:
-                log.warning("%s has too many calls open", peer.spiffe_id)
+                line = f"{peer.spiffe_id} has too many calls open"
+                self._quiet.say(line, line, line)
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
             yield
         finally:
@@ -290,13 +310,14 @@ class ControlService:
 
     def __init__(self, desk: ControlDesk) -> None:
         self._desk = desk
+        self._quiet = QuietLog(log)
 
     def snapshot(self, _request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> control_pb2.Snapshot:
-        with _Boundary(context):
+        with _Boundary(context, self._quiet):
             return self._desk.snapshot()
 
     def watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
-        with _Boundary(context):
+        with _Boundary(context, self._quiet):
             sequence = request.since_sequence
             while context.is_active() and not self._desk.closed:
                 for event in self._desk.events_since(sequence, 1.0):
@@ -304,11 +325,11 @@ class ControlService:
                     yield event
 
     def query(self, request: control_pb2.QueryRequest, context: grpc.ServicerContext) -> control_pb2.QueryReply:
-        with _Boundary(context):
+        with _Boundary(context, self._quiet):
             return self._desk.query(request.name, request.arguments_json)
 
     def execute(self, request: control_pb2.Command, context: grpc.ServicerContext) -> control_pb2.CommandReply:
-        with _Boundary(context):
+        with _Boundary(context, self._quiet):
             return self._desk.execute(request)
 
 

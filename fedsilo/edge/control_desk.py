@@ -23,6 +23,7 @@ from typing import Any
 
 from certs.commands import VerifiedCommand, verify_command
 from certs.roles import ACTIONS, Roles, may
+from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.edge.request_journal import RememberedRequest, RequestJournal
 from fedsilo.treaty import errors
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, UsageError
@@ -31,6 +32,8 @@ from fedsilo.treaty.wire._generated import control_pb2
 _log = logging.getLogger("fedsilo.control")
 
 EVENTS_KEPT_MAX = 4096
+# Refusals logged word for word, of one person or of all whose command does not verify, before they are only counted.
+REFUSALS_LOGGED_MAX = 10
 # Names of events the desk itself makes, for a reader that fell behind or outlived a restart.
 EVENTS_MISSED = "events.missed"
 
@@ -90,6 +93,7 @@ class ControlDesk:
         self._queries: dict[str, QueryHandler] = {}
         self._commands: dict[str, _Command] = {}
         self._requests = RequestJournal(journal, now=clock())
+        self._quiet = QuietLog(_log, lines_max=REFUSALS_LOGGED_MAX)
 
     # ---- what the daemon says ----------------------------------------------------------------------
 
@@ -97,6 +101,7 @@ class ControlDesk:
         """Append an event for all watchers; returns its sequence. Raises TypeError, ValueError for non-JSON fields."""
         fields_json = _to_json(fields)
         time = _text(self._clock())
+        self._quiet.flush()
         with self._reading:
             self._sequence += 1
             event = control_pb2.Event(sequence=self._sequence, time=time, name=name, fields_json=fields_json)
@@ -114,6 +119,7 @@ class ControlDesk:
 
     def close(self) -> None:
         """Wake all waiting readers for good: the daemon ends."""
+        self._quiet.flush(everything=True)
         with self._reading:
             self._closed = True
             self._reading.notify_all()
@@ -177,20 +183,27 @@ class ControlDesk:
         self._commands[name] = _Command(action, handler)
 
     def execute(self, command: control_pb2.Command) -> control_pb2.CommandReply:
-        """Verify and carry out a command, or say why not. Refusals before the handler are logged, not remembered."""
+        """Verify and carry out a command, or say why not.
+
+        Refusals before the handler are not remembered, and logged a few at a time (T24).
+        """
         with self._commanding:
+            person = ""
             try:
                 now = self._requests.latest(self._clock())
                 verified = verify_command(
                     command, site=self._site, site_ca_pem=self._site_ca_pem, roles=self._roles, now=now
                 )
+                person = verified.person
                 remembered = self._requests.find(verified.request_id)
                 if remembered is not None:
                     return _replay(remembered, verified)
                 entry = self._allowed(verified)
                 self._requests.begin(verified, now)
             except FedSiloError as error:
-                _log.warning("refused the command %r: %s [%s]", command.name[:64], error.line, error.code)
+                who = person or "somebody whose command does not verify"
+                line = f"refused the command {command.name[:64]!r}: {error.line} [{error.code}]"
+                self._quiet.say(person, f"refused commands of {who}", line)
                 return error_reply(error)
             try:
                 reply = control_pb2.CommandReply(result_json=_to_json(entry.handler(verified)))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedsilo.launch.output import JsonOption, emit, guarded, table
+
+if TYPE_CHECKING:
+    from fedsilo.launch.provision import Enrolment
 
 app = typer.Typer(no_args_is_help=True, help="Certificate authorities, enrolment and identities.")
 
@@ -16,8 +19,6 @@ CaOption = Annotated[Path, typer.Option("--ca", help="Folder of the CA.", file_o
 PassphraseOption = Annotated[
     Path | None, typer.Option("--passphrase-file", help="Private file whose first line is the passphrase of ca.key.")
 ]
-
-TRIAL_COORDINATOR = "coordinator"  # name of its folder
 
 
 @app.command("ca-init")
@@ -85,27 +86,36 @@ def invite(
 def request(
     token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the new keys and the request.")],
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Take the keys that are in the folder: the log and others' pins know them.")
-    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Make keys here, where they stay, and a request that travels to the CA."""
     from fedsilo.launch import provision
 
-    enrolment = provision.request(out, token, renew=renew)
-    data = {
-        "spiffe_id": str(enrolment.identity),
-        "request": str(enrolment.request),
-        "key": str(enrolment.key),
-        "signing_key": None if enrolment.signing_key is None else str(enrolment.signing_key),
-    }
+    enrolment = provision.request(out, token)
     emit(
         "certs request",
-        data,
+        _of_enrolment(enrolment),
         json_output=json_output,
-        text=f"keys for {enrolment.identity} are in {out} and stay there\n"
-        f"send {enrolment.request} to the CA: fedsilo certs sign {enrolment.request.name} --ca DIR --out FILE",
+        text=f"keys for {enrolment.identity} are in {out} and stay there\n{_send(enrolment)}",
+    )
+
+
+@app.command("renew")
+@guarded("certs renew")
+def renew(
+    token: Annotated[str, typer.Option("--token", help="As handed over by the CA's admin, for the same identity.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of its keys and certificate; the request goes there.")],
+    json_output: JsonOption = False,
+) -> None:
+    """Make a request with the keys that are there: the audit log and other sites' pins know a party by them."""
+    from fedsilo.launch import renewal
+
+    enrolment = renewal.renew(out, token)
+    emit(
+        "certs renew",
+        _of_enrolment(enrolment),
+        json_output=json_output,
+        text=f"the keys of {enrolment.identity} in {out} stay as they are\n{_send(enrolment)}",
     )
 
 
@@ -171,40 +181,12 @@ def trial(
     Whoever runs this holds every party's keys and could speak for each of them: for data that may be seen by all. In a
     real federation each site makes its own: ca-init, invite, request, sign.
     """
-    from certs.authority import DAEMON_LIFETIME_MAX
-    from certs.names import checked_name
-    from fedsilo.launch import provision
-    from fedsilo.treaty.errors import ConflictError, UsageError
+    from fedsilo.launch import trial as trials
 
-    names = [checked_name(name.strip()) for name in silos.split(",") if name.strip()]
-    if not names or len(set(names)) != len(names) or TRIAL_COORDINATOR in names:
-        raise UsageError(
-            "--silos names each silo once, and none of them coordinator", hint="--silos hospital_a,hospital_b"
-        )
-    if out.exists() and any(out.iterdir()):
-        raise ConflictError(f"{out} is not empty", hint="name a new folder")
-    authority = out / "federation_ca"
-    provision.init_ca(authority, name=federation, kind="federation")
-    identities = provision.provision_site(
-        out / TRIAL_COORDINATOR,
-        site="main",
-        federation_ca=authority,
-        people={"carol": ("operator", "approver")},
-        is_coordinator=True,
-        dns_names=dns or ("localhost",),
-        ip_addresses=ip or ("127.0.0.1", "::1"),
-        operator_lifetime=DAEMON_LIFETIME_MAX,
-    )
-    for name in names:
-        provision.provision_site(
-            out / name,
-            site=name,
-            federation_ca=authority,
-            people={"alice": ("approver", "operator"), "bob": ("approver",)},
-            coordinator_public_key=(identities / "coordinator.pub").read_bytes(),
-            operator_lifetime=DAEMON_LIFETIME_MAX,
-        )
-    folders = {name: str(out / name) for name in (TRIAL_COORDINATOR, *names)}
+    names = [name.strip() for name in silos.split(",") if name.strip()]
+    trials.make_trial(federation, names, out, dns_names=dns or ("localhost",), ip_addresses=ip or ("127.0.0.1", "::1"))
+    folders = {name: str(out / name) for name in (trials.COORDINATOR_FOLDER, *names)}
+    authority = out / trials.AUTHORITY_FOLDER
     emit(
         "certs trial",
         {"federation": federation, "folders": folders, "federation_ca": str(authority)},
@@ -312,6 +294,20 @@ def check(
         warnings=warnings,
         text=f"ok: {spiffe_id} until {data['not_after']}\nroot {trust_root.fingerprint}",
     )
+
+
+def _of_enrolment(enrolment: Enrolment) -> dict[str, str | None]:
+    return {
+        "spiffe_id": str(enrolment.identity),
+        "request": str(enrolment.request),
+        "key": str(enrolment.key),
+        "signing_key": None if enrolment.signing_key is None else str(enrolment.signing_key),
+    }
+
+
+def _send(enrolment: Enrolment) -> str:
+    name = enrolment.request.name
+    return f"send {enrolment.request} to the CA: fedsilo certs sign {name} --ca DIR --out FILE"
 
 
 def _passphrase(path: Path | None) -> bytes | None:

@@ -31,7 +31,7 @@ from certs.authority import (
     create_ca,
     load_ca,
 )
-from certs.encoding import load_signing_key, load_tls_key, private_key_pem, public_key_pem, read_root
+from certs.encoding import private_key_pem, public_key_pem, read_root
 from certs.enrolment import TOKEN_RANDOM_BYTES, TokenBook, identity_of_token, make_request, read_request
 from certs.names import AUTHORITY_OF_ROLE, AuthorityKind, LinkRole, SpiffeId, checked_name, parse_short_id
 from certs.roles import ROLES, Role, load_roles, render_roles
@@ -120,32 +120,24 @@ def invite(
     return token
 
 
-def request(directory: Path, token: str, *, renew: bool = False) -> Enrolment:
+def request(directory: Path, token: str) -> Enrolment:
     """Make the keys for the identity of `token` in `directory` and a request file beside them.
-
-    With `renew`, of the keys that are there: an audit log and the pins of other sites know a party by its signing key.
 
     Raises:
         UsageError: not a token.
         ConflictError: a key of that name exists; keys are never replaced.
-        NotFoundError, NotAllowedError: with `renew`: no key of that name, or one that others may read.
     """
     identity = identity_of_token(token)
     make_private_directory(directory)
     key, signing = directory / f"{identity.name}.key", directory / f"{identity.name}.ed25519"
     signs = AUTHORITY_OF_ROLE[identity.role] != "site"
     enrolment = Enrolment(identity, directory / f"{identity.name}.request.json", key, signing if signs else None)
-    tls_key = load_tls_key(read_private(key)) if renew else ec.generate_private_key(ec.SECP256R1())
-    signing_key = None
-    if signs:
-        signing_key = load_signing_key(read_private(signing)) if renew else Ed25519PrivateKey.generate()
+    tls_key = ec.generate_private_key(ec.SECP256R1())
+    signing_key = Ed25519PrivateKey.generate() if signs else None
     with _all_or_nothing() as created:
-        if renew:
-            enrolment.request.unlink(missing_ok=True)
-        else:
-            _private(key, private_key_pem(tls_key), created)
-            if signing_key is not None:
-                _private(signing, private_key_pem(signing_key), created)
+        _private(key, private_key_pem(tls_key), created)
+        if signing_key is not None:
+            _private(signing, private_key_pem(signing_key), created)
         # Private too: whoever reads the token in it could enrol first.
         _private(enrolment.request, make_request(tls_key=tls_key, signing_key=signing_key, token=token), created)
     return enrolment

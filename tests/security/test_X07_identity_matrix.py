@@ -7,6 +7,7 @@ channel, its hello, its log. What a refused peer sees of the reason is nothing a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -46,7 +47,7 @@ from fedsilo.treaty.errors import FedSiloError, NotAllowedError, PeerError, Unre
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.render import render_policy
-from silo.guard import envelopes
+from silo.guard import channel, envelopes
 from silo.guard.channel import GrpcChannel
 from silo.guard.conversation import Conversation
 from silo.guard.messages import Allowed, Counters, Inbound, TlsFiles, parsed
@@ -617,6 +618,41 @@ def test_nobody_there_and_a_name_that_does_not_resolve_are_named(
     line = place.refused(caplog, place.mine, "coordinator.invalid:8443")
     assert "coordinator coordinator.invalid:8443: the name 'coordinator.invalid' does not resolve: " in line
     assert "coordinator.address in silo.yaml" in line
+
+
+@pytest.mark.parametrize("seconds_per_read", [1.0, 0.01])
+def test_T23_a_certificate_that_comes_a_byte_at_a_time_is_not_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch, seconds_per_read: float
+) -> None:
+    """The whole fetch has one end, and no read may wait longer than what is left of it."""
+    passed, reads, waits = [0.0], [0], [0.0]
+    record = itertools.chain(b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xf0", itertools.repeat(0))
+
+    class Slow:
+        def __enter__(self) -> Slow:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def settimeout(self, seconds: float) -> None:
+            waits[0] = seconds
+
+        def sendall(self, data: bytes) -> None: ...
+
+        def recv(self, size: int) -> bytes:
+            assert 0.0 < waits[0] <= channel.SHOWN_SECONDS_MAX - passed[0]
+            passed[0] += seconds_per_read
+            reads[0] += 1
+            return bytes([next(record)])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(channel, "monotonic", lambda: passed[0])
+        patched.setattr(channel, "_dialled", lambda address: Slow())
+        assert channel._shown_certificate("127.0.0.1:1") == b""
+    # the last read may begin just before the end
+    assert reads[0] == pytest.approx(channel.SHOWN_SECONDS_MAX / seconds_per_read, abs=1)
+    # the counterpart: a whole one is shown, in more reads or fewer
+    assert b"BEGIN CERTIFICATE" in channel._shown_certificate(place.address)
 
 
 # ---- hello -----------------------------------------------------------------------------------------------------

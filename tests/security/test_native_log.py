@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from coordinator.native_log import NativeLog, address_of, handshake_fault
+from coordinator.native_log import NativeLog, address_of, handshake_fault, host_of
+from fedsilo.edge.quiet_log import KINDS_MAX
 
 SAID = "I1120 14:20:54.0 8839 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL: "
 LIBRARY = SAID + "error:1000007d:SSL routines:OPENSSL_internal:"
@@ -26,7 +28,9 @@ OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired: OK
 src/core/util/status_helper.cc:68
  shutdown=false index=2, args={{endpoint=0x3, args={{grpc.internal.endpoint_local_address=ipv4:127.0.0.1:44029, \
 grpc.internal.endpoint_peer_address=ipv6:%5B::1%5D:37602, grpc.resource_quota=0x4}}, read_buffer.Length()=0}}
-I1120 14:20:54.2    8839 channel_trace.h:396] handshake manager 0x1: Failed with error: UNKNOWN: Ssl handshake failed
+I1120 14:20:54.2    8839 channel_trace.h:396] handshake manager 0x1: Failed with error: UNKNOWN: Ssl handshake failed \
+(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: \
+certificate has expired: OK
 === Source Location Trace: ===
 src/core/util/status_helper.cc:68
 
@@ -79,16 +83,16 @@ def test_what_the_peer_was_shown_is_said_only_where_it_may_be_the_cause() -> Non
 
 
 @pytest.mark.parametrize(
-    ("peer", "address"),
+    ("peer", "address", "host"),
     [
-        ("ipv4:127.0.0.1:5000", "127.0.0.1:5000"),
-        ("ipv6:%5B2001:db8::1%5D:5000", "[2001:db8::1]:5000"),
-        ("unix:%0A\x1b[2J", "unix:??[2J"),
-        ("", "somebody"),
+        ("ipv4:127.0.0.1:5000", "127.0.0.1:5000", "127.0.0.1"),
+        ("ipv6:%5B2001:db8::1%5D:5000", "[2001:db8::1]:5000", "[2001:db8::1]"),
+        ("unix:%0A\x1b[2J", "unix:??[2J", "unix:??[2J"),
+        ("", "somebody", "somebody"),
     ],
 )
-def test_an_address_is_safe_to_show(peer: str, address: str) -> None:
-    assert address_of(peer) == address
+def test_an_address_is_safe_to_show(peer: str, address: str, host: str) -> None:
+    assert (address_of(peer), host_of(address)) == (address, host)
 
 
 def test_the_library_s_lines_become_ours_and_all_others_pass(capfd: pytest.CaptureFixture[str]) -> None:
@@ -106,19 +110,171 @@ def test_the_library_s_lines_become_ours_and_all_others_pass(capfd: pytest.Captu
     assert "certificate has expired" not in said
 
 
-def test_how_often_the_same_cause_came_is_counted() -> None:
-    said = logged_of([LIBRARY + "HTTP_REQUEST: x\n"] * 4, moments=(0.0, 1.0, 9.9, 10.0))
-    hint = "is that a silo? there is no plaintext mode"
-    assert said == [
-        f"refused a connection in the TLS handshake: it does not speak TLS; {hint}",
-        f"refused a connection in the TLS handshake: it does not speak TLS; {hint} (and 2 more like it before)",
+def test_T24_the_same_cause_from_one_host_is_counted_and_the_count_is_told_when_its_time_is_over() -> None:
+    said = logged_of([LIBRARY + "HTTP_REQUEST: x\n"] * 5, moments=(0.0, 1.0, 9.9, 10.0, 11.0))
+    line = (
+        "refused a connection in the TLS handshake: it does not speak TLS; is that a silo? there is no plaintext mode"
+    )
+    count = "refused connections in the TLS handshake: it does not speak TLS: {} more"
+    assert said == [line, count.format(2), line, count.format(1)]  # the last one by finish()
+
+
+def traced(host: str, thread: int = 8839, cause: str = "CERTIFICATE_VERIFY_FAILED: certificate has expired") -> str:
+    """What the library says of one refused connection from `host`."""
+    text = TRACED.replace("%5B::1%5D", host).replace("ipv6", "ipv4").replace(" 8839 ", f" {thread} ")
+    return text.replace("CERTIFICATE_VERIFY_FAILED: certificate has expired", cause)
+
+
+def lines_of(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def test_T24_peers_of_several_hosts_are_told_apart() -> None:
+    """Five certificates that expired in one night are five lines, however close together."""
+    said = logged_of([line for host in range(5) for line in lines_of(traced(f"192.0.2.{host}") * 2)], moments=[0.0])
+    assert [line.partition(" in the")[0] for line in said] == [
+        *(f"refused a connection from 192.0.2.{host}:37602" for host in range(5)),
+        *(f"refused connections from 192.0.2.{host}" for host in range(5)),
+    ]
+    assert said[-1].endswith("its certificate is expired: 1 more")
+
+
+def test_T24_however_many_hosts_there_are_the_lines_stay_few() -> None:
+    said = logged_of([line for host in range(200) for line in lines_of(traced(f"192.0.2.{host}"))], moments=[0.0])
+    assert len(said) == KINDS_MAX + 2  # one each, one for all others, and the count of those
+    assert said[-1].endswith(f"and lines of other kinds or from elsewhere: {200 - KINDS_MAX - 1} more")
+
+
+def test_a_failure_whose_message_another_thread_interrupts_keeps_its_address(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    other = "I1120 14:20:54.1    7777 handshaker.cc:80] handshake_manager 0x9: adding handshaker security [0x2]\n"
+    foreign = "I1120 14:20:54.1    7777 server.cc:1] a line of the library\n"
+    for between in (other, foreign):
+        lines = lines_of(traced("192.0.2.1"))
+        end = next(number for number, line in enumerate(lines) if line.startswith(" shutdown="))
+        with NativeLog() as log:
+            said = logged_of([*lines[:end], between, *lines[end:]], log=log)
+        assert [line.partition(" in the")[0] for line in said] == ["refused a connection from 192.0.2.1:37602"]
+    assert capfd.readouterr().err == foreign  # and no line of the trace
+
+
+def test_a_failure_of_which_two_threads_speak_is_told_once() -> None:
+    """Seen with grpcio: one thread logs what the TLS library says, and another one the handshake's end."""
+    text = traced("192.0.2.1")
+    number = next(number for number, line in enumerate(lines_of(text)) if line.startswith(LIBRARY))
+    hopping = [line.replace(" 8839 ", " 7777 ") if at == number else line for at, line in enumerate(lines_of(text))]
+    assert hopping != lines_of(text)
+    assert [line.partition(" in the")[0] for line in logged_of(hopping)] == [
+        "refused a connection from 192.0.2.1:37602"
     ]
 
 
-def logged_of(lines: Sequence[str], *, presented: str = "", moments: Sequence[float] = ()) -> list[str]:
-    """The log's lines for some lines of the library, taken at these seconds."""
-    times = iter(moments or range(0, 1000, 60))
-    log = NativeLog(presented=presented, monotonic=lambda: next(times))
+def test_a_failure_whose_address_never_comes_or_may_be_another_s_is_told_without_it() -> None:
+    def opening(text: str) -> list[str]:
+        return [line for line in lines_of(text) if not line.startswith((" shutdown", "=== ", "src/", "\n"))][:-1]
+
+    bare = "refused a connection in the TLS handshake: "
+    first, second = traced("192.0.2.1"), traced("192.0.2.2", 7777, "HTTP_REQUEST: x")
+    ends = [next(line for line in lines_of(text) if line.startswith(" shutdown=")) for text in (first, second)]
+    alone = logged_of(opening(first))
+    mixed = logged_of([*opening(first), *opening(second), *ends])
+    assert [line.startswith(bare) for line in (*alone, *mixed)] == [True] * 3
+    assert ["expired" in alone[0], "expired" in mixed[0], "speak TLS" in mixed[1]] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda text: text.replace("CallNextHandshakerLocked", "CallNext"),  # other words
+        lambda text: text.replace("handshaker.cc", "handshake_manager.cc").replace("NextHandshakerL", "NextL"),
+        lambda text: "".join(line for line in lines_of(text) if "Locked: error=UNK" not in line),  # no such line
+    ],
+)
+def test_a_failure_that_the_trace_tells_otherwise_is_logged_once_and_without_address(
+    form: Callable[[str], str],
+) -> None:
+    said = logged_of(lines_of(TRACED) + lines_of(form(traced("192.0.2.1", 7777, "HTTP_REQUEST: x"))))
+    assert len(said) == 2 and "[::1]:37602" in said[0]
+    assert said[1].startswith("refused a connection in the TLS handshake: it does not speak TLS")
+
+
+def test_what_is_left_open_is_told_by_the_second_pause_and_not_by_the_first() -> None:
+    """The next line may be on its way when the first comes."""
+    log = NativeLog()
+    told = [logged_of(lines, log=log, end=log.pause) for lines in (lines_of(TRACED)[:4], [], [])]
+    assert [len(said) for said in told] == [0, 1, 0]
+
+
+def test_a_stderr_that_takes_nothing_costs_the_lines_and_not_the_reader() -> None:
+    """/dev/full is a full disk; then a reader that is gone, as a closed terminal; then a disk with room again."""
+    reported: list[str] = []
+    reading, writing = os.pipe()
+    os.close(reading)
+    kept = os.dup(2)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        for broken in (full, writing):
+            os.dup2(broken, 2)
+            with NativeLog(lambda cause, peer: reported.append(peer)):
+                os.write(2, b"a line of the library\n" * 3)
+                os.write(2, traced("192.0.2.1").encode())
+            assert os.path.sameopenfile(2, broken)
+    finally:
+        os.dup2(kept, 2)
+        for descriptor in (kept, full, writing):
+            os.close(descriptor)
+    assert reported == ["192.0.2.1:37602"] * 2
+
+
+def test_a_stderr_that_takes_a_few_bytes_at_a_time_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = bytearray()
+    log = NativeLog()
+    log._real = -7
+
+    def three(descriptor: int, data: bytes) -> int:
+        assert descriptor == -7
+        written.extend(bytes(data[:3]))
+        return min(3, len(data))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedsilo.edge.files.os.write", three)
+        log.take(b"a line of the library\n")
+    assert bytes(written) == b"a line of the library\n"
+
+
+def test_a_report_that_fails_costs_nothing_but_the_report(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    def report(cause: str, peer: str) -> None:
+        told.append(peer)
+        raise ValueError("not JSON")
+
+    with NativeLog(report):
+        os.write(2, (traced("192.0.2.1") + traced("192.0.2.2")).encode())
+    assert told == ["192.0.2.1:37602", "192.0.2.2:37602"]
+    assert "a line about a handshake was not dealt with: ValueError" in caplog.messages
+
+
+def test_lines_without_an_end_are_not_kept_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
+    with NativeLog():
+        os.write(2, b"x" * 200_000)
+        os.write(2, b"the last words")
+    assert capfd.readouterr().err == "x" * 200_000 + "the last words"
+
+
+def logged_of(
+    lines: Sequence[str],
+    *,
+    presented: str = "",
+    moments: Sequence[float] = (),
+    log: NativeLog | None = None,
+    end: Callable[[], None] | None = None,
+) -> list[str]:
+    """The log's lines for some lines of the library, taken at these seconds; the last of them stays."""
+    times = iter(moments or itertools.count(0.0, 60.0))
+    last = moments[-1] if moments else 0.0
+    log = log or NativeLog(presented=presented, monotonic=lambda: next(times, last))
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -127,6 +283,7 @@ def logged_of(lines: Sequence[str], *, presented: str = "", moments: Sequence[fl
     try:
         for line in lines:
             log.take(line.encode())
+        (end or log.finish)()
     finally:
         logger.removeHandler(handler)
     return records
