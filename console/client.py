@@ -150,6 +150,8 @@ class ControlClient:
         code = error.code() if isinstance(error, grpc.Call) else None
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnreachableError(f"the daemon behind {self._path} did not answer within {self._timeout_seconds:g} s")
+        if code is grpc.StatusCode.CANCELLED:  # by the other end: we cancel only calls that nobody waits for
+            return UnreachableError(f"the daemon at {self._path} ended while it was asked")
         if code is grpc.StatusCode.UNAVAILABLE:
             why = "nothing listens there" if self._path.exists() else "the socket does not exist"
             return UnreachableError(

@@ -296,12 +296,16 @@ class Follow:
         rates = _values(states, "pass_at_1")
         steps = [int(state.get("step") or 0) for state in states]
         out_bytes = sum(int(row["bytes"]) for state in states for row in state.get("left", ()))
-        parts = [f"{summary['method']}: round {summary['round']} of {summary['rounds']}"]
+        number = summary["round"]
+        where = f"round {number} of {summary['rounds']}" if number else "every silo measures the base model first"
+        parts = [f"{summary['method']}: {where}"]
         if any(steps):  # none while all load, evaluate or wait
             first, last = min(steps), max(steps)
             parts.append(f"step {first}" if first == last else f"step {first}-{last}")
-        parts.append(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "reward -")
-        parts.append(f"pass@1 {sum(rates) / len(rates):.2f}" if rates else "pass@1 -")
+        if rewards:
+            parts.append(f"reward {sum(rewards) / len(rewards):.2f}")
+        if rates:
+            parts.append(f"pass@1 {sum(rates) / len(rates):.2f}")
         parts.append(f"out {out_bytes / 1e6:.1f} MB")
         held = [state["silo"] for state in states if state.get("held")]
         if held:
@@ -342,7 +346,7 @@ class Follow:
         for name, client in self._clients.items():
             try:
                 self.local[name] = client.snapshot().state
-            except UnreachableError:
+            except (UnreachableError, OperationError):
                 continue  # the process check tells when a silo is gone; until then the last state stands
 
 

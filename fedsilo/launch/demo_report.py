@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from fedsilo.launch.output import table
@@ -61,7 +62,8 @@ def _verified(data: dict[str, Any]) -> str:
         for row in data["audit"]
     ]
     trained = ", ".join(f"{silo} {count}" for silo, count in data["donors_trained"].items())
-    return f"audit logs\n{table(('log', 'verdict', ''), rows)}\ndonor answers trained on: {trained}"
+    again = f"check them again: fedsilo audit verify {' '.join(row['path'] for row in data['audit'])}"
+    return f"audit logs\n{table(('log', 'verdict', ''), rows)}\n{again}\ndonor answers trained on: {trained}"
 
 
 def _attacks(data: dict[str, Any]) -> str:
@@ -76,14 +78,19 @@ def _attacks(data: dict[str, Any]) -> str:
         for row in data["attacks"]
     ]
     kept = all(row["decision"] == "deny" for row in data["attacks"])
-    heading = (
-        f"what {data['attacker']}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}\n"
-        f"(silo outbox show RECORD --config {data['attacker']}/silo.yaml shows every rule's verdict)"
-    )
+    heading = f"what {data['attacker']}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}"
     without = [str(row["round"]) for row in data["rounds"] if data["attacker"] not in row["participants"]]
     lines = [heading, table(("attempt", "decision", "denied by", "round.step", "record"), rows)]
     if without:
         lines.append(f"committed without {data['attacker']}: round {', '.join(without)}")
+    log = next((Path(row["path"]) for row in data["audit"] if row["log"] == data["attacker"]), None)
+    recorded = [row["record"] for row in data["attacks"] if row["record"] is not None]
+    if log is not None and recorded:
+        policy = log.parent.parent / "policy.yaml"
+        lines += [
+            "every rule's verdict on one of them:",
+            f"  fedsilo policy explain {recorded[0]} --log {log} --policy {policy}",
+        ]
     return "\n".join([*lines, *textwrap.wrap(data["not_stopped"], 80)])
 
 
@@ -106,7 +113,7 @@ def _adapter(data: dict[str, Any]) -> str:
         f"load it     {load_line(data)}\n"
         f"run record  {data['run_record']}\n"
         f"isolation   {isolation_text(data['isolation'])}\n"
-        f"{data['processes']} processes, {data['seconds']:.0f} s"
+        f"{data['processes']} processes, {data['seconds']:.0f} s after set-up"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,11 +18,12 @@ from certs.authority import create_ca
 from certs.commands import VerifiedCommand
 from certs.enrolment import EnrolmentKeys
 from certs.roles import Roles
+from console.client import ControlClient
 from console.feed import Feed, Hand, connect_to, unlock
 from console.values import Snapshot
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import write_private
-from fedsilo.treaty.errors import ConflictError, NotAllowedError
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, UnreachableError
 from silo.guard.control import ControlServer
 from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
 
@@ -115,3 +117,33 @@ def test_a_key_that_others_may_read_does_not_unlock(site: Site) -> None:
     key.chmod(0o644)
     with pytest.raises(NotAllowedError):
         unlock(certificate, key)
+
+
+def test_a_daemon_that_ends_while_it_is_asked_is_unreachable_and_no_fault_of_its_own(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def waits() -> Any:
+        asked.set()
+        go_on.wait(WAIT_SECONDS)
+        raise OperationError("too late")
+
+    monkeypatch.setattr(site.desk, "snapshot", waits)
+    server = ControlServer(site.desk, site.socket.with_name("ending.sock"), "no-such-group")
+    outcome: list[FedSiloError] = []
+
+    def ask() -> None:
+        try:
+            with ControlClient(site.socket.with_name("ending.sock")) as client:
+                client.snapshot()
+        except FedSiloError as error:
+            outcome.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert asked.wait(WAIT_SECONDS)
+    server.close()
+    asking.join(WAIT_SECONDS)
+    go_on.set()
+    assert [type(error) for error in outcome] == [UnreachableError]
