@@ -327,6 +327,9 @@ def _metric_facts(body: pb.MetricsEval, round_number: int, context: Context) -> 
         "adapter_digest_expected": expected and (round_number == 0 or context.evaluated_digest != ""),
         "metrics": metrics,
         "metrics_at_fault": at_fault,
+        "metrics_out_of_order": sum(
+            (one.topic, one.name) >= (two.topic, two.name) for one, two in itertools.pairwise(body.metrics)
+        ),
     }
 
 

@@ -73,7 +73,8 @@ def load_policy(text: bytes | None, source: str) -> Policy:
     if not isinstance(document.value, dict):
         raise UsageError(f"{source}:1: a policy is a mapping of keys", hint=INIT_HINT)
     missing = [key for key in SITE_KEYS if key not in document.value or _unfilled(document.value[key])]
-    if missing and "egress" in document.value:
+    # A ruleset's own keys are all known: beside an unknown one, a site's key is not lacking but misspelled.
+    if missing and "egress" in document.value and document.value.keys() <= PolicyFile.model_fields.keys():
         raise UsageError(
             f"{source}: this is a bare ruleset, without the site's own {', '.join(missing)}",
             hint=INIT_HINT,

@@ -27,12 +27,15 @@ class Replayed:
         seq: of the record.
         record: as it stands in the log.
         decision: None where it cannot be asked again; `why` says why.
+        clipped_first: the policy denies these factors for their length alone, and its clip limit is the smaller one:
+            a guard under it would have scaled them down before it judged them.
     """
 
     seq: int
     record: Mapping[str, Any]
     decision: Decision | None
     why: str = ""
+    clipped_first: bool = False
 
     @property
     def changed(self) -> bool:
@@ -48,6 +51,7 @@ class Replayed:
             "replayed": decision.verdict if decision else "",
             "reasons": list(decision.reasons) if decision else [],
             "not_replayed": self.why,
+            "clipped_first": self.clipped_first,
         }
 
 
@@ -74,4 +78,14 @@ def replayed(record: Mapping[str, Any], policy: Policy) -> Replayed:
     if decision.stage == OFFERED and decision.verdict != "deny":
         # What it would have become by clipping and rounding was never made, so nobody can say that it would have left.
         return Replayed(int(record["seq"]), record, None, "was refused before its values were made fit")
-    return Replayed(int(record["seq"]), record, decision)
+    return Replayed(int(record["seq"]), record, decision, clipped_first=_clips_first(record, decision, policy))
+
+
+def _clips_first(record: Mapping[str, Any], decision: Decision, policy: Policy) -> bool:
+    block = policy.file.egress.lora_factors
+    return (
+        record["event"] == "egress.decision"
+        and block is not None
+        and decision.reasons == ("DELTA_L2",)
+        and float(record["facts"]["final"]["l2"]) > block.clip_l2
+    )

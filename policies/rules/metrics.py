@@ -45,6 +45,13 @@ def names(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(wrong + len(pairs) - len(set(pairs)), (*path, "fields"))
 
 
+@rule("metrics in order", "METRIC_ORDER", _KIND)
+def order(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """By topic, then name: the order of a list is none's to say something with (T9)."""
+    _, path = block_of(facts, policy)
+    return none_of(facts["metrics_out_of_order"], path)
+
+
 @rule("metric range", "METRIC_RANGE", _KIND)
 def ranges(facts: Facts, policy: Policy, history: History) -> Judgement:
     block, path = block_of(facts, policy)
@@ -77,4 +84,4 @@ def per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(history.messages_in_round + 1, block.per_round, (*path, "per_round"))
 
 
-RULES = (split, adapter, names, ranges, grid, per_round)
+RULES = (split, adapter, names, order, ranges, grid, per_round)

@@ -308,6 +308,7 @@ class Session:
         if task.round:
             # For the run record: how many of the donors sent to this silo it took a step on.
             message.metrics.add(name=evaluation.DONORS_TRAINED, topic="", value=float(run.donors_trained))
+        message.metrics.sort(key=lambda metric: (metric.topic, metric.name))
         return Done(metrics, encode(message))
 
     def _measure(self, run: _Run, task: MeasureHoldout, body: bytes) -> Done:

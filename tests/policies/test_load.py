@@ -126,3 +126,20 @@ def test_worst_case_of_a_round_is_the_sum_of_its_limits() -> None:
     assert rows["public.responses"]["payload_bytes"] == 2 * 12 * (32 * 8 + 64)
     assert rows["lora.factors"]["payload_bytes"] == SCHEMA.payload_bytes
     assert worst_case(policy_of(policy_text("deny_all"))) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "misspelled", "named"),
+    [
+        ("max_l2:", "max_l3:", "egress.lora.factors.max_l3' (did you mean 'max_l2'?)"),
+        # A site's own key, whose absence alone makes a bare ruleset.
+        ("public_sets:", "public_set:", "public_set' (did you mean 'public_sets'?)"),
+    ],
+)
+def test_a_misspelled_key_is_named_with_its_line(written: str, misspelled: str, named: str) -> None:
+    text = policy_text()
+    line = text[: text.index(written)].count("\n") + 1
+    with pytest.raises(UsageError) as caught:
+        policy_of(text.replace(written, misspelled, 1))
+    assert caught.value.message == f"policy.yaml:{line}: unknown key '{named}"
+    policy_of(text)

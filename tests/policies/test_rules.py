@@ -233,6 +233,11 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
         "T9 twice",
         lambda: judged(metrics_message(("pass_at_1", "", 0.5), ("pass_at_1", "", 0.25)), POLICY),
     ),
+    (
+        "metrics in order",
+        "T9",
+        lambda: judged(metrics_message(("pass_at_1", "rotate", 0.5), ("pass_at_1", "", 0.5)), POLICY),
+    ),
     ("metric range", "T9", lambda: judged(metrics_message(("pass_at_1", "", 1.5)), POLICY)),
     ("metric grid", "T9", lambda: judged(metrics_message(("pass_at_1", "", 0.12345)), POLICY)),
     ("metric grid", "T9 one ulp", lambda: judged(metrics_message(("pass_at_1", "", np.nextafter(0.5, 1))), POLICY)),
