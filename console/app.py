@@ -19,7 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
 
-from console.drawing import ASCII, UNICODE, Glyphs, Line, line
+from console.drawing import ASCII, UNICODE, Glyphs, Line, line, wrap
 from console.feed import Feed, Hand, Person, connect_to, unlock
 from console.keys import BURST_SECONDS, KeyGate
 from console.safe import safe
@@ -35,6 +35,8 @@ from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableErro
 IDLE_LOCK_SECONDS = 15 * 60.0
 TICK_SECONDS = 1.0
 SETTLE_SECONDS = BURST_SECONDS + 0.01
+MESSAGE_SECONDS, MESSAGE_LINES_MAX = 6.0, 3
+LEAVING = "ctrl+q ends the console"
 
 Finished: TypeAlias = Callable[..., None]
 
@@ -48,7 +50,7 @@ HELP: tuple[Line, ...] = (
     line("r          reconnect or read again now"),
     line("L          unlock or lock: signing with your own key; locks itself after 15 idle minutes"),
     line("A  R       approve, reject: a dialog asks for a typed word; never Enter alone"),
-    line("esc q      one level up          ctrl+q  quit"),
+    line("esc q      one level up          ctrl+q  quit, from anywhere"),
     line(""),
     line("Approve is off while: locked, disconnected, stale, expired, denied by policy, or changed since shown."),
     line("As commands: silo approvals list | show | approve | reject"),
@@ -85,6 +87,7 @@ class FedConsole(App[None]):
     key_files: of the person at this console.
     site: whose daemon this should be; empty for whichever answers.
     waits_for: what is awaited while loading, for people.
+    leaving: how to go on once the run is over, for people.
     ascii_only: no character above 0x7e but in data.
     theme_name: of `console.themes`.
     clock: monotonic seconds.
@@ -108,6 +111,7 @@ class FedConsole(App[None]):
         key_files: KeyFiles | None = None,
         site: str = "",
         waits_for: str = "the daemon",
+        leaving: str = LEAVING,
         read_only: bool = False,
         ascii_only: bool = False,
         theme_name: str = "fed-dark",
@@ -118,6 +122,7 @@ class FedConsole(App[None]):
         self.snapshot = Snapshot()
         self.ascii_only = ascii_only
         self.waits_for = waits_for
+        self.leaving = leaving
         self.read_only = read_only or signer is None
         self._signer = signer
         self._key_files = key_files
@@ -130,6 +135,7 @@ class FedConsole(App[None]):
         self._theme_name = theme_name
         self._rung: set[str] = set()
         self._last_key: events.Key | None = None
+        self._said: tuple[str, float] = ("", 0.0)  # what, and until when it stands
         self._read_now: Callable[[], None] = lambda: None
         self.opened_at = clock()
 
@@ -201,7 +207,14 @@ class FedConsole(App[None]):
         return content_of([line(safe(text, 80))], ascii_only=self.ascii_only)
 
     def say(self, text: str) -> None:
-        self.notify(safe(text), markup=False, timeout=6)
+        """Shown below everything else until the next key, or for some seconds."""
+        self._said = (text, self.now() + MESSAGE_SECONDS)
+        self._redraw()
+
+    def message_lines(self, cells: int) -> list[Line]:
+        """What `say` was given, while it stands."""
+        text, until = self._said
+        return [line(" ", *row) for row in wrap(text, cells, "warn")[:MESSAGE_LINES_MAX]] if self.now() < until else []
 
     def copy(self, text: str) -> None:
         """To the terminal's clipboard, and shown: there is no acknowledgement from a terminal."""
@@ -221,6 +234,9 @@ class FedConsole(App[None]):
             self._last_key = event
             self._last_input = self.now()
             self._keys.key(self.now())
+            if self._said[0]:
+                self._said = ("", 0.0)
+                self._redraw()
         await super().on_event(event)
 
     def came_on(self) -> None:
@@ -290,6 +306,7 @@ class FedConsole(App[None]):
 
     @work(thread=True, group="answers", exit_on_error=False)
     def _carry_out(self, signer: Signer, person: Person, answer: Answer, finished: Finished) -> None:
+        result: Mapping[str, Any] = {}
         try:
             result = signer.carry_out(person, answer.command, answer.arguments(), answer.request_id)
         except UnreachableError as error:
@@ -299,7 +316,7 @@ class FedConsole(App[None]):
             text, ok = f"refused: {error.message} [{error.code}] {error.hint}".rstrip(), False
         else:
             text, ok = _result_text(answer, person, result), True
-        self.call_from_thread(finished, text, ok=ok)
+        self.call_from_thread(finished, text, ok=ok, result=result)
         self._read_now()
 
 
@@ -317,6 +334,7 @@ def run(
     *,
     key_files: KeyFiles | None = None,
     site: str = "",
+    leaving: str = LEAVING,
     read_only: bool = False,
     ascii_only: bool = False,
     theme_name: str = "fed-dark",
@@ -327,6 +345,7 @@ def run(
         key_files=key_files,
         site=site,
         waits_for=str(socket),
+        leaving=leaving,
         read_only=read_only,
         ascii_only=ascii_only,
         theme_name=theme_name,

@@ -18,6 +18,8 @@ def header(release: Release, snapshot: Snapshot, now: float, cells: int, glyphs:
     time = snapshot.server_now(now)
     left = release.expires_at - time
     ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "") if left > 0 else ("EXPIRED", "bad")
+    if release.ended_at:
+        time, ends = release.ended_at, (f"then {release.state}", "strong")
     digest = f"sha256:{release.digest}" if cells >= 140 else f"sha256:{digest_text(release.digest)}"
     age = f"held {duration_text(time - release.held_since)}"
     who = f"{len(release.given)} of {release.needed} given" + (f": {', '.join(release.given)}" if release.given else "")
@@ -115,6 +117,8 @@ def findings(release: Release, cells: int) -> list[Line]:
 
 
 def answers(release: Release, cells: int) -> list[Line]:
+    if release.ended_at:
+        return labelled("now", wrap(f"{release.state}; nothing can be answered any more", cells - LABEL_CELLS))
     rows: list[Line] = []
     for name, text in (("approve", release.on_approve), ("reject", release.on_reject)):
         shown = wrap(text or NOT_TOLD, cells - LABEL_CELLS)

@@ -23,7 +23,7 @@ def state_of(state: Mapping[str, Any], record: Mapping[str, Any]) -> SiloState |
 
 def _silo(state: Mapping[str, Any]) -> SiloState:
     policy, link = mapping(state.get("policy")), mapping(state.get("coordinator"))
-    donors = mapping(state.get("donors"))
+    donors, last_run = mapping(state.get("donors")), mapping(state.get("last_run"))
     figures = []
     for name, item in mapping(state.get("metrics")).items():
         fields = mapping(item)
@@ -35,6 +35,8 @@ def _silo(state: Mapping[str, Any]) -> SiloState:
         role=text_of(state.get("role")),
         federation=text_of(state.get("federation")),
         run=text_of(state.get("run")),
+        last_run=text_of(last_run.get("run")),
+        last_run_state=text_of(last_run.get("state")),
         method=text_of(state.get("method")),
         rounds=whole(state.get("rounds")),
         local_steps=whole(state.get("local_steps")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 STALE_SECONDS = 3.0  # six missed readings
@@ -71,6 +71,7 @@ class Release:
     norm: str
     on_approve: str
     on_reject: str
+    ended_at: float = 0.0  # seconds since 1970, the daemon's clock, when it was first seen held no more; 0 before
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -108,6 +109,8 @@ class SiloState:
     role: str
     federation: str
     run: str
+    last_run: str  # the newest run, also when it is over
+    last_run_state: str
     method: str
     rounds: int
     local_steps: int
@@ -221,6 +224,24 @@ class Snapshot:
 
     def is_stale(self, now: float) -> bool:
         return self.state is not None and self.age_seconds(now) > STALE_SECONDS
+
+
+def ended(shown: Release, state: str, given: tuple[str, ...], at: float) -> Release:
+    """A release that is held no more, as it stands then: the clock stops, and who approved is counted.
+
+    Args:
+        shown: as it was last shown.
+        state: what became of it, in a word or two.
+        given: people who approved.
+        at: seconds since 1970, the daemon's clock.
+    """
+    rules = tuple(
+        replace(rule, outcome="ok", measured=str(len(given)))
+        if rule.rule == "approvals" and rule.outcome == "hold" and len(given) >= shown.needed
+        else rule
+        for rule in shown.rules
+    )
+    return replace(shown, state=state, given=given, rules=rules, ended_at=shown.ended_at or at)
 
 
 def changed_since(shown: Release, snapshot: Snapshot) -> str:

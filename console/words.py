@@ -240,6 +240,8 @@ def round_title(snapshot: Snapshot) -> str:
     match snapshot.state:
         case SiloState() as state if state.run:
             return f"Run {state.run} · {state.method} · round {state.round} of {state.rounds}"
+        case SiloState() as state if state.last_run:
+            return f"Run {state.last_run} · {state.last_run_state}"
         case CoordinatorState() as at_coordinator if at_coordinator.current:
             run = at_coordinator.current
             return f"Run {run.run} · {run.method} · round {run.round} of {run.rounds}"
@@ -255,7 +257,20 @@ def round_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
     return [line(("…", "dim"))]
 
 
+def over(snapshot: Snapshot, leaving: str) -> list[Line]:
+    """That the run is over and how to go on from here, once it is."""
+    state = snapshot.state
+    if not isinstance(state, SiloState) or state.run or not state.last_run or state.last_run_state == "running":
+        return []
+    return [line((f"{state.last_run} {state.last_run_state}: ", "strong"), (leaving, "accent"))]
+
+
 def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
+    if not state.run and state.last_run:
+        return [
+            line(("this silo waits for the next run", "dim")),
+            line(("what it came to  ", "dim"), f"fedsilo run show {state.last_run}", ("  at the coordinator", "dim")),
+        ]
     if not state.run:
         return [line(("no rounds yet  ", "dim"), "fedsilo run submit run.yaml", ("  at the coordinator", "dim"))]
     done = state.step / state.local_steps if state.local_steps else 0.0

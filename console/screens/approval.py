@@ -6,7 +6,8 @@ the screen greys out and neither answer works: approve exactly what was shown.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -14,9 +15,10 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from console import facts, words
 from console.drawing import Line, line, wrap
+from console.reading import text_of
 from console.screens.base import FedScreen, Lines
 from console.screens.confirm import Answer, ConfirmDialog, TextDialog
-from console.values import Release, changed_since
+from console.values import Release, changed_since, ended
 
 PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
 
@@ -24,7 +26,8 @@ PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
 class ApprovalScreen(FedScreen):
     CSS = """
     ApprovalScreen {
-        #bar, #footer { height: 1; background: $panel; }
+        #bar { height: 1; background: $panel; }
+        #footer { background: $panel; }
         #result { padding: 0 1; }
         #body { height: 1fr; padding: 0 1; }
         #head { display: none; }
@@ -81,9 +84,14 @@ class ApprovalScreen(FedScreen):
         snapshot, now, glyphs = fed.snapshot, fed.now(), fed.glyphs
         width, height = self.app.size
         changed = changed_since(self.shown, snapshot) if snapshot.state is not None else ""
-        if not changed:
+        held = snapshot.release(self.shown.id)
+        if self._settled and self.shown.ended_at:
+            pass  # a reading from before the answer may still come in
+        elif not changed:
             # who else approved meanwhile is no change of what is approved
-            self.shown = snapshot.release(self.shown.id) or self.shown
+            self.shown = held or self.shown
+        elif held is None and not self.shown.ended_at:
+            self.shown = ended(self.shown, "no longer held", self.shown.given, snapshot.server_now(now))
         release = self.shown
         panels = width >= PANELS_CELLS_MIN and height >= PANELS_ROWS_MIN
         self.set_class(panels, "-panels")
@@ -96,7 +104,8 @@ class ApprovalScreen(FedScreen):
         result.display = bool(notice)
         result.draw(notice)
         greyed = bool(changed) or snapshot.link.state != "live" or snapshot.is_stale(now)
-        room = height - 2 - len(notice)
+        footer = self.footer(self._footer())
+        room = height - 1 - len(footer) - len(notice)
         if self.too_small:
             self.query_one("#bar", Lines).draw([line(f"needs 60x16, has {width}x{height}; {self.twin()}")])
         elif panels:
@@ -104,7 +113,7 @@ class ApprovalScreen(FedScreen):
         else:
             rows = facts.one_column(release, snapshot, now, width - 2, room, glyphs)
             self.query_one("#column", Lines).draw(rows, greyed=greyed)
-        self.query_one("#footer", Lines).draw([self._footer()])
+        self.query_one("#footer", Lines).draw(footer)
 
     def _draw_panels(self, room: int, *, greyed: bool) -> None:
         fed, release = self.fed, self.shown
@@ -126,7 +135,7 @@ class ApprovalScreen(FedScreen):
         self._box("#budget-box", "3 Privacy budget", facts.budget(release, inner), greyed)
         self._box("#diff-box", "4 Against the last release", difference, greyed)
         self._box("#findings-box", "5 Findings", facts.findings(release, inner), greyed)
-        self._box("#answers-box", "6 If you answer", answers, greyed)
+        self._box("#answers-box", "6 Answered" if release.ended_at else "6 If you answer", answers, greyed)
 
     def _box(self, name: str, title: str, rows: list[Line], greyed: bool) -> None:
         box = self.query_one(name, Lines)
@@ -135,7 +144,8 @@ class ApprovalScreen(FedScreen):
 
     def _notice(self, changed: str, cells: int) -> list[Line]:
         if self._result is not None:
-            return [*wrap("".join(text for text, _ in self._result), cells, self._result[0][1])[:3]]
+            told = wrap("".join(text for text, _ in self._result), cells, self._result[0][1])[:3]
+            return [*told, *(words.over(self.fed.snapshot, self.fed.leaving) if self._settled else [])]
         snapshot, now = self.fed.snapshot, self.fed.now()
         if changed:
             return [line((f"CHANGED: {changed} (esc, then open it again)", "bad"))]
@@ -192,16 +202,22 @@ class ApprovalScreen(FedScreen):
 
     def _answered(self, answer: Answer | None) -> None:
         if answer is None:
+            self.fed.say("cancelled: nothing was answered")
             return
         self._busy = True
         self._result = line(("sending…", "warn"))
         self.redraw()
         self.fed.send(answer, self.finished)
 
-    def finished(self, text: str, *, ok: bool) -> None:
-        """What the daemon said, kept on the screen."""
+    def finished(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
+        """What the daemon said, kept on the screen; from here the facts are those after the answer."""
         self._busy = False
         self._settled = ok
+        state = text_of((result or {}).get("state"))
+        if ok and state and state != "held":
+            people = (result or {}).get("given")
+            given = tuple(map(text_of, people)) if isinstance(people, list) else self.shown.given
+            self.shown = ended(self.shown, state, given, self.fed.snapshot.server_now(self.fed.now()))
         self._result = line((text, "ok" if ok else "bad"))
         if self.is_mounted:
             self.redraw()

@@ -79,6 +79,10 @@ class FedScreen(Screen[None]):
         self.fed.came_on()
         self.redraw()
 
+    def footer(self, keys: Line) -> list[Line]:
+        """The message of the moment in place of the keys: there it covers no fact."""
+        return self.fed.message_lines(self.app.size.width - 2) or [keys]
+
     @property
     def too_small(self) -> bool:
         width, height = self.app.size

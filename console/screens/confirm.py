@@ -1,7 +1,8 @@
 """Dialogs that ask before anything changes: what, with what effect, signed by whom, and a word to type.
 
-Escape cancels. The focus starts in the field, Enter in the field does nothing, a paste into it does nothing, the button
-is off until the word is right, and the placeholder never shows it. The key that opened the dialog cannot confirm it.
+Escape cancels. The focus starts in the field, Enter in a field signs nothing and says what is missing, a paste into it
+does nothing, the button is off until the word is right, and the placeholder never shows it. The key that opened the
+dialog cannot confirm it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class TypedWord(Input):
         """The clipboard is no typing either."""
 
     async def action_submit(self) -> None:
-        """Enter in the field does nothing."""
+        """Enter in the field signs nothing; the dialog says what is missing."""
+        # called, not posted: keys that follow at once must find what this does to the field
+        if isinstance(self.screen, ConfirmDialog):
+            self.screen.entered()
 
 
 class ConfirmDialog(ModalScreen[Answer | None]):
@@ -94,6 +98,7 @@ class ConfirmDialog(ModalScreen[Answer | None]):
         self._release = release
         self._approve = approve
         self._signer = signer
+        self._entered = False
         self._request_id = secrets.token_hex(16)
 
     @property
@@ -142,12 +147,14 @@ class ConfirmDialog(ModalScreen[Answer | None]):
         ]
         self.query_one("#what", Lines).draw(what)
         word = "the last 4 characters of the digest" if self._approve else "a reason code"
-        ask = [line("To go on, type ", (word, "strong"), " and press the button:")]
+        way = "Tab, Enter" if self._approve else "Tab, Tab, Enter"
+        ask = [line("To go on, type ", (word, "strong"), ", then ", (way, "strong"), ":")]
         if not self._approve:
             ask.append(line((" ".join(REJECT_CODES), "accent")))
         self.query_one("#ask", Lines).draw(ask)
         why = self.why_not()
-        self.query_one("#why", Lines).draw([line((why, "bad"))] if why else [])
+        told = wrap(why or self._missing(), cells, "bad") or self.fed.message_lines(cells)
+        self.query_one("#why", Lines).draw(told)
         self.query_one("#confirm", Button).disabled = bool(why) or not self.word_fits()
 
     def word_fits(self) -> bool:
@@ -160,13 +167,36 @@ class ConfirmDialog(ModalScreen[Answer | None]):
     def why_not(self) -> str:
         return self.fed.why_not(self._release, approve=self._approve)
 
+    def _missing(self) -> str:
+        """After Enter in a field: why that did not sign."""
+        if not self._entered:
+            return ""
+        if self.word_fits():
+            way = "Tab" if self._in_last_field() else "Tab, Tab"
+            return f"Enter signs nothing in a field: {way} to the button, then Enter."
+        if self._approve:
+            return f"These are not the last {DIGEST_TYPED_CHARACTERS} characters of the digest."
+        return "This is no reason code: type one of those above."
+
+    def _in_last_field(self) -> bool:
+        return self._approve or not self.query_one("#word").has_focus
+
     @on(Input.Changed)
     def _typed(self) -> None:
+        self._entered = False
         self.redraw()
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
+        self.entered()
+
+    def entered(self) -> None:
+        """Enter in a field: say what is missing. A wrong word is marked, so that what is typed next replaces it."""
+        self._entered = True
+        if not self.word_fits():
+            self.query_one("#word", Input).action_select_all()
+        self.redraw()
 
     @on(Button.Pressed)
     def _pressed(self, event: Button.Pressed) -> None:

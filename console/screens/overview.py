@@ -26,7 +26,7 @@ class OverviewScreen(FedScreen):
         .box { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
         #silos-box.alert { border: heavy $warning; }
         #events-box, #side-events-box { height: 1fr; min-height: 3; }
-        #footer { height: 1; background: $panel; }
+        #footer { background: $panel; }
         &.-wide #right-side { display: block; }
         &.-wide #strip { display: none; }
         &.-wide #events-box { display: none; }
@@ -41,6 +41,7 @@ class OverviewScreen(FedScreen):
         Binding("j,down", "move(1)", show=False),
         Binding("k,up", "move(-1)", show=False),
         Binding("y", "copy", show=False),
+        Binding("q", "how_to_leave", show=False),
     ]
 
     def __init__(self) -> None:
@@ -92,7 +93,8 @@ class OverviewScreen(FedScreen):
         self._box("#silos-box", "Silos" if not isinstance(snapshot.state, SiloState) else "This silo",
                   words.silos_lines(snapshot, now, inner, glyphs), greyed=stale)  # fmt: skip
         self.query_one("#silos-box").set_class(bool(needs), "alert")
-        self._box("#round-box", words.round_title(snapshot), words.round_lines(snapshot, inner, glyphs), greyed=stale)
+        rounds = [*words.over(snapshot, fed.leaving), *words.round_lines(snapshot, inner, glyphs)]
+        self._box("#round-box", words.round_title(snapshot), rounds, greyed=stale)
         out = self.query_one("#out-box", Lines)
         out.display = isinstance(snapshot.state, SiloState)
         left_rows: list[Line] = []
@@ -108,10 +110,12 @@ class OverviewScreen(FedScreen):
         self._box("#side-events-box", "Events", words.event_lines(snapshot, 44, glyphs, most=max(height - 12, 1)))
         opens = any(need.release for need in needs)
         keys = " enter Open  a Approvals  n Next  " if opens else " "
-        self.query_one("#footer", Lines).draw(
-            [line((keys, ""), ("L Unlock  " if not fed.lock.open else "L Lock  ") if not fed.read_only else "",
-                  "y Copy  Y Twin  r Reconnect  ? Help  ctrl+q Quit")]
-        )  # fmt: skip
+        lock = "" if fed.read_only else "L Lock  " if fed.lock.open else "L Unlock  "
+        more = "y Copy  Y Twin  r Reconnect  "
+        leave = "? Help  ctrl+q Quit"
+        if len(keys + lock + more + leave) > width:
+            more = ""  # how to leave never falls off the edge; the help lists the rest
+        self.query_one("#footer", Lines).draw(self.footer(line(keys, lock, more, leave)))
 
     def _draw(self, name: str, rows: list[Line]) -> None:
         widget = self.query_one(name, Lines)
@@ -158,6 +162,9 @@ class OverviewScreen(FedScreen):
             self.fed.say("nothing is held at this silo")
         else:
             self.fed.open_release(release)
+
+    def action_how_to_leave(self) -> None:
+        self.fed.say(f"q leaves a screen, this is the first: {self.fed.leaving}")
 
     def action_copy(self) -> None:
         release = self.fed.snapshot.release(self._selected)

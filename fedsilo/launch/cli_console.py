@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded
+from fedsilo.launch.output import JsonOption, VersionOption, emit, guarded
 
 app = typer.Typer(help="Watch one silo or the coordinator, and approve or reject what a silo holds.")
 
@@ -32,6 +32,7 @@ def fedconsole(
     operator_key: Annotated[Path | None, typer.Option("--operator-key", help="Its key, mode 0600.")] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="No character outside ASCII but in data.")] = False,
     theme: Annotated[str, typer.Option("--theme", help=f"One of {', '.join(THEME_NAMES)}.")] = "",
+    version: VersionOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Open the console, or with --once print what it would show first."""
@@ -58,6 +59,7 @@ def open_console(
     certificate: Path | None = None,
     key: Path | None = None,
     site: str = "",
+    leaving: str = "",
     read_only: bool = False,
     ascii_only: bool = False,
     theme: str = "fed-dark",
@@ -69,6 +71,7 @@ def open_console(
         certificate: the person's; without it the console can only look.
         key: to the certificate.
         site: whose daemon this is; a person of another site cannot unlock.
+        leaving: what it says of going on once the run is over; empty for that ctrl+q ends it.
         read_only: no unlocking.
         ascii_only: no character outside ASCII but in data.
         theme: fed-dark, fed-light or fed-mono.
@@ -77,10 +80,13 @@ def open_console(
         UsageError: there is no terminal that a console can be drawn on.
     """
     _need_terminal()
-    from console.app import KeyFiles, run
+    from console.app import LEAVING, KeyFiles, run
 
     files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
-    run(socket, key_files=files, site=site, read_only=read_only, ascii_only=ascii_only, theme_name=theme)
+    run(
+        socket, key_files=files, site=site, leaving=leaving or LEAVING, read_only=read_only, ascii_only=ascii_only,
+        theme_name=theme,
+    )  # fmt: skip
 
 
 def _need_terminal() -> None:

@@ -23,16 +23,43 @@ def status_text(state: Mapping[str, Any]) -> str:
         ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
         ("audit", f"{state.get('audit', {}).get('size', 0)} records"),
     ]
-    rows += [
-        ("metric", f"{name} {_number_text(item['value'])} ({item['source']})")
-        for name, item in state.get("metrics", {}).items()
-    ]
+    rows += _figure_rows(state.get("metrics", {}))
     rows += [("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes") for row in state.get("left", ())]
     rows += [
         ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}")
         for row in state["held"]
     ]
     return table(("what", "now"), rows)
+
+
+# What the trainer reports of its newest task of each sort, in words; none of it leaves by being shown.
+_FIGURES = {
+    "reward_mean": "mean reward of its answers",
+    "zero_variance_share": "share of prompts whose answers all earned the same",
+    "tokens": "tokens of its answers",
+    "kl": "KL divergence from the base model, nats a token",
+    "clip_share": "share of tokens that the objective clipped",
+    "donors_used": "donor answers used",
+    "donors_wanted": "donor answers wanted",
+    "donors_found": "donor answers found",
+    "donors_rejected": "donor answers rejected, by reason",
+    "drift": "L2 distance that the factors moved in this round",
+    "pass_at_1": "pass@1 on the held-out set",
+    "pass_at_1_greedy": "pass@1 on the held-out set, greedy",
+    "seconds": "seconds it took",
+}
+
+
+def _figure_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A line for each figure, with the task that it is of: figures of different tasks stand side by side."""
+    rows = []
+    for name, item in metrics.items():
+        step = f" step {item['step']}" if item.get("step") else ""
+        words = _FIGURES.get(name, name.replace("_", " "))
+        rows.append(
+            ("figure", f"{item['task']} of round {item['round']}{step}: {words}: {_number_text(item['value'])}")
+        )
+    return rows
 
 
 def _number_text(value: Any) -> str:

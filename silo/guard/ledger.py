@@ -312,6 +312,11 @@ class Ledger:
     def remembered_of_run(self, run: str, name: str) -> list[str]:
         return [str(value) for value in json.loads(self._fact(f"run/{run}/{name}") or "[]")]
 
+    def last_run(self) -> tuple[str, str]:
+        """(run, state) of the newest run, however it stands; empty texts before the first."""
+        row = self._one("SELECT run, state FROM runs ORDER BY rowid DESC LIMIT 1", ())
+        return ("", "") if row is None else (str(row["run"]), str(row["state"]))
+
     def runs(self) -> list[dict[str, Any]]:
         rows = self._all("SELECT run, state, view FROM runs", ())
         return [

@@ -106,12 +106,14 @@ class Panel:
         config, policy, view = self._site.config, self._gate.policy, self._gate.view
         counters = self._gate.counters
         held = self._ledger.releases("held")
+        last_run, last_state = self._ledger.last_run()
         return {
             "kind": "silo",
             "silo": config.silo,
             "role": config.role,
             "federation": config.federation,
             "run": run.plan.run if run else "",
+            "last_run": {"run": last_run, "state": last_state},
             "method": run.plan.method if run else "",
             "rounds": run.plan.rounds if run else 0,
             "local_steps": run.plan.local_steps if run else 0,

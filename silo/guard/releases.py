@@ -295,14 +295,25 @@ class Releases:
             {"person": item.person, "verdict": item.verdict, "at": item.at}
             for item in self._ledger.approvals(release.id)
         ]
-        outcomes = [str(rule["outcome"]) for rule in release.rules]
         asked = self._asked(release.kind)
+        # The rules were judged when the hold began; who said yes since then belongs to what is shown.
+        count = sum(item["verdict"] == "approve" for item in given)
+        rules = [
+            {**rule, "measured": count, "outcome": "ok" if count >= release.persons else "hold"}
+            if rule["rule"] == "approvals" and rule["outcome"] == "hold"
+            else rule
+            for rule in release.rules
+        ]
+        outcomes = [str(rule["outcome"]) for rule in rules]
         earlier = [
-            item for item in self._ledger.outbox() if item.kind == release.kind and item.digest != release.digest
+            item
+            for item in self._ledger.outbox()
+            if item.kind == release.kind and item.digest != release.digest and item.at <= release.requested_at
         ]
         last = earlier[-1] if earlier else None
         difference = (
-            f"round {last.round}: {len(release.payload) - last.payload_bytes:+d} bytes"
+            f"{len(release.payload) - last.payload_bytes:+d} bytes against round {last.round} of "
+            f"{'this run' if last.run == release.run else f'the earlier run {last.run}'}"
             if last
             else "first release, nothing to compare"
         )
@@ -335,7 +346,7 @@ class Releases:
                 "name": policy.file.name,
                 "digest": policy.digest,
                 "counts": {name: outcomes.count(name) for name in ("ok", "look", "hold", "deny")},
-                "rules": [rule for rule in release.rules if rule["outcome"] != "n.a."],
+                "rules": [rule for rule in rules if rule["outcome"] != "n.a."],
             },
             "budget": "DP off",
             "findings": "no text screens in this ruleset",

@@ -83,6 +83,7 @@ def silo(*held: dict[str, Any], **changes: Any) -> dict[str, Any]:
     figure = {"source": "local", "task": "PrivateStep", "round": 1, "step": 4}
     data: dict[str, Any] = {
         "kind": "silo", "silo": "hospital_a", "role": "lead", "federation": "cardio-net", "run": "run-1",
+        "last_run": {"run": "run-1", "state": "running"},
         "method": "pubswap", "rounds": 3, "local_steps": 8, "round": 1, "step": 6,
         "phase": "held: approval" if held else "training", "task": "", "paused": False, "halted": "",
         "trainer": {"isolation": "namespaces"}, "overlong": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -32,12 +33,15 @@ class Signer:
     def __init__(self) -> None:
         self.commands: list[tuple[str, str, dict[str, Any], str]] = []
         self.refusal: FedSiloError | None = None
+        self.result: dict[str, Any] = {"state": "sent", "given": ["alice"], "needed": 1, "audit_size": 72}
 
     def carry_out(self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         self.commands.append((person.name, name, dict(arguments), request_id))
         if self.refusal is not None:
             raise self.refusal
-        return {"release": arguments["release"], "state": "sent", "given": ["alice"], "needed": 1, "audit_size": 72}
+        if name == "approvals.reject":
+            return {"release": arguments["release"], "state": "rejected", "audit_size": 72}
+        return {"release": arguments["release"], **self.result}
 
 
 class Desk:
@@ -172,7 +176,7 @@ async def test_the_wrong_digest_leaves_the_button_off(word: str) -> None:
         assert await desk.answers_sent() == []
 
 
-async def test_enter_in_the_field_and_a_paste_do_nothing() -> None:
+async def test_enter_in_the_field_and_a_paste_sign_nothing() -> None:
     from textual import events
 
     async with console() as desk:
@@ -184,6 +188,71 @@ async def test_enter_in_the_field_and_a_paste_do_nothing() -> None:
         await type_word(desk, DIGEST[-4:])
         await desk.press("enter")
         assert isinstance(desk.app.screen, ConfirmDialog) and await desk.answers_sent() == []
+        assert "Enter signs nothing in a field: Tab to the button, then Enter." in desk.text
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "told", "right"),
+    [("A", "ffff", "These are not the last 4 characters of the digest.", DIGEST[-4:]),
+     ("A", "", "These are not the last 4 characters of the digest.", DIGEST[-4:]),
+     ("R", "because", "This is no reason code: type one of those above.", "TIMING")],
+)  # fmt: skip
+async def test_enter_after_the_wrong_word_says_so_and_the_next_keys_replace_it(
+    key: str, wrong: str, told: str, right: str
+) -> None:
+    async with console() as desk:
+        await open_dialog(desk, key)
+        way = "Tab, Enter" if key == "A" else "Tab, Tab, Enter"
+        assert f", then {way}:" in desk.text and told not in desk.text
+        await type_word(desk, wrong)
+        await desk.press("enter")
+        assert told in desk.text and await desk.answers_sent() == []
+        if wrong:
+            await desk.pilot.press(*wrong, "enter", *right)  # in one burst
+        else:
+            await type_word(desk, right)
+        field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)
+        assert field.value == right and not button.disabled and told not in desk.text
+        await desk.press(*way.lower().split(", "))
+        assert len(await desk.answers_sent()) == 1
+
+
+async def test_enter_in_the_field_of_the_reason_signs_nothing() -> None:
+    async with console() as desk:
+        await open_dialog(desk, "R")
+        await type_word(desk, "OTHER")
+        await desk.press("enter")
+        assert "Tab, Tab to the button" in desk.text
+        await desk.press("tab", "x", "enter")
+        assert "field: Tab to the button" in desk.text and await desk.answers_sent() == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_message_covers_no_fact_and_goes_with_the_next_key(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await desk.show(silo(release()))
+        await desk.press("enter", "A")
+        told = "approve: LOCKED: press L to unlock"
+        words = " ".join(desk.text.split())
+        assert told in words
+        for fact in ("cannot be called back", "the round goes on without it", "no text screens", "0 of 1 given"):
+            assert fact in words, fact
+        await desk.press("k")
+        assert told not in desk.text and "A Approve" in desk.text
+
+
+async def test_a_message_goes_by_itself_after_some_seconds() -> None:
+    async with console() as desk:
+        await desk.show(silo(release()))
+        await desk.press("enter", "A")
+        await desk.wait(5.0)
+        desk.app.tick()
+        await desk.pilot.pause()
+        assert "approve: LOCKED" in desk.text
+        await desk.wait(1.5)
+        desk.app.tick()
+        await desk.pilot.pause()
+        assert "approve: LOCKED" not in desk.text
 
 
 @pytest.mark.parametrize(
@@ -257,6 +326,56 @@ async def test_an_approval_is_bound_to_what_was_shown(size: tuple[int, int]) -> 
         assert "audit record 72" in desk.text
 
 
+@pytest.mark.parametrize("size", SIZES)
+async def test_after_an_approval_the_screen_shows_what_came_of_it(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await open_dialog(desk)
+        behind = desk.app.screen_stack[-2]
+        assert isinstance(behind, ApprovalScreen) and behind.shown.count("hold") == 1
+        await type_word(desk, DIGEST[-4:])
+        await desk.press("tab", "enter")
+        await desk.answers_sent()
+        # a reading from before the answer was taken in, then those after it, a minute later
+        for state in (silo(release()), silo(run="run-1"), silo(run="run-1")):
+            await desk.show(state)
+            words = " ".join(desk.text.split())
+            assert "then sent" in words and "1 of 1 given: alice" in words and "23 ok" not in words
+            assert "24 ok" in words and "sent; nothing can be answered any more" in words
+            assert "expires in" not in words and "0 of 1 given" not in words and "measured 0" not in words
+            held = re.search(r"held (\d\d:\d\d)", words)
+            assert held is not None and held.group(1) in ("02:13", "02:14", "02:15", "02:16"), held
+            await desk.wait(60.0)
+
+
+async def test_after_the_first_of_two_approvals_the_release_is_still_held() -> None:
+    def waiting(*people: str) -> dict[str, Any]:
+        given = [{"person": person, "verdict": "approve"} for person in people]
+        return silo(release(approvers={"needed": 2, "roles": ["approver"], "given": given}))
+
+    async with console() as desk:
+        desk.signer.result = {"state": "held", "given": ["alice"], "needed": 2, "audit_size": 72}
+        await open_dialog(desk, "A", waiting())
+        await type_word(desk, DIGEST[-4:])
+        await desk.press("tab", "enter")
+        await desk.answers_sent()
+        await desk.show(waiting("alice"))
+        words = " ".join(desk.text.split())
+        assert "1 of 2 given: alice" in words and "expires in" in words and "then" not in words
+
+
+async def test_the_clock_stops_when_somebody_else_settled_it() -> None:
+    async with console() as desk:
+        await desk.show(silo(release()))
+        await desk.press("enter")
+        await desk.show(silo())
+        first = re.search(r"held \d\d:\d\d +then no longer held", desk.text)
+        assert first is not None and "expires in" not in desk.text
+        await desk.wait(60.0)
+        await desk.show(silo())
+        again = re.search(r"held \d\d:\d\d +then no longer held", desk.text)
+        assert again is not None and again.group() == first.group()
+
+
 async def test_a_rejection_names_a_code_and_keeps_the_text_here() -> None:
     async with console() as desk:
         await open_dialog(desk, "R")
@@ -264,6 +383,7 @@ async def test_a_rejection_names_a_code_and_keeps_the_text_here() -> None:
         await desk.press("tab", "tab", "enter")
         ((_, name, arguments, _),) = await desk.answers_sent()
         assert name == "approvals.reject" and arguments["reason_code"] == "TIMING" and arguments["digest"] == DIGEST
+        assert "expires in" not in desk.text and "nothing can be answered any more" in desk.text
 
 
 async def test_a_refusal_of_the_daemon_is_shown() -> None:
@@ -314,7 +434,7 @@ async def test_the_overview_of_a_silo_and_of_a_coordinator(size: tuple[int, int]
 async def test_loading_empty_stale_and_disconnected_say_so() -> None:
     async with console() as desk:
         assert "waiting for /run/control.sock" in desk.text
-        await desk.show(silo(run="", rounds=0, round=0, metrics={}, left=[], phase="idle"))
+        await desk.show(silo(run="", last_run={}, rounds=0, round=0, metrics={}, left=[], phase="idle"))
         assert "no rounds yet" in desk.text and "nothing has left this silo" in desk.text
         await desk.wait(10.0)
         desk.app.tick()
@@ -323,6 +443,40 @@ async def test_loading_empty_stale_and_disconnected_say_so() -> None:
         gone = replace(live(silo()), link=Link("disconnected", "nothing listens there", "is it started?", 100.0, 120.0))
         await desk.show(gone)
         assert "DISCONNECTED: nothing listens there" in desk.text and "hospital_a" in desk.text
+
+
+IDLE: dict[str, Any] = {"run": "", "rounds": 0, "round": 0, "phase": "idle"}
+
+
+@pytest.mark.parametrize("outcome", ["finished", "aborted"])
+async def test_after_a_run_it_says_so_and_how_to_go_on(outcome: str) -> None:
+    async with console(leaving="ctrl+q for the demo's result") as desk:
+        await desk.show(silo(last_run={"run": "run-1", "state": "running"}))
+        assert "ctrl+q for the demo's result" not in desk.text
+        await desk.show(silo(**IDLE, last_run={"run": "run-1", "state": outcome}))
+        assert f"run-1 {outcome}: ctrl+q for the demo's result" in desk.text
+        assert "fedsilo run show run-1" in desk.text and "no rounds yet" not in desk.text
+
+
+async def test_after_a_run_the_answered_release_says_so_too() -> None:
+    async with console(leaving="ctrl+q for the demo's result") as desk:
+        await open_dialog(desk)
+        await type_word(desk, DIGEST[-4:])
+        await desk.press("tab", "enter")
+        await desk.answers_sent()
+        assert "ctrl+q for" not in desk.text
+        await desk.show(silo(**IDLE, last_run={"run": "run-1", "state": "finished"}))
+        assert "run-1 finished: ctrl+q for the demo's result" in desk.text
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_how_to_leave_stands_at_the_foot_and_q_tells_it(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        for state in (silo(), silo(release())):
+            await desk.show(state)
+            assert "ctrl+q Quit" in desk.text.splitlines()[-1]
+        await desk.press("q")
+        assert "ctrl+q ends the console" in desk.text and isinstance(desk.app.screen, OverviewScreen)
 
 
 async def test_a_tiny_terminal_says_what_it_needs() -> None:

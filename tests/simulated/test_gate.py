@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -466,3 +467,36 @@ def test_what_a_person_is_shown_has_every_fact_and_no_value(holding: Bench) -> N
     assert view["difference"] == "first release, nothing to compare"
     assert view["policy"]["counts"]["deny"] == 0 and view["policy"]["counts"]["hold"] == 1
     json.dumps(view)
+
+
+def test_a_person_is_told_which_run_the_difference_is_against(holding: Bench, tmp_path: Path) -> None:
+    name, arguments = held(holding)
+    payload = holding.ledger.release(name).payload
+    holding.clock_now += 1
+    _, settled = holding.releases.approve(command("approvals.approve", arguments))
+    assert settled is not None and settled.allowed is not None
+    holding.gate.transmit(settled.allowed)
+    first = holding.releases.view(holding.ledger.release(name))
+    assert first["difference"] == "first release, nothing to compare"  # what left afterwards is no earlier release
+    approvals = next(rule for rule in first["policy"]["rules"] if rule["rule"] == "approvals")
+    assert (approvals["outcome"], approvals["measured"], first["policy"]["counts"]["hold"]) == ("ok", 1, 0)
+
+    def shown(run: str) -> str:
+        release = replace(
+            holding.ledger.release(name), id=f"r7/{run}", run=run, round=7, digest="1" * 64, payload=payload + b"12345",
+            requested_at=holding.clock_now + 1,
+        )  # fmt: skip
+        return str(holding.releases.view(release)["difference"])
+
+    assert shown("run-1") == "+5 bytes against round 1 of this run"
+    assert shown("run-2") == "+5 bytes against round 1 of the earlier run run-1"
+
+
+def test_the_ledger_names_the_newest_run_also_when_it_is_over(bench: Bench) -> None:
+    assert bench.ledger.last_run() == ("", "")
+    bench.ledger.start_run("run-1", "{}")
+    assert bench.ledger.last_run() == ("run-1", "running")
+    bench.ledger.end_run("run-1", "finished")
+    assert bench.ledger.last_run() == ("run-1", "finished")
+    bench.ledger.decline_run("run-2")
+    assert bench.ledger.last_run() == ("run-2", "declined")

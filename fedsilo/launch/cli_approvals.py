@@ -1,0 +1,218 @@
+"""`silo approvals`: what is held for persons, every fact about it, and their answers, each signed by a person."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded, plain, table
+from fedsilo.launch.silo_control import (
+    CONFIG_DEFAULT,
+    ConfigOption,
+    OperatorOption,
+    RequestOption,
+    client_of,
+    command,
+    load_site,
+)
+from fedsilo.treaty.errors import ConflictError, UsageError
+
+if TYPE_CHECKING:
+    from silo.config import SiloConfig
+
+app = typer.Typer(no_args_is_help=True, help="Releases that wait for persons.")
+
+_COLUMNS_MIN, _COLUMNS_MAX = 60, 120
+_DIGEST_TYPED_CHARACTERS = 4
+
+
+@app.command("list")
+@guarded("silo approvals list")
+def approvals_list(
+    config: ConfigOption = CONFIG_DEFAULT,
+    everything: Annotated[bool, typer.Option("--all", help="Settled ones too.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Releases that wait for persons."""
+    with client_of(load_site(config)) as client:
+        data = client.query("approvals", {} if everything else {"state": "held"})
+    rows = [
+        (
+            row["id"],
+            row["kind"],
+            row["bytes"],
+            row["state"],
+            f"{len(row['given'])} of {row['needed']}",
+            row["digest"][:12],
+        )
+        for row in data["releases"]
+    ]
+    header = ("release", "kind", "bytes", "state", "approvals", "sha256")
+    emit(
+        "silo approvals list", data, json_output=json_output,
+        text=lambda: table(header, rows) if rows else "nothing is held",
+    )  # fmt: skip
+
+
+@app.command("show")
+@guarded("silo approvals show")
+def approvals_show(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Every fact a person needs before answering; never the content itself."""
+    with client_of(load_site(config)) as client:
+        data = client.query("approval", {"release": release})
+    emit("silo approvals show", data, json_output=json_output, text=lambda: _release_text(data))
+
+
+def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
+    """Every fact, one rule a line; within `columns`, when they are given, the rules that are ok share lines."""
+    leaves, policy = data["leaves"], data["policy"]
+    counts = " ".join(f"{count} {name}" for name, count in policy["counts"].items())
+    loud = [rule for rule in policy["rules"] if columns is None or rule["outcome"] != "ok"]
+    lines = [
+        f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
+        f"asked by {data['asked_by']}; expires {_utc(data['expires_at'])}",
+        f"approvals {len(data['approvers']['given'])} of {data['approvers']['needed']}, by "
+        f"{' or '.join(data['approvers']['roles'])}",
+        f"leaves {leaves['bytes']} bytes to {leaves['destination'].get('address')} "
+        f"(certificate {str(leaves['destination'].get('certificate', 'not seen yet'))[:16]})",
+        *(_kind_line(row) for row in leaves["kinds"]),
+        f"stays {', '.join(leaves['stays'])}",
+        f"policy {policy['name']} {policy['digest']}: {counts}",
+        *(_rule_line(rule) for rule in loud),
+        *([] if columns is None else [_ok_line(policy["rules"], data["id"])]),
+        f"budget {data['budget']}",
+        f"findings {data['findings']}",
+        f"difference {data['difference']}",
+        f"approve: {data['consequences']['approve']}",
+        f"reject: {data['consequences']['reject']}",
+    ]  # fmt: skip
+    if columns is not None:
+        lines = [row for line in lines for row in _folded(line, columns)]
+    return "\n".join(lines)
+
+
+def _folded(line: str, columns: int) -> list[str]:
+    deeper = line[: len(line) - len(line.lstrip())] + "  "
+    return textwrap.wrap(plain(line), columns, subsequent_indent=deeper, break_on_hyphens=False)
+
+
+def _ok_line(rules: Sequence[Mapping[str, Any]], release: str) -> str:
+    """Rules that are ok in one line: with measured value and limit where both are numbers, else by name."""
+    shown = [
+        f"{rule['rule']} {rule['measured']:.6g} of {rule['limit']:.6g}" if _is_measure(rule) else str(rule["rule"])
+        for rule in sorted(rules, key=lambda rule: not _is_measure(rule))
+        if rule["outcome"] == "ok"
+    ]
+    return f"  ok    {', '.join(shown)} (one a line: silo approvals show {release})"
+
+
+def _is_measure(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule compares two different numbers; one that only says yes says it in its name."""
+    pair = (rule["measured"], rule["limit"])
+    return pair[0] != pair[1] and all(isinstance(item, int | float) and not isinstance(item, bool) for item in pair)
+
+
+def _kind_line(row: Mapping[str, Any]) -> str:
+    return f"  {row['kind']}: {row['items']}, {row['bytes']} bytes, epsilon covers it: {row['covered_by_epsilon']}"
+
+
+def _rule_line(rule: Mapping[str, Any]) -> str:
+    return f"  {rule['outcome']:5} {rule['rule']}: {rule['measured']} (limit {rule['limit']})"
+
+
+@app.command("approve")
+@guarded("silo approvals approve")
+def approve(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    operator: OperatorOption,
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
+    expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Approve exactly these bytes under this policy. On a terminal the digest may be typed after reading the facts."""
+    loaded = load_site(config)
+    arguments = _shown(loaded, release, expect_digest, expect_policy)
+    data = command(loaded, operator, "approvals.approve", arguments, request_id)
+    emit(
+        "silo approvals approve", data, json_output=json_output,
+        text=f"{data['release']}: {data['state']}, {len(data['given'])} of {data['needed']} approvals",
+    )  # fmt: skip
+
+
+@app.command("reject")
+@guarded("silo approvals reject")
+def reject(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    operator: OperatorOption,
+    reason_code: Annotated[str, typer.Option("--reason", help="CONTENT, TIMING, POLICY, UNEXPECTED or OTHER.")],
+    text: Annotated[str, typer.Option("--text", help="For this site's log only; never sent.")] = "",
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
+    expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Say no. The coordinator learns only that this silo declined."""
+    from silo.guard.releases import REJECT_CODES
+
+    if reason_code not in REJECT_CODES:
+        raise UsageError(f"reason code {reason_code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
+    loaded = load_site(config)
+    arguments = _shown(loaded, release, expect_digest, expect_policy) | {"reason_code": reason_code, "reason": text}
+    data = command(loaded, operator, "approvals.reject", arguments, request_id)
+    emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected")
+
+
+def _shown(config: SiloConfig, release: str, digest: str, policy: str) -> dict[str, Any]:
+    """Digests for a signed answer: as given, or, on a terminal, of what is shown here and typed back.
+
+    Raises:
+        NotFoundError, ConflictError: there is no such release, or it is no longer held.
+        UsageError: no terminal and not both digests, or something else was typed.
+    """
+    if digest and policy:
+        return {
+            "release": release,
+            "digest": digest.removeprefix("sha256:"),
+            "policy_digest": policy.removeprefix("sha256:"),
+        }
+    with client_of(config) as client:
+        data = client.query("approval", {"release": release})
+    if data["state"] != "held":
+        raise ConflictError(f"release {data['id']} is {data['state']}, no longer held", code="NOT_HELD")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "without a terminal an answer needs --expect-digest and --expect-policy",
+            hint=f"silo approvals show {release} --json names both",
+        )
+    columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
+    typer.echo(_release_text(data, columns=columns))
+    # Asked for last, so it stands here again: the first line may have scrolled away.
+    typer.echo(plain(f"\nanswering {data['id']}\nsha256:{data['digest']}"))
+    count = _DIGEST_TYPED_CHARACTERS
+    if typer.prompt(f"type its last {count} characters").strip().lower() != data["digest"][-count:]:
+        raise UsageError(
+            f"these are not the last {count} characters of the digest above", hint="nothing was changed; ask again"
+        )
+    return {
+        "release": release,
+        "digest": data["digest"],
+        "policy_digest": data["policy"]["digest"],
+        "revision": data["revision"],
+    }
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

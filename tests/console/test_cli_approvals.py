@@ -1,0 +1,101 @@
+"""`silo approvals` on a terminal of 80x24 and without one, against a real desk."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsilo.launch import cli_approvals
+from fedsilo.treaty.errors import NotFoundError
+from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
+from tests.console.test_real_desk import Site, site
+
+__all__ = ["site"]  # a fixture is found by its name
+
+
+@pytest.fixture
+def answering(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The site's desk answers questions about its releases, and its configuration names the socket."""
+    policy = release()["policy"] | {"counts": {"ok": 23, "look": 0, "hold": 1, "deny": 0}}
+    known = {"r1/hospital_a/0": release(policy=policy), "r0/hospital_a/0": release(policy=policy, state="approved")}
+
+    def approval(arguments: Any) -> Any:
+        if arguments["release"] not in known:
+            raise NotFoundError(f"there is no release {arguments['release']}")
+        return known[arguments["release"]] | {"id": arguments["release"]}
+
+    site.desk.register_query("approval", approval)
+    site.desk.set_state(silo(release()), policy_digest=POLICY_DIGEST)
+    config = SimpleNamespace(
+        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
+    )  # fmt: skip
+    monkeypatch.setattr(cli_approvals, "load_site", lambda path: config)
+    return site
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def ask(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli_approvals.app, [*arguments, "--operator", "alice"])
+    return result.exit_code, result.output
+
+
+def test_a_wrong_reason_is_told_before_anything_else(answering: Site) -> None:
+    for name in ("r1/hospital_a/0", "r9/hospital_a/9"):
+        code, text = ask("reject", name, "--reason", "WRONG")
+        assert code == 2 and "reason code 'WRONG' is not known" in text and "CONTENT, TIMING" in text
+    code, text = ask("reject", "r1/hospital_a/0", "--reason", "TIMING")
+    assert code == 2 and "reason code" not in text and "--expect-digest" in text
+
+
+@pytest.mark.parametrize("verb", ["approve", "reject"])
+def test_an_unknown_or_settled_release_is_told_before_missing_digests(answering: Site, verb: str) -> None:
+    reason = ["--reason", "TIMING"] if verb == "reject" else []
+    assert ((found := ask(verb, "r9/hospital_a/9", *reason))[0], "there is no release" in found[1]) == (8, True)
+    code, text = ask(verb, "r0/hospital_a/0", *reason)
+    assert code == 6 and "approved, no longer held" in text
+    code, text = ask(verb, "r1/hospital_a/0", *reason)
+    assert code == 2 and "needs --expect-digest and --expect-policy" in text and answering.approved == []
+
+
+@pytest.mark.parametrize(("typed", "approved"), [(DIGEST[-4:], 1), (DIGEST[:4], 0), ("", 0)])
+def test_at_80x24_all_that_is_asked_for_stands_above_the_prompt(
+    answering: Site, monkeypatch: pytest.MonkeyPatch, typed: str, approved: int
+) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: SimpleNamespace(columns=80, lines=24))
+    screen, asked = Terminal(), []
+    monkeypatch.setattr(cli_approvals.sys, "stdin", Terminal())
+    monkeypatch.setattr(cli_approvals.sys, "stdout", screen)
+
+    def prompt(text: str) -> str:
+        asked.append(screen.getvalue())
+        return typed
+
+    monkeypatch.setattr(cli_approvals.typer, "prompt", prompt)
+    config = cli_approvals.load_site(Path("silo.yaml"))
+    if approved:
+        shown = cli_approvals._shown(config, "r1/hospital_a/0", "", "")
+        assert (shown["digest"], shown["policy_digest"], shown["revision"]) == (DIGEST, POLICY_DIGEST, 1)
+    else:
+        with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters of the digest above"):
+            cli_approvals._shown(config, "r1/hospital_a/0", "", "")
+    (text,) = asked
+    lines = text.splitlines()
+    assert lines[-1] == f"sha256:{DIGEST}" and max(map(len, lines)) < 80
+    # the digest is far inside the 24 rows, and every fact is there
+    whole = " ".join(text.split())
+    for fact in (
+        "hold approvals: 0 (limit 1)", "message bytes 1.99229e+06 of 8.38861e+06", "rank and scale", "DP off",
+        "cannot be called back", "first release", POLICY_DIGEST, "epsilon covers it: NO",
+    ):  # fmt: skip
+        assert fact in whole, fact
+    assert len(lines) <= 36 and len(cli_approvals._release_text(release()).splitlines()) > len(lines)
