@@ -59,7 +59,7 @@ def commands_page() -> str:
         "Four programs. Every command takes `--help`; every command but `fedsilo grade` takes `--json`, which "
         "prints one "
         "envelope on stdout: `{schema, command, ok, data, warnings, error: {code, message, hint, retryable} | null}`. "
-        "What the exit status means: [exit codes](exit-codes.md).",
+        "Every program takes `--version`. What the exit status means: [exit codes](exit-codes.md).",
     ]
     for program, command in programs():
         parts.append(f"## {program}\n\n{sentence(command.help)}")
@@ -365,16 +365,17 @@ def exit_codes_page() -> str:
     from fedsilo.treaty import errors
 
     meanings = dict(re.findall(r"── (\w+Error)\s+\d+\s+(.+)", errors.__doc__ or ""))
-    rows = [("0", "done, or the check passed", "")]
+    rows = [("0", "done, or the check passed", "none")]
     found = {
         name: kind
         for name, kind in vars(errors).items()
         if inspect.isclass(kind) and issubclass(kind, errors.FedSiloError) and kind is not errors.FedSiloError
     }
     for name, kind in sorted(found.items(), key=lambda item: item[1].exit_code):
-        code = "" if kind is errors.PeerError else f"`{kind.default_code}`"
+        code = "the code that the peer is answered, from the list below" if kind is errors.PeerError else ""
+        code = code or f"`{kind.default_code}`"
         rows.append((str(kind.exit_code), meanings[name], code))
-    rows.append((str(INTERRUPTED_EXIT_CODE), "interrupted (Ctrl-C)", ""))
+    rows.append((str(INTERRUPTED_EXIT_CODE), "interrupted (Ctrl-C)", "none"))
     return "\n\n".join(
         [
             "# Exit codes",

@@ -28,7 +28,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 LOG_SIGNATURE, COSIGNATURE = 1, 4  # C2SP signature types
-PROBLEMS_MAX = 50  # a thoroughly broken log need not fill the report
+PROBLEMS_MAX = 20  # different ones; those that differ in their numbers only are told once and counted
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, InvalidSignature)  # of what is read
 
 
@@ -74,8 +74,7 @@ class Note:
     """A signed checkpoint: origin, size and root, an empty line, signature lines."""
 
     def __init__(self, data: bytes) -> None:
-        text = data.decode()
-        body, _, tail = text.rpartition("\n\n")
+        body, _, tail = data.decode().rpartition("\n\n")
         self.text = body + "\n"
         origin, size, root = body.split("\n")
         self.origin, self.size, self.root = origin, int(size), base64.b64decode(root, validate=True)
@@ -102,7 +101,8 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.problems: list[str] = []
+        self.found: dict[str, list[str]] = {}  # problems that differ in their numbers only, in the order found
+        self.suspects: list[int] = []  # first and last record among which to look first
         self.leaves: list[bytes] = []
         self.own: list[Key] = []  # the log's signing key and its cosigning key
         self.keys: list[Key] = []  # all keys in the folder
@@ -119,8 +119,11 @@ class Log:
         self.witnessed = self._read_notes("witnessed")
 
     def problem(self, text: str) -> None:
-        if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(text)
+        self.found.setdefault(re.sub(r"[0-9]+", "#", text), []).append(text)
+
+    def problems(self) -> list[str]:
+        told = [one + (f" (and {len(more)} more of this kind)" if more else "") for one, *more in self.found.values()]
+        return told[:PROBLEMS_MAX] + [f"and {len(told) - PROBLEMS_MAX} other problems"] * (len(told) > PROBLEMS_MAX)
 
     def _read_keys(self) -> None:
         for path in sorted((self.path / "keys").glob("*.vkey")):
@@ -138,7 +141,7 @@ class Log:
             self.problem("keys/log.vkey, the log's own key, is missing or damaged")
 
     def _read_records(self) -> None:
-        previous = "0" * 64
+        previous, shift = "0" * 64, 0  # records lacking before this one: each gap is told once
         for path in sorted(self.path.glob("*.jsonl")):
             data = path.read_bytes()
             if path.stem != f"{self.size:012d}":
@@ -149,15 +152,17 @@ class Log:
             for line in lines:
                 try:
                     record = json.loads(line, object_pairs_hook=_unique)
-                    seq, link = record["seq"], record["link"]["previous"]
+                    gap, link = record["seq"] - self.size, record["link"]["previous"]
                 except _DAMAGED:
-                    seq, link = None, None
-                    self.problem(f"record {self.size} is damaged")
+                    trouble = "is damaged"
                 else:
-                    if seq != self.size:
-                        self.problem(f"record {self.size} carries number {seq}: records are missing or out of order")
-                    elif link != previous:
-                        self.problem(f"record {self.size} does not follow the record before it")
+                    trouble = "" if link == previous else "does not follow the record before it"
+                    if gap != shift:
+                        trouble = f"carries number {record['seq']}: records are missing or out of order"
+                    shift = gap
+                if trouble:
+                    self.problem(f"record {self.size} {trouble}")
+                    self.suspects = self.suspects or [max(0, self.size - 1), self.size]
                 self.leaves.append(hashlib.sha256(b"\x00" + line).digest())
                 previous, self.size = self.leaves[-1].hex(), self.size + 1
 
@@ -177,15 +182,17 @@ class Log:
         return "" if self.roots[note.size] == note.root else f"does not fit the first {note.size} records"
 
     def check_alone(self) -> None:
-        if not self.own:
-            return
         if not self.notes and self.size:
             self.problem("no signed checkpoint covers the records")
+        sound = 0  # records that a checkpoint bears out
         for name, note in self.notes:
             if note.origin != self.origin or not self._signed(name, note, self.own[0]):
                 self.problem(f"{name} is not signed by this log's key")
             elif trouble := self.fits(note):
                 self.problem(f"{name} {trouble}")
+                self.suspects = self.suspects or [sound, note.size - 1]
+            else:
+                sound = note.size
             self._check_cosignatures(name, note)
         for name, note in self.witnessed:
             owners = [key for key in self.keys if key.name == note.origin and key.kind == LOG_SIGNATURE]
@@ -202,10 +209,12 @@ class Log:
                 self._signed(name, note, known[signer, key_id])
 
     def _signed(self, name: str, note: Note, key: Key) -> bool:
+        """Whether `key` signed. A wrong signature is this log's problem, unless `name` is empty."""
         try:
             return note.signed_by(key)
         except _DAMAGED:
-            self.problem(f"{name}: the signature of {key.name} is not valid")
+            if name:
+                self.problem(f"{name}: the signature of {key.name} is not valid")
             return False
 
     def check_against(self, other: Log) -> None:
@@ -216,9 +225,9 @@ class Log:
                 self.problem(f"differs within the first {shorter} records from the copy in {other.path}")
             return
         for name, note in other.witnessed:
-            if note.origin != self.origin or not _signs(note, other.own[1]):
+            if note.origin != self.origin or not self._signed("", note, other.own[1]):
                 continue
-            if not _signs(note, self.own[0]):
+            if not self._signed("", note, self.own[0]):
                 self.problem(f"{other.origin} countersigned this log under another key ({name}): it was rebuilt")
             if trouble := self.fits(note):
                 self.problem(f"the checkpoint {other.origin} countersigned ({name}) {trouble}")
@@ -226,13 +235,14 @@ class Log:
     def result(self) -> dict[str, Any]:
         covered = max((note.size for _, note in self.notes), default=0)
         others = [key for key in self.keys if key.kind == COSIGNATURE and key.name != self.origin]
-        cosigned = {key.name: note.size for _, note in self.notes for key in others if _signs(note, key)}
+        cosigned = {key.name: note.size for _, note in self.notes for key in others if self._signed("", note, key)}
         return {
             "log": _short_name(self.origin) or self.path.name,
             "path": str(self.path),
-            "verified": not self.problems,
+            "verified": not self.found,
             "size": self.size,
-            "problems": self.problems,
+            "problems": self.problems(),
+            "suspects": self.suspects,
             "origin": self.origin,
             "key": self.own[0].public.hex() if self.own else "",
             "root": self.roots.get(self.size, b"").hex(),
@@ -250,19 +260,13 @@ def verify_logs(paths: list[Path]) -> list[dict[str, Any]]:
         notes = [note for other in logs for _, note in other.notes + other.witnessed if note.origin == log.origin]
         log.roots = roots_at(log.leaves, {log.size, *copies, *(note.size for note in notes)})
     for log in logs:
-        log.check_alone()
+        if log.own:
+            log.check_alone()
     for log in logs:
         for other in logs:
             if other is not log and log.own and other.own:
                 log.check_against(other)
     return [log.result() for log in logs]
-
-
-def _signs(note: Note, key: Key) -> bool:
-    try:
-        return note.signed_by(key)
-    except _DAMAGED:
-        return False
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -287,9 +291,7 @@ def main(arguments: list[str]) -> int:
     for result in results:
         verdict = "verified" if result["verified"] else "NOT VERIFIED"
         print(f"{result['log']}: {verdict}, {result['size']} records, {result['unsigned']} of them not signed yet")
-        print(f"    {result['path']}\n    key {result['key']}")
-        for problem in result["problems"]:
-            print(f"    problem: {problem}")
+        print(f"    {result['path']}\n    key {result['key']}", *result["problems"], sep="\n    problem: ")
     return 0 if all(result["verified"] for result in results) else 7
 
 

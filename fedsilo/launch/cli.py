@@ -6,13 +6,14 @@ import typer
 
 import fedsilo
 from fedsilo.launch import cli_audit, cli_certs, cli_data, cli_demo, cli_policy, cli_run
-from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch.output import JsonOption, emit, guarded, table, takes_version
 
 fedsilo_app = typer.Typer(
     name="fedsilo",
     no_args_is_help=True,
     help="Post-train one model together; let out only what each site's own policy names.",
 )
+takes_version(fedsilo_app)
 fedsilo_app.command("demo")(cli_demo.demo)
 fedsilo_app.add_typer(cli_run.app, name="run")
 fedsilo_app.add_typer(cli_policy.app, name="policy")

@@ -91,8 +91,13 @@ def _open_console(site: Site) -> None:
 
     identities = site.folder / "id"
     sys.stderr.write(
-        f"{site.name} holds its first release: a, Enter to read it; L to unlock as alice; A or R to answer\n"
+        f"{site.name} holds its first release: a, Enter to read it; L to unlock as alice; A or R to answer; "
+        f"ctrl+q to leave, the run goes on and its result follows here\n"
     )
     open_console(
-        site.control_socket, certificate=identities / "alice.crt", key=identities / "alice.key", site=site.name
+        site.control_socket,
+        certificate=identities / "alice.crt",
+        key=identities / "alice.key",
+        site=site.name,
+        leaving="ctrl+q for the demo's result",
     )

@@ -81,6 +81,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         UsageError: an unknown method, or a comparison that the ruleset does not cover.
         OperationError: a process did not start, or ended by itself.
     """
+    from fedsilo.launch.data_folder import read_data_folder
     from fedsilo.launch.demo_result import result_of
     from fedsilo.launch.demo_sites import Wanted, free_port, make_sites
     from fedsilo.treaty.methods import method_named
@@ -89,7 +90,6 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     own_set = options.data is None
     rounds = options.rounds or (ROUNDS if own_set else TEXT_ROUNDS)
     if options.attacks:
-        from fedsilo.launch.data_folder import read_data_folder
         from fedsilo.launch.demo_leak import check_attacks
 
         silos = len(read_data_folder(options.data).private) if options.data else options.silos
@@ -100,8 +100,13 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         raise UsageError("--compare and --leak do not go together: the hostile trainer serves one run")
     if options.out.exists() and any(options.out.iterdir()):
         raise ConflictError(f"{options.out} is not empty", hint="choose another --out, or remove it")
-    options.out.mkdir(parents=True, exist_ok=True)
-    data, model = _set_up_inputs(options, say)
+    given = read_data_folder(options.data) if options.data is not None else None
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "name a folder that you may write, with --out"
+        raise UsageError(f"cannot make {options.out}: {error.strerror}", hint=hint) from error
+    data, model = _set_up_inputs(options, given, say)
     local_steps = LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS
     say("writing five sites: certificates, configurations, policies" if len(data.private) == 4 else "writing the sites")
     recorder_port = free_port() if options.record or options.attacks else 0
@@ -186,14 +191,11 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
 # ---- set-up ----------------------------------------------------------------------------------------
 
 
-def _set_up_inputs(options: DemoOptions, say: Say) -> tuple[DataFolder, Path]:
-    from fedsilo.launch.data_folder import read_data_folder
+def _set_up_inputs(options: DemoOptions, data: DataFolder | None, say: Say) -> tuple[DataFolder, Path]:
     from fedsilo.launch.demo_data import write_digit_folder
     from fedsilo.launch.tiny_model import cache_folder, cached_model, recipe_for
 
-    if options.data is not None:
-        data = read_data_folder(options.data)
-    else:
+    if data is None:
         say(f"making the demo's questions from seed {options.seed}")
         data = write_digit_folder(options.out / "data", options.seed, silos=options.silos)
     recipe = recipe_for(data.description.tokenizer)

@@ -12,7 +12,7 @@ from fedsilo.launch.demo_sites import Sites
 from fedsilo.launch.demo_wire import Planted
 from fedsilo.launch.leaking_trainer import ATTACKS
 from fedsilo.launch.processes import Children
-from fedsilo.treaty.errors import NotFoundError, UsageError
+from fedsilo.treaty.errors import UsageError
 
 NOT_STOPPED = (
     "Not stopped by this ruleset: a private prompt with the right answer written after it, wherever the public set's "
@@ -33,11 +33,11 @@ def check_attacks(attacks: Sequence[str], *, rounds: int, silos: int, method: st
         kinds: that the method sends.
 
     Raises:
-        NotFoundError, UsageError: no such attack, or not in such a run.
+        UsageError: no such attack, or not in such a run.
     """
     for name in attacks:
         if name not in ATTACKS:
-            raise NotFoundError(f"no attack {name!r}", hint=f"one of {', '.join(ATTACKS)}")
+            raise UsageError(f"there is no attack {name!r}", hint=f"one of {', '.join(ATTACKS)}")
         if ATTACKS[name].kind not in {*kinds, "metrics.eval"}:
             raise UsageError(f"{name} needs {ATTACKS[name].kind}, which {method} does not send", hint="--attack NAME")
     if attacks and silos < 2:

@@ -14,13 +14,14 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from fedsilo.treaty.errors import FedSiloError, OperationError, UnreachableError
+from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, UnreachableError
 
 SCHEMA = "fedsilo.cli/1"
 INTERRUPTED_EXIT_CODE = 130
@@ -32,6 +33,30 @@ PersonOption = Annotated[
     list[str],
     typer.Option("--person", help="NAME=ROLE,ROLE: writes id/roles.yaml; once per person (approver, operator, ...)."),
 ]
+
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait for its end.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import fedsilo
+
+        typer.echo(f"fedsilo {fedsilo.__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool,
+    typer.Option("--version", is_eager=True, callback=_print_version, help="Print FedSilo's version and end."),
+]
+
+
+def takes_version(app: typer.Typer) -> None:
+    """Give a program of several commands its `--version`."""
+
+    @app.callback()
+    def program(version: VersionOption = False) -> None: ...
+
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -163,6 +188,13 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         raise typer.Exit(raised.exit_code) from raised
 
 
+def existing(path: Path) -> Path:
+    """`path`, which the caller of a command named. Raises NotFoundError: nothing is there."""
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist")
+    return path
+
+
 def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Left-aligned columns two spaces apart, for terminals and pipes alike."""
     lines = [[plain(str(cell)) for cell in row] for row in (header, *rows)]
@@ -170,6 +202,23 @@ def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def facts_text(fields: Mapping[str, Any]) -> str:
+    """Fields of an event as people read them: `silos=hospital_a,hospital_b passed=412`."""
+    return " ".join(f"{key}={_fact_text(value)}" for key, value in fields.items())
+
+
+def _fact_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{_fact_text(inner)}" for key, inner in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ",".join(map(_fact_text, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value is None or value == "" else str(value)
 
 
 def _print_error(error: FedSiloError) -> None:

@@ -14,9 +14,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.treaty.errors import OperationError
+from fedsilo.edge.files import lock_exclusively
+from fedsilo.treaty.errors import ConflictError, OperationError
 
 STOP_SECONDS = 20.0
+POLL_SECONDS = 0.05
+
+
+def holder_of(lock: Path) -> int:
+    """The process that holds a daemon's lock file; 0 if none does. The kernel lets go of it with the process, so a
+    stale process id is never told.
+
+    Raises:
+        OperationError: it is held and names no process.
+    """
+    try:
+        if lock.exists():
+            lock_exclusively(lock).release()
+        return 0
+    except ConflictError:
+        process_id = int(lock.read_text().strip() or 0)
+        if process_id <= 0:
+            raise OperationError(f"{lock} names no process") from None
+        return process_id
+
+
+def wait_for_end(lock: Path, seconds: float) -> None:
+    """Until no process holds a daemon's lock file. Raises OperationError: one still does after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while process_id := holder_of(lock):
+        if time.monotonic() > deadline:
+            raise OperationError(f"process {process_id} has not ended within {seconds:g} s")
+        time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@
     ├── NotFoundError       8   no such object
     ├── HeldError           9   accepted, waits for approval
     ├── OperationError      1   the operation ran and failed
-    └── PeerError           1   the peer broke the protocol; carries the code to answer with
+    └── PeerError           1   the peer broke the protocol
 
 Only a `WireCode` ever crosses the wire (threat T8): never the text of an error.
 """

@@ -6,10 +6,11 @@ Refused, each with its line: duplicate keys, anchors and aliases, tags, several 
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -37,6 +38,10 @@ class Document:
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path, 1)
+
+    def place(self, path: Path) -> str:
+        """`source:line` of a key; the source alone where no line is known."""
+        return f"{self.source}:{self.line_of(path)}" if self.lines else self.source
 
 
 def load(text: bytes, source: str) -> Document:
@@ -77,28 +82,51 @@ def validate(model: type[ModelT], document: Document) -> ModelT:
     try:
         return model.model_validate(document.value, strict=False)
     except ValidationError as error:
-        first = error.errors()[0]
-        path: Path = tuple(part for part in first["loc"] if isinstance(part, str | int))
-        where = ".".join(str(part) for part in path) or "the file"
-        line = document.line_of(path)
-        if first["type"] == "extra_forbidden":
-            raise _error(document.source, line, f"unknown key {where!r}", _known_keys(model, path)) from error
-        if first["type"] == "missing":
-            raise _error(document.source, line, f"{where!r} is missing", "") from error
-        raise _error(document.source, line, f"{where}: {first['msg']}", "") from error
+        raise mistake(model, error, document) from error
 
 
-def _known_keys(model: type[BaseModel], path: Path) -> str:
-    current: Any = model
+def mistake(model: type[BaseModel], error: ValidationError, document: Document) -> UsageError:
+    """What to tell of a document that does not fit: the first error, but an unknown key before all others.
+
+    A misspelled key is two errors, one unknown and one missing, and only the first shows what was written.
+    """
+    found = error.errors()
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+    path: Path = tuple(part for part in first["loc"] if isinstance(part, str | int))
+    where = ".".join(str(part) for part in path) or "the file"
+    place = document.place(path)
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(model, path)
+        close = difflib.get_close_matches(str(path[-1]), known, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = f"known keys here: {', '.join(known)}" if known else "remove it"
+        return UsageError(f"{place}: unknown key {where!r}{meant}", hint=hint)
+    if first["type"] == "missing":
+        return UsageError(f"{place}: {where!r} is missing")
+    return UsageError(f"{place}: {where}: {first['msg']}")
+
+
+def _known_keys(model: type[BaseModel], path: Path) -> list[str]:
+    """The keys of the block that `path` ends in."""
+    models: list[type[BaseModel]] = [model]
     for part in path[:-1]:
-        fields = getattr(current, "model_fields", {}).items()
-        annotation = next((field.annotation for name, field in fields if part in (name, field.alias)), None)
-        # An optional block is `Model | None`.
-        options = (annotation, *getattr(annotation, "__args__", ()))
-        current = next((option for option in options if hasattr(option, "model_fields")), None)
-    fields = getattr(current, "model_fields", {}).items()
-    names = sorted(field.alias or name for name, field in fields if not field.exclude)
-    return f"known keys here: {', '.join(names)}" if names else "remove it"
+        fields = [(name, field) for each in models for name, field in each.model_fields.items()]
+        inner = [
+            found for name, field in fields if part in (name, field.alias) for found in _models_in(field.annotation)
+        ]
+        # In `dict[str, Model]` and in a list of models, the name or number of an item leads to no other model.
+        models = inner or models
+    return sorted(
+        {field.alias or name for each in models for name, field in each.model_fields.items() if not field.exclude}
+    )
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Models within an annotation such as `Model | None` or `dict[str, Model]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _error(source: str, line: int, message: str, hint: str) -> UsageError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from certs.identity import peer_identity
+from fedsilo.edge.site_policy import read_policy
 from fedsilo.edge.task_files import listed, read_usable
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError
 from fedsilo.treaty.grading import check_reference
@@ -17,8 +18,10 @@ from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard import isolation
 from silo.guard.gate import coordinator_leaf
-from silo.guard.startup import Site, load_site_parts, thread_warning
+from silo.guard.startup import Site, load_site_parts, site_identity, thread_warning
 from silo.guard.trainer_link import check as check_trainer_link
+
+PINNED = "pinned files"  # one check's name, which others need
 
 
 def check_coordinator(site: Site, now: datetime) -> str:
@@ -41,8 +44,10 @@ def check_coordinator(site: Site, now: datetime) -> str:
     return peer.fingerprint
 
 
-def preflight(config: SiloConfig, *, reach_coordinator: bool = True) -> tuple[list[dict[str, Any]], list[str]]:
-    """`silo check`: each check's name, whether it passed, and what it found; and warnings.
+def preflight(
+    config: SiloConfig, *, reach_coordinator: bool = True
+) -> tuple[list[dict[str, Any]], list[str], list[FedSiloError]]:
+    """`silo check`: each check's name, whether it passed (None: not tried), and what it found; warnings; the faults.
 
     Args:
         config: the site.
@@ -50,31 +55,50 @@ def preflight(config: SiloConfig, *, reach_coordinator: bool = True) -> tuple[li
     """
     results: list[dict[str, Any]] = []
     warnings = [text for text in (thread_warning(config),) if text]
+    errors: list[FedSiloError] = []
+    passed: set[str] = set()
     parts: list[Site] = []
 
-    def run(name: str, check: Callable[[], str]) -> bool:
+    def run(name: str, check: Callable[[], str], *, needs: tuple[str, ...] = ()) -> None:
+        lacking = [each for each in needs if each not in passed]
+        if lacking:
+            found = f"not tried: it needs {' and '.join(lacking)}"
+            results.append({"check": name, "ok": None, "found": found, "hint": ""})
+            return
         try:
             results.append({"check": name, "ok": True, "found": check(), "hint": ""})
+            passed.add(name)
         except FedSiloError as error:
             results.append({"check": name, "ok": False, "found": error.message, "hint": error.hint, "code": error.code})
-        return bool(results[-1]["ok"])
+            errors.append(error)
+
+    def policy() -> str:
+        found = read_policy(config.policy)
+        return f"{found.file.name} {found.digest[:12]}"
+
+    def certificate() -> str:
+        identity = site_identity(config)
+        return f"{identity.spiffe_id} until {identity.not_after:%Y-%m-%dT%H:%M:%SZ}"
 
     def load() -> str:
         parts.append(load_site_parts(config, make_secret=False))
-        policy = parts[0].policy
-        return f"policy {policy.file.name} {policy.digest[:12]}, model, schema, public and held-out set as pinned"
+        return "coordinator's key, model, schema, public and held-out set as pinned"
 
     for path in config.data.private:
         run(f"private data {path.name}", lambda path=path: _rows_of(path, config.data.verifier, warnings))  # type: ignore[misc]
-    if run("policy, keys, model and sets", load):
-        site = parts[0]
-        run("certificate", lambda: f"{site.identity.spiffe_id} until {site.identity.not_after:%Y-%m-%dT%H:%M:%SZ}")
-        if config.trainer.launch == "external":
-            run("trainer link", lambda: check_trainer_link(config))
-        run("trainer isolation", lambda: _rung(config, site.policy))
-        if reach_coordinator:
-            run("coordinator", lambda: f"certificate {check_coordinator(site, datetime.now(UTC))[:16]}")
-    return results, warnings
+    run("policy", policy)
+    run("certificate", certificate)
+    run(PINNED, load, needs=("policy", "certificate"))
+    if config.trainer.launch == "external":
+        run("trainer link", lambda: check_trainer_link(config))
+    run("trainer isolation", lambda: _rung(config, read_policy(config.policy)), needs=("policy",))
+    if reach_coordinator:
+        run(
+            "coordinator",
+            lambda: f"certificate {check_coordinator(parts[0], datetime.now(UTC))[:16]}",
+            needs=(PINNED,),
+        )
+    return results, warnings, errors
 
 
 def _rows_of(path: Path, verifier: str, warnings: list[str]) -> str:

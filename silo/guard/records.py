@@ -1,4 +1,4 @@
-"""A decision as the fields of an audit record: facts, every rule's verdict, digests; never text or tensor values."""
+"""A decision as the fields of an audit record: facts, each rule's verdict, digests; never text or tensor values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.engine import Decision, Facts, RuleResult
 from policies.load import Policy
 
+NOT_APPLICABLE = "n.a."
 _LIST_SHOWN_MAX = 64
 
 
@@ -45,10 +46,12 @@ def decision_fields(
         "direction": facts["direction"],
         "decision": decision.verdict,
         "reasons": list(decision.reasons),
-        "rules": [rule_fields(result) for result in decision.results],
+        "rules": [rule_fields(result) for result in decision.results if result.outcome != NOT_APPLICABLE],
         "facts": {"final": dict(facts), "history": dict(history)},
         "policy": {"effective": policy.digest, "file": policy.file_sha256, "schema": schema_sha256},
         "payload": dict(payload_digests),
+        # A count is enough: facts and policy say which ones, and most messages are polls that few rules are for.
+        "detail": {"rules_not_applicable": sum(result.outcome == NOT_APPLICABLE for result in decision.results)},
     }
 
 
@@ -74,10 +77,9 @@ def payload_digests(kind: str, payload: bytes, site_key: bytes) -> dict[str, Any
 
 
 def rule_fields(result: RuleResult) -> dict[str, Any]:
-    """One rule's verdict; a rule that does not apply to the kind has nothing more to say."""
+    """One rule's verdict, of a rule that applies to the kind."""
     fields: dict[str, Any] = {"rule": result.rule, "outcome": result.outcome}
-    if result.outcome != "n.a.":
-        fields |= {"measured": _plain(result.measured), "limit": _plain(result.limit), "line": result.line}
+    fields |= {"measured": _plain(result.measured), "limit": _plain(result.limit), "line": result.line}
     if result.outcome in ("deny", "hold"):
         fields["reason"] = result.reason
     return fields

@@ -84,11 +84,7 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
             f"{config.policy}:{policy.line_of(('federation', 'id'))}: the policy is for federation "
             f"{policy.file.federation.id!r}, {config.source.name} says {config.federation!r}"
         )
-    identity = load_identity(files.certificate, files.key, files.signing_key, files.federation_ca, role="silo", now=now)
-    if identity.spiffe_id != config.spiffe_id:
-        raise NotAllowedError(
-            f"{files.certificate} is the certificate of {identity.spiffe_id}, the configuration says {config.spiffe_id}"
-        )
+    identity = site_identity(config, now)
     coordinator_key = pinned_coordinator_key(config, policy)
     site_ca_pem, roles = load_site(files.site_ca, files.operators, site=config.silo)
     public = _pinned_public_set(config, policy)
@@ -110,6 +106,17 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     return Site(
         config, policy, identity, coordinator_key, site_ca_pem, roles, schema, fingerprints, public, held_out, secret
     )
+
+
+def site_identity(config: SiloConfig, now: datetime | None = None) -> Identity:
+    """The site's own certificate and keys. Raises NotAllowedError, NotFoundError."""
+    files = config.identity
+    identity = load_identity(files.certificate, files.key, files.signing_key, files.federation_ca, role="silo", now=now)
+    if identity.spiffe_id != config.spiffe_id:
+        raise NotAllowedError(
+            f"{files.certificate} is the certificate of {identity.spiffe_id}, the configuration says {config.spiffe_id}"
+        )
+    return identity
 
 
 def pinned_coordinator_key(config: SiloConfig, policy: Policy) -> Ed25519PublicKey:

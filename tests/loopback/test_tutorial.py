@@ -37,7 +37,7 @@ from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, nothing_plante
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PORT = "8443"  # as the pages write it
 FENCE = re.compile(r"^```sh(?: (\S+))?\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-QUESTION = b"last 4 characters of the release's sha256: "
+QUESTION = b"type its last 4 characters: "
 
 
 @dataclass

@@ -297,3 +297,82 @@ def test_commands_show_tail_prove_and_export(honest: tuple[Path, Path], tmp_path
         path = [bytes.fromhex(part) for part in item["inclusion"]]
         assert verify_inclusion(leaf_hash(line), item["seq"], checkpoint.size, path, checkpoint.root)
     assert runner.invoke(app, ["export", "--out", str(out), *log]).exit_code == 6
+
+
+def many_checkpoints(folder: Path) -> Path:
+    """A log of 40 records with a checkpoint after each: every record is covered by all that follow."""
+    with open_log(folder) as log:
+        for _ in range(40):
+            log.append("start")
+            log.checkpoint()
+    assert len(list((folder / "checkpoints").iterdir())) == 40
+    assert problems(folder) == [[]]
+    return folder
+
+
+def test_T38_one_removed_record_is_told_once_and_what_follows_from_it_is_counted(tmp_path: Path) -> None:
+    folder = many_checkpoints(tmp_path / "silo")
+    lines = segment(folder).read_bytes().splitlines(keepends=True)
+    segment(folder).write_bytes(b"".join([*lines[:20], *lines[21:]]))
+    # Checkpoints at 21 to 39 cover what is gone; the one at 40 says more records than there are.
+    assert problems(folder) == [
+        [
+            "record 20 carries number 21: records are missing or out of order",
+            "checkpoints/000000000021.note does not fit the first 21 records (and 18 more of this kind)",
+            "checkpoints/000000000040.note says 40 records, the log has 39: its end was dropped",
+        ]
+    ]
+    (result,) = audit_verify.verify_logs([folder])
+    assert result["suspects"] == [19, 20] and not result["verified"]
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_T38_one_changed_digit_names_the_records_to_look_at(tmp_path: Path, repaired: bool) -> None:
+    folder = many_checkpoints(tmp_path / "silo")
+    lines = segment(folder).read_bytes().splitlines(keepends=True)
+    record = json.loads(lines[20])
+    record["t"] += 1
+    lines[20] = json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    segment(folder).write_bytes(b"".join(lines))
+    if repaired:
+        rewrite(folder)
+    (result,) = audit_verify.verify_logs([folder])
+    follows = "checkpoints/000000000021.note does not fit the first 21 records (and 19 more of this kind)"
+    assert result["problems"] == ([] if repaired else ["record 21 does not follow the record before it"]) + [follows]
+    assert result["suspects"] == ([20, 20] if repaired else [20, 21])
+    told = CliRunner().invoke(app, ["verify", str(folder)])
+    where = "record 20" if repaired else "records 20 to 21"
+    assert f"hint: look at {where} first: `fedsilo audit show 20 --log {folder}`" in told.stderr
+    assert told.stderr.count("does not fit") == 0 and told.stdout.count("does not fit") == 1
+
+
+def test_T38_a_log_with_too_many_different_problems_says_how_many_are_left_out(tmp_path: Path) -> None:
+    folder = many_checkpoints(tmp_path / "silo")
+    for number in range(audit_verify.PROBLEMS_MAX + 3):
+        # in letters: a name that differed in its digits only would be folded
+        (folder / "checkpoints" / f"{chr(ord('a') + number)}.note").write_bytes(b"")
+    (found,) = problems(folder)
+    assert len(found) == audit_verify.PROBLEMS_MAX + 1 and found[-1] == "and 3 other problems"
+
+
+def test_what_is_no_log_folder_is_not_called_a_tampered_log(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    def told(path: Path) -> tuple[int, str, str]:
+        answer = CliRunner().invoke(app, ["verify", str(path), "--json"])
+        error = json.loads(answer.stdout)["error"]
+        return answer.exit_code, error["message"], error["hint"]
+
+    nowhere = tmp_path / "nowhere"
+    assert told(nowhere)[:2] == (8, f"{nowhere} does not exist")
+    demo = tmp_path / "demo"
+    for name, log in zip(("coordinator", "hospital_a"), honest, strict=True):
+        copied(log, demo / name / "state" / "audit")
+    code, message, hint = told(demo)
+    assert (code, message) == (8, f"{demo} is no log folder")
+    assert hint == f"did you mean {demo}/*/state?"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert told(empty) == (8, f"{empty} is no log folder", "a log is STATE_DIR/audit")
+    # A log that lost its own key is a log still, and does not verify.
+    folder = copied(honest[0], tmp_path / "keyless")
+    (folder / "keys" / "log.vkey").unlink()
+    assert told(folder)[0] == 7

@@ -19,6 +19,8 @@ class Outer(BaseModel):
     model_config = ConfigDict(extra="forbid")
     inner: Inner
     items: list[int] = []
+    named: dict[str, Inner] = {}
+    maybe: Inner | None = None
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,33 @@ def test_an_unknown_key_lists_the_known_ones() -> None:
     with pytest.raises(UsageError) as error:
         validate(Outer, load(b"inner: {rate: 1.0, rats: 2}\n", "c.yaml"))
     assert "name, rate" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "known"),
+    [
+        # One misspelling makes two errors, and pydantic tells of the missing key first.
+        ("inner:\n  name: x\n  rat: 1.0\n", "c.yaml:3: unknown key 'inner.rat' (did you mean 'rate'?)", "name, rate"),
+        (
+            "inner: {rate: 1.0}\nnamed:\n  any:\n    rate: 1.0\n    nam: x\n",
+            "c.yaml:5: unknown key 'named.any.nam' (did you mean 'name'?)",
+            "name, rate",
+        ),
+        (
+            "inner: {rate: 1.0}\nmaybe:\n  rate_: 1.0\n",
+            "c.yaml:3: unknown key 'maybe.rate_' (did you mean 'rate'?)",
+            "name, rate",
+        ),
+        ("inner: {rate: 1.0}\nzebra: 1\n", "c.yaml:2: unknown key 'zebra'", "inner, items, maybe, named"),
+    ],
+)
+def test_a_misspelled_key_is_named_before_the_one_it_leaves_missing(text: str, message: str, known: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validate(Outer, load(text.encode(), "c.yaml"))
+    assert (error.value.message, error.value.hint) == (message, f"known keys here: {known}")
+
+
+def test_a_key_that_is_only_missing_is_called_missing() -> None:
+    with pytest.raises(UsageError) as error:
+        validate(Outer, load(b"inner: {rate: 1.0}\nmaybe:\n  name: x\n", "c.yaml"))
+    assert error.value.message == "c.yaml:2: 'maybe.rate' is missing"

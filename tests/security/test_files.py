@@ -15,6 +15,7 @@ from fedsilo.edge.files import (
     write_durably,
     write_private,
 )
+from fedsilo.launch.processes import holder_of, wait_for_end
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 
 
@@ -144,3 +145,18 @@ def test_T42_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     os.kill(child, 9)
     os.waitpid(child, 0)
     lock_exclusively(tmp_path / "lock").release()
+
+
+def test_who_waits_for_the_end_of_a_daemon_waits_for_its_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert holder_of(path) == 0
+    wait_for_end(path, 0.0)
+    with lock_exclusively(path):
+        assert holder_of(path) == os.getpid()
+        with pytest.raises(OperationError, match=f"process {os.getpid()} has not ended within 0 s"):
+            wait_for_end(path, 0.0)
+        (tmp_path / "lock").write_text("")
+        with pytest.raises(OperationError, match="names no process"):
+            holder_of(path)
+    assert holder_of(path) == 0
+    wait_for_end(path, 0.0)

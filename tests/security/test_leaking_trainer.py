@@ -12,7 +12,7 @@ from fedsilo.launch.demo_leak import check_attacks, fault
 from fedsilo.launch.demo_report import report
 from fedsilo.launch.demo_result import _worse
 from fedsilo.launch.leaking_trainer import ATTACKS, HostileLink
-from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, VerificationError
+from fedsilo.treaty.errors import OperationError, UsageError, VerificationError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.rules import RULES
@@ -154,7 +154,7 @@ def test_only_a_denial_by_the_rule_made_for_it_counts() -> None:
 def test_a_run_that_could_not_show_it_is_refused(attacks: tuple[str, ...], changes: dict[str, Any], words: str) -> None:
     shape: dict[str, Any] = {"rounds": 2, "silos": 2, "method": "pubswap", "kinds": KINDS}
     check_attacks([name for name in attacks if name in ATTACKS], **shape)  # the counterpart
-    with pytest.raises((NotFoundError, FedSiloError), match=words):
+    with pytest.raises(UsageError, match=words):
         check_attacks(attacks, **shape | changes)
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click.testing
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedsilo.launch.output import JsonOption, emit, envelope, guarded, plain, table
-from fedsilo.treaty.errors import ConflictError, UnreachableError, VerificationError
+import fedsilo
+from fedsilo.launch import cli_run
+from fedsilo.launch.output import JsonOption, emit, envelope, existing, facts_text, guarded, plain, table
+from fedsilo.launch.silo_text import status_text
+from fedsilo.treaty.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
+from tools.reference import programs
 
 app = typer.Typer()
 
@@ -97,3 +106,86 @@ def test_the_envelope_refuses_what_json_cannot_say() -> None:
 
 def test_a_table_lines_up() -> None:
     assert table(("name", "n"), [("a", 1), ("long", 22)]) == "name  n\na     1\nlong  22"
+
+
+@pytest.mark.parametrize("program", ["silo", "coordinator", "fedsilo", "fedconsole"])
+def test_every_program_tells_its_version(program: str) -> None:
+    command = dict(programs())[program]
+    runner = click.testing.CliRunner()
+    answer = runner.invoke(command, ["--version"])
+    assert (answer.exit_code, answer.stdout) == (0, f"fedsilo {fedsilo.__version__}\n")
+    assert runner.invoke(command, ["--versions"]).exit_code == 2
+
+
+def test_a_path_that_the_caller_named_is_there_or_is_not_found(tmp_path: Path) -> None:
+    assert existing(tmp_path) == tmp_path
+    with pytest.raises(NotFoundError, match=r"nowhere\.yaml does not exist"):
+        existing(tmp_path / "nowhere.yaml")
+
+
+def test_facts_are_told_in_no_language_of_programmers() -> None:
+    told = facts_text(
+        {"silos": ["a", "b"], "by": {"a": 1, "b": None}, "late": False, "seconds": 1 / 3, "none": [], "reason": ""}
+    )
+    assert told == "silos=a,b by=a:1,b:- late=no seconds=0.333333 none=- reason=-"
+
+
+class Told:
+    """A coordinator's control socket, as far as `run watch` asks."""
+
+    def __init__(self, before: str, after: str) -> None:
+        self.states = [before, after]
+        self.watched: list[int] = []
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def query(self, name: str, arguments: dict[str, str]) -> dict[str, Any]:
+        state = self.states.pop(0)
+        record = {"state": state, "reason": "ABORTED" if state == "aborted" else "", "ended_at": "2026-01-01T00:00:00Z"}
+        return record | {"silo_errors": {}}
+
+    def watch(self, after: int) -> Iterator[SimpleNamespace]:
+        self.watched.append(after)
+        for sequence, name, fields in (
+            (1, "run.started", {"run": "first", "silos": ["hospital_a", "hospital_b"]}),
+            (2, "run.started", {"run": "another", "silos": []}),
+            (3, "run.ended", {"run": "first", "outcome": "finished", "reason": ""}),
+        ):
+            yield SimpleNamespace(sequence=sequence, time="T", name=name, fields=fields)
+
+
+def test_watching_a_run_tells_its_events_and_of_one_that_has_ended_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watched(before: str, after: str, *options: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(cli_run, "_client", lambda config, socket: Told(before, after))
+        result = CliRunner().invoke(cli_run.app, ["watch", "first", *options])
+        return result.exit_code, result.stdout, result.stderr
+
+    live = "T run.started silos=hospital_a,hospital_b\nT run.ended outcome=finished reason=-\n"
+    assert watched("running", "finished") == (0, live, "")
+    code, out, _ = watched("finished", "finished")
+    assert (code, out) == (
+        0, "2026-01-01T00:00:00Z run.ended outcome=finished; `fedsilo run show first` shows its rounds\n"
+    )  # fmt: skip
+    code, out, _ = watched("finished", "finished", "--json")
+    assert json.loads(out)["data"]["fields"] == {"run": "first", "outcome": "finished", "reason": ""}
+    code, out, err = watched("aborted", "aborted")
+    assert code == 1 and "run.ended outcome=aborted" in out and "has not finished: aborted ABORTED" in err
+
+
+def test_status_says_of_which_task_a_figure_is() -> None:
+    state = {
+        "held": [],
+        "metrics": {
+            "tokens": {"value": 274, "source": "local", "task": "PrivateStep", "round": 2, "step": 3},
+            "seconds": {"value": 0.0029712, "source": "local", "task": "LoadAdapter", "round": 2, "step": 0},
+        },
+    }
+    lines = [line.strip() for line in status_text(state).splitlines() if line.startswith("figure")]
+    assert [" ".join(line.split()) for line in lines] == [
+        "figure PrivateStep of round 2 step 3: tokens of its answers: 274",
+        "figure LoadAdapter of round 2: seconds it took: 0.002971",
+    ]

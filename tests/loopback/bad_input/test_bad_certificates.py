@@ -119,6 +119,17 @@ def test_T26_a_silo_whose_own_certificate_is_expired_or_of_another_ca_does_not_s
         done = place.start()
         assert done.exit_code == 4
         assert words in done.error and f"{identities}/hospital_a.crt" in done.error
+        checked = command("silo", "check", "--config", place.config, "--json")
+        answer = json.loads(checked.stdout)
+        assert (checked.exit_code, answer["error"]["code"]) == (4, "NOT_ALLOWED")
+        assert answer["error"]["message"] == "1 of 6 checks failed, 2 not tried: certificate"
+        results = {row["check"]: row for row in answer["data"]["checks"]}
+        assert [name for name, row in results.items() if row["ok"] is False] == ["certificate"]
+        assert words in results["certificate"]["found"]
+        untried = {name: row["found"] for name, row in results.items() if row["ok"] is None}
+        assert untried == {
+            "pinned files": "not tried: it needs certificate", "coordinator": "not tried: it needs pinned files"
+        }  # fmt: skip
 
 
 def test_T31_a_key_that_does_not_fit_or_that_others_may_read_is_refused_before_anybody_is_dialled(place: Place) -> None:

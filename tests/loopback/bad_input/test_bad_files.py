@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from fedsilo.edge.files import lock_exclusively
 from fedsilo.launch.demo_sites import SILO_PEOPLE
 from fedsilo.launch.provision import enrol_operator, write_roles
 from tests.loopback.bad_input.place import HASH, ROOT, Place, command, daemon, edit
@@ -165,6 +166,9 @@ def test_a_few_bad_private_lines_are_counted_and_listed_and_people_are_told_no(p
         nobody = command("silo", "stop", "--operator", "eve", "--config", place.config)
         assert nobody.exit_code == 8 and "eve.crt does not exist" in nobody.error
         assert command("silo", "stop", "--operator", "alice", "--config", place.config).exit_code == 0
+        lock_exclusively(place.state / "lock").release()  # held until the daemon's very end
+        verified = command("fedsilo", "audit", "verify", place.state)
+        assert (verified.exit_code, verified.stderr) == (0, "")  # no record that is not signed yet
         assert silo.ended().exit_code == 0
     gone = command("silo", "status", "--config", place.config)
     assert gone.exit_code == 3
@@ -189,6 +193,6 @@ def test_too_many_bad_private_lines_end_the_start_and_the_check(place: Place) ->
     assert "zz" not in done.stderr  # reasons, never content
     assert "ended: the trainer refuses to configure" in (place.state / "logs" / "guard.log").read_text()
     done = command("silo", "check", "--offline", "--config", place.config)
-    assert (
-        done.exit_code == 1 and f"43 of {good + 43} lines are bad" in done.error and "[TASK_FILE_INVALID]" in done.error
-    )
+    assert done.exit_code == 2 and "[TASK_FILE_INVALID]" in done.error
+    assert f"43 of {good + 43} lines are bad" in done.stdout and "lines are bad" not in done.stderr
+    assert f"1 of 5 checks failed: private data {place.private.name} [" in done.error

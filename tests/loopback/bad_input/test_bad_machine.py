@@ -116,3 +116,8 @@ def test_the_demo_refuses_a_folder_that_is_not_empty_an_unknown_method_and_a_dat
     envelope = json.loads(done.stdout)
     assert (done.exit_code, envelope["ok"], envelope["error"]["code"]) == (8, False, "NOT_FOUND")
     assert "fedsilo data from-sets" in envelope["error"]["hint"]
+    done = command("fedsilo", "demo", "--no-console", "--attack", "nonsense", "--out", out)
+    assert (done.exit_code, done.error) == (2, "error: there is no attack 'nonsense' [INVALID_INPUT]")
+    assert not out.exists()  # nothing is left behind by what was refused
+    done = command("fedsilo", "demo", "--no-console", "--out", "/proc/fedsilo-demo")
+    assert done.exit_code == 2 and "cannot make /proc/fedsilo-demo: " in done.error and "--out" in done.hint
