@@ -129,6 +129,7 @@ class Control:
             "run": run.name,
             "state": run.state,
             "reason": run.reason,
+            "silo_errors": db.errors_of(session, run.name),
             "method": plan.get("method") or json.loads(run.request).get("method", ""),
             "round": newest.number if newest else 0,
             "rounds": plan.get("rounds", json.loads(run.request).get("rounds", 0)),

@@ -70,6 +70,9 @@ class Effects:
             case pb.ErrorReport():
                 state.error = body.code
                 self._parts.publish("silo.error", {"silo": silo, "run": envelope.run, "code": body.code})
+                if (run := self._runs.get(envelope.run)) is not None and silo in run.plan.silos:
+                    number = run.open_round(session)
+                    db.note_error(session, run=run.name, round_number=number, silo=silo, code=body.code)
                 if body.code == WireCode.DECLINED and envelope.run in self._runs:
                     self._leave(session, envelope.run, silo)
                 return ack()

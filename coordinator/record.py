@@ -68,6 +68,7 @@ def run_record(session: Session, run: db.Run, *, charter_digest: str) -> dict[st
             for member in session.scalars(select(db.Member).order_by(db.Member.silo))
         ],
         "isolation": db.isolation_of(session, run.name),
+        "silo_errors": db.errors_of(session, run.name),
         "before": _round_figures(session, run.name, 0),
         "rounds": [_round_figures(session, run.name, number) for number in sorted(numbers)],
         "traffic": db.traffic_table(session, run.name),

@@ -43,7 +43,6 @@ from fedsilo.treaty.wire.codec import FactorsReader, decode, encode
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
 
 JOIN = "join"  # the deadline before a run has a method
-PLAN_DECLINED = "plan_declined"
 
 
 @dataclass
@@ -138,7 +137,7 @@ class ActiveRun:
         if self.started:
             self.feed(session, SiloLeft(silo))
             return
-        figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=PLAN_DECLINED, fields="{}")
+        figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=db.PLAN_DECLINED, fields="{}")
         session.add(figure)
         self.start_if_accepted(session)
 
@@ -229,7 +228,7 @@ class ActiveRun:
             self.deadlines.pop(name, None)
         if not self.started:
             self.deadlines[JOIN] = self.around.monotonic() + self.plan.join_deadline_seconds
-            figures = select(db.Figure.silo).where(db.Figure.run == self.name, db.Figure.name == PLAN_DECLINED)
+            figures = select(db.Figure.silo).where(db.Figure.run == self.name, db.Figure.name == db.PLAN_DECLINED)
             self.left = set(session.scalars(figures))
             # whose plan is no longer queued has taken it in
             queued = select(db.OutboxItem.silo).where(db.OutboxItem.run == self.name)

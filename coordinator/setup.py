@@ -14,7 +14,7 @@ from typing import Any
 from fedsilo.edge.files import write_durably
 from fedsilo.edge.identity_files import load_coordinator_key, read_public
 from fedsilo.edge.model_folder import read_fingerprints
-from fedsilo.edge.site_policy import SiteInputs, make_site_policy
+from fedsilo.edge.site_policy import SiteInputs, make_site_policy, within_context
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import ConflictError, OperationError
 from policies.render import PlanSize
@@ -27,6 +27,8 @@ class InitInputs:
     coordinator: its name; `id/<name>.crt` and so on must be there.
     listen: host:port to serve on; port 0 takes a free one at each start.
     advertise: host:port that the sites dial; by default `listen`.
+    size: of the largest plan this federation means to run. It travels in the bundle, and every site's limits follow
+        from it unless the site says otherwise. No longer answers than the model's context.
     """
 
     directory: Path
@@ -71,6 +73,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
         here.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OperationError(f"cannot create {here}: {error.strerror}") from error
+    size = within_context(inputs.size, inputs.model)
     bundle = {
         "federation": inputs.federation,
         "coordinator_spiffe_id": f"spiffe://{inputs.federation}/coordinator/{inputs.coordinator}",
@@ -78,6 +81,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
         "coordinator_signing_key_hex": load_coordinator_key(here / "id" / "coordinator.pub").public_bytes_raw().hex(),
         "federation_ca_pem": read_public(here / "id" / "federation_ca.crt").decode("ascii"),
         "peers": [f"spiffe://{inputs.federation}/silo/{silo}" for silo in inputs.silos],
+        "plan_size": size.to_json(),
     }
     write_durably(places["bundle"], json.dumps(bundle, indent=1).encode() + b"\n")
     made = make_site_policy(
@@ -95,13 +99,16 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
             targets=inputs.targets,
             dtype=inputs.dtype,
             first_rounds=0,
-            size=inputs.size,
         )
     )
     write_durably(places["schema"], made.schema_text)
     write_durably(places["charter"], made.policy_text.encode())
     write_durably(places["config"], _config_text(inputs).encode())
-    return {name: str(place) for name, place in places.items()} | {"schema_sha256": made.schema.digest}
+    return {
+        **{name: str(place) for name, place in places.items()},
+        "schema_sha256": made.schema.digest,
+        "plan_size": size.to_json(),
+    }
 
 
 def _config_text(inputs: InitInputs) -> str:

@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from coordinator.blobs import DiskFullError
-from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.errors import OperationError, WireCode
 
 # SQLite numbers rows by itself only for a plain INTEGER key
 _RowId = BigInteger().with_variant(Integer, "sqlite")
@@ -136,7 +136,10 @@ class Traffic(Base):
     payload_bytes: Mapped[int] = mapped_column(BigInteger)
 
 
-ISOLATION = "isolation"  # name of the figure that says behind which walls a silo's trainer is
+# Names of figures.
+ISOLATION = "isolation"  # behind which walls a silo's trainer is
+SILO_ERROR = "silo_error"  # the code of a control.error about a run, from the closed list of what may cross
+PLAN_DECLINED = "plan_declined"  # a site said no to the plan; it need not say why
 
 
 class Figure(Base):
@@ -325,6 +328,29 @@ def isolation_of(session: Session, run: str) -> dict[str, list[str]]:
     for figure in session.scalars(query):
         rungs.setdefault(figure.silo, []).append(str(json.loads(figure.fields)["rung"]))
     return dict(sorted(rungs.items()))
+
+
+def note_error(session: Session, *, run: str, round_number: int, silo: str, code: str) -> None:
+    """Keep the code of a silo's control.error about a run, each code once: a silo cannot fill the record with them."""
+    if code in errors_of(session, run).get(silo, ()):
+        return
+    fields = as_json({"silo": silo, "code": code})
+    session.add(Figure(run=run, round=round_number, step=0, silo=silo, name=SILO_ERROR, fields=fields))
+    session.flush()
+
+
+def errors_of(session: Session, run: str) -> dict[str, list[str]]:
+    """By silo, the codes it told of a run, in that order; DECLINED alone where it left the plan without a code."""
+    codes: dict[str, list[str]] = {}
+    names = (SILO_ERROR, PLAN_DECLINED)
+    query = select(Figure).where(Figure.run == run, Figure.name.in_(names)).order_by(Figure.id)
+    for figure in session.scalars(query):
+        told = codes.setdefault(figure.silo, [])
+        if figure.name == SILO_ERROR:
+            told.append(str(json.loads(figure.fields)["code"]))
+        elif not told:
+            told.append(WireCode.DECLINED.value)
+    return dict(sorted(codes.items()))
 
 
 def as_json(value: Any) -> str:

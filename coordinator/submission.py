@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -55,38 +55,47 @@ class Fixed:
         }
 
 
-def plan_from_request(request: Mapping[str, Any], fixed: Fixed, silos: tuple[str, ...], source: str) -> Plan:
+def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple[str, ...]) -> Plan:
     """The plan of a request for these silos.
+
+    Args:
+        document: the request, a mapping, with its lines where they are known.
+        fixed: what cannot be chosen.
+        silos: the roster.
 
     Raises:
         UsageError: an unknown field, a wrong value, a silo that is not of the federation, or a value that differs
             from what the federation fixes; named.
     """
-    fields = dict(request)
+    fields = dict(document.value)
     for name, value in fixed.fields().items():
         given = fields.get(name, value)
         if name == "lora" and isinstance(given, Mapping):
             given = {**value, **given}
         if given != value:
             raise UsageError(
-                f"{source}: {name} is {given!r}; this federation has {value!r}", hint=f"leave {name} out of the file"
+                f"{document.place((name,))}: {name} is {given!r}; this federation has {value!r}",
+                hint=f"leave {name} out of the file",
             )
         fields[name] = value
     fields["silos"] = list(silos)
     unknown = [silo for silo in silos if silo not in fixed.silos]
     if unknown:
         raise UsageError(
-            f"{source}: {unknown[0]!r} is not a silo of this federation", hint=f"known: {', '.join(fixed.silos)}"
+            f"{document.place(('silos',))}: {unknown[0]!r} is not a silo of this federation",
+            hint=f"known: {', '.join(fixed.silos)}",
         )
     try:
         plan = Plan.model_validate_json(json.dumps(fields))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the run"
-        known = f"known keys: {', '.join(sorted(Plan.model_fields))}" if first["type"] == "extra_forbidden" else ""
-        raise UsageError(f"{source}: {where}: {first['msg']}", hint=known) from error
+        raise strict_yaml.mistake(Plan, error, document) from error
     method_named(plan.method)
     return plan
+
+
+def _taken(request: dict[str, Any]) -> strict_yaml.Document:
+    """A request that was accepted earlier; its lines are gone with the file."""
+    return strict_yaml.Document("run", request, {})
 
 
 @dataclass
@@ -133,7 +142,8 @@ class Submissions:
         with self.driver.changing(), self.driver.parts.store.transaction() as session:
             ordinal = (session.scalar(select(func.max(db.Run.ordinal))) or 0) + 1
             request.setdefault("run", f"run-{ordinal}")
-            plan = plan_from_request(request, self.fixed, self._silos_of(request), source)
+            document = replace(document, value=request)
+            plan = plan_from_request(document, self.fixed, self._silos_of(document))
             if session.get(db.Run, plan.run) is not None:
                 raise ConflictError(f"there is a run {plan.run!r} already", hint="choose another `run:`")
             going_on = session.scalars(select(db.Run)).all()
@@ -190,14 +200,15 @@ class Submissions:
             self._end(session, name, "abort", "ABORTED")
             return True
 
-    def _silos_of(self, request: Mapping[str, Any]) -> tuple[str, ...]:
-        given = request.get("silos", self.fixed.silos)
+    def _silos_of(self, document: strict_yaml.Document) -> tuple[str, ...]:
+        given = document.value.get("silos", self.fixed.silos)
         if not isinstance(given, list | tuple) or not all(isinstance(silo, str) for silo in given):
-            raise UsageError("silos is a list of names")
+            raise UsageError(f"{document.place(('silos',))}: silos is a list of names")
         return tuple(given)
 
     def _wait(self, name: str, request: dict[str, Any]) -> None:
-        plan = plan_from_request(request, self.fixed, self._silos_of(request), "run")
+        document = _taken(request)
+        plan = plan_from_request(document, self.fixed, self._silos_of(document))
         due = self.driver.parts.monotonic() + plan.join_deadline_seconds
         self.waiting[name] = Waiting(request, plan, due)
 
@@ -217,7 +228,7 @@ class Submissions:
 
     def _start(self, session: Session, name: str, silos: tuple[str, ...]) -> None:
         item = self.waiting.pop(name)
-        plan = plan_from_request(item.request, self.fixed, silos, "run")
+        plan = plan_from_request(_taken(item.request), self.fixed, silos)
         row = session.get_one(db.Run, name)
         adapter = self.driver.parts.blobs.keep(BytesPayload(initial_adapter(self.fixed.schema, plan.seed)))
         row.plan, row.base_digest, row.adapter_digest = plan.canonical(), adapter.digest, adapter.digest

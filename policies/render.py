@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from string import Template
 from typing import Any
@@ -25,13 +25,21 @@ RULESETS = ("pubswap", "pubswap-random", "deny_all")
 _TOKEN_BYTES_OF_RESPONSE = 16
 _TOKEN_BYTES_OF_STEP = 8
 _HEADER_BYTES_OF_RESPONSE = 64
-_ROUNDS_PER_DAY = 200
+_ROUNDS_PER_DAY_MAX = 200
+_RUNS_PER_DAY = 24  # one of the intended length every hour
+_SIZE_MAX = 10**9
+# Above these a check says how much text may leave: some 5,000 pages a round, 500,000 a day.
+TEXT_ROUND_BYTES = 10_000_000
+TEXT_DAY_BYTES = 1_000_000_000
 _CONTROL_MESSAGE_BYTES = 32768
 
 
 @dataclass(frozen=True)
 class PlanSize:
-    """The largest plan a site is ready to run. The defaults hold the published experiments of PubSwap and the demo."""
+    """The largest plan a site is ready to run. The defaults hold the published experiments of PubSwap and the demo.
+
+    A federation says in its bundle what it means to run, and a site may say less, or more.
+    """
 
     rounds: int = 200
     local_steps: int = 120  # tau
@@ -45,6 +53,33 @@ class PlanSize:
     @property
     def public_steps(self) -> int:
         return max(1, self.local_steps // self.swap_period)
+
+    def changed(self, limits: Mapping[str, Any], source: str) -> PlanSize:
+        """With some numbers replaced. Raises UsageError: no such number, not a number, or out of range."""
+        for name, value in limits.items():
+            known = getattr(self, name, None) if name in self.to_json() else None
+            if known is None:
+                raise UsageError(
+                    f"{source}: {name!r} is no size of a plan", hint=f"one of: {', '.join(self.to_json())}"
+                )
+            numbers = (int, float) if isinstance(known, float) else (int,)
+            least = 0 if isinstance(known, float) else 1
+            if isinstance(value, bool) or not isinstance(value, numbers) or not least <= value <= _SIZE_MAX:
+                raise UsageError(f"{source}: {name} {value!r} is no size of a plan")
+        return replace(self, **{name: type(getattr(self, name))(value) for name, value in limits.items()})
+
+    def looser_than(self, other: PlanSize) -> list[str]:
+        """What this allows and `other` does not, in words."""
+        found = []
+        for name, value in self.to_json().items():
+            asked = getattr(other, name)
+            # More public steps are more text, and a smaller period makes more of them.
+            if value < asked if name == "swap_period" else value > asked:
+                found.append(f"{name} {value:g} (the federation means {asked:g})")
+        return found
+
+    def to_json(self) -> dict[str, int | float]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -145,7 +180,7 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "message_bytes": max(schema.payload_bytes, step_bytes, 65536),
         "control_message_bytes": _CONTROL_MESSAGE_BYTES,
         "round_bytes": round_bytes,
-        "day_bytes": round_bytes * _ROUNDS_PER_DAY,
+        "day_bytes": round_bytes * min(_ROUNDS_PER_DAY_MAX, _RUNS_PER_DAY * size.rounds),
         "clip_l2": clip_l2,
         "max_l2": max_l2,
         "max_tensor_l2": max_tensor_l2,
@@ -213,6 +248,26 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
     return [
         {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes), "bits": 8 * size}
         for kind, messages, size in rows
+    ]
+
+
+def text_warnings(policy: Policy) -> list[str]:
+    """What should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
+    responses, budgets = policy.file.egress.public_responses, policy.file.budgets
+    if responses is None:
+        return []
+    path = ("egress", "public.responses", "max_bytes_per_round")
+    a_round = min(responses.max_bytes_per_round, budgets.round_bytes)
+    a_day = min(budgets.day_bytes, budgets.messages_per_minute * 60 * 24 * responses.max_bytes_per_step)
+    advice = "if no run needs that, write the policy for a smaller plan (--max-new-tokens, --local-steps, --rounds ...)"
+    return [
+        f"{policy.source}:{policy.line_of(place)}: up to {size:,} bytes of text may leave in one {span}, more than "
+        f"{threshold:,}; {advice}"
+        for span, size, threshold, place in (
+            ("round", a_round, TEXT_ROUND_BYTES, path),
+            ("day", a_day, TEXT_DAY_BYTES, ("budgets", "day_bytes")),
+        )
+        if size > threshold
     ]
 
 

@@ -57,6 +57,15 @@ def read_fingerprints(folder: Path) -> Fingerprints:
     return Fingerprints(base, tokenizer, sha256_hex(template))
 
 
+def context_tokens(folder: Path) -> int | None:
+    """Tokens of prompt and answer together, where config.json says so. Raises UsageError: no readable config.json."""
+    config = _read_config(folder)
+    nested = config.get("text_config")  # of a model that takes pictures too
+    part = config if "max_position_embeddings" in config or not isinstance(nested, dict) else nested
+    found = part.get("max_position_embeddings")
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+
 def lora_schema_of(
     folder: Path,
     rank: int,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.model_folder import lora_schema_of, read_fingerprints
+from fedsilo.edge.model_folder import context_tokens, lora_schema_of, read_fingerprints
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.load import Policy, load_policy
-from policies.render import PlanSize, SiteFacts, render_policy, ruleset_name
+from policies.render import PlanSize, SiteFacts, render_policy, ruleset_name, text_warnings
 from policies.schema import LoraSchema, schema_from_json
 
 DAY_SECONDS = 86400
@@ -22,11 +23,18 @@ DAY_SECONDS = 86400
 
 @dataclass(frozen=True)
 class SitePolicy:
-    """Texts of the two files of a site; the caller writes them."""
+    """Texts of the two files of a site; the caller writes them.
+
+    Attributes:
+        size: the largest plan that the limits allow.
+        warnings: for the person who asked: where the site is looser than its federation, and how much text may leave.
+    """
 
     policy_text: str
     schema_text: bytes
     schema: LoraSchema
+    size: PlanSize
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class SiteInputs:
     bundle: federation.json, written by `coordinator init`.
     schema_file: name of the schema file, as it will stand in the policy.
     valid_days: from now_seconds on, less one day for clocks that differ.
+    limits: numbers of a plan's size that the site says itself; all others come from the bundle.
     """
 
     ruleset: str
@@ -53,7 +62,7 @@ class SiteInputs:
     least_isolation: str = "namespaces"
     first_rounds: int = 1
     valid_days: int = 180
-    size: PlanSize = field(default_factory=PlanSize)
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def make_site_policy(inputs: SiteInputs) -> SitePolicy:
@@ -64,6 +73,9 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
     """
     ruleset = read_ruleset(inputs.ruleset)
     bundle = read_bundle(inputs.bundle)
+    intended = within_context(plan_size_of(bundle, inputs.bundle), inputs.model)
+    asked = intended.changed(inputs.limits, f"policy of {inputs.site}")
+    size = within_context(asked, inputs.model)
     prints = read_fingerprints(inputs.model)
     schema = lora_schema_of(
         inputs.model,
@@ -98,9 +110,34 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
         min_peers=min(2, len(peers)) if inputs.min_peers is None else inputs.min_peers,
         least_isolation=inputs.least_isolation,
         first_rounds=inputs.first_rounds,
-        size=inputs.size,
+        size=size,
     )
-    return SitePolicy(render_policy(ruleset, facts), schema.canonical() + b"\n", schema)
+    text = render_policy(ruleset, facts)
+    warnings = []
+    if size != asked:
+        warnings.append(f"max_new_tokens {asked.max_new_tokens} is beyond the model's context: {size.max_new_tokens}")
+    if looser := size.looser_than(intended):
+        warnings.append(f"looser than the federation's bundle: {', '.join(looser)}")
+    warnings += text_warnings(load_policy(text.encode(), f"policy of {inputs.site}"))
+    return SitePolicy(text, schema.canonical() + b"\n", schema, size, tuple(warnings))
+
+
+def within_context(size: PlanSize, model: Path) -> PlanSize:
+    """With no longer answer than the model's context, where its config.json says how long that is."""
+    context = context_tokens(model)
+    return size if context is None else replace(size, max_new_tokens=min(size.max_new_tokens, context))
+
+
+def plan_size_of(bundle: Mapping[str, Any], source: Path) -> PlanSize:
+    """The size of plan that the federation means to run; the defaults for what its bundle does not say.
+
+    Raises:
+        UsageError: a number that is none.
+    """
+    stated = bundle.get("plan_size", {})
+    if not isinstance(stated, dict):
+        raise UsageError(f"{source}: plan_size is a mapping", hint="`coordinator init` writes federation.json")
+    return PlanSize().changed(stated, f"{source}: plan_size")
 
 
 def read_ruleset(name: str) -> str:

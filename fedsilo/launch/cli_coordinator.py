@@ -7,7 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, PersonOption, emit, guarded, table
+from fedsilo.launch.output import (
+    JsonOption,
+    PersonOption,
+    TimeoutOption,
+    emit,
+    facts_text,
+    guarded,
+    table,
+    takes_version,
+)
+from fedsilo.launch.size_options import (
+    LearningRateOption,
+    LocalStepsOption,
+    PromptsOption,
+    RoundsOption,
+    SamplesOption,
+    SwapPeriodOption,
+    TokensOption,
+    given,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig
@@ -15,6 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Set up, start and look at the coordinator of a federation.")
 silos_app = typer.Typer(no_args_is_help=True, help="The silos of the federation.")
+takes_version(app)
 app.add_typer(silos_app, name="silos")
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml.")]
@@ -40,16 +61,32 @@ def init(
     alpha: Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")] = 64.0,
     targets: Annotated[str, typer.Option("--targets", help='"all-linear" or names with commas.')] = "all-linear",
     dtype: Annotated[str, typer.Option("--dtype", help="Values on the wire: float32 or bfloat16.")] = "float32",
+    rounds: RoundsOption = 200,
+    local_steps: LocalStepsOption = 120,
+    swap_period: SwapPeriodOption = 2,
+    prompts_per_step: PromptsOption = 16,
+    samples_per_prompt: SamplesOption = 16,
+    max_new_tokens: TokensOption = 2048,
+    learning_rate: LearningRateOption = 1e-3,
     person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Write federation.json (for the sites), coordinator.yaml, charter.yaml and lora_schema.json."""
+    """Write federation.json (for the sites), coordinator.yaml, charter.yaml and lora_schema.json.
+
+    The options from --rounds to --learning-rate say how large the runs will be: the limits of every site's policy
+    follow from them unless the site says otherwise.
+    """
     import time
 
     from coordinator.setup import InitInputs, init_coordinator
     from fedsilo.launch.provision import people_of, write_coordinator_key, write_roles
+    from policies.render import PlanSize
 
+    limits = given(
+        rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
+        samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
+    )  # fmt: skip
     if not (out / "id" / "coordinator.pub").exists():
         write_coordinator_key(out / "id", name)
     if person:
@@ -74,6 +111,7 @@ def init(
             alpha=alpha,
             targets=targets,
             dtype=dtype,
+            size=PlanSize().changed(limits, "coordinator init"),
         ),
         force=force,
     )
@@ -82,6 +120,7 @@ def init(
         result,
         json_output=json_output,
         text=f"wrote {result['config']}, {result['charter']}, {result['schema']}\n"
+        f"{size_text(result['plan_size'])}\n"
         f"give {result['bundle']} to every site\nnext: coordinator check --config {result['config']}",
     )
 
@@ -170,36 +209,22 @@ def status(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> N
 @guarded("coordinator stop")
 def stop(
     config: ConfigOption = _CONFIG,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait for its end.")] = 30.0,
+    timeout: TimeoutOption = 30.0,
     json_output: JsonOption = False,
 ) -> None:
     """End the coordinator cleanly (SIGTERM by its own user); calls in flight may finish."""
     import os
     import signal
-    import time
 
-    from fedsilo.edge.files import lock_exclusively
-    from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError
+    from fedsilo.launch.processes import holder_of, wait_for_end
+    from fedsilo.treaty.errors import UnreachableError
 
     lock = _load(config).state_dir / "lock"
-    process_id = 0
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            # the lock goes with the process, so a stale process id is never signalled
-            if lock.exists():
-                lock_exclusively(lock).release()
-            break
-        except ConflictError:
-            if not process_id:
-                process_id = int(lock.read_text().strip() or 0)
-                if process_id <= 0:
-                    raise UnreachableError(f"{lock} names no process") from None
-                os.kill(process_id, signal.SIGTERM)
-            if time.monotonic() > deadline:
-                raise OperationError(f"process {process_id} has not ended within {timeout:g} s") from None
-            time.sleep(0.05)
-    if not process_id:
+    process_id = holder_of(lock)
+    if process_id:
+        os.kill(process_id, signal.SIGTERM)
+        wait_for_end(lock, timeout)
+    else:
         raise UnreachableError("no coordinator is running in this state_dir")
     emit("coordinator stop", {"process": process_id}, json_output=json_output, text=f"process {process_id} has ended")
 
@@ -228,8 +253,8 @@ def logs(
             return
         for event in client.watch(0):
             data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
-            details = " ".join(f"{key}={value}" for key, value in event.fields.items())
-            emit("coordinator logs", data, json_output=json_output, text=f"{event.time} {event.name} {details}")
+            text = f"{event.time} {event.name} {facts_text(event.fields)}"
+            emit("coordinator logs", data, json_output=json_output, text=text)
             if not follow and event.sequence >= last:
                 return
 

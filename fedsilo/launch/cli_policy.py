@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch.output import JsonOption, emit, existing, guarded, table
+from fedsilo.launch.size_options import (
+    LearningRateOption,
+    LocalStepsOption,
+    PromptsOption,
+    RoundsOption,
+    SamplesOption,
+    SwapPeriodOption,
+    TokensOption,
+    given,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from policies.load import Policy
+    from policies.schema import LoraSchema
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show what may leave a site.")
 schema_app = typer.Typer(no_args_is_help=True, help="The LoRA schema: which tensors may leave.")
@@ -23,6 +36,8 @@ _TargetsOption = Annotated[str, typer.Option("--targets", help='"all-linear" or 
 _DtypeOption = Annotated[str, typer.Option("--dtype", help="Values on the wire: float32 or bfloat16.")]
 _ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 _FileArgument = Annotated[Path, typer.Argument(help="Policy file.")]
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 # N1 to N6 of the threat model, said wherever a policy is judged.
 NOTICES = (
@@ -59,23 +74,25 @@ def init(
         int, typer.Option("--first-rounds", help="Rounds in which a person approves the factors.")
     ] = 1,
     valid_days: Annotated[int, typer.Option("--valid-days", help="Days until the policy expires.")] = 180,
-    local_steps: Annotated[int, typer.Option("--local-steps", help="Largest tau to allow.")] = 120,
-    swap_period: Annotated[int, typer.Option("--swap-period", help="Smallest swap period to allow for.")] = 2,
-    prompts_per_step: Annotated[int, typer.Option("--prompts-per-step", help="Largest b to allow.")] = 16,
-    samples_per_prompt: Annotated[int, typer.Option("--samples-per-prompt", help="Largest K to allow.")] = 16,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Longest answer to allow.")] = 2048,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", help="Largest to allow; the clip limit follows from it.")
-    ] = 1e-3,
+    rounds: RoundsOption = None,
+    local_steps: LocalStepsOption = None,
+    swap_period: SwapPeriodOption = None,
+    prompts_per_step: PromptsOption = None,
+    samples_per_prompt: SamplesOption = None,
+    max_new_tokens: TokensOption = None,
+    learning_rate: LearningRateOption = None,
     force: _ForceOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Write this site's commented policy and LoRA schema from its own files."""
+    """Write this site's commented policy and LoRA schema from its own files.
+
+    The limits follow from the size of plan that the federation's bundle states; the options from --rounds to
+    --learning-rate put the site's own numbers in its place.
+    """
     import time
 
     from fedsilo.edge.site_policy import SiteInputs, make_site_policy
     from policies.load import load_policy
-    from policies.render import PlanSize
 
     schema_path = out.parent / "lora_schema.json"
     _refuse_existing([out, schema_path], force)
@@ -96,24 +113,28 @@ def init(
             least_isolation=least_isolation,
             first_rounds=first_rounds,
             valid_days=valid_days,
-            size=PlanSize(
-                local_steps=local_steps,
-                swap_period=swap_period,
-                prompts_per_step=prompts_per_step,
-                samples_per_prompt=samples_per_prompt,
-                max_new_tokens=max_new_tokens,
-                learning_rate=learning_rate,
+            limits=given(
+                rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
+                samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
             ),
         )
-    )
+    )  # fmt: skip
     _write(schema_path, made.schema_text)
     _write(out, made.policy_text.encode())
     digest = load_policy(made.policy_text.encode(), str(out)).digest
     emit(
         "policy init",
-        {"policy": str(out), "schema": str(schema_path), "policy_sha256": digest, "schema_sha256": made.schema.digest},
+        {
+            "policy": str(out),
+            "schema": str(schema_path),
+            "policy_sha256": digest,
+            "schema_sha256": made.schema.digest,
+            "plan_size": made.size.to_json(),
+        },
         json_output=json_output,
-        text=f"wrote {out} and {schema_path}\npolicy {digest}\nnext: read it, then `fedsilo policy check {out}`",
+        warnings=made.warnings,
+        text=f"wrote {out} and {schema_path}\npolicy {digest}\n{size_text(made.size.to_json())}\n"
+        f"next: read it, then `fedsilo policy check {out}`",
     )
 
 
@@ -124,7 +145,7 @@ def check(file: _FileArgument, json_output: JsonOption = False) -> None:
     from fedsilo.edge.site_policy import read_pinned_schema, read_policy
     from fedsilo.edge.task_files import read_tasks
     from fedsilo.treaty.errors import UsageError
-    from policies.render import worst_case
+    from policies.render import text_warnings, worst_case
 
     policy = read_policy(file)
     schema = None
@@ -157,7 +178,7 @@ def check(file: _FileArgument, json_output: JsonOption = False) -> None:
                 *(f"not promised: {notice}" for notice in NOTICES),
             ]
         ),
-        warnings=unseen,
+        warnings=[*text_warnings(policy), *unseen],
     )
 
 
@@ -177,16 +198,18 @@ def show(
     from policies.compare import meet
     from policies.render import worst_case
 
-    policy = read_policy(file)
+    policy = read_policy(existing(file))
+    schema, warnings = _pinned_schema(policy, file.parent)
     if effective is not None:
-        policy = replace(policy, file=meet(policy.file, read_policy(effective).file))
-    rows = worst_case(policy)
+        policy = replace(policy, file=meet(policy.file, read_policy(existing(effective)).file))
+    rows = worst_case(policy, schema)
     data = {
         "policy_sha256": policy.digest,
         "policy": policy.file.model_dump(mode="json", by_alias=True),
         "worst_case_per_round": rows,
     }
-    emit("policy show", data, json_output=json_output, text=lambda: "\n".join(_summary(policy, rows)))
+    text = "\n".join(_summary(policy, rows))
+    emit("policy show", data, json_output=json_output, text=text, warnings=warnings)
 
 
 @app.command("hash")
@@ -195,7 +218,7 @@ def hash_(file: _FileArgument, json_output: JsonOption = False) -> None:
     """Print a policy's identity: the hash of its meaning, not of its comments."""
     from fedsilo.edge.site_policy import read_policy
 
-    digest = read_policy(file).digest
+    digest = read_policy(existing(file)).digest
     emit("policy hash", {"policy_sha256": digest}, json_output=json_output, text=digest)
 
 
@@ -216,7 +239,7 @@ def diff(
 
     if fail_on not in ("", "looser"):
         raise UsageError(f"--fail-on {fail_on!r} is not known", hint="--fail-on looser")
-    changes = compare(read_policy(before).file, read_policy(after).file)
+    changes = compare(read_policy(existing(before)).file, read_policy(existing(after)).file)
     rows = [
         {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
         for change in changes
@@ -252,16 +275,17 @@ def explain(
     found = next((row for row in read_records(folder, record) if row["seq"] == record), None)
     if found is None or found["event"] not in DECISIONS:
         raise NotFoundError(f"record {record} of {folder} is no decision", hint="fedsilo audit tail --log shows them")
-    judged_by = read_policy(policy)
+    judged_by = read_policy(existing(policy))
     judged = replayed(found, judged_by)
     if judged.decision is None:
         raise NotFoundError(f"record {record} cannot be judged again: {judged.why}")
+    schema, warnings = _pinned_schema(judged_by, policy.parent)
     data = {
         **judged.to_json(),
         "rules": [result.to_json() for result in judged.decision.results],
-        "worst_case_per_round": worst_case(judged_by),
+        "worst_case_per_round": worst_case(judged_by, schema),
     }
-    emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data))
+    emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data), warnings=warnings)
 
 
 @schema_app.command("make")
@@ -291,6 +315,19 @@ def schema_make(
     }
     text = f"wrote {out}: {len(schema.tensors)} tensors, {schema.elements} values, {schema.payload_bytes} bytes a round"
     emit("policy schema make", data, json_output=json_output, text=f"{text}\nschema {schema.digest}")
+
+
+def _pinned_schema(policy: Policy, folder: Path) -> tuple[LoraSchema | None, list[str]]:
+    """The schema that the policy pins, or none and why: factors then count as large as the largest message."""
+    from fedsilo.edge.site_policy import read_pinned_schema
+    from fedsilo.treaty.errors import UsageError
+
+    if policy.file.egress.lora_factors is None:
+        return None, []
+    try:
+        return read_pinned_schema(policy, folder), []
+    except UsageError as error:
+        return None, [f"lora.factors counts as large as budgets.message_bytes allows: {error.message}"]
 
 
 def _refuse_existing(paths: list[Path], force: bool) -> None:
@@ -344,7 +381,7 @@ def _diff_text(rows: list[dict[str, Any]]) -> str:
 
 def _explain_text(data: dict[str, Any]) -> str:
     rows = [
-        [rule["outcome"], rule["rule"], _short(rule["measured"]), _short(rule["limit"]), f"line {rule['line']}"]
+        [rule["outcome"], rule["rule"], rule["line"], _short(rule["measured"]), _short(rule["limit"])]
         for rule in data["rules"]
         if rule["outcome"] != "n.a."
     ]
@@ -353,7 +390,7 @@ def _explain_text(data: dict[str, Any]) -> str:
     return "\n".join(
         [
             verdict + (f" ({', '.join(data['reasons'])})" if data["reasons"] else ""),
-            table(("", "rule", "measured", "limit", ""), rows),
+            table(("verdict", "rule", "line", "measured", "limit"), rows),
             f"{silent} rules do not apply to this kind",
             *_worst_case_lines(data["worst_case_per_round"]),
         ]
@@ -361,5 +398,8 @@ def _explain_text(data: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
+    """In full but for digests: a number that is cut or rounded cannot be compared with its limit."""
+    if isinstance(value, list):
+        return ", ".join(map(_short, value))
     text = str(value)
-    return text if len(text) <= 20 else f"{text[:17]}..."
+    return f"{text[:12]}..." if DIGEST.fullmatch(text) else text

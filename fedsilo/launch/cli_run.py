@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch.output import JsonOption, emit, facts_text, guarded, table
 
 if TYPE_CHECKING:
     from console.client import ControlClient
@@ -24,6 +24,7 @@ AsOption = Annotated[
 RunArgument = Annotated[str, typer.Argument(help="Name of the run.")]
 _CONFIG = Path("coordinator.yaml")
 ENDED = ("finished", "failed", "aborted")
+_DIRECTIONS = {"in": "from the silo", "out": "to the silo"}
 
 
 @app.command()
@@ -57,7 +58,7 @@ def list_runs(config: ConfigOption = _CONFIG, socket: SocketOption = None, json_
     """All runs, oldest first."""
     with _client(config, socket) as client:
         runs = client.query("runs")
-    rows = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"], run["reason"]) for run in runs]
+    rows = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"], _reason(run)) for run in runs]
     emit(
         "run list",
         runs,
@@ -103,14 +104,23 @@ def watch(
             for event in client.watch(0):
                 if event.fields.get("run") not in (None, run):
                     continue
-                details = " ".join(f"{key}={value}" for key, value in event.fields.items() if key != "run")
+                details = facts_text({key: value for key, value in event.fields.items() if key != "run"})
                 data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
                 emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {details}")
                 if event.name == "run.ended" and event.fields.get("run") == run:
                     break
-            state = client.query("run", {"run": run})["state"]
-    if state != "finished":
-        raise OperationError(f"run {run} has not finished: {state}")
+        record = client.query("run", {"run": run})
+        if state in ENDED:
+            # Its events may be gone from the coordinator's memory; how it ended stands in its record.
+            fields = {"run": run, "outcome": state, "reason": record["reason"]}
+            data = {"sequence": None, "time": record["ended_at"], "name": "run.ended", "fields": fields}
+            text = f"{record['ended_at']} run.ended outcome={state}; `fedsilo run show {run}` shows its rounds"
+            emit("run watch", data, json_output=json_output, text=text)
+    if record["state"] != "finished":
+        raise OperationError(
+            f"run {run} has not finished: {record['state']} {_reason(record)}".rstrip(),
+            hint="why a silo said no stands in that silo's own log only: silo logs" if record["silo_errors"] else "",
+        )
 
 
 def _steer(verb: str) -> None:
@@ -216,21 +226,29 @@ def _execute(
         return client.execute(sign_as(operator, name, arguments, request_id=request_id))
 
 
+def _reason(run: dict[str, Any]) -> str:
+    """The reason of the end, and which silo said what: codes, since nothing else of an error crosses."""
+    told = ", ".join(f"{silo} {' '.join(codes)}" for silo, codes in run["silo_errors"].items())
+    return f"{run['reason']} ({told})".strip() if told else str(run["reason"])
+
+
 def _record_text(record: dict[str, Any]) -> str:
     from fedsilo.launch.silo_text import isolation_text
 
     plan = record["plan"] or {}
     lines = [
-        f"run {record['run']}: {record['state']} {record['reason']}".rstrip(),
+        f"run {record['run']}: {record['state']} {_reason(record)}".rstrip(),
         f"method {plan.get('method', '-')}, seed {record['seed']}, submitted by {record['submitted_by']}",
         f"walls around the trainers: {isolation_text(record['isolation'])}",
     ]
     if record["rounds"]:
         lines.append(_rounds_text([record["before"], *record["rounds"]]))
     bytes_rows = [
-        (row["silo"], row["direction"], row["kind"], row["messages"], row["bytes"]) for row in record["traffic"]
+        (row["silo"], _DIRECTIONS[row["direction"]], row["kind"], row["messages"], row["bytes"])
+        for row in record["traffic"]
     ]
     if bytes_rows:
+        lines.append("payload bytes of this run, as the coordinator counted them")
         lines.append(table(("silo", "direction", "kind", "messages", "bytes"), bytes_rows))
     if record["folder"]:
         lines.append(f"folder {record['folder']}")
@@ -238,10 +256,24 @@ def _record_text(record: dict[str, Any]) -> str:
 
 
 def _rounds_text(rounds: list[dict[str, Any]]) -> str:
-    rows = []
+    """A line a round, and a sentence where a mean is of fewer silos than another: the two say nothing of a change."""
+    rows, told = [], []
     for item in rounds:
-        scores = [values["pass_at_1"][""] for values in item["metrics"].values() if "" in values.get("pass_at_1", {})]
-        mean = f"{sum(scores) / len(scores):.3f}" if scores else "-"
+        scores = {
+            silo: values["pass_at_1"][""]
+            for silo, values in item["metrics"].items()
+            if "" in values.get("pass_at_1", {})
+        }
+        mean = f"{sum(scores.values()) / len(scores):.3f}" if scores else "-"
         donors = sum(item["donors_sent"].values())
-        rows.append((item["round"], item["state"] or "base", len(item["participants"]), donors, mean, item["seconds"]))
-    return table(("round", "state", "silos", "donors", "pass@1", "seconds"), rows)
+        part = len(item["participants"]) if item["state"] else "-"
+        rows.append((item["round"], item["state"] or "base", part, donors, mean, len(scores), item["seconds"]))
+        told.append((item["round"], scores))
+    most = max((max(len(item["participants"]), len(item["metrics"])) for item in rounds), default=0)
+    notes = [
+        f"round {number}: this mean is of {', '.join(sorted(scores))} only; do not compare it with one of {most} silos"
+        for number, scores in told
+        if 0 < len(scores) < most
+    ]
+    header = ("round", "state", "silos", "donors", "mean pass@1", "of silos", "seconds")
+    return "\n".join([table(header, rows), *notes])

@@ -147,7 +147,6 @@ def make_sites(wanted: Wanted) -> Sites:
                 threads=1,
                 silos_on_this_host=len(wanted.data.private),
                 site_secret=secret,
-                size=size,
             ),
             now_seconds=time.time(),
         )

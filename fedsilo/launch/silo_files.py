@@ -7,14 +7,15 @@ explains itself.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedsilo.edge.files import make_private_directory, write_durably
 from fedsilo.edge.site_policy import SiteInputs, make_site_policy, read_bundle
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import ConflictError
-from policies.render import PlanSize
 from silo.config import load_config
 
 HOLDOUT_SHARE = 0.1  # what `silo init` writes; a configuration that says nothing sets nothing aside
@@ -28,7 +29,7 @@ class SiloFiles:
     address: of the coordinator; empty takes the bundle's.
     sockets: folder for the sockets, where paths below `out` would be too long for the kernel.
     site_secret: file with the site secret; None lets the guard make one.
-    size: the largest plan that the policy's limits allow.
+    limits: numbers of a plan's size that the site says itself; all others come from the bundle.
     """
 
     name: str
@@ -56,10 +57,10 @@ class SiloFiles:
     silos_on_this_host: int = 1
     sockets: Path | None = None
     site_secret: Path | None = None
-    size: PlanSize = field(default_factory=PlanSize)
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
-def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, str]:
+def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     """Write `silo.yaml`, `policy.yaml` and `lora_schema.json` into the site's folder.
 
     Args:
@@ -67,7 +68,8 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, str]:
         now_seconds: start of the policy's validity.
 
     Returns:
-        {"config", "policy", "schema", "control_socket"}: paths.
+        {"config", "policy", "schema", "control_socket"}: paths; "plan_size": what the limits allow; "warnings": of
+        the policy, for a person.
 
     Raises:
         ConflictError: one of the files exists.
@@ -93,7 +95,7 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, str]:
             alpha=files.alpha,
             least_isolation=files.least_isolation,
             first_rounds=files.first_rounds,
-            size=files.size,
+            limits=files.limits,
         )
     )
     address = files.address or str(bundle.get("coordinator_address", ""))
@@ -103,7 +105,12 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, str]:
     write_durably(paths["policy"], made.policy_text.encode())
     write_durably(paths["config"], text.encode())
     socket = load_config(paths["config"]).control.socket
-    return {**{name: str(path) for name, path in paths.items()}, "control_socket": str(socket)}
+    return {
+        **{name: str(path) for name, path in paths.items()},
+        "control_socket": str(socket),
+        "plan_size": made.size.to_json(),
+        "warnings": list(made.warnings),
+    }
 
 
 def _config_text(files: SiloFiles, federation: str, address: str) -> str:

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.launch.cli_policy import app
+from fedsilo.treaty.wire.codec import canonical_json
 from policies.load import load_policy
+from policies.schema import schema_from_json
 from tests.policies.setting import COORDINATOR, PEERS
 from tests.policies.test_model_folder import _folder
 
@@ -55,7 +57,7 @@ def test_init_writes_a_policy_that_checks(site: Path) -> None:
     assert metrics is not None and metrics.topics == ("t0", "t1")
     assert policy.file.public_sets["public"].rows == 4
     code, answer = _run(site, "check", str(site / "policy.yaml"))
-    assert code == 0 and answer["warnings"] == []
+    assert code == 0 and [warning.split(" bytes of ")[1][:4] for warning in answer["warnings"]] == ["text", "text"]
     assert _run(site, "hash", str(site / "policy.yaml"))[1]["data"]["policy_sha256"] == policy.digest
     assert _run(site, "show", str(site / "policy.yaml"))[1]["data"]["policy"]["name"] == "pubswap"
     assert _init(site)[0] == 2  # nothing is overwritten unasked
@@ -87,3 +89,50 @@ def test_init_names_what_is_missing(site: Path, missing: str) -> None:
 def test_no_policy_names_the_way_to_one(site: Path) -> None:
     code, answer = _run(site, "check", str(site / "policy.yaml"))
     assert code == 2 and answer["error"]["hint"].startswith("fedsilo policy init --ruleset pubswap")
+
+
+def test_check_show_and_explain_agree_on_the_worst_case_and_say_why_where_they_cannot(site: Path) -> None:
+    assert _init(site)[0] == 0
+    policy = site / "policy.yaml"
+    (site / "log" / "keys").mkdir(parents=True)
+    record = {
+        "v": 1, "seq": 0, "salt": "00" * 16, "t": 1, "boot": "b", "mono": 1, "actor": PEERS[0],
+        "event": "egress.decision", "kind": "control.poll", "run": "", "round": 0, "step": 0, "decision": "deny",
+        "link": {"previous": "0" * 64},
+        "facts": {"final": {"kind": "control.poll", "direction": "egress"}, "history": {}},
+    }  # fmt: skip
+    (site / "log" / f"{0:012}.jsonl").write_text(canonical_json(record).decode() + "\n")
+
+    def answers() -> list[tuple[Any, list[str]]]:
+        found = []
+        for arguments in (
+            ("check", str(policy)),
+            ("show", str(policy)),
+            ("explain", "0", "--log", str(site / "log"), "--policy", str(policy)),
+        ):
+            answer = _run(site, *arguments)[1]
+            found.append(((answer["data"] or {}).get("worst_case_per_round"), answer["warnings"]))
+        return found
+
+    (checked, _), (shown, quiet), (explained, quiet_too) = answers()
+    assert checked == shown == explained and quiet == quiet_too == []
+    schema = schema_from_json((site / "lora_schema.json").read_bytes(), "lora_schema.json")
+    assert shown[0]["kind"] == "lora.factors" and shown[0]["payload_bytes"] == schema.payload_bytes
+    (site / "lora_schema.json").unlink()
+    _, (shown, (why,)), (explained, (why_too,)) = answers()
+    limit = load_policy(policy.read_bytes(), "policy.yaml").file.budgets.message_bytes
+    assert shown[0]["payload_bytes"] == explained[0]["payload_bytes"] == limit > schema.payload_bytes
+    assert why == why_too and "there is no such LoRA schema" in why
+
+
+@pytest.mark.parametrize("command", [("diff", "GOOD"), ("show",), ("hash",)])
+def test_a_file_that_is_named_and_not_there_is_not_found_and_no_reason_to_make_a_policy(
+    site: Path, command: tuple[str, ...]
+) -> None:
+    assert _init(site)[0] == 0
+    good = str(site / "policy.yaml")
+    words = [word.replace("GOOD", good) for word in command]
+    code, answer = _run(site, *words, str(site / "nope.yaml"))
+    assert (code, answer["error"]["message"]) == (8, f"{site / 'nope.yaml'} does not exist")
+    assert answer["error"]["hint"] == ""
+    assert _run(site, *words, good)[0] == 0

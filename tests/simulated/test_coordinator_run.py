@@ -407,19 +407,33 @@ def test_aborting_tells_every_silo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("roundz: 2\n", "roundz"),
-        ("public_set_rows: 9\n", "this federation has 10"),
-        ("silos: [hospital_z]\n", "not a silo of this federation"),
-        ("method_: pubswap\n", "method_"),
+        ("roundz: 2\n", r"unknown key 'roundz' \(did you mean 'rounds'\?\)"),
+        ("public_set_rows: 9\n", "public_set_rows is 9; this federation has 10"),
+        ("silos: [hospital_z]\n", "'hospital_z' is not a silo of this federation"),
+        ("silos: hospital_a\n", "silos is a list of names"),
+        ("method_: pubswap\n", r"unknown key 'method_' \(did you mean 'method'\?\)"),
+        ("optimiser: {epochs: 0}\n", "optimiser.epochs: Input should be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_run_file_is_refused_by_name(tmp_path: Path, change: str, message: str) -> None:
+def test_a_wrong_run_file_is_refused_by_name_and_line(tmp_path: Path, change: str, message: str) -> None:
     house, _ = federation(tmp_path)
-    with pytest.raises(UsageError, match=message):
+    line = RUN_YAML.count("\n") + 1
+    with pytest.raises(UsageError, match=f"^run.yaml:{line}: {message}"):
         house.submit(RUN_YAML + change)
     house.submit()
     with pytest.raises(ConflictError, match="has not ended"):
         house.submit(RUN_YAML.replace("run-1", "run-2"))
+    house.close()
+
+
+def test_a_misspelled_key_of_a_run_is_named_before_the_one_it_leaves_missing(tmp_path: Path) -> None:
+    house, _ = federation(tmp_path)
+    line = RUN_YAML[: RUN_YAML.index("local_steps")].count("\n") + 1
+    with pytest.raises(UsageError) as caught:
+        house.submit(RUN_YAML.replace("local_steps", "local_stepz"))
+    assert caught.value.message == f"run.yaml:{line}: unknown key 'local_stepz' (did you mean 'local_steps'?)"
+    assert "local_steps, " in caught.value.hint
+    assert house.submit()["state"] == "waiting"
     house.close()
 
 
@@ -447,3 +461,61 @@ def test_what_is_told_is_told_after_it_can_be_read(tmp_path: Path) -> None:
     store.once_committed(lambda: heard.append(-1))  # outside of a transaction there is nothing to wait for
     assert heard == [1, -1]
     store.close()
+
+
+def test_a_refused_plan_names_each_silos_code_and_each_code_once(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    for silo in silos[:2]:
+        assert silo.poll() is not None  # the plan
+        for _ in range(3):  # it comes again until the no is heard, and so does the code
+            silo.say("control.error", pb.ErrorReport(code="INGRESS_DENIED"), run="run-1")
+        silo.say("control.abstain", pb.Abstain(), run="run-1")
+    silos[2].say("control.abstain", pb.Abstain(), run="run-1")  # a person said no: there is no code
+    assert (house.run().state, house.run().reason) == ("failed", "QUORUM_NOT_REACHED")
+    told = {"hospital_a": ["INGRESS_DENIED"], "hospital_b": ["INGRESS_DENIED"], "hospital_c": ["DECLINED"]}
+    record = house.record()
+    assert record["silo_errors"] == told
+    text = cli_run._record_text(record | {"folder": ""}).splitlines()[0]
+    assert text == (
+        "run run-1: failed QUORUM_NOT_REACHED "
+        "(hospital_a INGRESS_DENIED, hospital_b INGRESS_DENIED, hospital_c DECLINED)"
+    )
+    house.close()
+
+
+def test_T08_a_code_outside_the_closed_list_is_refused_and_kept_nowhere(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    silos[0].poll()
+    refusal = silos[0].say("control.error", pb.ErrorReport(code="PATIENT_42"), run="run-1")
+    assert isinstance(refusal, pb.Refusal)
+    assert house.rows(lambda session: db.errors_of(session, "run-1")) == {}
+    house.close()
+
+
+def test_a_mean_of_fewer_silos_is_marked_and_traffic_says_whose_view_it_is(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    silos[3].mute = {"metrics.eval"}  # of both rounds and of the base: three silos stand behind each mean
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    house.advance(1000.0)
+    until_quiet(silos)
+    record = house.rows(lambda session: run_record(session, session.get_one(db.Run, "run-1"), charter_digest=""))
+    shown = cli_run._record_text(record | {"folder": ""})
+    # 0.25 at the base and 0.1 more each round, as every simulated silo reports
+    rows = [line.split() for line in shown.splitlines() if line[:2] in ("0 ", "1 ", "2 ")]
+    assert [(row[0], row[4], row[5]) for row in rows] == [("0", "0.250", "3"), ("1", "0.350", "3"), ("2", "0.450", "3")]
+    assert "round 1: this mean is of hospital_a, hospital_b, hospital_c only; do not compare it with one of 4" in shown
+    assert "payload bytes of this run, as the coordinator counted them" in shown
+    assert "hospital_a  from the silo  lora.factors" in shown and "hospital_a  to the silo    run.plan" in shown
+    for part in (record["before"], *record["rounds"]):
+        part["metrics"]["hospital_d"] = part["metrics"]["hospital_a"]
+    assert "do not compare" not in cli_run._record_text(record | {"folder": ""})
+    house.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedsilo.edge.audit_segments import read_records
 from fedsilo.launch.cli_audit import app as audit_app
 from fedsilo.launch.cli_policy import app as policy_app
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -90,6 +92,26 @@ def test_explain_gives_every_rule_with_value_limit_and_line(logged: Path) -> Non
     assert line.strip().startswith("per_round: 1")
     other = next(record for record in records if record["event"] == "egress.sent")
     assert run(policy_app, "explain", other["seq"], "--log", log, "--policy", logged / "same.yaml")[0] == 8
+    assert run(policy_app, "explain", denied["seq"], "--log", log, "--policy", logged / "nope.yaml")[0] == 8
+
+
+def test_explain_as_text_has_its_heads_above_their_columns_and_cuts_nothing(logged: Path) -> None:
+    (log,) = {path.parent for path in logged.glob("a/**/audit/*.jsonl")}
+    denied = next(row for row in read_records(log) if row.get("decision") == "deny")
+    arguments = ["explain", str(denied["seq"]), "--log", str(log), "--policy", str(logged / "same.yaml")]
+    rules = json.loads(CliRunner().invoke(policy_app, [*arguments, "--json"]).stdout)["data"]["rules"]
+    shown = [rule for rule in rules if rule["outcome"] != "n.a."]
+    _, head, *rows = CliRunner().invoke(policy_app, arguments).stdout.splitlines()[: len(shown) + 2]
+    assert head.split() == ["verdict", "rule", "line", "measured", "limit"]
+    starts = [head.index(word) for word in head.split()]
+    for row, rule in zip(rows, shown, strict=True):
+        cells = [row[start:end].strip() for start, end in itertools.pairwise([*starts, len(row) + 1])]
+        assert cells[:3] == [rule["outcome"], rule["rule"], str(rule["line"])]
+        for cell, value in zip(cells[3:], (rule["measured"], rule["limit"]), strict=True):
+            if isinstance(value, int | float):
+                assert cell == str(value)
+            elif isinstance(value, str) and len(value) != 64:
+                assert cell == value
 
 
 def test_diff_names_each_field_and_fails_on_looser_where_asked(logged: Path) -> None:
@@ -134,3 +156,70 @@ def test_T34_the_effective_policy_is_what_site_and_charter_allow_together(logged
     other = logged / "other.yaml"
     other.write_text(setting.policy_text().replace("cardio-net", "neuro-net"))
     assert run(policy_app, "show", same, "--effective", other)[1]["error"]["code"] == "NO_MEET"
+
+
+def test_a_tighter_clip_is_said_to_have_clipped_first(logged: Path) -> None:
+    (log,) = {path.parent for path in logged.glob("a/**/audit/*.jsonl")}
+    text = setting.policy_text()
+
+    def with_limits(**limits: float) -> Path:
+        lines = text.splitlines()
+        for name, value in limits.items():
+            at = next(n for n, line in enumerate(lines) if line.startswith(f"    {name}:"))  # egress comes first
+            lines[at] = f"    {name}: {value}"
+        path = logged / "limits.yaml"
+        path.write_text("\n".join(lines))
+        return path
+
+    sent = next(
+        record["facts"]["final"]
+        for path in log.glob("*.jsonl")
+        for record in map(json.loads, path.read_text().splitlines())
+        if record["event"] == "egress.decision" and record["kind"] == "lora.factors" and record["decision"] == "allow"
+    )
+    for limits, reasons, said in (
+        ({"clip_l2": sent["l2"] / 4, "max_l2": sent["l2"] / 2}, ["DELTA_L2"], True),
+        # no clipping makes base and delta together short enough, or one tensor fit for sure
+        ({"max_total_l2": sent["l2"] / 2}, ["TOTAL_L2"], False),
+    ):
+        policy = with_limits(**limits)
+        changed = run(audit_app, "replay", "--log", log, "--policy", policy)[1]["data"]["changed"]
+        factors = [(row["reasons"], row["clipped_first"]) for row in changed if row["kind"] == "lora.factors"]
+        assert factors == [(reasons, said)]
+        shown = CliRunner().invoke(audit_app, ["replay", "--log", str(log), "--policy", str(policy)]).stdout
+        assert ("would have scaled them down to its clip_l2 first" in shown) is said
+
+
+def test_a_record_counts_the_rules_that_do_not_apply_and_lists_the_others(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    bench.gate.send("control.heartbeat", pb.Heartbeat())
+    bench.factors()
+    for record in bench.events("egress.decision"):
+        history = History.from_json(json.loads(json.dumps(record["facts"]["history"])))
+        results = decide(record["facts"]["final"], bench.policy, history).results
+        applying = [result.rule for result in results if result.outcome != "n.a."]
+        assert [rule["rule"] for rule in record["rules"]] == applying and all(
+            "limit" in rule for rule in record["rules"]
+        )
+        assert record["detail"]["rules_not_applicable"] == len(results) - len(applying) > 0
+    bench.close()
+
+
+def test_tail_shows_what_it_is_asked_for(logged: Path) -> None:
+    (log,) = {path.parent for path in logged.glob("a/**/audit/*.jsonl")}
+    everything = run(audit_app, "tail", "--log", log, "-n", 1000)[1]["data"]
+
+    def tail(*filters: object) -> list[dict[str, Any]]:
+        code, reply = run(audit_app, "tail", "--log", log, *filters)
+        assert code == 0
+        return list(reply["data"])
+
+    decisions = [record for record in everything if record["event"] == "egress.decision"]
+    assert tail("--event", "egress.decision") == decisions
+    assert tail("--event", "egress.decision", "-n", 1) == decisions[-1:]
+    assert tail("--kind", "lora.factors") == [row for row in everything if row.get("kind") == "lora.factors"] != []
+    (denied,) = tail("--denied")
+    assert denied["decision"] == "deny" and denied["kind"] == "lora.factors"
+    assert tail("--denied", "--kind", "public.responses") == []
+    code, reply = run(audit_app, "tail", "--log", log, "--event", "egress.denied")
+    assert code == 2 and "egress.decision" in reply["error"]["hint"]
