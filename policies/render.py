@@ -229,8 +229,7 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
         schema: its LoRA schema; without it factors count as large as the largest message.
 
     Returns:
-        [{kind, messages, payload_bytes, bits}]. Bits is the capacity of the values if a program inside the silo chose
-        them (residual N1): no rule here makes it smaller.
+        [{kind, messages, payload_bytes}]. What the values can carry for whoever chooses them: policies/capacity.py.
     """
     egress, budgets = policy.file.egress, policy.file.budgets
     rows: list[tuple[str, int, int]] = []
@@ -246,7 +245,7 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
         numbers = len(metrics.fields) * (len(metrics.topics) + 1)
         rows.append(("metrics.eval", metrics.per_round, metrics.per_round * (64 + 160 * numbers)))
     return [
-        {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes), "bits": 8 * size}
+        {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes)}
         for kind, messages, size in rows
     ]
 

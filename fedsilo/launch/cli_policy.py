@@ -169,12 +169,19 @@ def check(file: _FileArgument, json_output: JsonOption = False) -> None:
     rows = worst_case(policy, schema)
     emit(
         "policy check",
-        {"policy_sha256": policy.digest, "name": policy.file.name, "worst_case_per_round": rows, "notices": NOTICES},
+        {
+            "policy_sha256": policy.digest,
+            "name": policy.file.name,
+            "worst_case_per_round": rows,
+            "capacity_per_round": _capacity(policy, schema),
+            "notices": NOTICES,
+        },
         json_output=json_output,
         text=lambda: "\n".join(
             [
                 f"{file}: good, policy {policy.digest}",
                 *_worst_case_lines(rows),
+                *_capacity_lines(_capacity(policy, schema)),
                 *(f"not promised: {notice}" for notice in NOTICES),
             ]
         ),
@@ -284,6 +291,7 @@ def explain(
         **judged.to_json(),
         "rules": [result.to_json() for result in judged.decision.results],
         "worst_case_per_round": worst_case(judged_by, schema),
+        "capacity_per_round": _capacity(judged_by, schema),
     }
     emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data), warnings=warnings)
 
@@ -345,6 +353,20 @@ def _write(path: Path, data: bytes) -> None:
     write_durably(path, data)
 
 
+def _capacity(policy: Policy, schema: LoraSchema | None) -> list[dict[str, Any]]:
+    from policies.capacity import capacities
+
+    return [row.to_json() for row in capacities(policy, schema)]
+
+
+def _capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """N1 in numbers: what somebody who owns the trainer could say with values that the rules leave free."""
+    return [
+        f"a hostile trainer, at most per round: {row['kind']}: {row['bits']:,.0f} bits, {row['because']}"
+        for row in rows
+    ]
+
+
 def _worst_case_lines(rows: list[dict[str, Any]]) -> list[str]:
     return [
         f"at most per round: {row['kind']}: {row['messages']} messages, {row['payload_bytes']:,} bytes" for row in rows
@@ -393,6 +415,7 @@ def _explain_text(data: dict[str, Any]) -> str:
             table(("verdict", "rule", "line", "measured", "limit"), rows),
             f"{silent} rules do not apply to this kind",
             *_worst_case_lines(data["worst_case_per_round"]),
+            *_capacity_lines(data["capacity_per_round"]),
         ]
     )
 

@@ -58,6 +58,9 @@ def test_init_writes_a_policy_that_checks(site: Path) -> None:
     assert policy.file.public_sets["public"].rows == 4
     code, answer = _run(site, "check", str(site / "policy.yaml"))
     assert code == 0 and [warning.split(" bytes of ")[1][:4] for warning in answer["warnings"]] == ["text", "text"]
+    capacity = {row["kind"]: row["bits"] for row in answer["data"]["capacity_per_round"]}
+    assert set(capacity) == {"lora.factors", "public.responses", "metrics.eval", "control.*"}
+    assert 0 < capacity["metrics.eval"] < capacity["public.responses"]
     assert _run(site, "hash", str(site / "policy.yaml"))[1]["data"]["policy_sha256"] == policy.digest
     assert _run(site, "show", str(site / "policy.yaml"))[1]["data"]["policy"]["name"] == "pubswap"
     assert _init(site)[0] == 2  # nothing is overwritten unasked
