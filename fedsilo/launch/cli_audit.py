@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch import cli_audit_export, cli_audit_report
+from fedsilo.launch.output import JsonOption, emit, existing, guarded, table
 
 if TYPE_CHECKING:
     from fedsilo.treaty.audit.merkle import MerkleTree
@@ -28,12 +29,17 @@ def verify(
     from fedsilo.edge.audit_verify import verify_logs
     from fedsilo.treaty.errors import VerificationError
 
-    results = verify_logs([log_folder(log) for log in logs])
-    failed = [result["log"] for result in results if not result["verified"]]
+    folders = [log_folder(log) for log in logs]
+    for folder in folders:
+        _refuse_no_log(folder)
+    results = verify_logs(folders)
+    failed = [result for result in results if not result["verified"]]
     error = (
         VerificationError(
-            f"{len(failed)} of {len(results)} logs do not verify: {', '.join(failed)}",
-            hint="compare with the other parties' logs: `fedsilo audit verify` with all of them together",
+            f"{len(failed)} of {len(results)} logs do not verify: {', '.join(result['log'] for result in failed)}",
+            hint="\n".join(
+                [*_where_to_look(failed), "compare with the other parties' logs: give all of them together"]
+            ),
         )
         if failed
         else None
@@ -70,15 +76,34 @@ def show(
 def tail(
     log: LogOption,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the newest records.")] = 20,
+    event: Annotated[str, typer.Option("--event", help="Only of this event, such as egress.decision.")] = "",
+    kind: Annotated[str, typer.Option("--kind", help="Only of this message kind, such as lora.factors.")] = "",
+    denied: Annotated[bool, typer.Option("--denied", help="Only decisions that were a refusal.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """The newest records, a line each."""
+    """The newest records, a line each; with a filter, the newest that pass it."""
     from collections import deque
 
     from fedsilo.edge.audit_segments import read_records
+    from fedsilo.treaty.audit.record import EVENTS
+    from fedsilo.treaty.errors import UsageError
 
-    records = list(deque(read_records(log_folder(log)), maxlen=lines))
-    emit("audit tail", records, json_output=json_output, text=lambda: _records_text(records))
+    if event and event not in EVENTS:
+        raise UsageError(f"there is no event {event!r}", hint=f"one of: {', '.join(sorted(EVENTS))}")
+    chosen = (
+        record
+        for record in read_records(log_folder(log))
+        if (not event or record["event"] == event)
+        and (not kind or record.get("kind") == kind)
+        and (not denied or record.get("decision") == "deny")
+    )
+    records = list(deque(chosen, maxlen=lines))
+    emit(
+        "audit tail",
+        records,
+        json_output=json_output,
+        text=lambda: _records_text(records) if records else "no such record",
+    )
 
 
 @app.command()
@@ -94,7 +119,7 @@ def replay(
     from fedsilo.edge.site_policy import read_policy
     from policies.replay import replay as decide_again
 
-    judged = list(decide_again(read_records(log_folder(log), since), read_policy(policy)))
+    judged = list(decide_again(read_records(log_folder(log), since), read_policy(existing(policy))))
     changed = [row.to_json() for row in judged if row.changed]
     passed_over = [row.to_json() for row in judged if row.decision is None]
     data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over}
@@ -110,54 +135,38 @@ def prove(
 ) -> None:
     """A record with the proof that it is in the log under a signed checkpoint; needs nothing else of the log."""
     folder = log_folder(log)
-    data = _proof(folder, _tree(folder), seq)
+    data = _proof(folder, tree_of(folder), seq)
     emit("audit prove", data, json_output=json_output, text=lambda: json.dumps(data, indent=2, ensure_ascii=False))
 
 
-@app.command()
-@guarded("audit export")
-def export(
-    log: LogOption,
-    out: Annotated[Path, typer.Option("--out", help="New folder for records.jsonl and proofs.json.")],
-    first: Annotated[int, typer.Option("--first", min=0, help="First record.")] = 0,
-    last: Annotated[int | None, typer.Option("--last", min=0, help="Last record; by default the newest.")] = None,
-    json_output: JsonOption = False,
-) -> None:
-    """A range of records with a proof for each that a signed checkpoint covers."""
-    from fedsilo.edge.audit_segments import read_lines
-    from fedsilo.edge.files import write_durably
-    from fedsilo.treaty.errors import ConflictError, NotFoundError
-
-    folder = log_folder(log)
-    if out.exists():
-        raise ConflictError(f"{out} exists already")
-    lines = [(seq, line) for seq, line in read_lines(folder, first) if last is None or seq <= last]
-    if not lines:
-        raise NotFoundError(f"{folder} has no records in that range")
-    tree = _tree(folder)
-    note, size = _covering_note(folder, lines[-1][0]) or _covering_note(folder, lines[0][0], newest=True) or ("", 0)
-    if size > tree.size:
-        raise NotFoundError(f"{folder}: the newest checkpoint covers more records than there are; verify the log")
-    proofs = [
-        {"seq": seq, "inclusion": [part.hex() for part in tree.inclusion(seq, size)]} for seq, _ in lines if seq < size
-    ]
-    out.mkdir(parents=True)
-    write_durably(out / "records.jsonl", b"".join(line + b"\n" for _, line in lines))
-    bundle = {"note": note, "size": size, "keys": _keys(folder), "proofs": proofs}
-    write_durably(out / "proofs.json", json.dumps(bundle, indent=1, ensure_ascii=False).encode() + b"\n")
-    data = {"out": str(out), "records": len(lines), "proved": len(proofs), "checkpoint_size": size}
-    emit(
-        "audit export",
-        data,
-        json_output=json_output,
-        text=f"{len(lines)} records, {len(proofs)} of them proved against the checkpoint at {size}, in {out}",
-    )
+app.command("export")(cli_audit_export.export)
+app.command("report")(cli_audit_report.report)
 
 
 def log_folder(path: Path) -> Path:
     """The log folder itself where the state folder around it was named."""
     inner = path / "audit"
     return inner if not (path / "keys" / "log.vkey").exists() and (inner / "keys" / "log.vkey").exists() else path
+
+
+def _refuse_no_log(folder: Path) -> None:
+    """A wrong path must not read as a log that somebody tampered with. Raises NotFoundError."""
+    from fedsilo.treaty.errors import NotFoundError
+
+    if any((existing(folder) / part).exists() for part in ("keys", "checkpoints")) or any(folder.glob("*.jsonl")):
+        return
+    around = any(folder.glob("*/state/audit/keys"))
+    hint = f"did you mean {folder}/*/state?" if around else "a log is STATE_DIR/audit"
+    raise NotFoundError(f"{folder} is no log folder", hint=hint)
+
+
+def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
+    for result in failed:
+        if result["suspects"]:
+            first, last = result["suspects"]
+            which = f"record {first}" if first == last else f"records {first} to {last}"
+            return [f"look at {which} first: `fedsilo audit show {first} --log {result['path']}`"]
+    return []
 
 
 def _record(folder: Path, seq: int) -> dict[str, Any]:
@@ -170,7 +179,7 @@ def _record(folder: Path, seq: int) -> dict[str, Any]:
     return record
 
 
-def _tree(folder: Path) -> MerkleTree:
+def tree_of(folder: Path) -> MerkleTree:
     from fedsilo.edge.audit_segments import read_lines
     from fedsilo.treaty.audit.merkle import MerkleTree, leaf_hash
 
@@ -180,7 +189,7 @@ def _tree(folder: Path) -> MerkleTree:
     return tree
 
 
-def _covering_note(folder: Path, seq: int, *, newest: bool = False) -> tuple[str, int] | None:
+def covering_note(folder: Path, seq: int, *, newest: bool = False) -> tuple[str, int] | None:
     """The (note, size) that covers record `seq`: the earliest with a cosignature if there is one, else the earliest."""
     paths = sorted(path for path in (folder / "checkpoints").glob("*.note") if int(path.stem) > seq)
     if not paths:
@@ -191,7 +200,7 @@ def _covering_note(folder: Path, seq: int, *, newest: bool = False) -> tuple[str
     return next((item for item in notes if item[0].rpartition("\n\n")[2].count("\n") > 1), notes[0])
 
 
-def _keys(folder: Path) -> list[str]:
+def key_lines(folder: Path) -> list[str]:
     return [line for path in sorted((folder / "keys").glob("*.vkey")) for line in path.read_text("utf-8").splitlines()]
 
 
@@ -204,11 +213,11 @@ def _proof(folder: Path, tree: MerkleTree, seq: int) -> dict[str, Any]:
     found = next(read_lines(folder, seq), None)
     if found is None:
         raise NotFoundError(f"{folder} has no record {seq}")
-    covering = _covering_note(folder, seq)
+    covering = covering_note(folder, seq)
     if covering is None:
         raise NotFoundError(f"no signed checkpoint covers record {seq} yet", hint="one is made every round and at stop")
     note, size = covering
-    keys = _keys(folder)
+    keys = key_lines(folder)
     own = parse_verifier_key((folder / "keys" / "log.vkey").read_text(encoding="utf-8").splitlines()[0])
     checkpoint = open_checkpoint(note, own)
     proof = tree.inclusion(seq, size) if size <= tree.size else []
@@ -264,6 +273,13 @@ def _replay_text(data: dict[str, Any]) -> str:
     lines = [f"{again} decisions judged again, {len(rows)} change"]
     if rows:
         lines.append(table(("record", "kind", "round.step", "was", "would be", "reasons"), rows))
+    clipped = [str(row["seq"]) for row in data["changed"] if row["clipped_first"]]
+    if clipped:
+        shown = f"{', '.join(clipped[:8])}{' ...' if len(clipped) > 8 else ''}"
+        lines.append(
+            f"factors denied only for their length (record {shown}): a guard under this policy would have scaled them "
+            "down to its clip_l2 first, so this alone would not have kept them in"
+        )
     if data["not_replayed"]:
         lines.append(f"{len(data['not_replayed'])} cannot be judged from facts (--json lists them)")
     return "\n".join(lines)

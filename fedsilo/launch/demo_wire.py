@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsilo.edge.audit_log import sent_by_kind
 from fedsilo.edge.audit_segments import read_records
-from fedsilo.edge.task_files import read_tasks
+from fedsilo.edge.task_files import BAD_SHARE_MAX, read_tasks
 from fedsilo.launch.canaries import FORMS, Canary, Finding, Search, control_text, make_canaries, rows_of
 from fedsilo.launch.data_folder import DataFolder, to_json_lines
 from fedsilo.launch.demo_sites import FEDERATION, Sites
@@ -63,8 +63,13 @@ def plant(sites: Sites, data: DataFolder, seed: int, *, external: Iterable[str] 
         private = site.folder / folder / inner / f"{name}.jsonl"
         private.parent.mkdir(parents=True)
         own = [canary for canary in planted.canaries if canary.silo == site.name]
-        rows = rows_of(own, topic=read_tasks(source.path).rows[0].topic, verifier=source.verifier)
-        broken = "".join(f'{{"id": "{text}", "prompt": \n' for text in planted.texts(site.name, "exception"))
+        read = read_tasks(source.path)
+        rows = rows_of(own, topic=read.rows[0].topic, verifier=source.verifier)
+        raising = planted.texts(site.name, "exception")
+        good = read.lines + len(rows)
+        while raising and len(raising) >= BAD_SHARE_MAX * (good + len(raising)):
+            raising.pop()  # of a small file; with so many bad lines the silo would not start
+        broken = "".join(f'{{"id": "{text}", "prompt": \n' for text in raising)
         private.write_bytes(source.path.read_bytes() + to_json_lines(rows) + broken.encode())
         edits = {
             r"^  private: \[.*\]$": f'  private: ["{private}"]',

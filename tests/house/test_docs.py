@@ -146,3 +146,9 @@ def test_the_readme_names_each_thing_that_is_not_promised() -> None:
 def test_every_picture_in_a_page_says_in_words_what_it_shows() -> None:
     pictures = [found for page in PAGES for found in re.findall(r"!\[([^\]]*)\]", page.read_text(encoding="utf-8"))]
     assert pictures and all(len(text) > 40 for text in pictures)
+
+
+def test_every_exit_code_has_a_meaning_and_says_which_code_it_comes_with() -> None:
+    rows = re.findall(r"^\| (\d+) \|(.*)\|(.*)\|$", pages()["exit-codes.md"], flags=re.MULTILINE)
+    assert {exit_code for exit_code, _, _ in rows} == {*map(str, range(10)), "130"}
+    assert [row for row in rows if not all(cell.strip() for cell in row)] == []

@@ -1,0 +1,361 @@
+"""Reading an audit log as it grows and handing every record on once: for the site's own log shipper.
+
+Needs the log's folder only; the daemon may run or not, and nothing is asked of it. Each record is checked as it is
+read: well-formed, numbered on, and naming the hash of the one before. What was handed on is kept in a position file,
+which is replaced durably; after kill -9 the next start goes on from there, and first checks that the log still holds
+what was handed on.
+
+A file gets each record exactly once: the position says how long the file was, and what a kill left beyond it is cut
+off. Any other sink says itself what is safe (`Sink.safe`).
+What is not covered: signatures. Chained records can be rewritten as a whole by whoever has the folder;
+`fedsilo audit verify` and the hash in each exported record show that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedsilo.edge.audit_formats import chosen, export_line
+from fedsilo.edge.audit_segments import read_lines, segments
+from fedsilo.edge.files import fsync_directory, write_all, write_durably
+from fedsilo.treaty.audit.checkpoint import parse_verifier_key
+from fedsilo.treaty.audit.record import NO_PREVIOUS, link_of, parse_record
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, OperationError, VerificationError
+
+BATCH_RECORDS = 256
+POSITION_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Between two records: the number of the next one, and the hash of the one before it."""
+
+    seq: int = 0
+    previous: str = NO_PREVIOUS
+
+
+@dataclass(frozen=True)
+class Line:
+    """One record, ready to go.
+
+    Attributes:
+        text: in the export format, without line end.
+        event: the chosen fields it was made of.
+        after: the place behind it.
+    """
+
+    text: str
+    event: dict[str, Any]
+    after: Place
+
+
+class LogReader:
+    """Reads on from a place, verifying. Keeps no file open between calls, so that a cut-off torn end does not matter.
+
+    Raises:
+        NotFoundError: no such log, or no such record yet where it is to start.
+        VerificationError: the log no longer holds the record before the place.
+    """
+
+    def __init__(self, directory: Path, place: Place | None = None, *, first: int = 0) -> None:
+        self._directory = directory
+        self.key, self.origin = log_key_of(directory)
+        self.place = self._place_of(first) if place is None else place
+        if place is not None:
+            self._check_behind()
+        self._segment: Path | None = None
+        self._offset = 0
+
+    def read(self, records_max: int = BATCH_RECORDS) -> list[tuple[bytes, dict[str, Any], Place]]:
+        """(line, record, place behind it) of complete records from the place on; empty where there are none yet.
+
+        Raises:
+            VerificationError: the next record is damaged, missing, or does not follow the one before. What came
+                before it was returned by an earlier call.
+        """
+        found: list[tuple[bytes, dict[str, Any], Place]] = []
+        try:
+            while len(found) < records_max and (self._segment is not None or self._find_segment()):
+                self._read_segment(found, records_max)
+                if len(found) < records_max and not self._go_to_next_segment():
+                    break
+        except VerificationError:
+            if not found:
+                raise
+        return found
+
+    def _read_segment(self, found: list[tuple[bytes, dict[str, Any], Place]], records_max: int) -> None:
+        """Take in the complete lines that this segment has by now."""
+        assert self._segment is not None  # noqa: S101 - the caller found one
+        with self._segment.open("rb") as stream:
+            stream.seek(self._offset)
+            while len(found) < records_max and (line := stream.readline()).endswith(b"\n"):
+                record = self._checked(line[:-1])
+                self.place = Place(self.place.seq + 1, link_of(line[:-1]))
+                self._offset += len(line)
+                found.append((line[:-1], record, self.place))
+
+    def _go_to_next_segment(self) -> bool:
+        """Whether there is more to read: a segment that follows, or a line written while the folder was looked at."""
+        assert self._segment is not None  # noqa: S101 - the caller found one
+        following = next((item for item in segments(self._directory) if item[1].name > self._segment.name), None)
+        if following is None:
+            return False
+        if following[0] == self.place.seq:
+            self._segment, self._offset = following[1], 0
+            return True
+        with self._segment.open("rb") as stream:
+            stream.seek(self._offset)
+            if stream.readline().endswith(b"\n"):
+                return True
+        raise VerificationError(
+            f"{self._segment} ends before record {self.place.seq}; the next segment starts at {following[0]}"
+        )
+
+    def _find_segment(self) -> bool:
+        """Open the segment that holds the place, and skip what is before it."""
+        files = segments(self._directory)
+        holding = [item for item in files if item[0] <= self.place.seq]
+        if not holding:
+            if files:
+                raise VerificationError(f"{self._directory}: records {self.place.seq} to {files[0][0] - 1} are gone")
+            return False
+        number, self._segment = holding[-1]
+        self._offset = 0
+        with self._segment.open("rb") as stream:
+            while number < self.place.seq:
+                line = stream.readline()
+                if not line.endswith(b"\n"):
+                    raise VerificationError(f"{self._directory} ends at record {number - 1}, before {self.place.seq}")
+                self._offset += len(line)
+                number += 1
+        return True
+
+    def _checked(self, line: bytes) -> dict[str, Any]:
+        seq = self.place.seq
+        try:
+            record = parse_record(line)
+        except VerificationError as error:
+            raise VerificationError(f"{self._directory}: record {seq}: {error.message}") from error
+        if record["seq"] != seq:
+            raise VerificationError(f"{self._directory}: record {seq} carries number {record['seq']}")
+        if record["link"]["previous"] != self.place.previous:
+            raise VerificationError(
+                f"{self._directory}: record {seq} does not follow the record before it: one of them was changed",
+                hint="nothing from here on was exported; run `fedsilo audit verify` with the other parties' logs",
+            )
+        return record
+
+    def _place_of(self, first: int) -> Place:
+        if first == 0:
+            return Place()
+        before = next(read_lines(self._directory, first - 1), None)
+        if before is None:
+            raise NotFoundError(f"{self._directory} has no record {first - 1} yet")
+        return Place(first, link_of(before[1]))
+
+    def _check_behind(self) -> None:
+        if self.place.seq == 0:
+            return
+        before = next(read_lines(self._directory, self.place.seq - 1), None)
+        if before is None or before[0] != self.place.seq - 1 or link_of(before[1]) != self.place.previous:
+            raise VerificationError(
+                f"{self._directory}: record {self.place.seq - 1}, which was exported, is gone or was changed since",
+                hint="compare the exported copy with the log; each exported record carries the hash of its line",
+            )
+
+
+def log_key_of(directory: Path) -> tuple[str, str]:
+    """(the log's own key as text, its name). Raises NotFoundError, VerificationError."""
+    path = directory / "keys" / "log.vkey"
+    if not path.is_file():
+        raise NotFoundError(f"{directory} is not an audit log folder: keys/log.vkey is missing")
+    text = path.read_bytes().decode("utf-8", "replace").partition("\n")[0]
+    return text, parse_verifier_key(text).name
+
+
+# ---- the position file ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a restart needs.
+
+    Attributes:
+        log: the log's key, so that a position is never used for another log.
+        target: format and destination; a position belongs to one of each.
+        place: up to which everything was handed on.
+        bytes: length of the output file there; 0 for any other sink.
+    """
+
+    log: str
+    target: str
+    place: Place
+    bytes: int = 0
+
+    def save(self, path: Path) -> None:
+        """Durably. Raises OperationError."""
+        fields = {
+            "v": POSITION_VERSION, "log": self.log, "target": self.target, "seq": self.place.seq,
+            "previous": self.place.previous, "bytes": self.bytes,
+        }  # fmt: skip
+        write_durably(path, json.dumps(fields).encode() + b"\n", mode=0o600)
+
+
+def read_position(path: Path, *, log: str, target: str) -> Position | None:
+    """The position kept in `path`, or None where there is none yet.
+
+    Raises:
+        ConflictError: it belongs to another log, format or destination, or is no position file.
+    """
+    if not path.exists():
+        return None
+    hint = "give another --position, or remove it to begin at the first record"
+    try:
+        found = json.loads(path.read_bytes())
+        version = found["v"]
+        position = Position(
+            str(found["log"]), str(found["target"]), Place(int(found["seq"]), str(found["previous"])),
+            int(found["bytes"]),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConflictError(f"{path} is not a position file", hint=hint) from error
+    if version != POSITION_VERSION or position.log != log or position.target != target:
+        raise ConflictError(f"{path} belongs to another log, format or destination", hint=hint)
+    return position
+
+
+# ---- sinks ---------------------------------------------------------------------------------------------
+
+
+class Sink(Protocol):
+    """Where lines go."""
+
+    def deliver(self, lines: Sequence[Line]) -> None:
+        """Hand them on. Raises FedSiloError where it can never be done."""
+
+    def safe(self) -> tuple[Place, int]:
+        """(place up to which nothing needs to be handed on again, length of the file)."""
+
+    def finish(self) -> None:
+        """Say that nothing follows, and wait for what is on its way. Raises FedSiloError: that is not known."""
+
+
+class FileSink:
+    """Appends to a file, beginning at `start`; durable at return of `deliver`.
+
+    Raises:
+        ConflictError: the file holds what no position accounts for, or less than the position says.
+        OperationError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, position: Position | None, start: Place) -> None:
+        self._path = path
+        expected = position.bytes if position else 0
+        try:
+            there = path.exists()
+            size = path.stat().st_size if there else 0
+            if size and position is None:
+                raise ConflictError(f"{path} exists already and no position file says how far it got")
+            if there and size < expected:
+                raise ConflictError(
+                    f"{path} has {size} bytes; {expected} were written",
+                    hint="it was cut or replaced; move it away (its position goes on), or remove both to begin again",
+                )
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o640)
+            if there and size > expected:
+                os.ftruncate(self._descriptor, expected)  # a kill came between writing and saving the position
+            fsync_directory(path.parent)
+        except OSError as error:
+            raise OperationError(f"{path}: {error.strerror}") from error
+        self._bytes = expected if there else 0
+        self._safe = (start, self._bytes)
+
+    def deliver(self, lines: Sequence[Line]) -> None:
+        data = b"".join(line.text.encode("ascii") + b"\n" for line in lines)
+        try:
+            write_all(self._descriptor, data)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise OperationError(f"{self._path}: {error.strerror}", hint="the next start goes on from here") from error
+        self._bytes += len(data)
+        self._safe = (lines[-1].after, self._bytes)
+
+    def safe(self) -> tuple[Place, int]:
+        return self._safe
+
+    def finish(self) -> None:
+        os.close(self._descriptor)
+
+
+# ---- the pump ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Export:
+    """One log to one sink.
+
+    Attributes:
+        position_path: where the position is kept.
+        target: see `Position`.
+        wait: called when there is nothing more to read; False ends the export. None: do not wait at all.
+        stopped: asked before each batch; True ends the export.
+    """
+
+    reader: LogReader
+    sink: Sink
+    format_name: str
+    product_version: str
+    position_path: Path
+    target: str
+    wait: Callable[[], bool] | None = None
+    stopped: Callable[[], bool] = lambda: False
+    batch_records: int = BATCH_RECORDS
+    records: int = 0
+
+    def run(self) -> None:
+        """Until there is nothing more, `wait` or `stopped` says so, or the log does not verify.
+
+        Raises:
+            VerificationError: see `LogReader.read`; everything before was handed on and the position says so.
+            OperationError: sink or position file cannot be written.
+        """
+        saved = self._save(None)  # before the first byte: what a kill leaves behind is then known to be ours
+        try:
+            self._pump(saved)
+        except BaseException:
+            with contextlib.suppress(FedSiloError):  # what ended it is what counts
+                self.sink.finish()
+            self._save(None)
+            raise
+        try:
+            self.sink.finish()
+        finally:
+            self._save(None)
+
+    def _pump(self, saved: tuple[Place, int]) -> None:
+        while not self.stopped():
+            batch = self.reader.read(self.batch_records)
+            if batch:
+                self.sink.deliver([self._line(*item) for item in batch])
+                self.records += len(batch)
+            saved = self._save(saved)
+            if not batch and (self.wait is None or not self.wait()):
+                return
+
+    def _line(self, line: bytes, record: dict[str, Any], after: Place) -> Line:
+        event = chosen(record, after.previous, self.reader.origin)
+        return Line(export_line(self.format_name, event, self.product_version), event, after)
+
+    def _save(self, saved: tuple[Place, int] | None) -> tuple[Place, int]:
+        safe = self.sink.safe()
+        if safe != saved:
+            Position(self.reader.key, self.target, *safe).save(self.position_path)
+        return safe
