@@ -23,7 +23,8 @@ CONTEXT = 64
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp_path = tmp_path_factory.mktemp("s")  # the kernel takes sockets of 107 bytes, the test's own name is long
     _folder(tmp_path / "model", {"model_type": "qwen3", "max_position_embeddings": CONTEXT})
     for name in ("private", "public", "held_out"):
         rows = [{"id": f"{name}{n}", "prompt": f"{name} {n}?", "answer": str(n), "topic": "t"} for n in range(4)]
