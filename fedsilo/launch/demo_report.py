@@ -62,7 +62,8 @@ def _verified(data: dict[str, Any]) -> str:
         for row in data["audit"]
     ]
     trained = ", ".join(f"{silo} {count}" for silo, count in data["donors_trained"].items())
-    again = f"check them again: fedsilo audit verify {' '.join(row['path'] for row in data['audit'])}"
+    roots = {str(Path(row["path"]).parents[2]) for row in data["audit"]}
+    again = f"check them again: fedsilo audit verify {' '.join(f'{root}/*/state' for root in sorted(roots))}"
     return f"audit logs\n{table(('log', 'verdict', ''), rows)}\n{again}\ndonor answers trained on: {trained}"
 
 
