@@ -12,6 +12,7 @@ What this does not stop: a looser policy signed by the people who may loosen it.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from fractions import Fraction
 from typing import Any
 
@@ -22,12 +23,12 @@ class NothingInCommon(ValueError):
     """No value is at least as tight as both."""
 
 
-class Order:
+class Order(ABC):
     """The order of one field."""
 
+    @abstractmethod
     def meet(self, first: Any, second: Any) -> Any:
         """Raises NothingInCommon."""
-        raise NotImplementedError
 
     def same(self, first: Any, second: Any) -> bool:
         """Whether the two allow the same, however they are spelled."""
