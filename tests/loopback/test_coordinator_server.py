@@ -22,14 +22,13 @@ from coordinator.config import load_config
 from coordinator.daemon import Coordinator, Ready, check
 from coordinator.server import FederationService
 from fedsilo.edge.identity_files import load_identity
-from fedsilo.edge.site_policy import read_ruleset
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.launch.provision import init_ca, provision_site
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.render import render_policy
-from tests.policies.setting import HASH, SCHEMA, site_facts
+from tests.coordinator_folder import write_coordinator
+from tests.policies.setting import HASH, SCHEMA
 
 SILOS = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
 
@@ -51,29 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             people={},
             coordinator_public_key=public_key,
         )
-    main = folder / "main"
-    rows = [f'{{"id":"p{row}","prompt":"{row}","answer":"{row}","topic":"rotate"}}' for row in range(10)]
-    (main / "public.jsonl").write_text("\n".join(rows) + "\n")
-    public = read_tasks(main / "public.jsonl").sha256
-    facts = site_facts(public_sha256=public, valid_from="2025-01-01T00:00:00Z", valid_until="2099-01-01T00:00:00Z")
-    (main / "charter.yaml").write_text(render_policy(read_ruleset("pubswap"), facts))
-    (main / "lora_schema.json").write_bytes(SCHEMA.canonical())
-    (main / "coordinator.yaml").write_text(
-        f"""\
-coordinator: main
-federation: cardio-net
-listen: "127.0.0.1:0"
-state_dir: state
-identity: {{certificate: id/main.crt, key: id/main.key, signing_key: id/main.ed25519,
-           federation_ca: id/federation_ca.crt, site_ca: id/site_ca.crt, operators: id/roles.yaml}}
-charter: charter.yaml
-silos: [{", ".join(SILOS)}]
-expected: {{base_model_sha256: "{HASH["base"]}", tokenizer_sha256: "{HASH["tokenizer"]}",
-           template_sha256: "{HASH["template"]}", lora_schema: lora_schema.json}}
-public: {{path: public.jsonl, sha256: "{public}", verifier: exact}}
-held_out: {{sha256: "{HASH["held"]}"}}
-"""
-    )
+    write_coordinator(folder / "main", SILOS)
     return folder
 
 

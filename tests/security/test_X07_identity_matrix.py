@@ -40,18 +40,17 @@ from certs.encoding import load_signing_key, private_key_pem, public_key_pem
 from certs.identity import peer_identity
 from console.client import ControlClient, Operator, sign_as
 from fedsilo.edge.identity_files import load_identity, load_operator
-from fedsilo.edge.site_policy import read_ruleset
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.launch.provision import init_ca, provision_site
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, PeerError, UnreachableError
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.render import render_policy
 from silo.guard import channel, envelopes
 from silo.guard.channel import GrpcChannel
 from silo.guard.conversation import Conversation
 from silo.guard.messages import Allowed, Counters, Inbound, TlsFiles, parsed
-from tests.policies.setting import HASH, SCHEMA, site_facts
+from tests.coordinator_folder import write_coordinator
+from tests.policies.setting import HASH, SCHEMA
 from tests.security.people import CLIENT, SERVER, forge, new_keys
 
 NOW = datetime.now(UTC)  # of the collection: whatever is signed by it has an hour of margin
@@ -228,31 +227,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         root / SILO, site=SILO, federation_ca=root / "ca", people={"olga": ["operator"]},
         coordinator_public_key=public_key,
     )  # fmt: skip
-    main = root / "main"
-    rows = [f'{{"id":"p{row}","prompt":"{row}","answer":"{row}","topic":"rotate"}}' for row in range(10)]
-    (main / "public.jsonl").write_text("\n".join(rows) + "\n")
-    public = read_tasks(main / "public.jsonl").sha256
-    facts = site_facts(public_sha256=public, valid_from="2025-01-01T00:00:00Z", valid_until="2099-01-01T00:00:00Z")
-    (main / "charter.yaml").write_text(render_policy(read_ruleset("pubswap"), facts))
-    (main / "lora_schema.json").write_bytes(SCHEMA.canonical())
-    (main / "coordinator.yaml").write_text(
-        f"""\
-coordinator: main
-federation: {FEDERATION}
-listen: "127.0.0.1:0"
-state_dir: state
-identity: {{certificate: id/main.crt, key: id/main.key, signing_key: id/main.ed25519,
-           federation_ca: id/federation_ca.crt, site_ca: id/site_ca.crt, operators: id/roles.yaml}}
-charter: charter.yaml
-silos: [{SILO}, hospital_b]
-expected: {{base_model_sha256: "{HASH["base"]}", tokenizer_sha256: "{HASH["tokenizer"]}",
-           template_sha256: "{HASH["template"]}", lora_schema: lora_schema.json}}
-public: {{path: public.jsonl, sha256: "{public}", verifier: exact}}
-held_out: {{sha256: "{HASH["held"]}"}}
-"""
-    )
+    config = write_coordinator(root / "main", (SILO, "hospital_b"))
     trust = root / "ca" / "ca.crt"
-    specs: dict[str, dict[str, Path]] = {"main": {"config": main / "coordinator.yaml"}}
+    specs: dict[str, dict[str, Path]] = {"main": {"config": config}}
     for name, (pem, key) in wrong_coordinator_certificates(load_authority(root / "ca")).items():
         files = write_pair(root, f"impostor_{len(specs)}", pem, key, trust)
         specs[name] = {"certificate": files.certificate, "key": files.key, "root": trust}
