@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,7 @@ _NOTE_BODY = r"[^\n]{1,256}\n[0-9]{1,20}\n[A-Za-z0-9+/=]{44}\n([!-~][ -~]{0,255}
 _NOTE_SIGNATURES = "(\u2014 [^\\n ]{1,256} [A-Za-z0-9+/=]{1,512}\\n){1,16}"
 _NOTE = re.compile(rf"({_NOTE_BODY}\n{_NOTE_SIGNATURES})?")
 TOPIC_CHARACTERS_MAX = 128
+NAMES_MAX = 64
 PLAN_CHARACTERS_MAX = 65536
 
 _LOADS = frozenset({"fp32", "bf16", "nf4", "fp8"})
@@ -133,6 +134,13 @@ _SHAPES: dict[FieldClass, Callable[[str, Any], bool]] = {
 
 def is_name(value: str) -> bool:
     return bool(_NAME.fullmatch(value))
+
+
+def names_of(values: Iterable[str]) -> tuple[list[str], int]:
+    """The distinct values that are names, sorted, and how many others there were."""
+    distinct = sorted(set(values))
+    good = [value for value in distinct if is_name(value)][:NAMES_MAX]
+    return good, len(distinct) - len(good)
 
 
 def field_class(message_name: str, field_name: str) -> FieldClass | None:

@@ -15,8 +15,9 @@ from pydantic.fields import FieldInfo
 
 from fedsilo.treaty.errors import UsageError
 from policies import lattice
+from policies.fields import Approvals
 from policies.lattice import NothingInCommon, Order
-from policies.model import Approvals, Egress, Ingress, MetricField, PolicyFile
+from policies.model import Egress, Ingress, MetricField, PolicyFile
 
 Direction = Literal["tighter", "looser", "incomparable", "cosmetic"]
 Path = tuple[str, ...]

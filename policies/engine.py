@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from policies.facts import EVALUATION_ERRORS, FINAL, OFFERED, Context, Facts, Message, measure
+from policies.facts import measure
 from policies.history import Approval, History, HistoryBook
 from policies.load import Policy
+from policies.message import EVALUATION_ERRORS, FINAL, OFFERED, Context, Facts, Message
 from policies.rules import RULES
 from policies.rules.base import Outcome, Rule, RuleResult
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from policies.facts import Facts
+from policies.message import Facts
 
 MINUTE_SECONDS = 60.0
 _DAYS_KEPT = 3

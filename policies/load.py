@@ -10,7 +10,8 @@ from typing import Any
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.strict_yaml import Document, Path, load, validate
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
-from policies.model import PolicyFile, epoch_seconds
+from policies.fields import epoch_seconds
+from policies.model import PolicyFile
 
 INIT_HINT = "fedsilo policy init --ruleset pubswap --model DIR --public FILE --federation BUNDLE"
 # What a shipped ruleset cannot know: a file without one of these belongs to no site.

@@ -5,10 +5,10 @@ Rounds are counted by what this party has released, not by the number in the env
 
 from __future__ import annotations
 
-from policies.facts import OFFERED, Facts
+from policies.fields import Approvals
 from policies.history import History
 from policies.load import Policy
-from policies.model import Approvals
+from policies.message import OFFERED, Facts
 from policies.rules.base import Judgement, block_of, not_applicable, rule
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedsilo.treaty.strict_yaml import Path
-from policies.facts import Facts
 from policies.history import History
 from policies.load import Policy
+from policies.message import Facts
 
 # look: allowed, but a person should see it. n.a.: this rule has nothing to say about this kind.
 Outcome = Literal["ok", "look", "hold", "deny", "n.a."]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.catalogue import KINDS
-from policies.facts import Facts
 from policies.history import History
 from policies.load import Policy
+from policies.message import Facts
 from policies.rules.base import Judgement, block_of, holds, none_of, not_applicable, rule, side_of, within
 
 _OF_A_RUN = ("lora.factors", "public.responses", "metrics.eval", "round.open", "public.donors", "round.result")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from policies.facts import OFFERED, Facts
 from policies.history import History
 from policies.load import Policy
+from policies.message import OFFERED, Facts
 from policies.rules.base import (
     Judgement,
     Rule,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from policies.facts import Facts
 from policies.history import History
 from policies.load import Policy
+from policies.message import Facts
 from policies.rules.base import Judgement, at_most, block_of, holds, none_of, not_applicable, rule
 
 _KIND = "metrics.eval"

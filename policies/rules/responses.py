@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies.facts import Facts
 from policies.history import History
 from policies.load import Policy
+from policies.message import Facts
 from policies.rules.base import (
     Judgement,
     Rule,

@@ -6,9 +6,9 @@ What they do not stop: information in the low bits of allowed values (N1).
 
 from __future__ import annotations
 
-from policies.facts import OFFERED, Facts
 from policies.history import History
 from policies.load import Policy
+from policies.message import OFFERED, Facts
 from policies.model import SchemaPin
 from policies.rules.base import (
     Judgement,

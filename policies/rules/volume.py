@@ -6,9 +6,9 @@ answer to the silo's own request, so there only the size of a message is limited
 
 from __future__ import annotations
 
-from policies.facts import Facts
 from policies.history import History, bucket_of
 from policies.load import Policy
+from policies.message import Facts
 from policies.rules.base import Judgement, at_most, not_applicable, rule, side_of
 
 

@@ -18,7 +18,7 @@ from fedsilo.treaty.wire.codec import sha256_hex
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies import engine
 from policies.engine import Decision, Facts
-from policies.model import Approvals
+from policies.fields import Approvals
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, parsed

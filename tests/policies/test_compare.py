@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.strict_yaml import load
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies import lattice, model
+from policies import lattice
 from policies.compare import Change, compare, is_tightening, meet, order_of
 from policies.engine import History, decide, measure
+from policies.fields import Approvals, Closed
 from policies.lattice import NothingInCommon
 from policies.load import Policy
-from policies.model import Approvals, PolicyFile
+from policies.model import PolicyFile
 from policies.rules.approvals import asked
 from tests.policies.setting import FROM_COORDINATOR, PLAN, context, good_cases, inbound, policy_of, policy_text
 
@@ -228,16 +230,14 @@ def test_approval_rounds_of_the_meet_contain_those_of_both_over_hundreds_of_roun
 def test_every_field_of_the_schema_carries_an_order_or_is_a_block() -> None:
     """A field added without one would compare as if it did not exist."""
     without = set()
-    for name in dir(model):
-        made = getattr(model, name)
-        if isinstance(made, type) and issubclass(made, model.BaseModel) and made.__module__ == model.__name__:
-            for field_name, field in made.model_fields.items():
-                block = any(
-                    isinstance(part, type) and issubclass(part, model.BaseModel)
-                    for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
-                )
-                if order_of(field) is None and not block:
-                    without.add(f"{name}.{field_name}")
+    for made in Closed.__subclasses__():
+        for field_name, field in made.model_fields.items():
+            block = any(
+                isinstance(part, type) and issubclass(part, BaseModel)
+                for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
+            )
+            if order_of(field) is None and not block:
+                without.add(f"{made.__name__}.{field_name}")
     assert without == {"Approvals.first_rounds", "Approvals.then"}  # compared together
 
 

@@ -1,0 +1,73 @@
+"""Facts of adapter factors: names against the schema, finiteness, bit patterns and norms. One pass over the values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.message import Context, Facts, Message
+
+_TILE_ELEMENTS = 1 << 20
+
+
+def tensor_facts(message: Message, context: Context) -> Facts:
+    header = message.body
+    assert isinstance(header, pb.Factors)  # noqa: S101  # `measure` has compared the type
+    schema = context.schema
+    shapes = schema.shapes if schema else {}
+    names = [entry.name for entry in header.tensors]
+    given = message.tensors
+    facts: Facts = {
+        "schema_sha256": schema.digest if schema else "",
+        "header_schema_sha256": header.schema_sha256,
+        "dtype": header.dtype,
+        "dtype_of_schema": schema is not None and header.dtype == schema.dtype,
+        "rank": header.rank,
+        "rank_of_schema": schema is not None and header.rank == schema.rank,
+        "scale_of_schema": schema is not None and bool(np.float32(header.scale) == np.float32(schema.scale)),
+        "base_digest_empty": header.base_digest == "",
+        "base_digest_of_round": bool(context.base_digest) and header.base_digest == context.base_digest,
+        "tensors": len(names),
+        "tensors_missing": len(shapes.keys() - set(names)),
+        "tensors_unexpected": len([name for name in names if name not in shapes]),
+        "tensors_repeated": len(names) - len(set(names)),
+        "tensors_given": given is not None and sorted(given) == names,
+        "shapes_wrong": sum(shapes.get(entry.name) != tuple(entry.shape) for entry in header.tensors),
+    }
+    elements = not_finite = not_canonical = off_bfloat16 = 0
+    squares = square_max = 0.0
+    for entry in header.tensors if given is not None and facts["tensors_given"] else ():
+        array = given[entry.name] if given is not None else np.zeros(0, np.float32)
+        if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
+            facts["shapes_wrong"] += 1
+            continue
+        square = 0.0
+        flat = np.ascontiguousarray(array).reshape(-1)
+        for start in range(0, flat.size, _TILE_ELEMENTS):
+            tile = flat[start : start + _TILE_ELEMENTS]
+            bits = tile.view(np.uint32)
+            exponent = bits & np.uint32(0x7F800000)
+            not_finite += int(np.count_nonzero(exponent == np.uint32(0x7F800000)))
+            not_canonical += int(np.count_nonzero((exponent == 0) & (bits != 0)))  # -0 and denormals (T4)
+            off_bfloat16 += int(np.count_nonzero(bits & np.uint32(0xFFFF)))
+            wide = tile.astype(np.float64)
+            square += float(np.dot(wide, wide))
+        elements += flat.size
+        squares += square
+        square_max = max(square_max, square)
+    finite = not_finite == 0 and math.isfinite(squares)
+    l2 = math.sqrt(squares) if finite else None
+    # The factors themselves are base + delta, whose norm is at most the sum: an upper bound without the base's values.
+    total = None if l2 is None or context.base_l2 is None else l2 + context.base_l2
+    facts.update(
+        elements=elements,
+        values_not_finite=not_finite,
+        values_not_canonical=not_canonical,
+        values_off_bfloat16=off_bfloat16,
+        l2=l2,
+        tensor_l2_max=math.sqrt(square_max) if finite else None,
+        total_l2_max=total,
+    )
+    return facts

@@ -1,0 +1,100 @@
+"""What is judged and what the judge knows: one message, and where the party stands. Plain data.
+
+`measure` (policies/facts.py) turns a message in its context into facts; rules see the facts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.treaty.errors import FedSiloError
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire.codec import Array
+from policies.schema import LoraSchema
+
+Facts = dict[str, Any]
+
+FINAL = "final"  # the exact values that go out, or came in
+OFFERED = "offered"  # before the transforms: limits that a transform establishes are not judged yet
+
+# A failure of any of these while measuring or judging is a refusal (threat model B5). Anything else propagates, and
+# then there is no decision either.
+EVALUATION_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    FedSiloError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One release or arrival.
+
+    Attributes:
+        direction: egress (this party is about to send it) or ingress (it has come in).
+        kind, run, round, step, sender: as in the envelope.
+        payload_bytes: whole payload, tensors included.
+        body: parsed payload; for a tensor kind its `Factors` header.
+        tensors: float32 arrays by wire name, for a tensor kind. Read one at a time, so it may load lazily.
+    """
+
+    direction: str
+    kind: str
+    run: str
+    round: int
+    step: int
+    sender: str
+    payload_bytes: int
+    body: ProtobufMessage
+    tensors: Mapping[str, Array] | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the measuring party knows. A default is the strictest: what is unknown here leads to a refusal.
+
+    Attributes:
+        plan: of the run that is open; None outside one.
+        schema: the site's LoRA schema.
+        base_digest: adapter that the open round starts from.
+        base_l2: its L2 norm over all factors, as `measure` gave it for global.adapter; None if unknown.
+        open_round, open_step: where the run stands; open_step is the public step whose exchange is open, else 0.
+        open_steps: rows that each public step of the open round asks for, as its round.open said.
+        refused_round: the last round whose round.open was not let in, which the party may say; 0 is none.
+        evaluated_digest: for metrics.eval of a round: the adapter that this round came to; "" if it came to none.
+        public_set_sha256, public_set_rows: of the party's own copy of the public set.
+        public_prompt_indices: rows that the open public step asks for, in its order.
+        verdicts: the party's own grading, one for each response in message order (for public.donors: one for each
+            donor that carries a response); None if it has not graded them.
+        token_counts: tokens of each response in the same order; None without a tokenizer (then bytes bound them).
+        topics: topic labels of the held-out set.
+        now_seconds: UTC; the caller passes max(last seen, clock).
+        expected_sender: this party's own SPIFFE id on egress, the certificate's on ingress.
+    """
+
+    now_seconds: float
+    expected_sender: str
+    plan: Plan | None = None
+    schema: LoraSchema | None = None
+    base_digest: str = ""
+    base_l2: float | None = None
+    open_round: int = 0
+    open_step: int = 0
+    open_steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    refused_round: int = 0
+    evaluated_digest: str = ""
+    public_set_sha256: str = ""
+    public_set_rows: int = 0
+    public_prompt_indices: tuple[int, ...] = ()
+    verdicts: tuple[bool, ...] | None = None
+    token_counts: tuple[int, ...] | None = None
+    topics: frozenset[str] = field(default_factory=frozenset)
