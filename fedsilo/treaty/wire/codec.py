@@ -12,6 +12,7 @@ tile by offset without holding the payload in memory.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -33,6 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # The wire's dtypes. bfloat16 travels as the upper half of a float32, since numpy has no bfloat16.
 DTYPE_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+TILE_ELEMENTS = 1 << 16  # 256 KiB of float32
 
 
 def sha256_hex(data: bytes | bytearray | memoryview) -> str:
@@ -128,20 +130,42 @@ def encode_factors(
     if dtype not in DTYPE_ITEM_BYTES:
         raise ValueError(f"wire dtype {dtype!r} is not one of {sorted(DTYPE_ITEM_BYTES)}")
     header = pb.Factors(base_digest=base_digest, schema_sha256=schema_sha256, rank=rank, scale=scale, dtype=dtype)
-    bodies = []
-    for name in sorted(tensors):
-        array = np.ascontiguousarray(tensors[name], dtype=np.float32)
-        header.tensors.append(pb.TensorEntry(name=name, shape=array.shape))
-        array = np.where(np.abs(array) < np.finfo(np.float32).tiny, np.float32(0), array)
-        bodies.append((to_bfloat16_bits(array) if dtype == "bfloat16" else array.astype("<f4")).tobytes())
+    names = sorted(tensors)
+    elements = 0
+    for name in names:
+        header.tensors.append(pb.TensorEntry(name=name, shape=np.shape(tensors[name])))
+        elements += int(np.size(tensors[name]))
     head = encode(header)
-    return len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head + b"".join(bodies)
+    # Written into one buffer of the final size, so that a payload is held once and not in pieces and joined.
+    payload_bytes = _LENGTH_PREFIX_BYTES + len(head) + elements * DTYPE_ITEM_BYTES[dtype]
+    payload = io.BytesIO(bytes(payload_bytes))
+    payload.write(len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head)
+    for name in names:
+        for tile in tiles(tensors[name]):
+            values = canonical_values(tile)
+            payload.write((to_bfloat16_bits(values) if dtype == "bfloat16" else values.astype("<f4", copy=False)).data)
+    return payload.getvalue()
+
+
+def tiles(values: Array) -> Iterator[Array]:
+    """An array in row-major order, in flat pieces that stay in the processor's cache."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    for start in range(0, flat.size, TILE_ELEMENTS):
+        yield flat[start : start + TILE_ELEMENTS]
+
+
+def canonical_values(values: Array) -> Array:
+    """A float32 copy in which -0 and denormals are +0: the same numbers to anyone, and no bits to spare (T4)."""
+    result = np.array(values, dtype=np.float32)
+    bits = result.view(np.uint32)
+    bits[(bits & np.uint32(0x7F800000)) == 0] = 0
+    return result
 
 
 class RandomAccess(Protocol):
     """The one thing a tile reader needs: bytes in memory in a test, a spooled file in the coordinator."""
 
-    def read_at(self, offset: int, length: int) -> bytes: ...
+    def read_at(self, offset: int, length: int) -> bytes | memoryview: ...
 
 
 @dataclass(frozen=True)
@@ -149,6 +173,16 @@ class InMemory:
     data: bytes
 
     def read_at(self, offset: int, length: int) -> bytes:
+        return self.data[offset : offset + length]
+
+
+@dataclass(frozen=True)
+class _Viewed:
+    """The same without copying what is read."""
+
+    data: memoryview
+
+    def read_at(self, offset: int, length: int) -> memoryview:
         return self.data[offset : offset + length]
 
 
@@ -176,7 +210,7 @@ class FactorsReader:
         head_length = int.from_bytes(source.read_at(0, _LENGTH_PREFIX_BYTES), "little")
         if head_length > min(FACTORS_HEADER_BYTES_MAX, max(payload_bytes - _LENGTH_PREFIX_BYTES, 0)):
             raise PeerError(WireCode.MALFORMED, "tensor header is longer than allowed")
-        self.header = decode(pb.Factors, source.read_at(_LENGTH_PREFIX_BYTES, head_length))
+        self.header = decode(pb.Factors, bytes(source.read_at(_LENGTH_PREFIX_BYTES, head_length)))
         if self.header.dtype not in DTYPE_ITEM_BYTES:
             raise PeerError(WireCode.MALFORMED, "tensor payload has an unknown dtype")
         self._item_bytes = DTYPE_ITEM_BYTES[self.header.dtype]
@@ -207,8 +241,8 @@ class FactorsReader:
 
 
 def decode_factors(payload: bytes) -> Factors:
-    """Whole tensor payload in memory. Raises PeerError as `FactorsReader` does."""
-    reader = FactorsReader(InMemory(payload), len(payload))
+    """Whole tensor payload in memory; float32 arrays are read-only views of it. Raises PeerError as the reader does."""
+    reader = FactorsReader(_Viewed(memoryview(payload)), len(payload))
     return Factors(reader.header, dict(reader.tensors()))
 
 
