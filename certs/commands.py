@@ -100,7 +100,13 @@ def sign_command(
 
 
 def verify_command(
-    command: control_pb2.Command, *, site: str, site_ca_pem: bytes, roles: Roles, now: datetime
+    command: control_pb2.Command,
+    *,
+    site: str,
+    site_ca_pem: bytes,
+    roles: Roles,
+    now: datetime,
+    lifetime_max: timedelta = COMMAND_LIFETIME_MAX,
 ) -> VerifiedCommand:
     """Who gave this command, and that nobody changed it.
 
@@ -110,6 +116,7 @@ def verify_command(
         site_ca_pem: its CA; no other root counts, the federation's least of all (B3).
         roles: this site's people.
         now: timezone-aware; the caller never lets it run backwards (T41).
+        lifetime_max: how far ahead its expiry may be; longer only for what others have to sign too (proposals).
 
     Raises:
         NotAllowedError: names the cause.
@@ -137,9 +144,9 @@ def verify_command(
         raise NotAllowedError(
             f"the command expired at {command.expires}, now is {now:{_TIME_FORMAT}}", hint="give the command again"
         )
-    if expires - now > COMMAND_LIFETIME_MAX:
+    if expires - now > lifetime_max:
         raise NotAllowedError(
-            f"the command is valid until {command.expires}, more than {COMMAND_LIFETIME_MAX} ahead",
+            f"the command is valid until {command.expires}, more than {lifetime_max} ahead",
             hint="compare the clocks, and sign with a shorter life",
         )
     if _REQUEST_ID.fullmatch(command.request_id) is None:

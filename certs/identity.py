@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from certs.encoding import (
@@ -55,6 +56,7 @@ class PeerIdentity:
     signing_public_key: Ed25519PublicKey
     fingerprint: str
     not_after: datetime
+    certificate_pem: bytes = field(default=b"", repr=False)  # for whoever must vouch for it to others
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def peer_identity(certificate_pem: bytes, trust_root_pem: bytes, now: datetime, 
         signing_public_key=_certified_signing_key(certificate, identity),
         fingerprint=certificate_fingerprint(certificate),
         not_after=certificate.not_valid_after_utc,
+        certificate_pem=certificate.public_bytes(Encoding.PEM),
     )
 
 

@@ -161,9 +161,15 @@ class ControlClient:
 
 
 def sign_as(
-    operator: Operator, name: str, arguments: Mapping[str, Any], *, request_id: str = "", now: datetime | None = None
+    operator: Operator,
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    request_id: str = "",
+    now: datetime | None = None,
+    expires: datetime | None = None,
 ) -> control_pb2.Command:
-    """A command signed by a person, valid for two minutes.
+    """A command signed by a person.
 
     Args:
         operator: who, and for which site.
@@ -171,12 +177,13 @@ def sign_as(
         arguments: JSON-able; digests of what the person was shown belong here.
         request_id: give the same again to repeat the same request.
         now: when; by default the clock.
+        expires: until when it is valid; by default two minutes.
 
     Raises:
         NotFoundError, NotAllowedError: the person's certificate or key is missing, readable by others, or does not fit.
     """
     certificate_pem, key = load_operator(operator.certificate, operator.key, now=now)
-    expires = (now or datetime.now(UTC)) + timedelta(seconds=COMMAND_VALID_SECONDS)
+    expires = expires or (now or datetime.now(UTC)) + timedelta(seconds=COMMAND_VALID_SECONDS)
     return sign_command(
         site=operator.site,
         name=name,

@@ -48,6 +48,7 @@ def _silo(state: Mapping[str, Any]) -> SiloState:
         isolation=text_of(mapping(state.get("trainer")).get("isolation")),
         policy_name=text_of(policy.get("name")),
         policy_digest=text_of(policy.get("digest")),
+        policy_files=len(_list(policy.get("made_of"))),
         held=tuple(_release(mapping(item)) for item in _list(state.get("held"))),
         figures=tuple(figures),
         left=tuple(

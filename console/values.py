@@ -121,7 +121,8 @@ class SiloState:
     paused: bool
     isolation: str
     policy_name: str
-    policy_digest: str
+    policy_digest: str  # of what is in force
+    policy_files: int  # that it is made of: the site's own, and the federation's charter
     held: tuple[Release, ...]
     figures: tuple[Figure, ...]
     left: tuple[Left, ...]

@@ -93,7 +93,10 @@ def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyp
 
 
 def _policy(state: SiloState) -> str:
-    return f"{state.policy_name} {state.policy_digest[:8]}" if state.policy_digest else "no policy told"
+    if not state.policy_digest:
+        return "no policy told"
+    charter = " with charter" if state.policy_files > 1 else ""
+    return f"{state.policy_name} {state.policy_digest[:8]}{charter}"
 
 
 # ---- what needs a person ---------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Arithmetic on adapters, tile by tile: the first one, the next one, and the folder people load.
 
 The master is float32 whatever the wire dtype, uploads are deltas against it, and they are combined in roster order,
-because float addition is not associative (methods 1.1, 2.2). Memory stays at one tile per upload.
+because float addition is not associative (methods 1.1, 2.2). Memory stays at one tile per upload. What the run freezes
+is in no upload and is copied from master to master byte for byte.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from coordinator.blobs import AnyPayload, Blobs, FilePayload
 from fedsilo.edge.files import fsync_directory, write_durably
 from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.freezing import is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, encode_factors
 from policies.schema import LoraSchema
@@ -76,15 +78,17 @@ def aggregate(
     uploads: Sequence[AnyPayload],
     combine: Combine,
     *,
+    freeze: str = "none",
     tile_elements: int = TILE_ELEMENTS,
 ) -> FilePayload:
-    """The next master: `combine(master tile, upload tiles)` over every tensor, kept under its digest.
+    """The next master: `combine(master tile, upload tiles)` over every trained tensor, kept under its digest.
 
     Args:
         blobs: where the result is kept.
         master: float32 `global.adapter` payload.
-        uploads: `lora.factors` payloads in roster order, float32 or bfloat16, all against this master.
+        uploads: payloads of updates in roster order, float32 or bfloat16, all against this master.
         combine: (tile [n], tiles [n] each) -> tile [n], float32.
+        freeze: of the plan; the uploads hold exactly the tensors that it leaves free.
         tile_elements: n at most; the result does not depend on it.
 
     Raises:
@@ -96,12 +100,12 @@ def aggregate(
         raise AggregateRefusedError("a round without uploads cannot be committed")
     base = read_factors(master)
     readers = [read_factors(upload) for upload in uploads]
-    shapes = [(place.name, place.shape) for place in base.places]
+    shapes = [(place.name, place.shape) for place in base.places if not is_frozen(place.name, freeze)]
     for reader in readers:
         if reader.header.base_digest != master.digest:
             raise AggregateRefusedError("an upload is a delta against another adapter than the master")
         if [(place.name, place.shape) for place in reader.places] != shapes:
-            raise AggregateRefusedError("an upload has other tensors than the master")
+            raise AggregateRefusedError("an upload has other tensors than those that the run trains")
     # proto floats are stored as given, so copying the header keeps the scale bit for bit
     header = pb.Factors()
     header.CopyFrom(base.header)
@@ -109,10 +113,16 @@ def aggregate(
     head = encode(header)
     with blobs.spool() as spool:
         spool.write(len(head).to_bytes(8, "little") + head)
-        for index, place in enumerate(base.places):
+        given = [{upload.name: upload for upload in reader.places} for reader in readers]
+        for place in base.places:
             for start in range(0, place.elements, tile_elements):
                 stop = min(start + tile_elements, place.elements)
-                tiles = [reader.tile(reader.places[index], start, stop) for reader in readers]
+                if is_frozen(place.name, freeze):
+                    spool.write(base.tile(place, start, stop).tobytes())
+                    continue
+                tiles = [
+                    reader.tile(places[place.name], start, stop) for reader, places in zip(readers, given, strict=True)
+                ]
                 combined = np.asarray(combine(base.tile(place, start, stop), tiles), dtype=np.float32)
                 if not np.isfinite(combined).all():
                     raise AggregateRefusedError(

@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from certs.describe import in_words
 from certs.identity import Identity
 from coordinator.blobs import AnyPayload, Blobs
@@ -30,6 +32,7 @@ from coordinator.members import Agreed
 from coordinator.native_log import NativeLog
 from coordinator.parts import Parts
 from coordinator.record import Outcome
+from coordinator.replies import Replies
 from coordinator.server import FederationService, control_server, federation_server
 from coordinator.store import Store
 from coordinator.submission import Fixed, Submissions
@@ -41,6 +44,7 @@ from fedsilo.edge.identity_files import load_identity, load_site
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
 from fedsilo.treaty.grading import require_verifier
+from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.load import Policy, load_policy
 from policies.schema import LoraSchema, schema_from_json
 
@@ -49,7 +53,7 @@ log = logging.getLogger("fedsilo.coordinator")
 TICK_SECONDS = 0.2
 DRAIN_SECONDS = 5.0
 # kinds whose payload nobody can guess; of all others the log keeps a keyed digest (T40)
-_UNGUESSABLE = frozenset({"lora.factors", "control.hello", "control.checkpoint"})
+_UNGUESSABLE = TENSOR_KINDS | {"control.hello", "control.checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -121,14 +125,27 @@ def check(config: CoordinatorConfig) -> Checked:
 class Coordinator:
     """All parts, wired. Use as a context; the state folder is locked while it is open.
 
+    Args:
+        checked: the configuration and its files.
+        clock: UTC seconds.
+        replies: what seals the replies. No key of the configuration names one: another than the honest one takes
+            another program.
+
     Raises (on entering):
         ConflictError: another process has this state folder, or the port is in use.
         FedSiloError: a part cannot be opened.
     """
 
-    def __init__(self, checked: Checked, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        checked: Checked,
+        *,
+        clock: Callable[[], float] = time.time,
+        replies: Callable[[str, str, Ed25519PrivateKey], Replies] = Replies,
+    ) -> None:
         self._checked = checked
         self._clock = clock
+        self._replies = replies
         self._stack = ExitStack()
         self._stopped = threading.Event()
         self._latest = 0.0
@@ -204,6 +221,7 @@ class Coordinator:
                 finished=outcome.write,
                 payload_digest=self._payload_digest(),
                 poll_wait_seconds_max=config.limits.poll_wait_seconds_max,
+                replies=self._replies,
             )
         )
         fixed = Fixed(config.federation, config.silos, checked.agreed, checked.schema, len(checked.public.rows))
@@ -310,12 +328,18 @@ class Coordinator:
                 self.driver.halt(error)
 
 
-def run_coordinator(config_path: Path, *, ready: Callable[[Ready], None]) -> None:
+def run_coordinator(
+    config_path: Path,
+    *,
+    ready: Callable[[Ready], None],
+    replies: Callable[[str, str, Ed25519PrivateKey], Replies] = Replies,
+) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
         config_path: coordinator.yaml.
         ready: called once when silos may dial.
+        replies: what seals the replies; see `Coordinator`.
 
     Raises:
         FedSiloError: it cannot start; the message names the cause.
@@ -325,7 +349,7 @@ def run_coordinator(config_path: Path, *, ready: Callable[[Ready], None]) -> Non
     checked = check(config)
     for warning in checked.warnings:
         log.warning("%s", warning)
-    with Coordinator(checked) as coordinator:
+    with Coordinator(checked, replies=replies) as coordinator:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: coordinator.request_stop())
         with coordinator.native_log(), coordinator.serving() as where:

@@ -31,12 +31,13 @@ from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.effects import Effects
 from coordinator.ingress import Arrived, OpenPlace, Ruling
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
-from coordinator.replies import Replies, Reply
+from coordinator.replies import Reply
 from coordinator.runs import ActiveRun, Surroundings
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.treaty.plan import plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.asked import Asked
 from policies.engine import HistoryBook
 
 log = logging.getLogger("fedsilo.coordinator")
@@ -61,7 +62,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
-        self.replies = Replies(self.parts.federation, self.parts.spiffe_id, self.parts.signing_key)
+        self.replies = self.parts.replies(self.parts.federation, self.parts.spiffe_id, self.parts.signing_key)
         self._norms: dict[str, float] = {}
         self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all)
         self.around = Surroundings(
@@ -271,6 +272,7 @@ class Driver:
     def _sealed(self, session: Session, silo: str, taken: Taken) -> Reply:
         if isinstance(taken.body, pb.Ack):
             taken.body.pending = self._next_item(session, silo) is not None
+            taken.body.checkpoints = silo in self.effects.relay.waiting
         reply = self.replies.seal(
             session, silo, kind=taken.kind, body=taken.body, payload=taken.payload, run=taken.run,
             round_number=taken.round, step=taken.step,
@@ -335,7 +337,8 @@ class Driver:
         if arrived.envelope.kind == "metrics.eval" or arrived.envelope.kind.startswith("control."):
             number = run.newest_round(session)
         norm = self._norm(digest) if arrived.tensors is not None else None
-        return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated)
+        asked = run.asked.get(arrived.silo, Asked())
+        return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked)
 
     def _norm(self, digest: str) -> float | None:
         if not digest:

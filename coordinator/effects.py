@@ -15,7 +15,7 @@ from coordinator.ingress import Arrived
 from coordinator.members import check_hello, facts_as_fields, hello_as_fields
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.runs import ActiveRun
-from coordinator.witnessing import exchange_checkpoints
+from coordinator.witnessing import Relay
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.method import MessageArrived, SiloAbstained
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -40,6 +40,7 @@ class Effects:
         self._runs = runs
         self._seen = seen
         self._notify = notify
+        self.relay = Relay(parts.audit, parts.silos)
 
     def require_member(self, session: Session, arrived: Arrived) -> None:
         """Raises PeerError: a contribution of a silo whose last hello was refused; whoever differs has no part."""
@@ -60,7 +61,7 @@ class Effects:
             case pb.Fetch():
                 return self._fetch(session, envelope, body)
             case pb.Checkpoint():
-                return Taken("control.checkpoint", exchange_checkpoints(self._parts.audit, peer, body))
+                return Taken("control.checkpoint", self.relay.exchange(session, peer, body))
             case pb.Progress():
                 state.round, state.step = body.round, body.step
                 self._parts.publish(
@@ -78,7 +79,7 @@ class Effects:
                 return ack()
             case pb.Declined() | pb.Abstain():
                 return self._abstain(session, silo, envelope, body)
-            case pb.Factors() | pb.PublicResponses() | pb.MetricsEval():
+            case _ if envelope.kind in CONTRIBUTIONS:
                 return self._contribution(session, arrived)
         return ack()
 
@@ -153,7 +154,7 @@ class Effects:
     def _contribution(self, session: Session, arrived: Arrived) -> Taken:
         silo, envelope = arrived.silo, arrived.envelope
         run = self._run_of(envelope, silo)
-        if not run.started or envelope.kind not in run.method.kinds:
+        if not run.started or envelope.kind not in run.method.kinds_under(run.plan):
             raise PeerError(WireCode.UNKNOWN_KIND, f"{envelope.kind} does not belong to {run.plan.method}")
         kept = self._parts.blobs.keep(arrived.payload)
         norm = l2_norm(kept) if arrived.tensors is not None else 0.0

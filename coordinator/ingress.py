@@ -5,6 +5,7 @@
 3. payload digest, canonical form;
 4. sequence above the last one (the driver's part, since it is state);
 5. answers to public prompts graded again here, unless place, count or size are wrong already: grading is dear (T23);
+   Those text screens of its charter that need no private data run here too, over all answers (T21);
 6. the same rules as at the silo, with the coordinator's own charter; answers that were not graded are denied.
 What this does not stop: values that keep all rules and are still bad for the model.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
@@ -28,9 +29,11 @@ from fedsilo.treaty.grading import Verdict
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
-from policies import engine
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
+from policies import engine, screening
+from policies.asked import Asked
 from policies.load import Policy
+from policies.message import Screened
 from policies.schema import LoraSchema
 
 DIGEST_BYTES = 32
@@ -51,6 +54,7 @@ class Arrived:
     body: ProtobufMessage
     tensors: LazyTensors | None
     verdicts: tuple[bool, ...] | None
+    screened: Screened | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class OpenPlace:
         base_l2: norm of the adapter that the open round starts from.
         evaluated_digest: adapter that the message's round came to; "" if none.
         public_prompt_indices: rows that the step asks for, in its order.
+        asked: what the coordinator has asked of the sender beside the public steps.
     """
 
     plan: Plan | None = None
@@ -70,6 +75,7 @@ class OpenPlace:
     step: int = 0
     public_prompt_indices: tuple[int, ...] = ()
     evaluated_digest: str = ""
+    asked: Asked = field(default_factory=Asked)
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,9 @@ class Ingress:
 
     def payload_bytes_max(self, kind: str) -> int:
         """Largest payload of a kind: what the schema makes, or what is read as a whole (T23)."""
-        return self._schema.payload_bytes if kind in TENSOR_KINDS else codec.SMALL_PAYLOAD_BYTES_MAX
+        if kind in REFT_KINDS:
+            return self.policy.file.budgets.message_bytes  # layers and width stand in the policy, not in the schema
+        return self._schema.update_bytes if kind in TENSOR_KINDS else codec.SMALL_PAYLOAD_BYTES_MAX
 
     def parse(self, silo: str, envelope: pb.Envelope, payload: AnyPayload) -> Arrived:
         """Step 3. What it returns has no verdicts; `grade` adds them.
@@ -166,7 +174,10 @@ class Ingress:
         body = arrived.body
         if not isinstance(body, pb.PublicResponses) or not self._worth_grading(arrived, body, place):
             return arrived
-        return replace(arrived, verdicts=self._grade(body))
+        texts = [response.text for prompt in body.prompts for response in prompt.responses]
+        names = screening.asked(self.policy.file.egress.public_responses, arrived.envelope.kind, "ingress")
+        screened = screening.screen(self.policy.file, names, texts, screening.NO_MATERIAL)
+        return replace(arrived, verdicts=self._grade(body), screened=screened)
 
     def _worth_grading(self, arrived: Arrived, body: pb.PublicResponses, place: OpenPlace) -> bool:
         """Whether a message answers the open step within what plan and charter let one step hold."""
@@ -209,6 +220,8 @@ class Ingress:
             evaluated_digest=place.evaluated_digest,
             verdicts=arrived.verdicts,
             token_counts=None,
+            asked=place.asked,
+            screened=arrived.screened,
             topics=self._topics,
         )
         facts = engine.measure(message, context)

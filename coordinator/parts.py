@@ -13,15 +13,21 @@ from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.ingress import Ingress
 from coordinator.members import Agreed
+from coordinator.replies import Replies
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 
-CONTRIBUTIONS = frozenset({"lora.factors", "public.responses", "metrics.eval"})
+CONTRIBUTIONS = frozenset(kind for kind in OUTBOUND_KINDS if not kind.startswith("control."))
 
 
 @dataclass
 class Parts:
-    """What a driver is put together from; `daemon.Coordinator` makes one from a configuration."""
+    """What a driver is put together from; `daemon.Coordinator` makes one from a configuration.
+
+    Attributes:
+        replies: makes what seals every reply, of (federation, SPIFFE id, signing key).
+    """
 
     federation: str
     spiffe_id: str
@@ -38,6 +44,7 @@ class Parts:
     finished: Callable[[Session, db.Run], None]
     payload_digest: Callable[[str, AnyPayload], dict[str, Any]]
     poll_wait_seconds_max: float = 30.0
+    replies: Callable[[str, str, Ed25519PrivateKey], Replies] = Replies
 
 
 @dataclass

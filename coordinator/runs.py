@@ -41,6 +41,7 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import FactorsReader, decode, encode
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
+from policies.asked import Asked
 
 JOIN = "join"  # the deadline before a run has a method
 
@@ -73,6 +74,7 @@ class ActiveRun:
         deadlines: name -> monotonic moment at which it passes.
         accepted: silos that took the plan in and did not decline it.
         left: silos that are out of the run.
+        asked: what was asked of each silo beside public steps.
     """
 
     plan: Plan
@@ -83,6 +85,7 @@ class ActiveRun:
     started: bool = False
     ended: bool = False
     paused_at: float | None = None
+    asked: dict[str, Asked] = field(default_factory=dict)
     _opened_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -224,6 +227,8 @@ class ActiveRun:
                 if isinstance(action, StartDeadline):
                     # counted anew: an outage must not close a round (design 5)
                     self.deadlines[action.name] = self.around.monotonic() + action.seconds
+                elif isinstance(action, Send):
+                    self._note_asked(action)
         for name in passed:
             self.deadlines.pop(name, None)
         if not self.started:
@@ -249,6 +254,7 @@ class ActiveRun:
         match action:
             case Send():
                 self._note_round(session, action)
+                self._note_asked(action)
                 queue(
                     session,
                     silo=action.silo,
@@ -273,6 +279,9 @@ class ActiveRun:
             case FinishRun(outcome, reason):
                 self.end(session, outcome, reason)
         return []
+
+    def _note_asked(self, action: Send) -> None:
+        self.asked[action.silo] = self.asked.get(action.silo, Asked()).after(action.body, action.step)
 
     def _note_round(self, session: Session, action: Send) -> None:
         """Keep what the driver must know of rounds: which is open, on which base, with which public prompts."""
@@ -305,7 +314,8 @@ class ActiveRun:
         uploads = [blobs.get(digest) for digest in action.upload_digests]
         row.state = rounds.advance(rounds.ROUND, row.state, "commit")
         try:
-            adapter = aggregate(blobs, blobs.get(row.base_digest), uploads, self.method.combine)
+            base = blobs.get(row.base_digest)
+            adapter = aggregate(blobs, base, uploads, self.method.combine, freeze=self.plan.lora.freeze)
         except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
             row.state = rounds.advance(rounds.ROUND, row.state, "abandon")

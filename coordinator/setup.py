@@ -1,7 +1,8 @@
 """What `coordinator init` writes: the bundle for the sites, the configuration, the charter and the LoRA schema.
 
 The charter is the coordinator's own policy in the sites' schema, from the same shipped ruleset: what a site may send
-at most is what the coordinator takes at most.
+at most is what the coordinator takes at most. The bundle carries it, so that each site can put it beside its own
+policy, which it can only tighten (D8).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fedsilo.edge.model_folder import read_fingerprints
 from fedsilo.edge.site_policy import SiteInputs, make_site_policy, within_context
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import ConflictError, OperationError
+from policies.load import load_policy
 from policies.render import PlanSize
 
 
@@ -29,6 +31,7 @@ class InitInputs:
     advertise: host:port that the sites dial; by default `listen`.
     size: of the largest plan this federation means to run. It travels in the bundle, and every site's limits follow
         from it unless the site says otherwise. No longer answers than the model's context.
+    least_isolation: of a trainer, that the charter demands of every site. `waived` leaves it to each.
     """
 
     directory: Path
@@ -47,9 +50,10 @@ class InitInputs:
     rank: int = 32
     alpha: float = 64.0
     targets: str = "all-linear"
-    dtype: str = "float32"
+    dtype: str = ""  # of updates; empty takes the ruleset's own, or float32
     state_dir: Path = Path("state")
     size: PlanSize = field(default_factory=PlanSize)
+    least_isolation: str = "waived"
 
 
 def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, Any]:
@@ -99,14 +103,19 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
             targets=inputs.targets,
             dtype=inputs.dtype,
             first_rounds=0,
+            least_isolation=inputs.least_isolation,
         )
     )
+    charter = load_policy(made.policy_text.encode(), str(places["charter"]))
+    bundle |= {"charter": made.policy_text, "charter_sha256": charter.digest}
+    write_durably(places["bundle"], json.dumps(bundle, indent=1).encode() + b"\n")
     write_durably(places["schema"], made.schema_text)
     write_durably(places["charter"], made.policy_text.encode())
     write_durably(places["config"], _config_text(inputs).encode())
     return {
         **{name: str(place) for name, place in places.items()},
         "schema_sha256": made.schema.digest,
+        "charter_sha256": charter.digest,
         "plan_size": size.to_json(),
     }
 

@@ -136,6 +136,35 @@ class Traffic(Base):
     payload_bytes: Mapped[int] = mapped_column(BigInteger)
 
 
+class ShownCheckpoint(Base):
+    """A checkpoint that a silo showed, with the proof from the one before: the chain that other silos follow (T38)."""
+
+    __tablename__ = "shown_checkpoints"
+    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    previous_size: Mapped[int] = mapped_column(BigInteger)
+    note: Mapped[str] = mapped_column(Text)
+    consistency: Mapped[bytes] = mapped_column(LargeBinary)  # 32 bytes for each hash
+
+
+class Countersigned(Base):
+    """The newest checkpoint of a silo that another silo countersigned, with that cosignature."""
+
+    __tablename__ = "countersigned"
+    silo: Mapped[str] = mapped_column(String(64), primary_key=True)  # whose log
+    witness: Mapped[str] = mapped_column(String(64), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    note: Mapped[str] = mapped_column(Text)
+
+
+class ShownCertificate(Base):
+    """The newest certificate of each silo, for silos that have not seen its key."""
+
+    __tablename__ = "shown_certificates"
+    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
+    pem: Mapped[str] = mapped_column(Text)
+
+
 # Names of figures.
 ISOLATION = "isolation"  # behind which walls a silo's trainer is
 SILO_ERROR = "silo_error"  # the code of a control.error about a run, from the closed list of what may cross

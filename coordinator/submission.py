@@ -22,6 +22,7 @@ from coordinator.driver import Driver
 from coordinator.members import Agreed
 from coordinator.runs import ActiveRun
 from fedsilo.treaty import rounds, strict_yaml
+from fedsilo.treaty.averaging import initial_frozen_sha256
 from fedsilo.treaty.errors import ConflictError, NotFoundError, UsageError
 from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan
@@ -42,7 +43,12 @@ class Fixed:
         agreed = self.agreed
         return {
             "federation": self.federation,
-            "lora": {"rank": self.schema.rank, "alpha": self.schema.alpha, "schema_sha256": self.schema.digest},
+            "lora": {
+                "rank": self.schema.rank,
+                "alpha": self.schema.alpha,
+                "schema_sha256": self.schema.digest,
+                "freeze": self.schema.freeze,
+            },
             "base_model_sha256": agreed.base_model_sha256,
             "tokenizer_sha256": agreed.tokenizer_sha256,
             "template_sha256": agreed.template_sha256,
@@ -86,11 +92,20 @@ def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple
             hint=f"known: {', '.join(fixed.silos)}",
         )
     try:
+        fields["lora"] = {**fields["lora"], "frozen_sha256": _frozen_sha256(fixed.schema, fields.get("seed"))}
         plan = Plan.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         raise strict_yaml.mistake(Plan, error, document) from error
     method_named(plan.method)
     return plan
+
+
+def _frozen_sha256(schema: LoraSchema, seed: object) -> str:
+    """Digest of the factors that the run freezes, which follow from its seed; that a seed is none, the plan says."""
+    if schema.freeze == "none":
+        return ""
+    number = seed if isinstance(seed, int) and 0 <= seed < 2**53 else 0
+    return initial_frozen_sha256(schema.tensors, number, schema.freeze)
 
 
 def _taken(request: dict[str, Any]) -> strict_yaml.Document:

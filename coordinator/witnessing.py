@@ -1,31 +1,198 @@
-"""The coordinator's half of the checkpoint exchange: countersign a silo's log, hand out our own (threat T38)."""
+"""Checkpoints at the coordinator: it countersigns each silo's log, hands out its own, and carries between silos (T38).
+
+What a silo shows is a chain: each checkpoint with the proof from the one it showed before. Other silos get the part of
+it that they have not countersigned, and their cosignatures go back to its owner. The coordinator is a carrier here and
+can forge nothing: a silo believes another's checkpoint by that silo's own signature and the proofs.
+"""
 
 from __future__ import annotations
 
+import logging
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
 from certs.identity import PeerIdentity
+from coordinator import store as db
 from fedsilo.edge.audit_log import AuditLog
+from fedsilo.treaty.audit.checkpoint import (
+    cosigned_at,
+    cosigner_key,
+    merge_signatures,
+    only_signed_by,
+    parse_checkpoint,
+    parse_note,
+)
+from fedsilo.treaty.audit.merkle import HASH_BYTES
 from fedsilo.treaty.audit.witness import Offer
 from fedsilo.treaty.errors import PeerError, VerificationError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
+log = logging.getLogger("fedsilo.coordinator")
 
-def exchange_checkpoints(audit: AuditLog, peer: PeerIdentity, theirs: pb.Checkpoint) -> pb.Checkpoint:
-    """Take in a silo's checkpoint and answer with ours; its log and key bear the name of its certificate.
+STEPS_MAX = 16  # of one log in one reply; whoever is further behind catches up over several
+ANSWER_BYTES_MAX = 30_000  # shipped policies let control messages in up to 32,768
+CHAIN_MAX = 10_000  # steps kept of one log while some silo lags behind
+
+
+class Relay:
+    """What the coordinator does with `control.checkpoint`. Used under the driver's lock.
+
+    Args:
+        audit: the coordinator's log.
+        silos: all listed ones.
+
+    Attributes:
+        waiting: silos for which others have shown or countersigned something since they last asked. Not kept over a
+            restart: the next checkpoint says it again.
+    """
+
+    def __init__(self, audit: AuditLog, silos: tuple[str, ...]) -> None:
+        self._audit = audit
+        self._silos = silos
+        self.waiting: set[str] = set()
+
+    def exchange(self, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint) -> pb.Checkpoint:
+        """Take in a silo's checkpoint and cosignatures; answer with ours, and with what others have for it.
+
+        Args:
+            session: the caller's transaction.
+            peer: the sender; its log and key bear the name of its certificate.
+            theirs: what it sent.
+
+        Raises:
+            PeerError: its log lost or changed records, or a signature does not verify; nothing is countersigned.
+            OperationError: our memory of its log cannot be stored.
+        """
+        offer = Offer(theirs.note, theirs.previous_size, tuple(theirs.consistency), theirs.cosigned_note)
+        try:
+            self._audit.trust_peer(peer.spiffe_id, peer.signing_public_key)
+            taken = self._audit.take(offer, peer.spiffe_id)
+            ours = self._audit.offer(peer.spiffe_id)
+        except VerificationError as error:
+            raise PeerError(
+                WireCode.CHECKPOINT_INCONSISTENT, f"checkpoint of {peer.spiffe_id}: {error.message}"
+            ) from error
+        others = tuple(silo for silo in self._silos if silo != peer.name)
+        self.waiting.discard(peer.name)
+        if taken is not None and _keep_step(session, peer, offer, taken.size):
+            self.waiting |= set(others)
+        for note in theirs.countersigned:
+            try:
+                owner = _keep_cosignature(session, peer, note, others)
+            except VerificationError as error:
+                log.warning("a cosignature by %s is worth nothing: %s", peer.spiffe_id, error.message)
+            else:
+                self.waiting |= {owner} - {""}
+        session.flush()
+        answer = pb.Checkpoint(
+            note=ours.note,
+            previous_size=ours.previous_size,
+            consistency=ours.consistency,
+            cosigned_note=ours.cosigned_note,
+            countersigned=_for_owner(session, peer.name),
+        )
+        for silo in others:
+            shown = _for_witness(session, silo, peer.name)
+            if shown is None:
+                continue
+            if answer.ByteSize() + shown.ByteSize() > ANSWER_BYTES_MAX:
+                self.waiting.add(peer.name)  # what it gets now it need not be given again: the rest fits next time
+                break
+            answer.peers.append(shown)
+        return answer
+
+
+def _keep_step(session: Session, peer: PeerIdentity, offer: Offer, size: int) -> bool:
+    """Add a checkpoint to its silo's chain; whether it was not in it."""
+    session.merge(db.ShownCertificate(silo=peer.name, pem=peer.certificate_pem.decode("ascii")))
+    if session.get(db.ShownCheckpoint, (peer.name, size)) is not None:
+        return False
+    # the proof is from what is remembered here, which is the step before
+    newest = session.scalar(select(func.max(db.ShownCheckpoint.size)).where(db.ShownCheckpoint.silo == peer.name))
+    if newest is not None and newest != offer.previous_size:
+        # this database is older than the log's memory: a chain with a hole proves nothing, so it begins anew
+        session.execute(delete(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == peer.name))
+    packed = b"".join(offer.consistency)
+    session.add(
+        db.ShownCheckpoint(
+            silo=peer.name, size=size, previous_size=offer.previous_size, note=offer.note, consistency=packed
+        )
+    )
+    return True
+
+
+def _keep_cosignature(session: Session, witness: PeerIdentity, text: str, others: tuple[str, ...]) -> str:
+    """Keep a cosignature for the log's owner, and return that one's name; empty where it is not a later one.
 
     Raises:
-        PeerError: its log lost or changed records, or a signature does not verify; nothing is countersigned.
-        OperationError: our memory of its log cannot be stored.
+        VerificationError: not a cosignature by this witness of a checkpoint that its owner showed.
     """
-    offer = Offer(theirs.note, theirs.previous_size, tuple(theirs.consistency), theirs.cosigned_note)
-    try:
-        audit.trust_peer(peer.spiffe_id, peer.signing_public_key)
-        audit.take(offer, peer.spiffe_id)
-        ours = audit.offer(peer.spiffe_id)
-    except VerificationError as error:
-        raise PeerError(WireCode.CHECKPOINT_INCONSISTENT, f"checkpoint of {peer.spiffe_id}: {error.message}") from error
-    return pb.Checkpoint(
-        note=ours.note,
-        previous_size=ours.previous_size,
-        consistency=ours.consistency,
-        cosigned_note=ours.cosigned_note,
+    checkpoint = parse_checkpoint(parse_note(text).text)
+    domain = witness.spiffe_id.rpartition("/silo/")[0]
+    owner = next((silo for silo in others if f"{domain}/silo/{silo}" == checkpoint.origin), "")
+    shown = session.get(db.ShownCheckpoint, (owner, checkpoint.size)) if owner else None
+    row = session.get(db.Countersigned, (owner, witness.name)) if owner else None
+    key = cosigner_key(witness.spiffe_id, witness.signing_public_key)
+    if shown is None:
+        if row is not None and row.size >= checkpoint.size:
+            return ""  # an older one, sent again
+        raise VerificationError(f"no such checkpoint of {checkpoint.origin} was carried")
+    if parse_note(shown.note).text != parse_note(text).text or cosigned_at(text, key) is None:
+        raise VerificationError(f"it is not a cosignature of what {checkpoint.origin} showed")
+    if row is not None and checkpoint.size <= row.size:
+        return ""
+    note = merge_signatures(shown.note, only_signed_by(text, [key]))
+    session.merge(db.Countersigned(silo=owner, witness=witness.name, size=checkpoint.size, note=note))
+    session.flush()
+    _prune(session, owner)
+    return owner
+
+
+def _prune(session: Session, owner: str) -> None:
+    """Keep of a chain what the slowest witness still needs, and its end."""
+    rows = session.scalars(select(db.Countersigned.size).where(db.Countersigned.silo == owner)).all()
+    sizes = list(
+        session.scalars(
+            select(db.ShownCheckpoint.size)
+            .where(db.ShownCheckpoint.silo == owner)
+            .order_by(db.ShownCheckpoint.size.desc())
+            .limit(CHAIN_MAX)
+        )
     )
+    least = max(min(rows, default=0), sizes[-1] if len(sizes) == CHAIN_MAX else 0)
+    session.execute(delete(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner, db.ShownCheckpoint.size < least))
+
+
+def _for_witness(session: Session, owner: str, witness: str) -> pb.PeerLog | None:
+    """What `witness` may countersign of the log of `owner`; None if it has all of it."""
+    row = session.get(db.Countersigned, (owner, witness))
+    query = select(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner)
+    if row is None:
+        steps = list(session.scalars(query.order_by(db.ShownCheckpoint.size.desc()).limit(1)))
+    else:
+        query = query.where(db.ShownCheckpoint.size > row.size).order_by(db.ShownCheckpoint.size)
+        steps = list(session.scalars(query.limit(STEPS_MAX)))
+    if not steps:
+        return None
+    certificate = session.get(db.ShownCertificate, owner) if row is None else None
+    return pb.PeerLog(
+        certificate_pem=certificate.pem if certificate else "",
+        steps=[
+            pb.LogStep(note=step.note, previous_size=step.previous_size, consistency=_hashes(step.consistency))
+            for step in steps
+        ],
+    )
+
+
+def _for_owner(session: Session, owner: str) -> list[str]:
+    """The cosignatures of its log that others gave last: one note for each checkpoint."""
+    notes: dict[int, str] = {}
+    query = select(db.Countersigned).where(db.Countersigned.silo == owner).order_by(db.Countersigned.witness)
+    for row in session.scalars(query):
+        notes[row.size] = merge_signatures(notes[row.size], row.note) if row.size in notes else row.note
+    return [notes[size] for size in sorted(notes)]
+
+
+def _hashes(packed: bytes) -> list[bytes]:
+    return [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]

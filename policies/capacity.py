@@ -10,17 +10,16 @@ polls, progress).
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 from typing import Any
 
+from policies.capacity_kinds import kind_rows
+from policies.grids import grid_points as grid_points
 from policies.load import Policy
 from policies.model import LoraFactors, MetricsEval, PublicResponses
 from policies.schema import LoraSchema
 
-_SMALLEST_NORMAL = struct.unpack("<f", struct.pack("<I", 1 << 23))[0]  # 2**-126; denormals are not canonical
-_LARGEST = struct.unpack("<f", struct.pack("<I", 0x7F7FFFFF))[0]
-_DROPPED_BITS = {"float32": 0, "bfloat16": 16}
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 _ERROR_CODES_MAX = 32  # of control.error: a closed list that is shorter
 
 
@@ -49,15 +48,16 @@ def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacit
     """
     egress, budgets = policy.file.egress, policy.file.budgets
     rows = []
-    if egress.lora_factors:
-        elements = schema.elements if schema else budgets.message_bytes // 4
-        rows.append(_factors(egress.lora_factors, elements))
+    for kind, block in egress.updates.items():
+        elements = schema.elements_of(kind) if schema else budgets.message_bytes // _VALUE_BYTES[block.quantise.grid]
+        rows.append(_update(kind, block, elements))
     if egress.public_responses:
         rows.append(_responses(egress.public_responses))
     if egress.metrics_eval:
         rows.append(_metrics(egress.metrics_eval))
-    if egress.control and egress.public_responses:
-        steps = _steps(egress.public_responses)
+    rows += [Capacity(*row) for row in kind_rows(policy)]
+    if egress.control and rows:
+        steps = _steps(egress.public_responses) if egress.public_responses else 0
         # a step's answers may be offered or kept back, and a failure may be reported as one code of the list
         rows.append(
             Capacity("control.*", steps + math.log2(_ERROR_CODES_MAX), f"{steps} steps answered or not, one error code")
@@ -65,34 +65,14 @@ def capacities(policy: Policy, schema: LoraSchema | None = None) -> list[Capacit
     return rows
 
 
-def grid_points(limit: float, grid: str) -> int:
-    """Canonical values of one element with |value| <= limit: zero, and the normal numbers of the grid, both signs.
-
-    Args:
-        limit: largest magnitude.
-        grid: float32 or bfloat16 (float32 whose lower half is zero).
-    """
-    shift = _DROPPED_BITS[grid]
-    limit = min(limit, _LARGEST)
-    if limit < _SMALLEST_NORMAL:
-        return 1
-    return 2 * ((_bits_of(limit) >> shift) - (_bits_of(_SMALLEST_NORMAL) >> shift) + 1) + 1
-
-
-def _bits_of(value: float) -> int:
-    """The pattern of the largest float32 that is not above `value` > 0; patterns of positive floats are in order."""
-    (pattern,) = struct.unpack("<I", struct.pack("<f", value))
-    (nearest,) = struct.unpack("<f", struct.pack("<I", pattern))
-    return int(pattern) - int(nearest > value)
-
-
-def _factors(block: LoraFactors, elements: int) -> Capacity:
+def _update(kind: str, block: LoraFactors, elements: int) -> Capacity:
     # an element is bound by the norm of its tensor; the norm of the whole narrows the vector, not each value
     limit = min(block.max_tensor_l2, block.max_l2)
-    points = grid_points(limit, block.quantise.grid)
+    points = grid_points(limit, block.quantise.grid, block.randomise_low_bits)
     each = math.log2(points)
-    values = f"{elements} values of {each:.1f} bits ({block.quantise.grid}, at most {limit:g})"
-    return Capacity("lora.factors", block.per_round * elements * each, f"{block.per_round} x {values}")
+    random = f", lowest {block.randomise_low_bits} bits random" if block.randomise_low_bits else ""
+    values = f"{elements} values of {each:.1f} bits ({block.quantise.grid}, at most {limit:g}{random})"
+    return Capacity(kind, block.per_round * elements * each, f"{block.per_round} x {values}")
 
 
 def _responses(block: PublicResponses) -> Capacity:

@@ -26,14 +26,16 @@ class FieldClass(StrEnum):
 
     DIGEST = "digest"  # SHA-256 as 64 hex digits, or empty
     NAME = "name"  # silo or metric name of the plan's form
+    NAME_OR_NONE = "name_or_none"  # the same, or empty
     TOPIC = "topic"  # label of a public set; the metrics rule knows which
     CODE = "code"  # one of a closed list
     NUMBER = "number"
-    TEXT = "text"  # free text: model answers to public prompts, and nothing else
-    TENSOR_NAME = "tensor_name"  # compared with the schema by the tensor rules
+    TEXT = "text"  # free text: answers of models to public prompts, and nothing else
+    TENSOR_NAME = "tensor_name"  # compared with the schema, or with the layers of the policy, by the tensor rules
     SHAPE = "shape"
     HASH = "hash"  # 32 raw bytes of a Merkle proof
     NOTE = "note"  # C2SP signed note of an audit log, or empty
+    CERTIFICATE = "certificate"  # one certificate in PEM, or empty
     PLAN = "plan"  # canonical JSON of a Plan, parsed by the plan rules
     SHORT = "short"  # at most 128 printable characters, from the coordinator only
 
@@ -43,7 +45,24 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _NOTE_BODY = r"[^\n]{1,256}\n[0-9]{1,20}\n[A-Za-z0-9+/=]{44}\n([!-~][ -~]{0,255}\n){0,4}"
 _NOTE_SIGNATURES = "(\u2014 [^\\n ]{1,256} [A-Za-z0-9+/=]{1,512}\\n){1,16}"
 _NOTE = re.compile(rf"({_NOTE_BODY}\n{_NOTE_SIGNATURES})?")
+_CERTIFICATE = re.compile(
+    "(-----BEGIN CERTIFICATE-----\\n([A-Za-z0-9+/=]{1,64}\\n){1,128}-----END CERTIFICATE-----\\n)?"
+)
 TOPIC_CHARACTERS_MAX = 128
+# What diag.drift may say (methods 2.8).
+DIAGNOSTICS = (
+    "alpha_max",
+    "alpha_mean",
+    "beta_hat_max",
+    "beta_hat_mean",
+    "donor_logp",
+    "drift_l2",
+    "omega",
+    "own_logp",
+    "zero_variance_private",
+    "zero_variance_public",
+    "zero_variance_swapped",
+)
 NAMES_MAX = 64
 PLAN_CHARACTERS_MAX = 65536
 
@@ -58,6 +77,8 @@ _CODES: dict[str, frozenset[Any]] = {
     "Factors.dtype": frozenset({"float32", "bfloat16"}),
     "MetricsEval.split": frozenset({"held_out"}),
     "RunEnd.outcome": frozenset({"finished", "failed", "aborted"}),
+    "Diagnostic.name": frozenset(DIAGNOSTICS),
+    "MatchDirective.part": frozenset({"give", "take"}),
     "Response.finish": frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH}),
 }
 
@@ -90,7 +111,10 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
         "previous_size": _F.NUMBER,
         "consistency": _F.HASH,
         "cosigned_note": _F.NOTE,
+        "countersigned": _F.NOTE,
     },
+    "PeerLog": {"certificate_pem": _F.CERTIFICATE},
+    "LogStep": {"note": _F.NOTE, "previous_size": _F.NUMBER, "consistency": _F.HASH},
     "Factors": {
         "base_digest": _F.DIGEST,
         "schema_sha256": _F.DIGEST,
@@ -102,9 +126,24 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "Response": {"text": _F.TEXT, "finish": _F.CODE},
     "PromptResponses": {"prompt_index": _F.NUMBER, "samples": _F.NUMBER},
     "PublicResponses": {"public_set_sha256": _F.DIGEST},
+    "PromptRewards": {"prompt_index": _F.NUMBER, "rewards": _F.NUMBER},
+    "PublicRewards": {"public_set_sha256": _F.DIGEST},
+    "QuestionScore": {"question": _F.NUMBER, "matched": _F.NUMBER},
+    "CompetenceScore": {"exemplar_set_sha256": _F.DIGEST},
+    "ExemplarAnswer": {"exemplar": _F.NUMBER},
+    "CompetenceAnswers": {"exemplar_set_sha256": _F.DIGEST},
+    "QuestionRewards": {"question": _F.NUMBER, "rewards": _F.NUMBER, "abstained": _F.NUMBER},
+    "RewardScalar": {},
+    "ProfileVector": {"family": _F.NUMBER, "dynamic": _F.NUMBER, "histogram": _F.NUMBER},
+    "BanditReward": {"match": _F.NUMBER, "value": _F.NUMBER},
+    "PackageEntry": {"prompt_index": _F.NUMBER, "confidence": _F.NUMBER},
+    "KnowledgePackage": {"transfer_set_sha256": _F.DIGEST, "match": _F.NUMBER, "peer": _F.NAME_OR_NONE},
+    "Diagnostic": {"name": _F.CODE, "value": _F.NUMBER},
+    "DiagDrift": {},
+    "CountExamples": {"examples": _F.NUMBER},
     "Metric": {"name": _F.NAME, "topic": _F.TOPIC, "value": _F.NUMBER},
     "MetricsEval": {"split": _F.CODE, "adapter_digest": _F.DIGEST},
-    "Ack": {"acknowledged_sequence": _F.NUMBER, "pending": _F.NUMBER},
+    "Ack": {"acknowledged_sequence": _F.NUMBER, "pending": _F.NUMBER, "checkpoints": _F.NUMBER},
     "Refusal": {"code": _F.CODE, "field": _F.SHORT, "expected": _F.SHORT, "got": _F.SHORT},
     "RunPlan": {"canonical_json": _F.PLAN},
     "PublicStep": {"step": _F.NUMBER, "prompt_indices": _F.NUMBER},
@@ -112,6 +151,11 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "Donor": {"origin": _F.NAME, "position": _F.NUMBER},
     "PromptDonors": {"prompt_index": _F.NUMBER},
     "PublicDonors": {},
+    "QuestionExemplars": {"question": _F.NUMBER, "exemplars": _F.NUMBER},
+    "CompetenceAsk": {"exemplar_set_sha256": _F.DIGEST},
+    "QuestionCandidates": {"question": _F.NUMBER},
+    "RewardAsk": {"question_set_sha256": _F.DIGEST},
+    "MatchDirective": {"match": _F.NUMBER, "peer": _F.NAME, "part": _F.CODE},
     "RoundResult": {"committed": _F.NUMBER, "adapter_digest": _F.DIGEST, "participants": _F.NAME},
     "RunEnd": {"outcome": _F.CODE, "adapter_digest": _F.DIGEST},
 }
@@ -119,6 +163,7 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
 _SHAPES: dict[FieldClass, Callable[[str, Any], bool]] = {
     _F.DIGEST: lambda _place, value: bool(_DIGEST.fullmatch(value)),
     _F.NAME: lambda _place, value: is_name(value),
+    _F.NAME_OR_NONE: lambda _place, value: value == "" or is_name(value),
     _F.TOPIC: lambda _place, value: len(value) <= TOPIC_CHARACTERS_MAX and value.isprintable(),
     _F.CODE: lambda place, value: value in _CODES[place],
     _F.NUMBER: lambda _place, value: math.isfinite(value),
@@ -127,6 +172,7 @@ _SHAPES: dict[FieldClass, Callable[[str, Any], bool]] = {
     _F.SHAPE: lambda _place, _value: True,
     _F.HASH: lambda _place, value: len(value) == 32,
     _F.NOTE: lambda _place, value: bool(_NOTE.fullmatch(value)),
+    _F.CERTIFICATE: lambda _place, value: bool(_CERTIFICATE.fullmatch(value)),
     _F.PLAN: lambda _place, value: len(value) <= PLAN_CHARACTERS_MAX,
     _F.SHORT: lambda _place, value: len(value) <= 128 and value.isprintable(),
 }

@@ -1,13 +1,14 @@
 """Two policies: what both allow, and in which direction a change goes. Pure; field by field through `lattice`.
 
-meet(site, charter)   -> the policy that allows exactly what both name (T34: the charter may only tighten)
-compare(before, after) -> one row per field that differs: tighter | looser | incomparable | cosmetic
+meet(site, charter)      -> the content that allows exactly what both name (T34: the charter may only tighten)
+effective(site, charter) -> the same with both files, so that a verdict names the one whose value bound it
+compare(before, after)   -> one row per field that differs: tighter | looser | incomparable | cosmetic
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel
@@ -15,9 +16,10 @@ from pydantic.fields import FieldInfo
 
 from fedsilo.treaty.errors import UsageError
 from policies import lattice
-from policies.fields import Approvals
+from policies.fields import Approvals, MetricField
 from policies.lattice import NothingInCommon, Order
-from policies.model import Egress, Ingress, MetricField, PolicyFile
+from policies.load import Policy
+from policies.model import Egress, Ingress, PolicyFile
 
 Direction = Literal["tighter", "looser", "incomparable", "cosmetic"]
 Path = tuple[str, ...]
@@ -38,6 +40,14 @@ class Change:
         return ".".join(self.path)
 
 
+class _Apart(NothingInCommon):
+    """Nothing in common, and the key that shows it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(why)
+        self.path = path
+
+
 def meet(first: PolicyFile, second: PolicyFile) -> PolicyFile:
     """The loosest policy that is at least as tight as both, whatever their order.
 
@@ -45,16 +55,31 @@ def meet(first: PolicyFile, second: PolicyFile) -> PolicyFile:
         UsageError: they have nothing in common (another federation, model or time), so nothing could be allowed.
     """
     try:
-        made = _meet_model(first, second)
-    except NothingInCommon as error:
+        return _meet(first, second)
+    except _Apart as error:
         raise UsageError(
             f"the two policies have nothing in common: {error}", hint="fedsilo policy diff A B", code="NO_MEET"
         ) from error
-    if made.valid.from_ >= made.valid.until:
-        raise UsageError("the two policies are never in force at the same time", code="NO_MEET")
-    if made.federation.min_peers > len(made.federation.peers):
-        raise UsageError("the two policies share fewer peers than one of them demands", code="NO_MEET")
-    return _without_loose_ends(made)
+
+
+def effective(site: Policy, charter: Policy | None) -> Policy:
+    """What is in force at a site: its own policy, tightened by the federation's charter where there is one (D8).
+
+    Raises:
+        UsageError: they have nothing in common; names both files and lines.
+    """
+    if charter is None:
+        return site
+    try:
+        file = _meet(site.file, charter.file)
+    except _Apart as error:
+        raise UsageError(
+            f"{site.source}:{site.line_of(error.path)} and {charter.source}:{charter.line_of(error.path)} have nothing "
+            f"in common, so nothing would be allowed: {error}",
+            hint=f"fedsilo policy diff {site.source} {charter.source}",
+            code="NO_MEET",
+        ) from error
+    return replace(site, file=file, parts=(site, charter))
 
 
 def compare(before: PolicyFile, after: PolicyFile) -> list[Change]:
@@ -70,36 +95,49 @@ def is_tightening(before: PolicyFile, after: PolicyFile) -> bool:
 # ---- meet --------------------------------------------------------------------------------------------
 
 
-def _meet_model(first: Model, second: Model) -> Model:
+def _meet(first: PolicyFile, second: PolicyFile) -> PolicyFile:
+    made = _meet_model(first, second, ())
+    if made.valid.from_ >= made.valid.until:
+        raise _Apart(("valid", "until"), "they are never in force at the same time")
+    if made.federation.min_peers > len(made.federation.peers):
+        raise _Apart(("federation", "min_peers"), "they share fewer peers than one of them demands")
+    return _without_loose_ends(made)
+
+
+def _meet_model(first: Model, second: Model, path: Path) -> Model:
     values: dict[str, Any] = {}
     for name, field in type(first).model_fields.items():
-        value = _meet_field(name, field, getattr(first, name), getattr(second, name))
-        values[field.alias or name] = value
+        key = field.alias or name
+        values[key] = _meet_field((*path, key), field, getattr(first, name), getattr(second, name))
     if isinstance(first, Approvals) and isinstance(second, Approvals):
         start, then = lattice.rhythm(*_rhythms(first, second))
         values |= {"first_rounds": start, "then": then}
     if isinstance(first, MetricField) and values["min"] > values["max"]:
-        raise NothingInCommon("no value lies in both ranges")
+        raise _Apart(path, "no value lies in both ranges")
     try:
         return type(first).model_validate(values)
     except ValueError as error:  # a list that must not be empty became empty
-        raise NothingInCommon(f"nothing is left of {type(first).__name__}") from error
+        raise _Apart(path, f"nothing is left of {'.'.join(path) or 'them'}") from error
 
 
-def _meet_field(name: str, field: FieldInfo, first: Any, second: Any) -> Any:
+def _meet_field(path: Path, field: FieldInfo, first: Any, second: Any) -> Any:
     order = order_of(field)
     if order is not None:
         try:
             return order.meet(first, second)
         except NothingInCommon as error:
-            raise NothingInCommon(f"{name} is {first} and {second}") from error
+            raise _Apart(path, f"{'.'.join(path)} is {first} and {second}") from error
     if isinstance(first, dict):
-        return dict(_common_items(first, second))
+        return dict(_common_items(path, first, second))
+    if is_demanded(field):
+        # what either demands is demanded; where only one does, in the spelling that a meet gives it
+        one, two = (first or second), (second or first)
+        return None if one is None else _meet_model(one, two, path)
     if first is None or second is None:
         return None
     if isinstance(first, BaseModel):
         try:
-            return _meet_model(first, second)
+            return _meet_model(first, second, path)
         except NothingInCommon:
             if not _may_be_absent(field):
                 raise
@@ -107,16 +145,16 @@ def _meet_field(name: str, field: FieldInfo, first: Any, second: Any) -> Any:
     return first  # part of Approvals, which is met as a whole
 
 
-def _common_items(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _common_items(path: Path, first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in sorted(first.keys() & second.keys()):
         try:
-            yield name, _meet_model(first[name], second[name])
+            yield name, _meet_model(first[name], second[name], (*path, name))
         except NothingInCommon:
             continue  # one name for two things is no name for either
 
 
 def _without_loose_ends(file: PolicyFile) -> PolicyFile:
-    """Drop kinds whose schema or set is not declared any more; what is absent is denied."""
+    """Drop kinds whose schema or set is not declared any more, for what is absent is denied; and such exemptions."""
 
     def cleared(side: Egress | Ingress) -> dict[str, Any]:
         values = {}
@@ -129,8 +167,12 @@ def _without_loose_ends(file: PolicyFile) -> PolicyFile:
             values[field.alias or name] = None if loose else block
         return values
 
+    screens, overlap = file.text_screens, file.text_screens.overlap
+    if overlap is not None and overlap.background_set not in file.public_sets:
+        screens = screens.model_copy(update={"overlap": overlap.model_copy(update={"background_set": None})})
     return file.model_copy(
         update={
+            "text_screens": screens,
             "egress": Egress.model_validate(cleared(file.egress)),
             "ingress": Ingress.model_validate(cleared(file.ingress)),
         }
@@ -155,7 +197,13 @@ def _changes(model: type[BaseModel], before: Any, after: Any, path: Path) -> Ite
             for key in sorted(one.keys() | two.keys()):
                 yield from _block_changes(one.get(key), two.get(key), (*here, key))
         elif isinstance(one, BaseModel) or isinstance(two, BaseModel):
-            yield from _block_changes(one, two, here)
+            change = _block_changes(one, two, here)
+            yield from map(_reversed, change) if is_demanded(field) and (one is None or two is None) else change
+
+
+def _reversed(change: Change) -> Change:
+    """The change of a block whose absence is looser than its presence."""
+    return replace(change, direction="looser" if change.direction == "tighter" else "tighter")
 
 
 def _block_changes(before: BaseModel | None, after: BaseModel | None, path: Path) -> Iterator[Change]:
@@ -194,6 +242,11 @@ def _direction(order: Order, before: Any, after: Any) -> Direction | None:
 def order_of(field: FieldInfo) -> Order | None:
     """The order that a field's type carries; None for a block, a mapping of blocks, and the rounds of Approvals."""
     return next((item for item in _metadata(field) if isinstance(item, Order)), None)
+
+
+def is_demanded(field: FieldInfo) -> bool:
+    """Whether the field is a block that tightens by being there."""
+    return any(isinstance(item, lattice.Demanded) for item in field.metadata)
 
 
 def _metadata(field: FieldInfo) -> Iterator[Any]:

@@ -8,7 +8,7 @@ final values and decides again; only a decision on final facts lets anything out
 
 Every rule is judged, so a refusal explains itself in full. What is unknown denies: a kind or field without a class,
 facts that could not be measured, a rule that fails, an empty list of rules (threat model B5).
-What this does not stop: information in the allowed values themselves (N1), and text screens, of which there are none.
+What this does not stop: information in the allowed values themselves (N1), and text that no screen knows (N3).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from policies.history import Approval, History, HistoryBook
 from policies.load import Policy
 from policies.message import EVALUATION_ERRORS, FINAL, OFFERED, Context, Facts, Message
 from policies.rules import RULES
-from policies.rules.base import Outcome, Rule, RuleResult
+from policies.rules.base import Judgement, Outcome, Rule, RuleResult
 
 __all__ = [
     "FINAL",
@@ -113,7 +113,7 @@ def decide(facts: Facts, policy: Policy, history: History, *, rules: Sequence[Ru
 def _judge(rule: Rule, facts: Facts, policy: Policy, history: History) -> RuleResult:
     measured: Any = None
     limit: Any = None
-    line = 0
+    file, line = policy.source, 0
     outcome: Outcome
     reason = rule.reason
     try:
@@ -121,7 +121,26 @@ def _judge(rule: Rule, facts: Facts, policy: Policy, history: History) -> RuleRe
             return RuleResult(rule.name, reason, "n.a.", None, None, policy.source, 0)
         judgement = rule.judge(facts, policy, history)
         outcome, measured, limit = judgement.outcome, judgement.measured, judgement.limit
-        line = policy.line_of(judgement.path)
+        binding = _binding(rule, facts, policy, history, judgement)
+        file, line = binding.source, binding.line_of(judgement.path)
     except EVALUATION_ERRORS as error:
         outcome, reason, measured = "deny", "RULE_FAILED", type(error).__name__
-    return RuleResult(rule.name, reason, outcome, measured, limit, policy.source, line)
+    return RuleResult(rule.name, reason, outcome, measured, limit, file, line)
+
+
+def _binding(rule: Rule, facts: Facts, policy: Policy, history: History, judgement: Judgement) -> Policy:
+    """The file whose value gave this judgement: the first that alone gives the same limit, else the same outcome.
+
+    The site's own file comes first, so where both say the same it is the one that is named.
+    """
+    alike = []
+    for part in policy.parts:
+        try:
+            alone = rule.judge(facts, part, history)
+        except EVALUATION_ERRORS:
+            continue
+        if alone.outcome == judgement.outcome:
+            if alone.limit == judgement.limit:
+                return part
+            alike.append(part)
+    return alike[0] if alike else policy

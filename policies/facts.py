@@ -11,11 +11,14 @@ import math
 import re
 from typing import Any
 
+from fedsilo.treaty.averaging import initial_frozen_sha256
 from fedsilo.treaty.methods import METHODS
-from fedsilo.treaty.plan import plan_from_canonical
+from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.treaty.wire.services import FACTOR_KINDS, REFT_KINDS
 from policies.catalogue import KINDS, NAMES_MAX, fields_at_fault, is_name, names_of
+from policies.facts_kinds import kind_facts
+from policies.facts_reft import reft_facts
 from policies.facts_tensors import tensor_facts
 from policies.facts_text import donor_facts, response_facts
 from policies.message import EVALUATION_ERRORS, FINAL, Context, Facts, Message
@@ -40,16 +43,21 @@ def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
         "now": float(context.now_seconds),
         "payload_bytes": message.payload_bytes,
         "run_is_open": plan is not None and message.run == plan.run,
+        "kind_of_method": _kind_of_method(message.kind, plan),
         "open_round": context.open_round,
         "open_step": context.open_step,
+        "asked_step": context.asked.step,
+        "plan_local_steps": plan.local_steps if plan else 0,
         "measured": False,
     }
     if not known or type(message.body) is not KINDS[message.kind]:
         return facts
     try:
         facts["fields_at_fault"] = fields_at_fault(message.body)
-        if message.kind in TENSOR_KINDS:
+        if message.kind in FACTOR_KINDS:
             facts.update(tensor_facts(message, context))
+        elif message.kind in REFT_KINDS:
+            facts.update(reft_facts(message))
         elif isinstance(message.body, pb.PublicResponses):
             facts.update(response_facts(message.body, context))
         elif isinstance(message.body, pb.PublicDonors):
@@ -57,17 +65,25 @@ def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
         elif isinstance(message.body, pb.MetricsEval):
             facts.update(_metric_facts(message.body, message.round, context))
         elif isinstance(message.body, pb.RunPlan):
-            facts.update(_plan_facts(message.body, message.run))
+            facts.update(_plan_facts(message.body, message.run, context))
         elif isinstance(message.body, pb.RoundOpen):
             facts.update(_round_facts(message.body, message.round, context))
         elif isinstance(message.body, pb.RoundResult):
             facts["names"], facts["names_at_fault"] = names_of(message.body.participants)
         elif message.kind.startswith("control."):
             facts.update(_control_facts(message, context))
+        else:
+            facts.update(kind_facts(message, context))
         facts["measured"] = True
     except EVALUATION_ERRORS as error:
         facts["measure_error"] = type(error).__name__
     return facts
+
+
+def _kind_of_method(kind: str, plan: Plan | None) -> bool:
+    """Whether the method of the open run offers this kind."""
+    method = METHODS.get(plan.method) if plan else None
+    return plan is not None and method is not None and kind in method.kinds_under(plan)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------
@@ -105,9 +121,11 @@ def _control_facts(message: Message, context: Context) -> Facts:
     body, place = message.body, (message.round, message.step)
     placed = isinstance(body, pb.Progress | pb.Declined | pb.Abstain)
     said = (body.round, body.step) if isinstance(body, pb.Progress | pb.Declined | pb.Abstain) else place
-    return {
+    carried = {}
+    if isinstance(body, pb.Checkpoint):
+        carried = {"peer_logs": len(body.peers), "countersigned": len(body.countersigned)}
+    return carried | {
         "refused_round": context.refused_round,
-        "plan_local_steps": context.plan.local_steps if context.plan else 0,
         "place_in_body": placed,
         "place_of_body": said == place,
     }
@@ -116,15 +134,16 @@ def _control_facts(message: Message, context: Context) -> Facts:
 # ---- from the coordinator --------------------------------------------------------------------------
 
 
-def _plan_facts(body: pb.RunPlan, run: str) -> Facts:
-    plan = plan_from_canonical(body.canonical_json)
+def _plan_facts(body: pb.RunPlan, run: str, context: Context) -> Facts:
+    plan, accepted = plan_from_canonical(body.canonical_json), context.plan
     method = METHODS.get(plan.method)
     return {
         "plan_sha256": plan.digest,
         "method": method.name if method else "",
-        "method_kinds": sorted(method.kinds) if method else [],
+        "method_kinds": sorted(method.kinds_under(plan)) if method else [],
         "method_sends_wrong_answers": method is not None and method.sends_wrong_answers,
         "plan_run_matches": plan.run == run,
+        "plan_of_open_run_changed": accepted is not None and accepted.run == plan.run and accepted != plan,
         "names": list(plan.silos[:NAMES_MAX]),
         "names_at_fault": max(0, len(plan.silos) - NAMES_MAX),
         "federation": plan.federation,
@@ -142,6 +161,9 @@ def _plan_facts(body: pb.RunPlan, run: str) -> Facts:
         "tokenizer_sha256": plan.tokenizer_sha256,
         "template_sha256": plan.template_sha256,
         "schema_sha256": plan.lora.schema_sha256,
+        "freeze": plan.lora.freeze,
+        "frozen_of_seed": context.schema is not None
+        and plan.lora.frozen_sha256 == initial_frozen_sha256(context.schema.tensors, plan.seed, context.schema.freeze),
         "public_set_sha256": plan.public_set_sha256,
         "public_set_rows": plan.public_set_rows,
         "held_out_sha256": plan.held_out_sha256,
@@ -166,4 +188,5 @@ def _round_facts(body: pb.RoundOpen, round_number: int, context: Context) -> Fac
         "prompts_per_step_max": max((len(step.prompt_indices) for step in body.public_steps), default=0),
         "plan_prompts_per_step": plan.prompts_per_step if plan else 0,
         "public_set_sha256": context.public_set_sha256,
+        "witnesses": context.witnesses,
     }

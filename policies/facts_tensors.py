@@ -1,4 +1,5 @@
-"""Facts of adapter factors: names against the schema, finiteness, bit patterns and norms. One pass over the values."""
+"""Facts of adapter factors: names against the schema, finiteness, bit patterns, norms, what is frozen, and what an
+update was trained on. One pass over the values."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import math
 
 import numpy as np
 
+from fedsilo.treaty.freezing import FrozenDigest, is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import UPDATE_KINDS
 from policies.message import Context, Facts, Message
 
 _TILE_ELEMENTS = 1 << 20
@@ -16,12 +19,14 @@ def tensor_facts(message: Message, context: Context) -> Facts:
     header = message.body
     assert isinstance(header, pb.Factors)  # noqa: S101  # `measure` has compared the type
     schema = context.schema
-    shapes = schema.shapes if schema else {}
+    shapes = schema.shapes_of(message.kind) if schema else {}
+    freeze = schema.freeze if schema else ""
     names = [entry.name for entry in header.tensors]
     given = message.tensors
     facts: Facts = {
         "schema_sha256": schema.digest if schema else "",
         "header_schema_sha256": header.schema_sha256,
+        "freeze": freeze,
         "dtype": header.dtype,
         "dtype_of_schema": schema is not None and header.dtype == schema.dtype,
         "rank": header.rank,
@@ -38,11 +43,15 @@ def tensor_facts(message: Message, context: Context) -> Facts:
     }
     elements = not_finite = not_canonical = off_bfloat16 = 0
     squares = square_max = 0.0
+    frozen = FrozenDigest()
     for entry in header.tensors if given is not None and facts["tensors_given"] else ():
         array = given[entry.name] if given is not None else np.zeros(0, np.float32)
         if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
             facts["shapes_wrong"] += 1
             continue
+        is_kept = is_frozen(entry.name, freeze)
+        if is_kept:
+            frozen.start(entry.name, entry.shape)
         square = 0.0
         flat = np.ascontiguousarray(array).reshape(-1)
         for start in range(0, flat.size, _TILE_ELEMENTS):
@@ -54,6 +63,8 @@ def tensor_facts(message: Message, context: Context) -> Facts:
             off_bfloat16 += int(np.count_nonzero(bits & np.uint32(0xFFFF)))
             wide = tile.astype(np.float64)
             square += float(np.dot(wide, wide))
+            if is_kept:
+                frozen.add(tile)
         elements += flat.size
         squares += square
         square_max = max(square_max, square)
@@ -70,4 +81,9 @@ def tensor_facts(message: Message, context: Context) -> Facts:
         tensor_l2_max=math.sqrt(square_max) if finite else None,
         total_l2_max=total,
     )
+    if message.kind in UPDATE_KINDS:
+        facts.update(records=context.records, epochs=context.epochs, steps=context.steps)
+    else:
+        plan = context.plan
+        facts["frozen_as_planned"] = plan is not None and frozen.hex == plan.lora.frozen_sha256
     return facts

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
+from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.catalogue import names_of
 from policies.message import Context, Facts
+from policies.screening import screen_facts
 
 
-def _text_facts(responses: list[pb.Response], context: Context) -> Facts:
+def text_facts(responses: list[pb.Response], context: Context) -> Facts:
     """Counts over responses in message order."""
     sizes = [len(response.text.encode()) for response in responses]
     counts, verdicts = context.token_counts, context.verdicts
@@ -29,6 +32,7 @@ def _text_facts(responses: list[pb.Response], context: Context) -> Facts:
         "responses_correct": correct,
         "responses_wrong": len(responses) - correct,
         "finish_unspecified": sum(response.finish == pb.FINISH_UNSPECIFIED for response in responses),
+        **screen_facts(context.screened, len(responses)),
     }
 
 
@@ -53,7 +57,7 @@ def _out_of_order(indices: list[int], order: tuple[int, ...]) -> int:
 def response_facts(body: pb.PublicResponses, context: Context) -> Facts:
     plan = context.plan
     return {
-        **_text_facts([response for prompt in body.prompts for response in prompt.responses], context),
+        **text_facts([response for prompt in body.prompts for response in prompt.responses], context),
         **index_facts([prompt.prompt_index for prompt in body.prompts], context),
         "header_set_sha256": body.public_set_sha256,
         "samples_max": max((prompt.samples for prompt in body.prompts), default=0),
@@ -66,17 +70,24 @@ def response_facts(body: pb.PublicResponses, context: Context) -> Facts:
     }
 
 
+def answers_of_step(body: pb.PublicDonors, plan: Plan | None) -> int:
+    """How many answers the public step trains on, own and donated ones: each of its prompts has K."""
+    return len(body.prompts) * plan.samples_per_prompt if plan is not None else 0
+
+
 def donor_facts(body: pb.PublicDonors, context: Context) -> Facts:
     donors = [donor for prompt in body.prompts for donor in prompt.donors]
     written = [donor for donor in donors if donor.HasField("response")]
     names, at_fault = names_of(donor.origin for donor in donors)
     own = {donor.origin for donor in donors if not donor.HasField("response")}
     return {
-        **_text_facts([donor.response for donor in written], context),
+        **text_facts([donor.response for donor in written], context),
         **index_facts([prompt.prompt_index for prompt in body.prompts], context),
         "donors": len(donors),
         "donors_per_prompt_max": max((len(prompt.donors) for prompt in body.prompts), default=0),
         "origins_without_response": len(own),
+        "donors_of_one_peer_max": max(Counter(donor.origin for donor in written).values(), default=0),
+        "answers_of_step": answers_of_step(body, context.plan),
         "names": names,
         "names_at_fault": at_fault,
     }

@@ -65,8 +65,8 @@ def epoch_seconds(utc: str) -> int:
     return calendar.timegm(time.strptime(utc, "%Y-%m-%dT%H:%M:%SZ"))
 
 
-Integer = Annotated[int, BeforeValidator(plain_integer), Field(ge=0, le=2**53)]
-Positive = Annotated[int, BeforeValidator(plain_integer), Field(ge=1, le=2**53)]
+Integer = Annotated[int, BeforeValidator(plain_integer), Field(ge=0, le=2**53 - 1)]  # RFC 8785 carries no larger one
+Positive = Annotated[int, BeforeValidator(plain_integer), Field(ge=1, le=2**53 - 1)]
 Number = Annotated[float, BeforeValidator(plain_number)]
 NotNegative = Annotated[float, BeforeValidator(plain_number), Field(ge=0)]
 Boolean = Annotated[bool, BeforeValidator(_plain_boolean)]
@@ -89,6 +89,7 @@ PinnedNumber = Annotated[Positive, lattice.SAME]
 Label = Annotated[Text, lattice.LABEL]
 Range = Annotated[IntegerRange, lattice.OVERLAP]
 FloatRange = Annotated[NumberRange, lattice.OVERLAP]
+ShareLimit = Annotated[float, BeforeValidator(plain_number), Field(ge=0, le=1), lattice.SMALLEST]
 Demand = Annotated[Boolean, lattice.BOTH]
 
 
@@ -105,3 +106,9 @@ class Approvals(Closed):
     roles: Annotated[
         tuple[Literal["approver", "site-admin", "operator"], ...], Field(min_length=1), lattice.INTERSECTION
     ]
+
+
+class MetricField(Closed):
+    min: Annotated[Number, lattice.LARGEST]
+    max: Annotated[Number, lattice.SMALLEST]
+    quantum: Annotated[float, BeforeValidator(plain_number), Field(gt=0), lattice.MULTIPLE]

@@ -29,16 +29,23 @@ class Approval:
 class History:
     """Attributes:
     messages_in_round, messages_in_step: of the same kind, for the same run and round (and step).
+    messages_in_match: of the same kind, for the match that the message names.
+    units_in_day: scores or answers in messages of this kind, on this UTC day.
     messages_in_minute: in this message's bucket (polls, control, everything else) in the last 60 s.
     rounds_released: other rounds of this run in which a message of this kind was allowed. Counted here, since a
         round's number is the coordinator's choice.
     responses, tokens, text_bytes: of public.responses in this run and round.
     round_bytes: payload bytes of this run and round, without control messages.
     day_bytes: payload bytes of all kinds on this UTC day.
+    screen_hits_in_day: responses of this kind that screens found something in, on this UTC day; those of the message
+        at hand are among them.
+    screen_halted: the kind had more of them than its limit, and no persons have released it since (T18).
     """
 
     messages_in_round: int = 0
     messages_in_step: int = 0
+    messages_in_match: int = 0
+    units_in_day: int = 0
     messages_in_minute: int = 0
     rounds_released: int = 0
     responses: int = 0
@@ -46,6 +53,8 @@ class History:
     text_bytes: int = 0
     round_bytes: int = 0
     day_bytes: int = 0
+    screen_hits_in_day: int = 0
+    screen_halted: bool = False
     approvals: tuple[Approval, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -71,12 +80,18 @@ class HistoryBook:
     Attributes:
         counts: "run/round[/step]/name" -> number; "run/rounds/kind" -> rounds in which the kind was allowed.
         days: UTC date -> payload bytes.
+        units: UTC date -> kind -> scores or answers.
         recent: bucket -> UTC seconds of the messages of the last minute.
+        screen_hits: UTC date -> kind -> responses with a screen's hit, whether or not their message was allowed.
+        screen_halts: kind -> UTC seconds since which it is halted. No day's end lifts it; persons do.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
     days: dict[str, int] = field(default_factory=dict)
+    units: dict[str, dict[str, int]] = field(default_factory=dict)
     recent: dict[str, list[float]] = field(default_factory=dict)
+    screen_hits: dict[str, dict[str, int]] = field(default_factory=dict)
+    screen_halts: dict[str, float] = field(default_factory=dict)
 
     def view(self, facts: Facts, approvals: tuple[Approval, ...] = ()) -> History:
         round_key, step_key = _keys(facts)
@@ -87,6 +102,8 @@ class HistoryBook:
         return History(
             messages_in_round=in_round,
             messages_in_step=count(f"{step_key}/{kind}", 0),
+            messages_in_match=count(_match_key(facts), 0),
+            units_in_day=self.units.get(_day(now), {}).get(kind, 0),
             # A clock set back must not empty the bucket (T41): times ahead of now still count.
             messages_in_minute=sum(1 for moment in times if moment > now - MINUTE_SECONDS),
             rounds_released=count(_rounds_key(facts), 0) - (in_round > 0),
@@ -95,6 +112,8 @@ class HistoryBook:
             text_bytes=count(f"{round_key}/text_bytes", 0),
             round_bytes=count(f"{round_key}/bytes", 0),
             day_bytes=self.days.get(_day(now), 0),
+            screen_hits_in_day=self.screen_hits.get(_day(now), {}).get(kind, 0),
+            screen_halted=kind in self.screen_halts,
             approvals=approvals,
         )
 
@@ -109,6 +128,13 @@ class HistoryBook:
             self._add(f"{step_key}/{kind}", 1)
         if not kind.startswith("control."):
             self._add(f"{round_key}/bytes", size)
+        if "match" in facts:
+            self._add(_match_key(facts), 1)
+        if "units" in facts:
+            today = self.units.setdefault(_day(now), {})
+            today[kind] = today.get(kind, 0) + facts["units"]
+            for old in sorted(self.units)[:-_DAYS_KEPT]:
+                del self.units[old]
         for name in ("responses", "tokens", "text_bytes"):
             if kind == "public.responses":
                 self._add(f"{round_key}/{name}", facts[name])
@@ -118,6 +144,32 @@ class HistoryBook:
         times = self.recent.setdefault(bucket_of(kind), [])
         times.append(now)
         self.recent[bucket_of(kind)] = [moment for moment in times if moment > now - MINUTE_SECONDS]
+
+    def count_hits(self, kind: str, now: float, responses_hit: int, limit: int) -> bool:
+        """Count what screens found, before anything is decided on it. Beyond the limit the kind is halted.
+
+        Args:
+            kind: of the message.
+            now: UTC seconds, never going back.
+            responses_hit: responses with at least one hit.
+            limit: of one UTC day.
+
+        Returns:
+            Whether this is what halted it.
+        """
+        today = self.screen_hits.setdefault(_day(now), {})
+        today[kind] = today.get(kind, 0) + responses_hit
+        for old in sorted(self.screen_hits)[:-_DAYS_KEPT]:
+            del self.screen_hits[old]
+        if today[kind] <= limit or kind in self.screen_halts:
+            return False
+        self.screen_halts[kind] = now
+        return True
+
+    def release_halt(self, kind: str, now: float) -> None:
+        """Persons have looked: the kind may leave again, and its count of the day begins anew."""
+        self.screen_halts.pop(kind, None)
+        self.screen_hits.get(_day(now), {}).pop(kind, None)
 
     def forget_run(self, run: str) -> None:
         """Drop the counts of a run that has ended; its rounds cannot be open again."""
@@ -141,6 +193,10 @@ def _keys(facts: Facts) -> tuple[str, str]:
 
 def _rounds_key(facts: Facts) -> str:
     return f"{facts['run']}/rounds/{facts['kind']}"
+
+
+def _match_key(facts: Facts) -> str:
+    return f"{facts['run']}/match/{facts.get('match', 0)}/{facts['kind']}"
 
 
 def _day(now: float) -> str:

@@ -56,6 +56,21 @@ class _Intersection(Order):
         return tuple(sorted(set(first) & set(second)))
 
 
+class _Union(Order):
+    """A list of what is demanded. Its order means nothing, so the meet is sorted."""
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return tuple(sorted(set(first) | set(second)))
+
+
+class _SmallestStated(Order):
+    """A largest allowed number that a file may leave unsaid; then the other file's counts."""
+
+    def meet(self, first: Any, second: Any) -> Any:
+        stated = [value for value in (first, second) if value is not None]
+        return min(stated, default=None)
+
+
 class _Overlap(Order):
     """A range [from, to] of allowed numbers."""
 
@@ -126,8 +141,21 @@ class _Pin(Order):
         return (first.sha256, first.rows) == (second.sha256, second.rows)
 
 
+class _Exemption(Order):
+    """What a demand leaves out, or None. Two different exemptions have none in common, and none is the tightest."""
+
+    def meet(self, first: Any, second: Any) -> Any:
+        return first if first == second else None
+
+
+class Demanded:
+    """Marks a block that demands something, so that its absence is looser than its presence, not tighter."""
+
+
 SMALLEST, LARGEST, INTERSECTION, OVERLAP, BOTH = _Smallest(), _Largest(), _Intersection(), _Overlap(), _Both()
 SAME, LABEL, MULTIPLE, PIN = _Same(), _Label(), _Multiple(), _Pin()
+UNION, SMALLEST_STATED, EXEMPTION = _Union(), _SmallestStated(), _Exemption()
+DEMANDED = Demanded()
 EARLIEST, LATEST = SMALLEST, LARGEST  # of times in ISO form
 
 

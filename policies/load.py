@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.freezing import FREEZE_OF_KIND, UPDATE_KIND
 from fedsilo.treaty.strict_yaml import Document, Path, load, validate
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from policies.fields import epoch_seconds
@@ -26,12 +27,15 @@ class Policy:
         file: the validated content.
         source: file name, for refusals.
         file_sha256: of the bytes as read; `digest` instead ignores comments and key order.
+        parts: the site's own policy and the federation's charter, where this is what both allow together
+            (`compare.effective`); source, lines and file_sha256 are then those of the site's own.
     """
 
     file: PolicyFile
     source: str
     file_sha256: str
     lines: Mapping[Path, int]
+    parts: tuple[Policy, ...] = ()
 
     def line_of(self, path: Path) -> int:
         """Line of a key, or of the nearest key above it that stands in the file."""
@@ -43,6 +47,22 @@ class Policy:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON after defaults: the policy's identity."""
         return sha256_hex(canonical_json(self.file.model_dump(mode="json", by_alias=True)))
+
+    @property
+    def own(self) -> Policy:
+        """The site's own policy: where files lie is each site's own matter, and a meet of two places is none."""
+        return self.parts[0] if self.parts else self
+
+    @property
+    def charter(self) -> Policy | None:
+        """The federation's charter that has a part in this policy."""
+        return self.parts[-1] if self.parts else None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What a record says of the policy that decided: what is in force, and the files that it is made of."""
+        digests = {"effective": self.digest, "file": self.file_sha256}
+        return digests | {"charter": self.charter.file_sha256} if self.charter else digests
 
     @cached_property
     def valid_from_seconds(self) -> int:
@@ -112,28 +132,64 @@ def _check_references(file: PolicyFile, document: Document) -> None:
         raise refuse(("federation", "coordinator"), f"it is not a coordinator of {federation.id!r}")
     if federation.min_peers > len(federation.peers):
         raise refuse(("federation", "min_peers"), f"{federation.min_peers} exceeds the {len(federation.peers)} peers")
+    available = len(set(file.audit.witnesses) & {"coordinator"})
+    available += len(federation.peers) - 1 if "peers" in file.audit.witnesses else 0
+    if file.audit.min_witnesses > available:
+        raise refuse(("audit", "min_witnesses"), f"{file.audit.min_witnesses} exceeds the {available} that count")
     if epoch_seconds(file.valid.from_) >= epoch_seconds(file.valid.until):
         raise refuse(("valid", "until"), "it is not after `from`")
     for name, pin in file.lora_schemas.items():
         if pin.base_model_sha256 != file.model.base_model_sha256:
             raise refuse(("lora_schemas", name, "base_model_sha256"), "it differs from model.base_model_sha256")
     uses: list[tuple[Path, str, Mapping[str, Any]]] = []
-    if file.egress.lora_factors:
-        uses.append((("egress", "lora.factors", "schema"), file.egress.lora_factors.schema_name, file.lora_schemas))
-    if file.ingress.global_adapter:
-        uses.append(
-            (("ingress", "global.adapter", "schema"), file.ingress.global_adapter.schema_name, file.lora_schemas)
-        )
-    if file.egress.public_responses:
-        uses.append((("egress", "public.responses", "set"), file.egress.public_responses.set, file.public_sets))
-    if file.ingress.round_open:
-        uses.append((("ingress", "round.open", "set"), file.ingress.round_open.set, file.public_sets))
-    if file.ingress.public_donors:
-        uses.append((("ingress", "public.donors", "set"), file.ingress.public_donors.set, file.public_sets))
+    for side, kind, block in _blocks(file):
+        if (schema := getattr(block, "schema_name", None)) is not None:
+            uses.append(((side, kind, "schema"), schema, file.lora_schemas))
+        if (public := getattr(block, "set", None)) is not None:
+            uses.append(((side, kind, "set"), public, file.public_sets))
     for path, name, declared in uses:
         if name not in declared:
             raise refuse(path, f"{name!r} is not declared", f"declared: {', '.join(sorted(declared)) or 'none'}")
+    for kind, update in file.egress.updates.items():
+        freeze = file.lora_schemas[update.schema_name].freeze
+        if FREEZE_OF_KIND[kind] != freeze:
+            raise refuse(
+                ("egress", kind, "schema"),
+                f"schema {update.schema_name!r} has freeze: {freeze}, so its updates leave as {UPDATE_KIND[freeze]}",
+            )
+    _check_screens(file, refuse)
     if file.egress.metrics_eval:
         for name, metric in file.egress.metrics_eval.fields.items():
             if metric.min > metric.max:
                 raise refuse(("egress", "metrics.eval", "fields", name), "min is above max")
+
+
+def _blocks(file: PolicyFile) -> Iterator[tuple[str, str, object]]:
+    """(side, kind, block) of every kind that the policy names."""
+    for side in ("egress", "ingress"):
+        half = getattr(file, side)
+        for name, field in type(half).model_fields.items():
+            if (block := getattr(half, name)) is not None:
+                yield side, field.alias or name, block
+
+
+def _check_screens(file: PolicyFile, refuse: Callable[[Path, str, str], UsageError]) -> None:
+    """A screen that is named is defined, and the kind it stands at says how many hits a day may have."""
+    outbound, inbound = file.egress.public_responses, file.ingress.public_donors
+    for side, kind, names in (
+        ("egress", "public.responses", outbound.screens if outbound else ()),
+        ("ingress", "public.donors", inbound.screens if inbound else ()),
+    ):
+        for name in names:
+            if getattr(file.text_screens, name) is None:
+                raise refuse(
+                    (side, kind, "screens"), f"screen {name!r} has no definition", f"add {name} under text_screens"
+                )
+        if len(set(names)) != len(names):
+            raise refuse((side, kind, "screens"), "a screen is named twice", "name it once")
+    if outbound is not None and outbound.screens and outbound.max_hits_per_day is None:
+        raise refuse(
+            ("egress", "public.responses", "screens"),
+            "screens need max_hits_per_day",
+            "how many responses with a hit one day may have before public.responses halts; 0 halts at the first",
+        )

@@ -14,6 +14,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire.codec import Array
+from policies.asked import Asked
 from policies.schema import LoraSchema
 
 Facts = dict[str, Any]
@@ -59,6 +60,21 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Screened:
+    """What text screens found in the texts of one message (policies/screening.py).
+
+    Attributes:
+        ran: screens that ran over every text, by name: the digest of the settings they ran with.
+        failed: screens that could not run; then nothing is known of any text.
+        hits: for each text in message order, hits by screen and code, such as {"pii_basic/email": 1}.
+    """
+
+    ran: Mapping[str, str]
+    failed: tuple[str, ...]
+    hits: tuple[Mapping[str, int], ...]
+
+
+@dataclass(frozen=True)
 class Context:
     """What the measuring party knows. A default is the strictest: what is unknown here leads to a refusal.
 
@@ -75,7 +91,14 @@ class Context:
         public_prompt_indices: rows that the open public step asks for, in its order.
         verdicts: the party's own grading, one for each response in message order (for public.donors: one for each
             donor that carries a response); None if it has not graded them.
+        records, epochs, steps: what the open round's update was trained on, as the party itself gave it out
+            (silo/sampling.py); None where it did not, as at a coordinator.
         token_counts: tokens of each response in the same order; None without a tokenizer (then bytes bound them).
+        asked: what the coordinator has asked of the silo whose message it is.
+        usable_records: private records the trainer can use, as the silo knows it; None at a coordinator.
+        screened: what its screens found in the same texts; None if it ran none.
+        witnesses: how many parties that the policy counts have countersigned the party's own log as it was after the
+            last round; None where nobody asked.
         topics: topic labels of the held-out set.
         now_seconds: UTC; the caller passes max(last seen, clock).
         expected_sender: this party's own SPIFFE id on egress, the certificate's on ingress.
@@ -97,4 +120,11 @@ class Context:
     public_prompt_indices: tuple[int, ...] = ()
     verdicts: tuple[bool, ...] | None = None
     token_counts: tuple[int, ...] | None = None
+    records: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    asked: Asked = field(default_factory=Asked)
+    usable_records: int | None = None
+    screened: Screened | None = None
+    witnesses: int | None = None
     topics: frozenset[str] = field(default_factory=frozenset)

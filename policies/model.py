@@ -11,31 +11,38 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from fedsilo.treaty.freezing import Freeze
 from fedsilo.treaty.isolation import RUNGS, Rung
+from fedsilo.treaty.wire.services import UPDATE_KINDS
 from policies import lattice
 from policies.fields import (
     Approvals,
     Closed,
     Demand,
     FloatRange,
+    Integer,
     Label,
     Least,
     Limit,
+    MetricField,
     NormLimit,
-    Number,
     Pinned,
     PinnedNumber,
     PinnedText,
     PositiveLimit,
     Range,
     Sha256,
+    ShareLimit,
     SpiffeId,
     Text,
     UtcTime,
     plain_integer,
-    plain_number,
 )
+from policies.model_audit import Audit, Retention
+from policies.model_kinds import KindsIn, KindsOut
+from policies.model_screens import ScreenName, TextScreens
 
+MANTISSA_BITS = {"float32": 23, "bfloat16": 7}  # stored ones
 CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
 
 
@@ -78,6 +85,7 @@ class SchemaPin(Closed):
     base_model_sha256: Pinned
     rank: PinnedNumber
     dtype: Annotated[Literal["float32", "bfloat16"], lattice.SAME]
+    freeze: Annotated[Freeze, lattice.SAME] = "none"  # A: only B is trained and leaves, as lora.factor_b
 
 
 class SetPin(Closed):
@@ -92,12 +100,27 @@ class Quantise(Closed):
 
 
 class LoraFactors(Closed):
+    """An update of adapter factors. What is not said of its training is denied: absent, `min_records` is more than any
+    site has, and `max_local_epochs` and `max_steps` are 0.
+
+    Attributes:
+        randomise_low_bits: of each value's mantissa, after rounding; the lowest of it are overwritten by random bits.
+            More than the grid's mantissa has means the whole of it. Absent: none.
+        min_records: distinct private records that a round which trains on any must have been given.
+        max_local_epochs: how often a record may have been given in the round.
+        max_steps: private and public steps of the round.
+    """
+
     schema_name: PinnedText = Field(alias="schema")
     clip_l2: NormLimit
     max_l2: NormLimit
     max_tensor_l2: NormLimit
     max_total_l2: NormLimit
     quantise: Quantise
+    randomise_low_bits: Annotated[Integer, Field(le=MANTISSA_BITS["float32"]), lattice.LARGEST] = 0
+    min_records: Least = 2**53 - 1
+    max_local_epochs: Limit = 0
+    max_steps: Limit = 0
     per_round: Limit
     secure_aggregation: Annotated[Literal["allowed", "forbidden"], lattice.ladder("forbidden", "allowed")]
     approvals: Approvals
@@ -107,6 +130,10 @@ class LoraFactors(Closed):
         if self.max_l2 < self.clip_l2 * CLIP_MARGIN:
             raise ValueError(f"max_l2 must be at least clip_l2 x (1 + 2**-6) = {self.clip_l2 * CLIP_MARGIN:g}")
         return self
+
+
+# Absent: no screen. Each name needs its definition in `text_screens`.
+ScreenNames = Annotated[tuple[ScreenName, ...], lattice.UNION]
 
 
 class Generation(Closed):
@@ -128,13 +155,10 @@ class PublicResponses(Closed):
     max_bytes_per_step: Limit
     max_bytes_per_round: Limit
     send_only_verified: Demand
+    screens: ScreenNames = ()
+    on_hit: Annotated[Literal["withhold", "hold"], lattice.ladder("withhold", "hold")] = "withhold"
+    max_hits_per_day: Annotated[Integer | None, lattice.SMALLEST_STATED] = None  # needed where screens are named
     approvals: Approvals
-
-
-class MetricField(Closed):
-    min: Annotated[Number, lattice.LARGEST]
-    max: Annotated[Number, lattice.SMALLEST]
-    quantum: Annotated[float, BeforeValidator(plain_number), Field(gt=0), lattice.MULTIPLE]
 
 
 class MetricsEval(Closed):
@@ -158,13 +182,22 @@ class InboundControl(Closed):
     kinds: Annotated[tuple[Literal["ack", "refusal", "checkpoint"], ...], lattice.INTERSECTION]
 
 
-class Egress(Closed):
+class Egress(KindsOut):
     """A kind that is absent is denied."""
 
     lora_factors: LoraFactors | None = Field(None, alias="lora.factors")
+    lora_factor_a: LoraFactors | None = Field(None, alias="lora.factor_a")
+    lora_factor_b: LoraFactors | None = Field(None, alias="lora.factor_b")
+    lora_core_r: LoraFactors | None = Field(None, alias="lora.core_r")
     public_responses: PublicResponses | None = Field(None, alias="public.responses")
     metrics_eval: MetricsEval | None = Field(None, alias="metrics.eval")
     control: OutboundControl | None = None
+
+    @property
+    def updates(self) -> dict[str, LoraFactors]:
+        """Blocks of the adapter updates that may leave, by kind."""
+        blocks = {kind: getattr(self, kind.replace(".", "_")) for kind in sorted(UPDATE_KINDS)}
+        return {kind: block for kind, block in blocks.items() if block is not None}
 
 
 class RunPlan(Closed):
@@ -193,13 +226,15 @@ class PublicDonors(Closed):
     verify_locally: Demand
     max_donors_per_prompt: Limit
     max_bytes_per_response: Limit
+    max_share_per_peer: ShareLimit = 1.0  # of all answers that a public step trains on; absent: no peer is limited
+    screens: ScreenNames = ()
 
 
 class Announcement(Closed):
     """round.result and run.end carry digests and names only; naming the kind is all there is to say."""
 
 
-class Ingress(Closed):
+class Ingress(KindsIn):
     run_plan: RunPlan | None = Field(None, alias="run.plan")
     round_open: RoundOpen | None = Field(None, alias="round.open")
     global_adapter: GlobalAdapter | None = Field(None, alias="global.adapter")
@@ -207,6 +242,20 @@ class Ingress(Closed):
     round_result: Announcement | None = Field(None, alias="round.result")
     run_end: Announcement | None = Field(None, alias="run.end")
     control: InboundControl | None = None
+
+
+class SiteApprovals(Closed):
+    """Persons that a change at this site takes, and how long what waits for them waits (threats T34, T36).
+
+    Attributes:
+        policy_change: approvers, none of them the proposer, before a looser policy may come into force.
+        release_after_halt: approvers before a kind that its screens halted may leave again.
+        expiry_hours: after which a held release is denied, and a proposed policy needs its signatures anew.
+    """
+
+    policy_change: Least
+    release_after_halt: Least
+    expiry_hours: PositiveLimit
 
 
 class PolicyFile(Closed):
@@ -223,4 +272,7 @@ class PolicyFile(Closed):
     held_out: Annotated[SetPin | None, lattice.PIN] = None  # absent: any held-out set
     egress: Egress
     ingress: Ingress
-    approval_expiry_hours: PositiveLimit
+    text_screens: TextScreens = Field(default_factory=TextScreens)
+    approvals: SiteApprovals
+    audit: Audit = Audit()
+    retention: Retention = Retention()

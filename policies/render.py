@@ -15,11 +15,29 @@ from string import Template
 from typing import Any
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
 from policies.load import Policy, load_policy
 from policies.model import CLIP_MARGIN
+from policies.render_kinds import kind_bytes, kind_values
 from policies.schema import LoraSchema
 
-RULESETS = ("pubswap", "pubswap-random", "deny_all")
+RULESETS = (
+    "pubswap",
+    "pubswap-random",
+    "pubswap-strict",
+    "fedavg",
+    "ffa-lora",
+    "fedsa-lora",
+    "fed-sb",
+    "fedreft",
+    "fedgrpo",
+    "knexa",
+    "knexa-random",
+    "knexa-heuristic",
+    "fedid-central",
+    "local-only",
+    "deny_all",
+)
 
 # Bytes that one token of an answer may take, for limits in bytes: generous for one answer, tighter on a whole step.
 _TOKEN_BYTES_OF_RESPONSE = 16
@@ -32,6 +50,7 @@ _SIZE_MAX = 10**9
 TEXT_ROUND_BYTES = 10_000_000
 TEXT_DAY_BYTES = 1_000_000_000
 _CONTROL_MESSAGE_BYTES = 32768
+_STRICT_FIRST_ROUNDS = 3  # of pubswap-strict: nobody asks for fewer
 
 
 @dataclass(frozen=True)
@@ -90,6 +109,7 @@ class SiteFacts:
         site: name of the silo (or "coordinator" for the charter).
         peers: SPIFFE ids of all silos of the federation, this one included.
         topics: labels of the held-out file; empty without one.
+        hidden_shape: (layers, width of a hidden state) of the model; (0, 0) where it is not known.
         valid_from, valid_until: UTC such as "2026-12-01T00:00:00Z".
         first_rounds: rounds in which a person approves this site's factors.
     """
@@ -113,6 +133,7 @@ class SiteFacts:
     held_out_rows: int = 0
     topics: tuple[str, ...] = ()
     min_peers: int = 1
+    hidden_shape: tuple[int, int] = (0, 0)
     least_isolation: str = "namespaces"
     first_rounds: int = 1
     size: PlanSize = PlanSize()
@@ -129,6 +150,11 @@ def render_policy(ruleset: str, site: SiteFacts) -> str:
         UsageError: the result is not a valid policy; says where.
     """
     values = {name: _yaml(value) for name, value in _values(site).items()}
+    if "$reft_layers" in ruleset and site.hidden_shape == (0, 0):
+        raise UsageError(
+            "the model's config.json does not say how many layers it has and how wide they are",
+            hint="hidden_size and num_hidden_layers",
+        )
     text = Template(ruleset).substitute(values)
     # What is written must be readable: a mistake shows here and not at the silo's next start.
     load_policy(text.encode(), f"policy of {site.site}")
@@ -141,13 +167,14 @@ def _values(site: SiteFacts) -> dict[str, Any]:
     step_bytes = responses * (size.max_new_tokens * _TOKEN_BYTES_OF_STEP + _HEADER_BYTES_OF_RESPONSE)
     response_bytes = size.max_new_tokens * _TOKEN_BYTES_OF_RESPONSE
     round_of_responses = step_bytes * size.public_steps
-    round_bytes = schema.payload_bytes + round_of_responses + 65536
+    rounds_per_day = min(_ROUNDS_PER_DAY_MAX, _RUNS_PER_DAY * size.rounds)
+    round_bytes = schema.update_bytes + round_of_responses + 65536
     # Each AdamW step moves a value by about the learning rate at most; half of all steps the same way is more than any
     # honest round we have measured, so the clip leaves those alone.
     updates = size.epochs * size.local_steps
     clip_l2 = _two_digits(0.5 * size.learning_rate * updates * math.sqrt(schema.elements))
     max_l2 = _two_digits(clip_l2 * CLIP_MARGIN * 1.005)
-    largest = max(math.prod(shape) for _, shape in schema.tensors)
+    largest = max(math.prod(shape) for _, shape in schema.trained)
     max_tensor_l2 = min(max_l2, _two_digits(2 * size.learning_rate * updates * math.sqrt(largest)))
     # A starts uniform with variance 1/(3 in), so its norm is sqrt(rank/3) for each adapted matrix; B starts at 0.
     start_l2 = math.sqrt(len(schema.tensors) / 2 * schema.rank / 3)
@@ -177,10 +204,11 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "held_out": held_out,
         "topics": list(site.topics),
         "first_rounds": site.first_rounds,
-        "message_bytes": max(schema.payload_bytes, step_bytes, 65536),
+        "strict_first_rounds": max(_STRICT_FIRST_ROUNDS, site.first_rounds),
+        "message_bytes": max(schema.payload_bytes, step_bytes, 65536),  # the adapter comes in whole
         "control_message_bytes": _CONTROL_MESSAGE_BYTES,
         "round_bytes": round_bytes,
-        "day_bytes": round_bytes * min(_ROUNDS_PER_DAY_MAX, _RUNS_PER_DAY * size.rounds),
+        "day_bytes": round_bytes * rounds_per_day,
         "clip_l2": clip_l2,
         "max_l2": max_l2,
         "max_tensor_l2": max_tensor_l2,
@@ -189,6 +217,8 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "max_total_l2": _two_digits(2 * start_l2 + size.rounds * max_l2),
         "rounds": size.rounds,
         "local_steps": size.local_steps,
+        # A site with fewer records than a batch uses each in every step; a pass may end inside the round.
+        "local_epochs": size.local_steps + 1,
         "prompts_per_step": size.prompts_per_step,
         "samples_per_prompt": size.samples_per_prompt,
         "max_new_tokens": size.max_new_tokens,
@@ -201,6 +231,21 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "bytes_per_response": response_bytes,
         "bytes_per_step": max(step_bytes, response_bytes),
         "bytes_per_round": max(round_of_responses, response_bytes),
+        **kind_values(
+            prompts_per_step=size.prompts_per_step,
+            samples_per_prompt=size.samples_per_prompt,
+            local_steps=size.local_steps,
+            rounds=size.rounds,
+            rounds_per_day=rounds_per_day,
+            movement=0.5 * size.learning_rate * updates,
+            step_bytes=step_bytes,
+            answer_bytes=size.max_new_tokens * _TOKEN_BYTES_OF_STEP + _HEADER_BYTES_OF_RESPONSE,
+            public_rows=site.public_rows,
+            adapter_bytes=schema.payload_bytes * (4 // DTYPE_ITEM_BYTES[schema.dtype]),
+            update_bytes=schema.update_bytes,
+            hidden_shape=site.hidden_shape,
+            dtype=schema.dtype,
+        ),
     }
 
 
@@ -233,9 +278,9 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
     """
     egress, budgets = policy.file.egress, policy.file.budgets
     rows: list[tuple[str, int, int]] = []
-    if egress.lora_factors:
-        size = schema.payload_bytes if schema else budgets.message_bytes
-        rows.append(("lora.factors", egress.lora_factors.per_round, egress.lora_factors.per_round * size))
+    for kind, block in egress.updates.items():
+        size = schema.bytes_of(kind) if schema else budgets.message_bytes
+        rows.append((kind, block.per_round, block.per_round * size))
     if egress.public_responses:
         responses = egress.public_responses
         steps = math.ceil(responses.max_responses_per_round / max(1, responses.max_responses_per_step))
@@ -244,6 +289,7 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
         metrics = egress.metrics_eval
         numbers = len(metrics.fields) * (len(metrics.topics) + 1)
         rows.append(("metrics.eval", metrics.per_round, metrics.per_round * (64 + 160 * numbers)))
+    rows += kind_bytes(egress)
     return [
         {"kind": kind, "messages": messages, "payload_bytes": min(size, budgets.round_bytes)}
         for kind, messages, size in rows
@@ -252,18 +298,28 @@ def worst_case(policy: Policy, schema: LoraSchema | None = None) -> list[dict[st
 
 def text_warnings(policy: Policy) -> list[str]:
     """What should make a reader stop: more text in a round, or in a day, than the stated thresholds."""
-    responses, budgets = policy.file.egress.public_responses, policy.file.budgets
-    if responses is None:
+    egress, budgets = policy.file.egress, policy.file.budgets
+    # (kind, the key that bounds its text, bytes in a round, bytes in one message)
+    texts: list[tuple[str, str, int, int]] = []
+    if responses := egress.public_responses:
+        size = responses.max_bytes_per_round
+        texts.append(("public.responses", "max_bytes_per_round", size, responses.max_bytes_per_step))
+    if answers := egress.competence_answers:
+        size = answers.max_bytes_per_step
+        texts.append(("competence.answers", "max_bytes_per_step", answers.per_round * size, size))
+    if package := egress.knowledge_package:
+        texts.append(("knowledge.package", "max_bytes", package.per_round * package.max_bytes, package.max_bytes))
+    if not texts:
         return []
-    path = ("egress", "public.responses", "max_bytes_per_round")
-    a_round = min(responses.max_bytes_per_round, budgets.round_bytes)
-    a_day = min(budgets.day_bytes, budgets.messages_per_minute * 60 * 24 * responses.max_bytes_per_step)
+    kind, key, _, _ = max(texts, key=lambda row: row[2])
+    a_round = min(sum(size for _, _, size, _ in texts), budgets.round_bytes)
+    a_day = min(budgets.day_bytes, budgets.messages_per_minute * 60 * 24 * max(size for *_, size in texts))
     advice = "if no run needs that, write the policy for a smaller plan (--max-new-tokens, --local-steps, --rounds ...)"
     return [
         f"{policy.source}:{policy.line_of(place)}: up to {size:,} bytes of text may leave in one {span}, more than "
         f"{threshold:,}; {advice}"
         for span, size, threshold, place in (
-            ("round", a_round, TEXT_ROUND_BYTES, path),
+            ("round", a_round, TEXT_ROUND_BYTES, ("egress", kind, key)),
             ("day", a_day, TEXT_DAY_BYTES, ("budgets", "day_bytes")),
         )
         if size > threshold

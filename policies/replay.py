@@ -2,17 +2,21 @@
 
 A decision record holds all that `measure` found and the counts it was judged by, so `decide` can be asked again.
 What this does not tell: what would have followed. A message is judged as it was sent (a smaller clip limit would have
-scaled the delta first), each for itself, and with the counts of its own time.
+scaled the delta first), each for itself, and with the counts of its own time. Screens replay from what they found then;
+where their settings are others, that takes the archived text (`rescreen`), and where it is gone, nobody knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from policies.engine import OFFERED, Decision, History, decide
 from policies.load import Policy
+from policies.message import Facts
+from policies.rules.base import block_of
+from policies.screening import Material, asked, screen, screen_facts, settings_of
 
 DECISIONS = ("egress.decision", "ingress.decision")
 # Verdicts that no rule gave, so that no rule can give them again.
@@ -75,14 +79,47 @@ def replayed(record: Mapping[str, Any], policy: Policy) -> Replayed:
     if any(rule["rule"] in _NOT_OF_RULES for rule in record.get("rules", ())):
         return Replayed(int(record["seq"]), record, None, "its values could not be made fit, which no rule judges")
     decision = decide(dict(facts["final"]), policy, History.from_json(dict(facts["history"])))
+    if screens := _screened_otherwise(facts["final"], policy):
+        return Replayed(int(record["seq"]), record, None, f"{' and '.join(screens)}: this takes the archived text")
     if decision.stage == OFFERED and decision.verdict != "deny":
         # What it would have become by clipping and rounding was never made, so nobody can say that it would have left.
         return Replayed(int(record["seq"]), record, None, "was refused before its values were made fit")
     return Replayed(int(record["seq"]), record, decision, clipped_first=_clips_first(record, decision, policy))
 
 
+def rescreen(policy: Policy, texts: Sequence[str], material: Material, *, kind: str = "public.responses") -> Facts:
+    """Facts of archived texts as this policy's screens find them; put over recorded facts they replay with `decide`.
+
+    What was withheld is in no archive: an archived message holds what was offered last, so a policy whose screens are
+    looser cannot bring it back.
+
+    Args:
+        policy: the one to ask.
+        texts: of the message, in its order.
+        material: what this party's screens need of its own files.
+        kind: of the message; public.donors is screened on the way in.
+    """
+    direction = "ingress" if kind == "public.donors" else "egress"
+    block = policy.file.ingress.public_donors if kind == "public.donors" else policy.file.egress.public_responses
+    return screen_facts(screen(policy.file, asked(block, kind, direction), texts, material), len(texts))
+
+
+def _screened_otherwise(facts: Mapping[str, Any], policy: Policy) -> list[str]:
+    """Why recorded facts do not tell what this policy's screens would have found; empty where they do."""
+    kind, direction = facts["kind"], facts["direction"]
+    if kind not in ("public.responses", "public.donors") or facts.get("stage") == OFFERED:
+        return []
+    block, _ = block_of(dict(facts), policy)
+    ran, failed = facts.get("screens", {}), facts.get("screens_failed", ())
+    return [
+        f"screen {name} {'had other settings' if name in ran else 'did not run then'}"
+        for name in asked(block, kind, direction)
+        if name not in failed and ran.get(name) != settings_of(policy.file, name)
+    ]
+
+
 def _clips_first(record: Mapping[str, Any], decision: Decision, policy: Policy) -> bool:
-    block = policy.file.egress.lora_factors
+    block = policy.file.egress.updates.get(str(record.get("kind")))
     return (
         record["event"] == "egress.decision"
         and block is not None

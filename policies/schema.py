@@ -14,10 +14,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.freezing import Freeze, freeze_named, is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
 
-_KEYS = frozenset({"base_model_sha256", "rank", "alpha", "dtype", "targets", "tensors"})
+_FACTORS_OF_KIND = {
+    "global.adapter": ("lora_A", "lora_B", "lora_R"),
+    "lora.factors": ("lora_A", "lora_B"),
+    "lora.factor_a": ("lora_A",),
+    "lora.factor_b": ("lora_B",),
+    "lora.core_r": ("lora_R",),
+}
+_KEYS = frozenset({"base_model_sha256", "rank", "alpha", "dtype", "targets", "freeze", "tensors"})
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,8 @@ class LoraSchema:
     """Attributes:
     dtype: of the values on the wire, float32 or bfloat16.
     targets: which matrices are adapted, as asked for ("all-linear").
-    tensors: (wire name, shape), sorted by name.
+    freeze: which factors are neither trained nor sent (fedsilo/treaty/freezing.py).
+    tensors: (wire name, shape) of the whole adapter, sorted by name.
     """
 
     base_model_sha256: str
@@ -34,28 +43,53 @@ class LoraSchema:
     dtype: str
     targets: str
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    freeze: Freeze = "none"
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    def shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
+        """What a message of a tensor kind holds, exactly; nothing for a kind that carries no factors."""
+        factors = _FACTORS_OF_KIND.get(kind, ())
+        return {name: shape for name, shape in self.tensors if name.rpartition(".")[2] in factors}
+
     @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(self.tensors)
+    def trained(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """(wire name, shape) of what a round's update holds: the tensors that are not frozen."""
+        return tuple((name, shape) for name, shape in self.tensors if not is_frozen(name, self.freeze))
 
     @cached_property
     def elements(self) -> int:
-        return sum(math.prod(shape) for _, shape in self.tensors)
+        """Values of a round's update."""
+        return sum(math.prod(shape) for _, shape in self.trained)
+
+    def elements_of(self, kind: str) -> int:
+        """Values of a message of a tensor kind."""
+        return sum(math.prod(shape) for shape in self.shapes_of(kind).values())
+
+    def bytes_of(self, kind: str) -> int:
+        """Bytes of one update of this kind, as `update_bytes`."""
+        return self._payload_bytes(tuple(self.shapes_of(kind).items()), self.dtype)
+
+    @cached_property
+    def update_bytes(self) -> int:
+        """Bytes of one update as it leaves: length prefix, header with a base digest, trained tensors."""
+        return self._payload_bytes(self.trained, self.dtype)
 
     @cached_property
     def payload_bytes(self) -> int:
-        """Bytes of one whole factor payload: length prefix, header with a base digest, tensors."""
+        """The same of a whole adapter, which travels as float32 whatever its updates do."""
+        return self._payload_bytes(self.tensors, "float32")
+
+    def _payload_bytes(self, tensors: tuple[tuple[str, tuple[int, ...]], ...], dtype: str) -> int:
         header = pb.Factors(
-            base_digest="0" * 64, schema_sha256="0" * 64, rank=self.rank, scale=self.scale, dtype=self.dtype
+            base_digest="0" * 64, schema_sha256="0" * 64, rank=self.rank, scale=self.scale, dtype=dtype
         )
-        for name, shape in self.tensors:
+        for name, shape in tensors:
             header.tensors.append(pb.TensorEntry(name=name, shape=shape))
-        return 8 + len(encode(header)) + self.elements * DTYPE_ITEM_BYTES[self.dtype]
+        elements = sum(math.prod(shape) for _, shape in tensors)
+        return 8 + len(encode(header)) + elements * DTYPE_ITEM_BYTES[dtype]
 
     def canonical(self) -> bytes:
         """RFC 8785 bytes: what the digest covers, and what stands in the schema file."""
@@ -66,6 +100,7 @@ class LoraSchema:
                 "alpha": self.alpha,
                 "dtype": self.dtype,
                 "targets": self.targets,
+                "freeze": self.freeze,
                 "tensors": [{"name": name, "shape": list(shape)} for name, shape in self.tensors],
             }
         )
@@ -93,6 +128,7 @@ def schema_from_json(text: bytes | str, source: str) -> LoraSchema:
             dtype=str(raw["dtype"]),
             targets=str(raw["targets"]),
             tensors=tensors,
+            freeze=freeze_named(raw["freeze"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(

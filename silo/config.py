@@ -66,6 +66,7 @@ class Data(_Closed):
     holdout_share: float = Field(0.0, ge=0, le=0.5)  # of the private rows, by group: never trained on
     public: PublicFile
     held_out: HeldOutFile
+    canaries: Path | None = None  # texts that must never leave, one a line; mode 0600, the guard alone reads it
 
     @field_validator("private", mode="before")
     @classmethod
@@ -94,6 +95,7 @@ class Trainer(_Closed):
     threads: int | Literal["auto"] = "auto"
     microbatch_tokens: int = Field(16384, ge=64)
     isolation: Literal["auto", "namespaces", "user", "container", "waived"] = "auto"
+    scratch: Path | None = None  # external: its --scratch folder, where the guard sees it; for the overlap screen
     must_not_reach: tuple[str, ...] = ()  # external: what answers the guard and must stay silent towards the trainer
     start_timeout_seconds: float = Field(180.0, gt=0)
     python: Path | None = None  # another interpreter that has the training libraries; None: the guard's own
@@ -138,6 +140,8 @@ class SiloConfig(_Closed):
     state_dir: Path
     identity: IdentityFiles
     policy: Path
+    charter: Path | None = None  # the federation's own policy; what it does not allow is not allowed here either
+    charter_sha256: Sha256 | None = None  # its digest as agreed (`fedsilo policy hash`); None: not compared
     data: Data
     model: Model
     rollout: Rollout = Rollout()
@@ -183,6 +187,11 @@ def load_config(path: Path) -> SiloConfig:
     config = strict_yaml.validate(SiloConfig, document)
     config = _resolved(config, path.absolute())
     _check_trainer_keys(config, document)
+    if config.charter_sha256 is not None and config.charter is None:
+        raise UsageError(
+            f"{path}:{document.line_of(('charter_sha256',))}: charter_sha256: without effect, there is no charter",
+            hint="charter: charter.yaml, or remove it",
+        )
     for name, socket_path in (
         ("trainer.address", _unix_path(config.trainer)),
         ("control.socket", config.control.socket),
@@ -211,6 +220,8 @@ def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> N
          "user is for launch: external with a unix: address", "remove it"),
         (bool(trainer.must_not_reach) and not external, ("trainer", "must_not_reach"),
          "must_not_reach is for launch: external", "remove it"),
+        (trainer.scratch is not None and not external, ("trainer", "scratch"), "scratch is for launch: external",
+         "remove it: a child of the guard has its scratch folder in state_dir"),
         (trainer.name is not None and not tls, ("trainer", "name"), "name is for a tls: address", "remove it"),
         (tls and len(link_files) < 2, ("trainer", "address"),
          "a tls: address needs identity.link_certificate and identity.link_key",
@@ -247,6 +258,7 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
             "private": tuple(absolute(path) for path in config.data.private),
             "public": config.data.public.model_copy(update={"path": absolute(config.data.public.path)}),
             "held_out": config.data.held_out.model_copy(update={"path": absolute(config.data.held_out.path)}),
+            "canaries": None if config.data.canaries is None else absolute(config.data.canaries),
         }
     )
     unix_path = _unix_path(config.trainer)
@@ -254,6 +266,7 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
         update={
             "address": config.trainer.address if unix_path is None else f"unix:{absolute(unix_path, state_dir)}",
             "python": None if config.trainer.python is None else absolute(config.trainer.python),
+            "scratch": None if config.trainer.scratch is None else absolute(config.trainer.scratch),
         }
     )
     return config.model_copy(
@@ -261,6 +274,7 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
             "state_dir": state_dir,
             "identity": identity,
             "policy": absolute(config.policy),
+            "charter": None if config.charter is None else absolute(config.charter),
             "data": data,
             "model": config.model.model_copy(update={"path": absolute(config.model.path)}),
             "trainer": trainer,

@@ -43,6 +43,7 @@ def pages() -> dict[str, str]:
         "cli.md": commands_page,
         "configuration.md": configuration_page,
         "policy.md": policy_page,
+        "rulesets.md": rulesets_page,
         "messages.md": messages_page,
         "audit-record.md": audit_page,
         "exit-codes.md": exit_codes_page,
@@ -267,6 +268,39 @@ def policy_page() -> str:
     )
 
 
+# ---- rulesets ------------------------------------------------------------------------------------------
+
+
+def rulesets_page() -> str:
+    from fedsilo.treaty.strict_yaml import load
+    from policies.render import RULESETS
+    from policies.ruleset_methods import METHOD_RULESETS
+
+    folder = ROOT / "policies" / "rulesets"
+    methods = {name: ", ".join(each) for each, name, _ in METHOD_RULESETS}
+    rows = []
+    for name in RULESETS:
+        value = load((folder / f"{name}.yaml").read_bytes(), name).value
+        kinds = [", ".join(f"`{kind}`" for kind in value[side]) or "nothing" for side in ("egress", "ingress")]
+        rows.append((f"`{name}`", methods.get(name, "none"), *kinds))
+    without = ((", ".join(each), why) for each, name, why in METHOD_RULESETS if not name)
+    return "\n\n".join(
+        [
+            "# Rulesets",
+            "`fedsilo policy init --ruleset NAME` and `silo init` write a site's policy from one of these, with limits "
+            "that follow from the size of plan it is ready for. There is one for each set of message kinds that a "
+            "method sends (`methods.md` 7.2); `control` stands for the `control.*` kinds that the file lists.",
+            markdown_table(("ruleset", "for", "a site sends", "a site takes in"), rows),
+            "A policy names kinds, a run names a method: a message leaves only if the policy names its kind **and** "
+            "the running method sends that kind (rules `kind` and `kind of the method`).",
+            "These kinds stand in no ruleset. A person adds the block where a method's option asks for it: "
+            "`public.rewards`, `competence.answers`, `diag.drift`, `count.examples`. The keys: [policy](policy.md).",
+            "## Methods without a ruleset",
+            markdown_table(("method", "why"), without),
+        ]
+    )
+
+
 # ---- messages ------------------------------------------------------------------------------------------
 
 
@@ -289,7 +323,7 @@ def messages_page() -> str:
             _kinds_table(OUTBOUND_KINDS),
             "## A silo takes in",
             _kinds_table(INBOUND_KINDS),
-            "`lora.factors` and `global.adapter` are followed by the tensors' bytes, in the order of their names. "
+            "`lora.*`, `reft.*` and `global.adapter` are followed by the tensors' bytes, in the order of their names. "
             "The protobuf: [`federation.proto`](../../fedsilo/treaty/wire/federation.proto).",
         ]
     )

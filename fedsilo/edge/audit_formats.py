@@ -73,6 +73,9 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "tail.repaired": Meaning("torn end of the audit log repaired", 3),
     "segment.close": Meaning("audit log segment closed"),
     "clock.jump": Meaning("clock went backward", 3),
+    "payload.read": Meaning("archived payload read by a person", 2),
+    "retention.payloads": Meaning("archived payloads deleted"),
+    "retention.records": Meaning("old records reduced to leaf hashes"),
 }
 _REFUSED_SEVERITY = {"deny": 4, "hold": 2}
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.audit_segments import segments
+from fedsilo.edge.audit_segments import reduced_segments, segments
 from fedsilo.treaty.audit.checkpoint import VerifierKey, open_checkpoint
-from fedsilo.treaty.audit.merkle import MerkleTree, leaf_hash
+from fedsilo.treaty.audit.merkle import HASH_BYTES, MerkleTree, leaf_hash
 from fedsilo.treaty.audit.record import NO_PREVIOUS, link_of, parse_record
 from fedsilo.treaty.errors import VerificationError
 
@@ -52,6 +52,8 @@ def load(directory: Path, key: VerifierKey) -> LoadedLog:
         VerificationError: a record is damaged or missing, or the log is not what its newest checkpoint says.
     """
     state = LoadedLog()
+    for first, path in reduced_segments(directory):
+        _take_hashes(state, first, path)
     files = segments(directory)
     for position, (first, path) in enumerate(files):
         if first != state.tree.size:
@@ -82,6 +84,15 @@ def read_note(path: Path) -> str:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise VerificationError(f"{path} is damaged") from error
+
+
+def _take_hashes(state: LoadedLog, first: int, path: Path) -> None:
+    packed = path.read_bytes()
+    if first != state.tree.size or not packed or len(packed) % HASH_BYTES:
+        raise VerificationError(f"{path} is damaged, or does not follow record {state.tree.size}")
+    for start in range(0, len(packed), HASH_BYTES):
+        state.tree.append(packed[start : start + HASH_BYTES])
+    state.previous = packed[-HASH_BYTES:].hex()
 
 
 def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:

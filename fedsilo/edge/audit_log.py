@@ -5,8 +5,7 @@ number of threads. Opening reads the whole log once: it cuts off and quarantines
 is shorter than, or different from, its own newest checkpoint, and records `egress.indeterminate` for every allowed
 message whose outcome was never recorded.
 
-Exchange of checkpoints, the same on both sides, one message each way: `offer(peer)` is sent, `take(offer, peer)` is
-called on what arrives. Taking the peer's cosignature of our note fails if our log has lost records since.
+What other parties countersign, and what this one countersigns, is in `audit_witness`.
 
 Does not stop: somebody with this log's key who rewrites records younger than the last countersigned checkpoint.
 """
@@ -15,43 +14,31 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.edge.audit_loading import TornTail, load, read_note
+from fedsilo.edge.audit_loading import TornTail, load
 from fedsilo.edge.audit_segments import (
-    FULL,
     RESERVE_BYTES,
     DiskFullError,
     SegmentWriter,
-    file_stem,
     read_records,
+    read_records_of,
     segments,
 )
-from fedsilo.edge.files import FileLock, lock_exclusively, make_private_directory, write_durably
-from fedsilo.treaty.audit.checkpoint import (
-    Checkpoint,
-    cosign,
-    cosigned_at,
-    cosigner_key,
-    log_key,
-    merge_signatures,
-    only_signed_by,
-    open_checkpoint,
-    parse_checkpoint,
-    parse_note,
-    sign_checkpoint,
-)
+from fedsilo.edge.audit_segments import LogFullError as LogFullError
+from fedsilo.edge.audit_witness import Witnessed, store_note
+from fedsilo.edge.files import FileLock, lock_exclusively, make_private_directory, remove_durably, write_durably
+from fedsilo.treaty.audit.checkpoint import Checkpoint, cosigner_key, log_key, sign_checkpoint
 from fedsilo.treaty.audit.merkle import leaf_hash
 from fedsilo.treaty.audit.record import SALT_BYTES, link_of, record_line
-from fedsilo.treaty.audit.witness import Offer, TreeHead, judge
-from fedsilo.treaty.errors import ConflictError, OperationError, VerificationError
+from fedsilo.treaty.errors import ConflictError, OperationError
 
 SEGMENT_BYTES_MAX = 64 << 20
 CHECKPOINT_RECORDS = 100
@@ -60,23 +47,7 @@ _CHECKPOINTED_EVENTS = frozenset({"start", "stop", "halt"})
 _ROUTING = ("run", "round", "step", "attempt", "kind", "sequence", "peer", "direction", "payload")
 
 
-class LogFullError(OperationError):
-    """Nothing can be recorded, so nothing may be sent, until space returns."""
-
-    default_code = "LOG_FULL"
-
-
-def _store(path: Path, data: bytes) -> None:
-    """Write a note durably. Raises LogFullError where only space is lacking, else OperationError."""
-    try:
-        write_durably(path, data)
-    except OperationError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
-            raise LogFullError(f"no space to store a checkpoint: {error.message}") from error
-        raise
-
-
-class AuditLog:
+class AuditLog(Witnessed):
     """See the module. Close it (or use `with`); after kill -9 simply open it again."""
 
     def __init__(
@@ -112,6 +83,7 @@ class AuditLog:
             VerificationError: records were changed, or are missing against the log's own checkpoints.
             LogFullError: not even the reserve fits.
         """
+        super().__init__()
         self.directory = directory
         self.origin = origin
         self._actor = actor
@@ -120,12 +92,9 @@ class AuditLog:
         self._clock, self._monotonic, self._randomness = clock, monotonic, randomness
         self._segment_bytes_max, self._checkpoint_records = segment_bytes_max, checkpoint_records
         self._boot = _boot_id()
-        self._mutex = threading.RLock()
         self._last_t = self._latest_t = 0
         self._previous, self._note, self._note_size = "", "", -1
         self._full = self._segment_closed = False
-        self._peers: dict[str, Ed25519PublicKey] = {}
-        self._cosigned_sizes: dict[str, int] = {}
         for name in ("", "checkpoints", "witnessed", "keys", "quarantine"):
             make_private_directory(directory / name if name else directory)
         self._lock: FileLock = lock_exclusively(directory / "lock")
@@ -214,9 +183,39 @@ class AuditLog:
         with self._mutex:
             if self._note_size != self.size:
                 note = sign_checkpoint(Checkpoint(self.origin, self.size, self._tree.root()), self._key)
-                _store(self._note_path(self.size), note.encode())
+                store_note(self._note_path(self.size), note.encode())
                 self._note, self._note_size = note, self.size
             return self._note
+
+    def remove_old(self, before_t: int) -> int:
+        """Reduce whole segments, oldest first, whose records are all older, to their leaf hashes (retention).
+
+        Proofs about them and `audit verify` still hold; what they said is gone. That, and how far, is recorded first.
+
+        Args:
+            before_t: UTC milliseconds.
+
+        Returns:
+            how many records in all have leaf hashes only; 0 where nothing was removed.
+
+        Raises:
+            LogFullError, OperationError: not recorded, or not removed; it may be called again.
+        """
+        with self._mutex:
+            old: list[tuple[int, int, Path]] = []
+            for (first, path), (following, _) in itertools.pairwise(segments(self.directory)):
+                if max(record["t"] for record in read_records_of(path)) >= before_t:
+                    break
+                old.append((first, following, path))
+            if not old:
+                return 0
+            self.append("retention.records", detail={"size": old[-1][1], "segments": len(old)})
+            self.checkpoint()  # from here on a signed root stands for what is removed
+            for first, following, path in old:
+                leaves = b"".join(self._tree.leaf(index) for index in range(first, following))
+                write_durably(path.with_suffix(".leaves"), leaves, mode=0o640)
+                remove_durably(path)
+            return old[-1][1]
 
     def close(self) -> None:
         """Checkpoint what is not covered yet and give up the lock."""
@@ -278,144 +277,11 @@ class AuditLog:
             raise LogFullError(f"still no space to record {event}: {error.message}", hint=error.hint) from error
         self._full = False
 
-    # ---- countersigning ----------------------------------------------------------------------------------
-
-    def trust_peer(self, origin: str, public_key: Ed25519PublicKey) -> None:
-        """Use this key (from the peer's certificate) for the peer's notes and cosignatures, and keep it for auditors.
-
-        Raises:
-            ConflictError: the peer claims this log's own name.
-        """
-        if origin == self.origin:
-            raise ConflictError(f"a peer cannot have the name of this log, {origin}")
-        keys = (log_key(origin, public_key), cosigner_key(origin, public_key))
-        path = self.directory / "keys" / f"{file_stem(origin)}-{keys[0].key_id.hex()}.vkey"
-        with self._mutex:
-            if self._peers.get(origin) != public_key:
-                if not path.exists():
-                    write_durably(path, "".join(f"{key.text}\n" for key in keys).encode())
-                self._peers[origin] = public_key
-                self._cosigned_sizes.pop(origin, None)
-
-    def offer(self, peer: str, previous_size: int | None = None) -> Offer:
-        """Our newest checkpoint, the proof from the one `peer` countersigned last, and its own with our cosignature.
-
-        Args:
-            peer: origin of the receiver's log.
-            previous_size: where the proof starts, if the peer said so; by default what its cosignatures show.
-
-        Raises:
-            VerificationError: the peer was never introduced (`trust_peer`).
-            OperationError: the checkpoint cannot be stored.
-        """
-        with self._mutex:
-            note = self.checkpoint()
-            previous = self._cosigned_size(peer) if previous_size is None else min(previous_size, self.size)
-            witnessed = self._witnessed_path(peer)
-            cosigned = read_note(witnessed) if witnessed.exists() else ""
-            own = only_signed_by(note, [self._log_key])  # who else countersigned is not the peer's business
-            return Offer(own, previous, tuple(self._tree.consistency(previous, self.size)), cosigned)
-
-    def take(self, offer: Offer, peer: str) -> Checkpoint | None:
-        """Take in what `peer` sent: its cosignature of our log, then its checkpoint, which we countersign, durably.
-
-        Returns the checkpoint now countersigned, or None where the peer had not yet seen our last cosignature: our
-        next offer carries it and the peer's next proof will start there.
-
-        Raises:
-            VerificationError: the peer was never introduced (`trust_peer`); its log dropped or changed records; or
-                its cosignature shows that *our* log did.
-        """
-        with self._mutex:
-            if offer.cosigned_note:
-                self.add_cosignature(offer.cosigned_note)
-            public_key = self._peer_key(peer)
-            previous = self._remembered(peer)
-            seen = open_checkpoint(offer.note, log_key(peer, public_key))
-            remembered_size = previous.size if previous else 0
-            if offer.previous_size > remembered_size:
-                raise VerificationError(
-                    f"{peer} proves from size {offer.previous_size}; here size {remembered_size} is remembered",
-                    hint="the witnessed folder of this site was lost or restored from a backup",
-                )
-            if offer.previous_size < remembered_size < seen.size:
-                return None
-            proof = () if seen.size == remembered_size else offer.consistency
-            checkpoint = judge(previous, offer.note, proof, origin=peer, public_key=public_key)
-            signed = only_signed_by(offer.note, [log_key(peer, public_key)])
-            cosigned = cosign(signed, self.origin, self._key, self._now() // 1000)
-            _store(self._witnessed_path(peer), cosigned.encode())
-            return checkpoint
-
-    def add_cosignature(self, note: str) -> None:
-        """Store a peer's cosignature of one of our checkpoints.
-
-        Raises:
-            VerificationError: not our checkpoint, not cosigned by an introduced peer, or signed by us for a history
-                that this log does not have (it was restored from a backup, or records were dropped).
-        """
-        with self._mutex:
-            checkpoint = open_checkpoint(note, self._log_key)
-            if checkpoint.size > self.size or self._tree.root(checkpoint.size) != checkpoint.root:
-                raise VerificationError(
-                    f"{self.origin} has {self.size} records; a note signed with its key says {checkpoint.size} with "
-                    f"root {checkpoint.root.hex()[:16]}, which this log does not have",
-                    hint="this log lost records (restored backup?); keep the note and compare with the witness",
-                )
-            peers = {name: cosigner_key(name, key) for name, key in self._peers.items()}
-            signers = [name for name, key in peers.items() if cosigned_at(note, key) is not None]
-            if not signers:
-                raise VerificationError("the note carries no cosignature of a known peer")
-            known = only_signed_by(note, [self._log_key, *peers.values()])
-            path = self._note_path(checkpoint.size)
-            stored = read_note(path) if path.exists() else known
-            merged = merge_signatures(stored, known)
-            if merged != stored or not path.exists():
-                _store(path, merged.encode())
-            if checkpoint.size == self._note_size:
-                self._note = merged
-            for name in signers:
-                self._cosigned_sizes[name] = max(self._cosigned_sizes.get(name, 0), checkpoint.size)
-
-    def _peer_key(self, peer: str) -> Ed25519PublicKey:
-        if peer not in self._peers:
-            raise VerificationError(f"{peer} was not introduced to the log: its certificate has not been seen")
-        return self._peers[peer]
-
-    def _remembered(self, peer: str) -> TreeHead | None:
-        path = self._witnessed_path(peer)
-        if not path.exists():
-            return None
-        text = read_note(path)
-        if cosigned_at(text, self._cosigner_key) is None:
-            raise VerificationError(f"{path} does not carry this party's cosignature")
-        checkpoint = parse_checkpoint(parse_note(text).text)
-        return TreeHead(checkpoint.size, checkpoint.root)
-
-    def _cosigned_size(self, peer: str) -> int:
-        """The largest size at which `peer` countersigned, found once by reading the notes newest first."""
-        if peer not in self._cosigned_sizes:
-            key = cosigner_key(peer, self._peer_key(peer))
-            self._cosigned_sizes[peer] = next(
-                (
-                    int(path.stem)
-                    for path in sorted((self.directory / "checkpoints").glob("*.note"), reverse=True)
-                    if cosigned_at(read_note(path), key) is not None
-                ),
-                0,
-            )
-        return self._cosigned_sizes[peer]
-
-    def _note_path(self, size: int) -> Path:
-        return self.directory / "checkpoints" / f"{size:012d}.note"
-
-    def _witnessed_path(self, peer: str) -> Path:
-        return self.directory / "witnessed" / f"{file_stem(peer)}.note"
-
     # ---- opening -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         self._claim_key()
+        self._load_pinned()
         for leftover in self.directory.glob("*/.*.tmp"):  # of a write that a kill interrupted
             leftover.unlink()
         loaded = load(self.directory, self._log_key)

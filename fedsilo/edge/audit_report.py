@@ -7,6 +7,8 @@ What this cannot show: that a record told the truth, and what was hidden in valu
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -88,7 +90,7 @@ def audit_report(
         "complete": not unreadable,
         "unreadable": unreadable,
         **found,
-        "policies": _policies(tally.policies, given),
+        "policies": _policies(tally.policies, given, folders or {}, schema),
         "policies_not_loaded": sorted(given.keys() - {item["effective"] for item in tally.policies}),
         "capacity": _capacity(tally.policies, given, folders or {}, schema),
         "verification": verification,
@@ -96,7 +98,15 @@ def audit_report(
             "cosigned_by": verification[0]["cosigned"],
             "not_signed_yet": verification[0]["unsigned"],
             "countersigned_for_others": _witnessed(logs[0]),
+            # so many parties vouch for so many of the first records
+            "vouched": [
+                [count, size]
+                for count, size in enumerate(sorted(verification[0]["cosigned"].values(), reverse=True), start=1)
+            ],
+            "demanded": _demanded(tally.policies, given),
+            "two_histories": sorted(path.name for path in (logs[0] / "evidence").glob("*.note")),
         },
+        "retention": {"leaf_hashes_only": verification[0]["hashes_only"], **tally.retention},
         "dp": DP,
         "residuals": RESIDUALS,
     }
@@ -123,6 +133,7 @@ class Tally:
         self.actors: dict[str, list[int]] = {}
         self.peers: Counter[str] = Counter()
         self.programs: dict[tuple[str, str], int] = {}
+        self.retention: dict[str, Any] = {"payloads_deleted": 0, "bytes_deleted": 0, "reads": [], "reads_total": 0}
         self.first_t = self.last_t = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -147,6 +158,11 @@ class Tally:
             self.outcomes[record.get("kind", ""), event] += 1
         elif event.startswith("approval."):
             self._approval(record)
+        elif event == "payload.read":
+            self._read(record)
+        elif event == "retention.payloads":
+            self.retention["payloads_deleted"] += record["detail"]["payloads"]
+            self.retention["bytes_deleted"] += record["detail"]["bytes"]
         if event in ("policy.load", "start"):
             self._policy(record)
         if event in _INCIDENTS:
@@ -165,6 +181,21 @@ class Tally:
                 place[0], place[2] = place[0] + 1, record["seq"]
         if self.policies and self.policies[-1]["effective"] == record.get("policy", {}).get("effective"):
             self.policies[-1]["decisions"] += 1
+
+    def _read(self, record: Mapping[str, Any]) -> None:
+        self.retention["reads_total"] += 1
+        if len(self.retention["reads"]) < INCIDENTS_MAX:
+            detail = record.get("detail", {})
+            self.retention["reads"].append(
+                {
+                    "seq": record["seq"],
+                    "t": record["t"],
+                    "person": detail.get("person", ""),
+                    "certificate": detail.get("certificate", ""),
+                    "kind": record.get("kind", ""),
+                    "decision": record.get("link", {}).get("decision", 0),
+                }
+            )
 
     def _policy(self, record: Mapping[str, Any]) -> None:
         detail, policy = record.get("detail", {}), record.get("policy", {})
@@ -285,11 +316,40 @@ def _short(record: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"reasons": list(record.get("reasons", ())), "detail": dict(record.get("detail", {}))}
 
 
-def _policies(loaded: Iterable[Mapping[str, Any]], given: Mapping[str, Policy]) -> list[dict[str, Any]]:
+def inventory_csv(report: Mapping[str, Any]) -> str:
+    """What left and what came, a line for each kind, for a spreadsheet. Its cells are names and numbers only."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(("direction", "kind", "messages", "bytes", *_VERDICTS, "acked", "indeterminate"))
+    for row in report["left"]:
+        verdicts = (row["decisions"][verdict] for verdict in _VERDICTS)
+        writer.writerow(
+            ("egress", row["kind"], row["messages"], row["bytes"], *verdicts, row["acked"], row["indeterminate"])
+        )
+    for row in report["arrived"]:
+        writer.writerow(("ingress", row["kind"], "", "", *(row["decisions"][verdict] for verdict in _VERDICTS), "", ""))
+    return lines.getvalue()
+
+
+def _demanded(loaded: Sequence[Mapping[str, Any]], given: Mapping[str, Policy]) -> dict[str, Any] | None:
+    """What the policy in force says of witnesses; None where its file was not given."""
+    policy = given.get(loaded[-1]["effective"]) if loaded else None
+    if policy is None:
+        return None
+    return {"witnesses": list(policy.file.audit.witnesses), "min_witnesses": policy.file.audit.min_witnesses}
+
+
+def _policies(
+    loaded: Iterable[Mapping[str, Any]],
+    given: Mapping[str, Policy],
+    folders: Mapping[str, Path],
+    schema: LoraSchema | None,
+) -> list[dict[str, Any]]:
     """Each version as it was loaded, with what it changed against the one before where both files are given."""
     rows: list[dict[str, Any]] = []
     for version in loaded:
         row = {**version, "given": version["effective"] in given, "changes": None}
+        row["bits_a_round"] = _capacity([version], given, folders, schema).get("bits")
         before = given.get(rows[-1]["effective"]) if rows else None
         after = given.get(version["effective"])
         if before is not None and after is not None:
@@ -315,9 +375,9 @@ def _capacity(
     if policy is None:
         return {"computed": False, "why": "the file of the policy in force was not given", "rows": []}
     note = "tensors counted by the given schema"
-    if schema is None and policy.file.egress.lora_factors is not None:
+    if schema is None and policy.file.egress.updates:
         try:
-            schema = read_pinned_schema(policy, folders.get(digest, Path()))
+            schema = read_pinned_schema(policy.own, folders.get(digest, Path()))
             note = "tensors counted by the schema that the policy pins"
         except UsageError:
             note = "tensors counted by the largest message that the policy allows: its schema file was not found"

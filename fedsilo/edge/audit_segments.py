@@ -4,6 +4,7 @@ A segment is named by the number of its first record: `000000000000.jsonl`. A li
 write and one fdatasync. Reading needs no lock: it sees complete lines only.
 
     LOG/000000000000.jsonl ...   the records
+    LOG/000000000000.leaves      in place of a segment that retention removed: its leaf hashes, 32 bytes each
     LOG/checkpoints/SIZE.note    this log's signed checkpoints, with the cosignatures they earned
     LOG/witnessed/NAME.note      the newest checkpoint of each other party that this party countersigned
     LOG/keys/*.vkey              public keys: log.vkey is this log's own
@@ -23,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.files import fsync_directory, write_all
+from fedsilo.treaty.audit.merkle import HASH_BYTES, leaf_hash
 from fedsilo.treaty.audit.record import parse_record
 from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationError
 
 RESERVE_BYTES = 16 << 20
 _SEGMENT_NAME = re.compile(r"(\d{12})\.jsonl")
+_LEAVES_NAME = re.compile(r"(\d{12})\.leaves")
 # EFBIG: a file-size limit of the process; for the log it is the same as a full disk
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -38,6 +41,12 @@ class DiskFullError(OperationError):
     default_code = "DISK_FULL"
 
 
+class LogFullError(OperationError):
+    """Nothing can be recorded, so nothing may be sent, until space returns."""
+
+    default_code = "LOG_FULL"
+
+
 def segments(directory: Path) -> list[tuple[int, Path]]:
     """(number of the first record, path) of every segment, in order. Raises NotFoundError: no such log."""
     if not directory.is_dir():
@@ -46,8 +55,23 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
+def reduced_segments(directory: Path) -> list[tuple[int, Path]]:
+    """(number of the first record, path) of every segment of which the leaf hashes are left, in order."""
+    found = ((_LEAVES_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted((int(match[1]), path) for match, path in found if match and not path.with_suffix(".jsonl").exists())
+
+
+def leaf_hashes(directory: Path) -> Iterator[bytes]:
+    """The leaf hash of every record, also of those that retention removed. Raises as `read_lines`."""
+    for _, path in reduced_segments(directory):
+        packed = path.read_bytes()
+        yield from (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
+    for _, line in read_lines(directory):
+        yield leaf_hash(line)
+
+
 def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(number, line without newline) of every complete line from record `start` on.
+    """(number, line without newline) of every complete line from record `start` on that retention did not remove.
 
     Raises:
         NotFoundError: no such log.
@@ -78,6 +102,13 @@ def read_records(directory: Path, start: int = 0) -> Iterator[dict[str, Any]]:
         except VerificationError as error:
             raise VerificationError(f"{directory}: record {number}: {error.message}") from error
         yield record
+
+
+def read_records_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Parsed records of one segment. Raises VerificationError."""
+    with path.open("rb") as stream:
+        for line in stream:
+            yield parse_record(line.rstrip(b"\n"))
 
 
 def file_stem(origin: str) -> str:

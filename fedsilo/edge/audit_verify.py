@@ -1,17 +1,17 @@
-"""Verify FedSilo audit logs, offline and alone: `python audit_verify.py LOG...`
+"""Verify FedSilo audit logs, offline and alone: `python audit_verify.py [--min-witnesses N] LOG...`
 
 This one file needs Python and the `cryptography` package, nothing else of FedSilo: read it, copy it to a machine of
 your own, and give it the log folders of all sides you have, for they vouch for each other.
-
 Each log alone: records number on without a gap and each names the hash of the one before; every signed checkpoint
 carries the log's signature and the RFC 6962 root of exactly the records in front of you; every cosignature verifies.
-All given logs together: each log holds, in `witnessed/`, the newest checkpoint of every other party that it has
-countersigned; that checkpoint must fit the other party's records. So a changed byte, a dropped end, a changed order
-and a log rebuilt under another key show, the last two even if the checkpoints were rebuilt as well, as long as one
-other party's folder is honest. Two copies of one log are compared as well.
-
-Not covered: records after the newest checkpoint (counted as `unsigned`) and lies told when a record was written.
-Compare the `key` printed for each log with the one its owner published. Exit status 0, or 7 if anything is wrong.
+Of records that retention removed the leaf hashes are left (SIZE.leaves): all but their content is still checked.
+All given logs together: each holds, in `witnessed/`, the newest checkpoint of every other party that it countersigned,
+which must fit that party's records. So a changed byte, a dropped end, a changed order and a log rebuilt under another
+key show, even if the checkpoints were rebuilt too, as long as one other party is honest. Copies of a log are compared.
+Whoever countersigned a checkpoint is a witness of all records up to it: --min-witnesses demands so many for all but the
+last 24 hours. Not covered: records after the newest checkpoint (`unsigned`), lies told when a record was written, and
+witnesses that a forger invented, unless their own logs are given. Compare the `key` printed for each log with the one
+its owner published. Exit status 0, or 7 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import hashlib
 import json
 import re
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,17 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 LOG_SIGNATURE, COSIGNATURE = 1, 4  # C2SP signature types
-PROBLEMS_MAX = 20  # different ones; those that differ in their numbers only are told once and counted
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError, InvalidSignature)  # of what is read
+PROBLEMS_MAX, UNWITNESSED_HOURS_MAX = 20, 24  # problems that differ in their numbers only are told once and counted
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, InvalidSignature)
 
 
-def roots_at(leaves: list[bytes], sizes: set[int]) -> dict[int, bytes]:
-    """The RFC 6962 root of the first n leaves, for every n in `sizes` that the log reaches."""
+def roots_at(leaves: bytes | bytearray, sizes: set[int]) -> dict[int, bytes]:
+    """The RFC 6962 root of the first n leaves (32 bytes each), for every n in `sizes` that the log reaches."""
     complete: list[bytes] = []  # roots of complete subtrees, largest first, as the bits of the size say
     roots: dict[int, bytes] = {}
-    for size in range(len(leaves) + 1):
+    for size in range(len(leaves) // 32 + 1):
         if size:
-            node = leaves[size - 1]
+            node = bytes(leaves[32 * size - 32 : 32 * size])
             for _ in range((size & -size).bit_length() - 1):  # each trailing zero bit completes one more subtree
                 node = hashlib.sha256(b"\x01" + complete.pop() + node).digest()
             complete.append(node)
@@ -90,7 +91,7 @@ class Note:
 
     def signed_by(self, key: Key) -> bool:
         """Whether `key` signed. Raises InvalidSignature: a line says so and is wrong."""
-        found = [value for name, key_id, value in self.signatures if (name, key_id) == (key.name, key.key_id)]
+        found = [item[2] for item in self.signatures if item[:2] == (key.name, key.key_id)]
         for signature in found:
             key.verify(self.text, signature)
         return bool(found)
@@ -100,23 +101,16 @@ class Log:
     """One log folder, and what is wrong with it."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.origin, self.size = path, "", 0
         self.found: dict[str, list[str]] = {}  # problems that differ in their numbers only, in the order found
         self.suspects: list[int] = []  # first and last record among which to look first
-        self.leaves: list[bytes] = []
-        self.own: list[Key] = []  # the log's signing key and its cosigning key
-        self.keys: list[Key] = []  # all keys in the folder
-        self.notes: list[tuple[str, Note]] = []
-        self.witnessed: list[tuple[str, Note]] = []
-        self.roots: dict[int, bytes] = {}
-        self.origin, self.size = "", 0
-        if not path.is_dir():
-            self.problem("no such folder")
-            return
+        self.leaves, self.times = bytearray(), array("q")  # 32 + 8 bytes of each record, however long it is
+        self.own, self.keys = list[Key](), list[Key]()  # the log's signing and cosigning key; all in the folder
+        self.roots, self.reach = dict[int, bytes](), dict[str, int]()  # witness -> largest size that it countersigned
+        self.hashes_only = self.removed = 0  # first records that are gone; how many a record says were removed
         self._read_keys()
-        self._read_records()
-        self.notes = self._read_notes("checkpoints")
-        self.witnessed = self._read_notes("witnessed")
+        self._read_segments()
+        self.notes, self.witnessed = self._read_notes("checkpoints"), self._read_notes("witnessed")
 
     def problem(self, text: str) -> None:
         self.found.setdefault(re.sub(r"[0-9]+", "#", text), []).append(text)
@@ -131,28 +125,45 @@ class Log:
                 keys = [Key(line) for line in path.read_bytes().decode().removesuffix("\n").split("\n")]
                 if [key.kind for key in keys] != [LOG_SIGNATURE, COSIGNATURE] or len({key.name for key in keys}) != 1:
                     raise ValueError("not a log key and a cosigning key of one name")
+                self.keys += keys
+                if path.name == "log.vkey":
+                    self.own, self.origin = keys, keys[0].name
             except _DAMAGED as error:
                 self.problem(f"keys/{path.name} is damaged ({str(error)[:80]})")
-                continue
-            self.keys += keys
-            if path.name == "log.vkey":
-                self.own, self.origin = keys, keys[0].name
         if not self.own:
-            self.problem("keys/log.vkey, the log's own key, is missing or damaged")
+            self.problem("keys/log.vkey is missing or damaged" if self.path.is_dir() else "no such folder")
 
-    def _read_records(self) -> None:
-        previous, shift = "0" * 64, 0  # records lacking before this one: each gap is told once
-        for path in sorted(self.path.glob("*.jsonl")):
-            data = path.read_bytes()
-            if path.stem != f"{self.size:012d}":
-                self.problem(f"{path.name}: the log has {self.size} records before this segment")
-            lines = data.split(b"\n")
-            if lines.pop():
-                self.problem(f"{path.name}: the last line is not complete (cut, or being written)")
-            for line in lines:
+    def _read_segments(self) -> None:
+        previous, shift = "0" * 64, 0  # of the record before; records lacking so far: each gap is told once
+        for name in sorted({path.stem for end in ("jsonl", "leaves") for path in self.path.glob(f"*.{end}")}):
+            if name != f"{self.size:012d}":
+                self.problem(f"{name}.jsonl: the log has {self.size} records before this segment")
+            if (self.path / f"{name}.jsonl").exists():
+                previous, shift = self._read_records(self.path / f"{name}.jsonl", previous, shift)
+            else:
+                hashes = (self.path / f"{name}.leaves").read_bytes()
+                if self.size != self.hashes_only or not hashes or len(hashes) % 32:
+                    self.problem(f"{name}.leaves is damaged, or stands behind records")
+                self.leaves, previous = self.leaves + hashes, hashes[-32:].hex()
+                self.size = self.hashes_only = len(self.leaves) // 32
+                self.times.extend([0] * (self.size - len(self.times)))
+        if self.hashes_only > self.removed:
+            self.problem(f"of the first {self.hashes_only} records leaf hashes are left, and no record says why")
+
+    def _read_records(self, path: Path, previous: str, shift: int) -> tuple[str, int]:
+        with path.open("rb") as stream:
+            for line in stream:
+                content, t = line[:-1], self.times[-1] if self.times else 0
+                if line[-1:] != b"\n":
+                    self.problem(f"{path.name}: the last line is not complete (cut, or being written)")
+                    break
                 try:
-                    record = json.loads(line, object_pairs_hook=_unique)
-                    gap, link = record["seq"] - self.size, record["link"]["previous"]
+                    if [content.count(key) for key in (b'"seq":', b'"link":', b'"previous":')] != [1, 1, 1]:
+                        raise ValueError("a key twice: readers would differ")
+                    record = json.loads(content.decode())
+                    gap, link, t = record["seq"] - self.size, record["link"]["previous"], int(record["t"])
+                    if record["event"] == "retention.records":
+                        self.removed = max(self.removed, int(record["detail"]["size"]))
                 except _DAMAGED:
                     trouble = "is damaged"
                 else:
@@ -163,8 +174,11 @@ class Log:
                 if trouble:
                     self.problem(f"record {self.size} {trouble}")
                     self.suspects = self.suspects or [max(0, self.size - 1), self.size]
-                self.leaves.append(hashlib.sha256(b"\x00" + line).digest())
-                previous, self.size = self.leaves[-1].hex(), self.size + 1
+                leaf = hashlib.sha256(b"\x00" + content).digest()
+                self.leaves += leaf
+                self.times.append(t & (1 << 62) - 1)
+                previous, self.size = leaf.hex(), self.size + 1
+        return previous, shift
 
     def _read_notes(self, folder: str) -> list[tuple[str, Note]]:
         notes = []
@@ -176,7 +190,6 @@ class Log:
         return notes
 
     def fits(self, note: Note) -> str:
-        """What of the note the records do not bear out; empty if all of it."""
         if note.size > self.size:
             return f"says {note.size} records, the log has {self.size}: its end was dropped"
         return "" if self.roots[note.size] == note.root else f"does not fit the first {note.size} records"
@@ -193,20 +206,21 @@ class Log:
                 self.suspects = self.suspects or [sound, note.size - 1]
             else:
                 sound = note.size
-            self._check_cosignatures(name, note)
+            for signer in self._cosigners(name, note) - {self.origin}:
+                self.reach[signer] = max(self.reach.get(signer, 0), note.size)
         for name, note in self.witnessed:
-            owners = [key for key in self.keys if key.name == note.origin and key.kind == LOG_SIGNATURE]
-            if not any(self._signed(name, note, key) for key in owners) or not self._signed(name, note, self.own[1]):
+            owner = [key for key in self.keys if key.name == note.origin and key.kind == LOG_SIGNATURE]
+            owned = any(self._signed(name, note, key) for key in owner)
+            if self.origin not in self._cosigners(name, note) or not owned:
                 self.problem(f"{name} lacks the signature of {note.origin} or this party's cosignature")
-            self._check_cosignatures(name, note)
 
-    def _check_cosignatures(self, name: str, note: Note) -> None:
+    def _cosigners(self, name: str, note: Note) -> set[str]:
+        """Who countersigned, by a known key."""
         known = {(key.name, key.key_id): key for key in self.keys}
-        for signer, key_id, _ in note.signatures:
-            if (signer, key_id) not in known:
-                self.problem(f"{name} carries a signature by a key that is not in keys/")
-            elif known[signer, key_id].kind == COSIGNATURE:
-                self._signed(name, note, known[signer, key_id])
+        keys = [known[item[:2]] for item in note.signatures if item[:2] in known]
+        if len(keys) < len(note.signatures):
+            self.problem(f"{name} carries a signature by a key that is not in keys/")
+        return {key.name for key in keys if key.kind == COSIGNATURE and self._signed(name, note, key)}
 
     def _signed(self, name: str, note: Note, key: Key) -> bool:
         """Whether `key` signed. A wrong signature is this log's problem, unless `name` is empty."""
@@ -224,6 +238,8 @@ class Log:
             if self.roots[shorter] != other.roots[shorter]:
                 self.problem(f"differs within the first {shorter} records from the copy in {other.path}")
             return
+        if other.own[1].public not in [key.public for key in self.keys if key.name == other.origin]:
+            self.reach.pop(other.origin, None)  # somebody of another key: one of the two was invented
         for name, note in other.witnessed:
             if note.origin != self.origin or not self._signed("", note, other.own[1]):
                 continue
@@ -232,67 +248,51 @@ class Log:
             if trouble := self.fits(note):
                 self.problem(f"the checkpoint {other.origin} countersigned ({name}) {trouble}")
 
+    def check_witnesses(self, least: int) -> None:
+        reached = ([self.size] * (least == 0) or sorted(self.reach.values(), reverse=True)[least - 1 :] or [0])[0]
+        hours = (self.times[-1] - self.times[reached]) / 3_600_000 if reached < self.size else 0
+        if self.size and (not reached or hours > UNWITNESSED_HOURS_MAX):
+            self.problem(f"{least} witnesses vouch for the first {reached} of {self.size} records only")
+
     def result(self) -> dict[str, Any]:
-        covered = max((note.size for _, note in self.notes), default=0)
-        others = [key for key in self.keys if key.kind == COSIGNATURE and key.name != self.origin]
-        cosigned = {key.name: note.size for _, note in self.notes for key in others if self._signed("", note, key)}
-        return {
-            "log": _short_name(self.origin) or self.path.name,
-            "path": str(self.path),
-            "verified": not self.found,
-            "size": self.size,
-            "problems": self.problems(),
-            "suspects": self.suspects,
-            "origin": self.origin,
-            "key": self.own[0].public.hex() if self.own else "",
-            "root": self.roots.get(self.size, b"").hex(),
-            "checkpoints": len(self.notes),
-            "unsigned": max(0, self.size - covered),
-            "cosigned": cosigned,
-        }
+        sizes = sorted({note.size for _, note in self.notes})
+        counts = [[size, sum(reached >= size for reached in self.reach.values())] for size in sizes]
+        name = re.sub(r"[a-z]+://[^/]+/(?:silo/([^/]+)|(coordinator)/.*)", r"\1\2", self.origin) or self.path.name
+        key, root = self.own[0].public.hex() if self.own else "", self.roots.get(self.size, b"").hex()
+        one = {"log": name, "path": str(self.path), "verified": not self.found, "problems": self.problems(), "key": key}
+        one |= {"size": self.size, "origin": self.origin, "root": root, "cosigned": self.reach, "witnesses": counts}
+        one |= {"checkpoints": len(sizes), "unsigned": self.size - min(self.size, max(sizes, default=0))}
+        return one | {"suspects": self.suspects, "hashes_only": self.hashes_only}
 
 
-def verify_logs(paths: list[Path]) -> list[dict[str, Any]]:
+def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[dict[str, Any]]:
     """One result per log folder: {log, path, verified, size, problems, origin, key, root, ...}."""
     logs = [Log(path) for path in paths]
     for log in logs:
-        copies = {other.size for other in logs if other.origin == log.origin}
-        notes = [note for other in logs for _, note in other.notes + other.witnessed if note.origin == log.origin]
-        log.roots = roots_at(log.leaves, {log.size, *copies, *(note.size for note in notes)})
-    for log in logs:
+        notes = {note.size for other in logs for _, note in other.notes + other.witnessed if note.origin == log.origin}
+        log.roots = roots_at(log.leaves, notes | {other.size for other in logs if other.origin == log.origin})
         if log.own:
             log.check_alone()
     for log in logs:
         for other in logs:
             if other is not log and log.own and other.own:
                 log.check_against(other)
+        log.check_witnesses(min_witnesses)
     return [log.result() for log in logs]
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) != len(pairs):
-        raise ValueError("a key twice")
-    return dict(pairs)
-
-
-def _short_name(origin: str) -> str:
-    """`coordinator`, or the silo's name, from a SPIFFE-like origin."""
-    parts = re.sub(r"^[a-z]+://", "", origin).split("/")
-    if "silo" in parts[:-1]:
-        return parts[parts.index("silo") + 1]
-    return "coordinator" if "coordinator" in parts else origin
-
-
 def main(arguments: list[str]) -> int:
-    if not arguments or any(item.startswith("-") for item in arguments):
+    least = arguments[1] if arguments[:1] == ["--min-witnesses"] and len(arguments) > 1 else ""
+    paths = [Path(item) for item in (arguments[2:] if least.isdecimal() else arguments)]
+    if not paths or any(str(path).startswith("-") for path in paths):
         print(__doc__)
         return 2
-    results = verify_logs([Path(item) for item in arguments])
-    for result in results:
-        verdict = "verified" if result["verified"] else "NOT VERIFIED"
-        print(f"{result['log']}: {verdict}, {result['size']} records, {result['unsigned']} of them not signed yet")
-        print(f"    {result['path']}\n    key {result['key']}", *result["problems"], sep="\n    problem: ")
-    return 0 if all(result["verified"] for result in results) else 7
+    results = verify_logs(paths, int(least or 0))
+    for one in results:
+        verdict = f"{one['log']}: {'verified' if one['verified'] else 'NOT VERIFIED'}, {one['size']} records"
+        print(f"{verdict}, {one['unsigned']} of them not signed yet\n    {one['path']}\n    key {one['key']}")
+        print(f"    witnesses {one['cosigned']}", *one["problems"], sep="\n    problem: ")
+    return 0 if all(one["verified"] for one in results) else 7
 
 
 if __name__ == "__main__":

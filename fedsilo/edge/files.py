@@ -73,6 +73,15 @@ def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise OperationError(f"cannot write {path}: {error.strerror}") from error
 
 
+def remove_durably(path: Path) -> None:
+    """Remove a file, if it is there, so that a crash does not bring it back. Raises OperationError."""
+    try:
+        path.unlink(missing_ok=True)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise OperationError(f"cannot remove {path}: {error.strerror}") from error
+
+
 def read_private(path: Path) -> bytes:
     """The content of a private file, read through one descriptor so that what was checked is what is read.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.freezing import freeze_named
 from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, canonical_json, sha256_hex
 from policies.schema import LoraSchema
 
@@ -22,6 +23,7 @@ _READ_BYTES = 1 << 20
 # They differ between two copies of the same model, saved by other versions or from other places.
 _VOLATILE_KEYS = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 # Their weights are stored transposed, so shapes in the file are not [out, in].
+_HIDDEN_KEYS = (("num_hidden_layers", "n_layer", "num_layers"), ("hidden_size", "n_embd", "d_model"))
 _TRANSPOSED_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -66,6 +68,20 @@ def context_tokens(folder: Path) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
 
+def hidden_shape_of(folder: Path) -> tuple[int, int]:
+    """(layers, width of a hidden state) as config.json says; (0, 0) where it does not.
+
+    Raises:
+        UsageError: no readable config.json.
+    """
+    config = _read_config(folder)
+    nested = config.get("text_config")
+    part = nested if isinstance(nested, dict) and "hidden_size" not in config else config
+    found = [next((part[key] for key in keys if key in part), None) for keys in _HIDDEN_KEYS]
+    layers, width = (value if type(value) is int and value > 0 else 0 for value in found)
+    return (layers, width) if layers and width else (0, 0)
+
+
 def lora_schema_of(
     folder: Path,
     rank: int,
@@ -73,6 +89,7 @@ def lora_schema_of(
     targets: str = "all-linear",
     *,
     dtype: str = "float32",
+    freeze: str = "none",
     base_model_sha256: str = "",
 ) -> LoraSchema:
     """The tensors that peft adapts in this model: the two-dimensional weights inside its numbered layers.
@@ -84,12 +101,17 @@ def lora_schema_of(
         rank: inner dimension of the factors.
         alpha: the scale is alpha / rank.
         targets: "all-linear", or last parts of module names with commas, such as "q_proj,v_proj".
-        dtype: of the values on the wire.
+        dtype: of an update's values on the wire.
+        freeze: which factors are neither trained nor sent.
         base_model_sha256: if already known; else the folder is hashed.
 
     Raises:
         UsageError: a missing file, a model family whose shapes cannot be told from the file, or no such target.
     """
+    try:
+        frozen = freeze_named(freeze)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if rank < 1 or alpha <= 0 or dtype not in DTYPE_ITEM_BYTES:
         raise UsageError(f"rank {rank}, alpha {alpha}, dtype {dtype!r}: not a LoRA schema", hint="rank 32, alpha 64")
     family = str(_read_config(folder).get("model_type", ""))
@@ -114,13 +136,15 @@ def lora_schema_of(
         output_size, input_size = shape
         tensors.append((f"{module}.lora_A", (rank, input_size)))
         tensors.append((f"{module}.lora_B", (output_size, rank)))
+        if frozen == "AB":
+            tensors.append((f"{module}.lora_R", (rank, rank)))  # the core between two frozen factors
     missing = sorted((wanted or frozenset()) - matched)
     if not tensors or missing:
         raise UsageError(
             f"{folder}: no matrix to adapt for {', '.join(missing) or targets}", hint="try targets all-linear"
         )
     base = base_model_sha256 or read_fingerprints(folder).base_model_sha256
-    return LoraSchema(base, rank, float(alpha), dtype, targets, tuple(sorted(tensors)))
+    return LoraSchema(base, rank, float(alpha), dtype, targets, tuple(sorted(tensors)), frozen)
 
 
 def _tensor_headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:

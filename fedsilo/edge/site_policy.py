@@ -10,10 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.model_folder import context_tokens, lora_schema_of, read_fingerprints
+from fedsilo.edge.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints
 from fedsilo.edge.task_files import read_tasks
+from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.freezing import Freeze, freeze_named
 from fedsilo.treaty.wire.codec import sha256_hex
+from policies.compare import effective
 from policies.load import Policy, load_policy
 from policies.render import PlanSize, SiteFacts, render_policy, ruleset_name, text_warnings
 from policies.schema import LoraSchema, schema_from_json
@@ -44,6 +47,7 @@ class SiteInputs:
     schema_file: name of the schema file, as it will stand in the policy.
     valid_days: from now_seconds on, less one day for clocks that differ.
     limits: numbers of a plan's size that the site says itself; all others come from the bundle.
+    dtype: of an update's values on the wire; empty takes the ruleset's own, or float32.
     """
 
     ruleset: str
@@ -57,7 +61,7 @@ class SiteInputs:
     rank: int = 32
     alpha: float = 64.0
     targets: str = "all-linear"
-    dtype: str = "float32"
+    dtype: str = ""
     min_peers: int | None = None
     least_isolation: str = "namespaces"
     first_rounds: int = 1
@@ -77,12 +81,14 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
     asked = intended.changed(inputs.limits, f"policy of {inputs.site}")
     size = within_context(asked, inputs.model)
     prints = read_fingerprints(inputs.model)
+    dtype, freeze = _updates_of(ruleset, inputs.dtype)
     schema = lora_schema_of(
         inputs.model,
         inputs.rank,
         inputs.alpha,
         inputs.targets,
-        dtype=inputs.dtype,
+        dtype=dtype,
+        freeze=freeze,
         base_model_sha256=prints.base_model_sha256,
     )
     public = read_tasks(inputs.public)
@@ -106,6 +112,7 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
         held_out_file=str(inputs.held_out.absolute()) if inputs.held_out else "",
         held_out_sha256=held_out.sha256 if held_out else "",
         held_out_rows=len(held_out.rows) if held_out else 0,
+        hidden_shape=hidden_shape_of(inputs.model),
         topics=tuple(sorted({task.topic for task in held_out.rows if task.topic})) if held_out else (),
         min_peers=min(2, len(peers)) if inputs.min_peers is None else inputs.min_peers,
         least_isolation=inputs.least_isolation,
@@ -120,6 +127,17 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
         warnings.append(f"looser than the federation's bundle: {', '.join(looser)}")
     warnings += text_warnings(load_policy(text.encode(), f"policy of {inputs.site}"))
     return SitePolicy(text, schema.canonical() + b"\n", schema, size, tuple(warnings))
+
+
+def _updates_of(ruleset: str, asked_dtype: str) -> tuple[str, Freeze]:
+    """(dtype, freeze) of the schema that a ruleset is for. Raises UsageError: another dtype was asked for."""
+    schemas = strict_yaml.load(ruleset.encode(), "ruleset").value["lora_schemas"]
+    pins = list(schemas.values()) if isinstance(schemas, dict) else []
+    fixed = {str(pin["dtype"]) for pin in pins} - {"$dtype"}
+    if asked_dtype and fixed - {asked_dtype}:
+        raise UsageError(f"this ruleset's updates are {', '.join(fixed)}, not {asked_dtype}", hint="leave --dtype out")
+    freezes = [pin.get("freeze", "none") for pin in pins]
+    return asked_dtype or next(iter(fixed), "float32"), freeze_named(freezes[0] if freezes else "none")
 
 
 def within_context(size: PlanSize, model: Path) -> PlanSize:
@@ -151,6 +169,36 @@ def read_policy(path: Path) -> Policy:
     return load_policy(path.read_bytes() if path.is_file() else None, str(path))
 
 
+def read_effective(path: Path, charter: Path | None, charter_sha256: str | None = None) -> Policy:
+    """A site's policy, tightened by the federation's charter where there is one (T34, D8).
+
+    Args:
+        path: the site's own file.
+        charter: the federation's.
+        charter_sha256: digest of the charter's meaning, as agreed; None compares nothing.
+
+    Raises:
+        UsageError: a file is missing or wrong, the charter is not the agreed one, or both have nothing in common.
+    """
+    site = read_policy(path)
+    if charter is None:
+        return site
+    if not charter.is_file():
+        raise UsageError(
+            f"{charter}: there is no such charter, and without it nothing says what the federation forbids",
+            hint="take it from the federation's bundle (`charter` in federation.json), or ask the coordinator's people",
+            code="NO_CHARTER",
+        )
+    found = read_policy(charter)
+    if charter_sha256 not in (None, found.digest):
+        raise UsageError(
+            f"{charter} has digest {found.digest}; charter_sha256 says {charter_sha256}",
+            hint="`fedsilo policy diff` shows what differs from the charter that was agreed",
+            code="CHARTER_MISMATCH",
+        )
+    return effective(site, found)
+
+
 def read_schema(path: Path) -> LoraSchema:
     """Raises UsageError: no such file, or not a schema."""
     if not path.is_file():
@@ -164,7 +212,7 @@ def read_pinned_schema(policy: Policy, folder: Path) -> LoraSchema:
     Raises:
         UsageError: no factor kind in the policy, file missing, or another hash than the pinned one.
     """
-    block = policy.file.egress.lora_factors
+    block = next(iter(policy.file.egress.updates.values()), None)
     if block is None:
         raise UsageError(f"{policy.source}: it lets no factors out, so it names no LoRA schema")
     pin = policy.file.lora_schemas[block.schema_name]
@@ -176,6 +224,35 @@ def read_pinned_schema(policy: Policy, folder: Path) -> LoraSchema:
             hint="fedsilo policy schema make",
         )
     return schema
+
+
+@dataclass(frozen=True)
+class Charter:
+    """The federation's charter as its bundle carries it."""
+
+    text: bytes
+    policy: Policy
+
+
+def charter_of(bundle: Mapping[str, Any], source: Path) -> Charter | None:
+    """The charter in a federation's bundle; None in one that carries none.
+
+    Raises:
+        UsageError: it is no policy, or not the one whose digest stands beside it.
+    """
+    text = bundle.get("charter")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise UsageError(f"{source}: charter is the text of a policy", hint="`coordinator init` writes federation.json")
+    policy = load_policy(text.encode(), f"{source}, charter")
+    if policy.digest != bundle.get("charter_sha256"):
+        raise UsageError(
+            f"{source}: the charter has digest {policy.digest}, charter_sha256 says {bundle.get('charter_sha256')}",
+            hint="get the bundle again from the coordinator's people",
+            code="CHARTER_MISMATCH",
+        )
+    return Charter(text.encode(), policy)
 
 
 def read_bundle(path: Path) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def page(report: Mapping[str, Any]) -> str:
     """The whole page for a value of `fedsilo.edge.audit_report.audit_report`."""
     title = f"Audit report: {text(report['log'])}"
     sections = (
-        _top, _left, _denials, _policies, _capacity, _approvals, _verification, _incidents, _identities, _promises,
+        _top, _left, _denials, _policies, _capacity, _approvals, _verification, _retention, _incidents, _identities,
+        _promises,
     )  # fmt: skip
     body = "\n".join(section(report) for section in sections)
     return f"{_HEAD}<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
@@ -241,6 +242,11 @@ def _denials(report: Mapping[str, Any]) -> str:
     )
 
 
+def _bits(policy: Mapping[str, Any]) -> str:
+    bits = policy["bits_a_round"]
+    return "" if bits is None else text(f"; at most {_size(bits, 'bits')} a round for whoever owns the trainer")
+
+
 def _policies(report: Mapping[str, Any]) -> str:
     parts = ["<h2>Policy versions</h2>"]
     if not report["policies"]:
@@ -250,7 +256,7 @@ def _policies(report: Mapping[str, Any]) -> str:
         parts.append(
             f"<h3>{number}. {text(item['name'] or 'unnamed')}{mode}</h3>"
             f"<p>{_code(item['effective'])}<br>loaded {text(_when(item['t']))}, record {text(item['seq'])}; "
-            f"starts with it: {text(item['loads'])}; decisions by it: {text(item['decisions'])}</p>"
+            f"starts with it: {text(item['loads'])}; decisions by it: {text(item['decisions'])}{_bits(item)}</p>"
         )
         if item["changes"] is not None:
             changes = [
@@ -359,6 +365,14 @@ def _verification(report: Mapping[str, Any]) -> str:
         for problem in item["problems"]
     )
     witness = report["witness"]
+    demanded = witness["demanded"]
+    asked = (
+        f"the policy in force demands {demanded['min_witnesses']} of {' and '.join(demanded['witnesses'])} before a "
+        "further round opens"
+        if demanded
+        else "the file of the policy in force was not given, so what it demands is not known here"
+    )
+    forks = ", ".join(map(str, map(_code, witness["two_histories"])))
     by = ", ".join(f"{_code(name)} up to record {text(size)}" for name, size in witness["cosigned_by"].items())
     others = ", ".join(
         f"{_code(item['origin'])} at {text(item['size'])} records" for item in witness["countersigned_for_others"]
@@ -374,8 +388,34 @@ def _verification(report: Mapping[str, Any]) -> str:
         + alone
         + f"<p>Countersigned by: {by or 'nobody; its newest records rest on this site alone'}.</p>"
         + f"<p>This site countersigned: {others or 'nobody'}.</p>"
+        + "<h3>How many parties vouch for how much</h3>"
+        + _table(("parties", "vouch for the first records, up to"), witness["vouched"])
+        + f"<p>{text(asked[0].upper() + asked[1:])}.</p>"
+        + (
+            f"<p>{_verdict(False, 'two histories')} Somebody signed two logs; kept as evidence: {forks}.</p>"
+            if forks
+            else ""
+        )
         + '<p class="soft">Compare each key with the one its owner gave you by another way. Do it yourself: '
         '<span class="code">fedsilo audit verify LOG...</span></p>'
+    )
+
+
+def _retention(report: Mapping[str, Any]) -> str:
+    kept = report["retention"]
+    rows = [
+        (item["seq"], _when(item["t"]), item["person"], _digest(item["certificate"]), item["kind"], item["decision"])
+        for item in kept["reads"]
+    ]
+    more = kept["reads_total"] - len(rows)
+    hashes = f"Of the first {text(kept['leaf_hashes_only'])} records leaf hashes only are left. "
+    return (
+        "<h2>Archived payloads and retention</h2>"
+        f"<p>{hashes if kept['leaf_hashes_only'] else ''}{text(kept['payloads_deleted'])} archived payloads "
+        f"({text(_size(kept['bytes_deleted']))}) were deleted.</p>"
+        "<h3>Who read archived payloads</h3>"
+        + _table(("record", "when", "person", "certificate", "kind", "decision"), rows)
+        + (f"<p>{text(more)} more are in the log.</p>" if more else "")
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import fedsilo
-from fedsilo.launch import cli_audit, cli_certs, cli_data, cli_demo, cli_policy, cli_run
+from fedsilo.launch import cli_audit, cli_certs, cli_data, cli_demo, cli_policy, cli_public, cli_run
 from fedsilo.launch.output import JsonOption, emit, guarded, table, takes_version
 
 fedsilo_app = typer.Typer(
@@ -21,6 +21,7 @@ fedsilo_app.add_typer(cli_audit.app, name="audit")
 fedsilo_app.add_typer(cli_certs.app, name="certs")
 fedsilo_app.add_typer(cli_data.model_app, name="model")
 fedsilo_app.add_typer(cli_data.data_app, name="data")
+fedsilo_app.add_typer(cli_public.app, name="public")
 fedsilo_app.command("grade")(cli_data.grade)
 
 

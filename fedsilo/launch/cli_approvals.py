@@ -21,7 +21,7 @@ from fedsilo.launch.silo_control import (
     command,
     load_site,
 )
-from fedsilo.treaty.errors import ConflictError, UsageError
+from fedsilo.treaty.errors import ConflictError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from silo.config import SiloConfig
@@ -42,6 +42,7 @@ def approvals_list(
     """Releases that wait for persons."""
     with client_of(load_site(config)) as client:
         data = client.query("approvals", {} if everything else {"state": "held"})
+        data["halts"] = client.query("halts", {})["halts"]
     rows = [
         (
             row["id"],
@@ -57,7 +58,15 @@ def approvals_list(
     emit(
         "silo approvals list", data, json_output=json_output,
         text=lambda: table(header, rows) if rows else "nothing is held",
+        warnings=[_halt_line(row) for row in data["halts"]],
     )  # fmt: skip
+
+
+def _halt_line(row: Mapping[str, Any]) -> str:
+    return (
+        f"{row['kind']} is halted by its text screens since {_utc(row['since'])}: {len(row['given'])} of "
+        f"{row['needed']} approvers have released it (silo approvals release {row['kind']})"
+    )
 
 
 @app.command("show")
@@ -175,6 +184,39 @@ def reject(
     emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected")
 
 
+@app.command("release")
+@guarded("silo approvals release")
+def release(
+    kind: Annotated[str, typer.Argument(help="The halted kind, such as public.responses.")],
+    operator: OperatorOption,
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="Of the halt, as you were shown it.")] = "",
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Let a kind leave again that its text screens halted. Look first at what they found: fedsilo audit tail."""
+    loaded = load_site(config)
+    digest = expect_digest.removeprefix("sha256:") or _halt_shown(loaded, kind)
+    data = command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)
+    state = "may leave again" if data["released"] else "still halted"
+    emit(
+        "silo approvals release", data, json_output=json_output,
+        text=f"{data['kind']}: {state}, {len(data['given'])} of {data['needed']} approvers",
+    )  # fmt: skip
+
+
+def _halt_shown(config: SiloConfig, kind: str) -> str:
+    """The digest of a halt that is shown here and typed back. Raises as `_shown` does."""
+    with client_of(config) as client:
+        halts = {row["kind"]: row for row in client.query("halts", {})["halts"]}
+    if kind not in halts:
+        raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
+    _require_terminal("--expect-digest", "silo approvals list --json names it")
+    typer.echo(plain(f"{_halt_line(halts[kind])}\nreleasing {kind}\nsha256:{halts[kind]['digest']}"))
+    _typed_back(halts[kind]["digest"])
+    return str(halts[kind]["digest"])
+
+
 def _shown(config: SiloConfig, release: str, digest: str, policy: str) -> dict[str, Any]:
     """Digests for a signed answer: as given, or, on a terminal, of what is shown here and typed back.
 
@@ -192,26 +234,31 @@ def _shown(config: SiloConfig, release: str, digest: str, policy: str) -> dict[s
         data = client.query("approval", {"release": release})
     if data["state"] != "held":
         raise ConflictError(f"release {data['id']} is {data['state']}, no longer held", code="NOT_HELD")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError(
-            "without a terminal an answer needs --expect-digest and --expect-policy",
-            hint=f"silo approvals show {release} --json names both",
-        )
+    _require_terminal("--expect-digest and --expect-policy", f"silo approvals show {release} --json names both")
     columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
     typer.echo(_release_text(data, columns=columns))
     # Asked for last, so it stands here again: the first line may have scrolled away.
     typer.echo(plain(f"\nanswering {data['id']}\nsha256:{data['digest']}"))
-    count = _DIGEST_TYPED_CHARACTERS
-    if typer.prompt(f"type its last {count} characters").strip().lower() != data["digest"][-count:]:
-        raise UsageError(
-            f"these are not the last {count} characters of the digest above", hint="nothing was changed; ask again"
-        )
+    _typed_back(data["digest"])
     return {
         "release": release,
         "digest": data["digest"],
         "policy_digest": data["policy"]["digest"],
         "revision": data["revision"],
     }
+
+
+def _require_terminal(options: str, hint: str) -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(f"without a terminal an answer needs {options}", hint=hint)
+
+
+def _typed_back(digest: str) -> None:
+    count = _DIGEST_TYPED_CHARACTERS
+    if typer.prompt(f"type its last {count} characters").strip().lower() != digest[-count:]:
+        raise UsageError(
+            f"these are not the last {count} characters of the digest above", hint="nothing was changed; ask again"
+        )
 
 
 def _utc(seconds: float) -> str:

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.launch import cli_audit_export, cli_audit_report
-from fedsilo.launch.output import JsonOption, emit, existing, guarded, table
+from fedsilo.launch.output import JsonOption, emit, existing, guarded, plain, table
+from fedsilo.launch.silo_control import CONFIG_DEFAULT
 
 if TYPE_CHECKING:
+    from fedsilo.launch.check_reports import Check
     from fedsilo.treaty.audit.merkle import MerkleTree
+    from fedsilo.treaty.errors import NotFoundError
 
 app = typer.Typer(no_args_is_help=True, help="Check, read and hand out audit logs, offline.")
+
+_NOT_VERIFIED = {"LOG_NOT_VERIFIED": "A record, a proof or a signature of an audit log is not what it should be."}
 
 LogOption = Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")]
 
@@ -23,16 +28,22 @@ LogOption = Annotated[Path, typer.Option("--log", help="Folder of the audit log,
 @guarded("audit verify")
 def verify(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Log folders; given together they vouch.")],
+    min_witnesses: Annotated[
+        int, typer.Option(min=0, help="So many other parties must vouch for all but the last 24 hours of each log.")
+    ] = 0,
+    output: Annotated[str, typer.Option("--output", help="text, json, junit or sarif.")] = "text",
     json_output: JsonOption = False,
 ) -> None:
     """Check logs alone and against each other. Exit status 7 if anything is wrong."""
     from fedsilo.edge.audit_verify import verify_logs
+    from fedsilo.launch.check_reports import output_format, written
     from fedsilo.treaty.errors import VerificationError
 
+    form = output_format(output, json_output)
     folders = [log_folder(log) for log in logs]
     for folder in folders:
         _refuse_no_log(folder)
-    results = verify_logs(folders)
+    results = verify_logs(folders, min_witnesses)
     failed = [result for result in results if not result["verified"]]
     error = (
         VerificationError(
@@ -48,11 +59,19 @@ def verify(
         f"{result['log']}: {result['unsigned']} newest records not signed yet"
         for result in results
         if result["unsigned"]
+    ] + [
+        f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: retention removed the rest"
+        for result in results
+        if result["hashes_only"]
     ]
+    if form in ("junit", "sarif"):
+        report = written(form, "fedsilo audit verify", _verification_checks(results), _NOT_VERIFIED)
+        emit("audit verify", results, json_output=False, text=report, warnings=warnings, error=error)
+        return
     emit(
         "audit verify",
         results,
-        json_output=json_output,
+        json_output=form == "json",
         text=lambda: _verification_text(results),
         warnings=warnings,
         error=error,
@@ -63,12 +82,44 @@ def verify(
 @guarded("audit show")
 def show(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
-    log: LogOption,
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
+    ] = None,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="What left under it, from the archive of a running silo; recorded there.")
+    ] = False,
+    config: Annotated[Path, typer.Option("--config", help="The site's configuration file, for --payload.")] = (
+        CONFIG_DEFAULT
+    ),
+    operator: Annotated[str, typer.Option("--operator", help="Who reads it, an auditor or approver.")] = "",
     json_output: JsonOption = False,
 ) -> None:
-    """One record, in full."""
+    """One record, in full; or, with --payload, what left under it."""
+    from fedsilo.treaty.errors import UsageError
+
+    if payload:
+        _show_payload(seq, config, operator, json_output=json_output)
+        return
+    if log is None:
+        raise UsageError("which log? --log DIR", hint="--payload asks a running silo instead")
     record = _record(log_folder(log), seq)
     emit("audit show", record, json_output=json_output, text=lambda: json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -> None:
+    from fedsilo.launch.silo_control import client_of, command, load_site
+    from fedsilo.treaty.errors import UsageError
+
+    if not operator:
+        raise UsageError("who reads it? --operator NAME", hint="an auditor or approver of this site; it is recorded")
+    site = load_site(config)
+    ticket = command(site, operator, "payload.read", {"seq": seq}, "")
+    with client_of(site) as client:
+        data = client.query("payload", dict(ticket))
+    emit(
+        "audit show", data, json_output=json_output,
+        text=lambda: plain(json.dumps(data, indent=2, ensure_ascii=False)),
+    )  # fmt: skip
 
 
 @app.command()
@@ -111,15 +162,19 @@ def tail(
 def replay(
     log: LogOption,
     policy: Annotated[Path, typer.Option("--policy", help="The policy to ask; a draft, or the one in force.")],
+    charter: Annotated[
+        Path | None, typer.Option("--charter", help="The federation's charter: judge by what both allow.")
+    ] = None,
     since: Annotated[int, typer.Option("--since", min=0, help="First record to look at.")] = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Judge every recorded message again by another policy and list the decisions that change."""
     from fedsilo.edge.audit_segments import read_records
-    from fedsilo.edge.site_policy import read_policy
+    from fedsilo.edge.site_policy import read_effective
     from policies.replay import replay as decide_again
 
-    judged = list(decide_again(read_records(log_folder(log), since), read_policy(existing(policy))))
+    asked = read_effective(existing(policy), charter and existing(charter))
+    judged = list(decide_again(read_records(log_folder(log), since), asked))
     changed = [row.to_json() for row in judged if row.changed]
     passed_over = [row.to_json() for row in judged if row.decision is None]
     data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over}
@@ -176,16 +231,24 @@ def _record(folder: Path, seq: int) -> dict[str, Any]:
     record = next(read_records(folder, seq), None)
     if record is None:
         raise NotFoundError(f"{folder} has no record {seq}")
+    if record["seq"] != seq:
+        raise _removed(folder, seq)
     return record
 
 
+def _removed(folder: Path, seq: int) -> NotFoundError:
+    from fedsilo.treaty.errors import NotFoundError
+
+    return NotFoundError(f"{folder} holds only the leaf hash of record {seq}: retention removed what it said")
+
+
 def tree_of(folder: Path) -> MerkleTree:
-    from fedsilo.edge.audit_segments import read_lines
-    from fedsilo.treaty.audit.merkle import MerkleTree, leaf_hash
+    from fedsilo.edge.audit_segments import leaf_hashes
+    from fedsilo.treaty.audit.merkle import MerkleTree
 
     tree = MerkleTree()
-    for _, line in read_lines(folder):
-        tree.append(leaf_hash(line))
+    for leaf in leaf_hashes(folder):
+        tree.append(leaf)
     return tree
 
 
@@ -213,6 +276,8 @@ def _proof(folder: Path, tree: MerkleTree, seq: int) -> dict[str, Any]:
     found = next(read_lines(folder, seq), None)
     if found is None:
         raise NotFoundError(f"{folder} has no record {seq}")
+    if found[0] != seq:
+        raise _removed(folder, seq)
     covering = covering_note(folder, seq)
     if covering is None:
         raise NotFoundError(f"no signed checkpoint covers record {seq} yet", hint="one is made every round and at stop")
@@ -234,12 +299,27 @@ def _proof(folder: Path, tree: MerkleTree, seq: int) -> dict[str, Any]:
     }
 
 
+def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
+    """Each problem of each log; a log without one is a check that passed."""
+    from fedsilo.launch.check_reports import Check
+
+    return [
+        Check(
+            result["log"], f"{result['log']} verifies" if not number else f"problem {number}", "LOG_NOT_VERIFIED",
+            problem, result["path"],
+        )
+        for result in results
+        for number, problem in enumerate(result["problems"] or ([""] if result["verified"] else ["not verified"]))
+    ]  # fmt: skip
+
+
 def _verification_text(results: list[dict[str, Any]]) -> str:
     rows = [
         (
             result["log"],
             "verified" if result["verified"] else "NOT VERIFIED",
             result["size"],
+            len(result["cosigned"]),
             max(result["cosigned"].values(), default=0),
             result["key"][:16],
             result["path"],
@@ -247,7 +327,8 @@ def _verification_text(results: list[dict[str, Any]]) -> str:
         for result in results
     ]
     problems = [f"{result['log']}: {problem}" for result in results for problem in result["problems"]]
-    return "\n".join([table(("log", "result", "records", "countersigned to", "key", "path"), rows), *problems])
+    header = ("log", "result", "records", "witnesses", "countersigned to", "key", "path")
+    return "\n".join([table(header, rows), *problems])
 
 
 def _records_text(records: list[dict[str, Any]]) -> str:

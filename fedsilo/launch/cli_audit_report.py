@@ -11,6 +11,7 @@ import typer
 from fedsilo.launch.output import JsonOption, emit, guarded
 
 if TYPE_CHECKING:
+    from certs.identity import Identity
     from fedsilo.treaty.errors import FedSiloError
 
 
@@ -23,22 +24,35 @@ def report(
     policy: Annotated[
         list[Path] | None, typer.Option("--policy", help="A version of the site's policy; once for each version.")
     ] = None,
+    charter: Annotated[
+        Path | None, typer.Option("--charter", help="The federation's charter that was in force with each of them.")
+    ] = None,
     schema: Annotated[
         Path | None, typer.Option("--schema", help="LoRA schema; by default the one that the policy pins.")
     ] = None,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", help="Configuration of this site: its signing key signs report.json.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """What left, who allowed it, and whether the logs verify: report.html and report.json. Exit status 7 if not."""
-    from fedsilo.edge.audit_report import audit_report
+    """What left, who allowed it, and whether the logs verify: report.html, .json and .csv. Exit status 7 if not.
+
+    With --sign, where the key is: report.json.sig, an Ed25519 signature over report.json, and report.pub, its key.
+    Once that was compared with the one that the site published, check with
+    `openssl pkeyutl -verify -rawin -pubin -inkey report.pub -in report.json -sigfile report.json.sig`.
+    """
+    from certs.encoding import public_key_pem
+    from fedsilo.edge.audit_report import audit_report, inventory_csv
     from fedsilo.edge.files import write_durably
-    from fedsilo.edge.site_policy import read_policy, read_schema
+    from fedsilo.edge.site_policy import read_effective, read_schema
     from fedsilo.launch.audit_report_page import page
     from fedsilo.launch.cli_audit import log_folder
     from fedsilo.treaty.errors import ConflictError
 
     if out.exists():
         raise ConflictError(f"{out} exists already")
-    policies = {path: read_policy(path) for path in policy or ()}
+    signer = _signer(sign) if sign else None
+    policies = {path: read_effective(path, charter) for path in policy or ()}
     made = audit_report(
         [log_folder(log) for log in logs],
         policies=list(policies.values()),
@@ -46,16 +60,33 @@ def report(
         schema=read_schema(schema) if schema else None,
     )
     out.mkdir(parents=True)
-    write_durably(out / "report.json", json.dumps(made, indent=1, allow_nan=False).encode() + b"\n")
+    data = json.dumps(made, indent=1, allow_nan=False).encode() + b"\n"
+    write_durably(out / "report.json", data)
+    write_durably(out / "report.csv", inventory_csv(made).encode())
+    if signer is not None:
+        write_durably(out / "report.json.sig", signer.signing_key.sign(data))
+        write_durably(out / "report.pub", public_key_pem(signer.peer.signing_public_key))
     write_durably(out / "report.html", page(made).encode())
     emit(
         "audit report",
-        {"out": str(out), **{key: made[key] for key in ("log", "records", "complete", "left_total")}},
+        {
+            "out": str(out),
+            "signed_by": signer.spiffe_id if signer else "",
+            **{key: made[key] for key in ("log", "records", "complete", "left_total")},
+        },
         json_output=json_output,
         text=f"{made['left_total']['messages']} messages, {made['left_total']['bytes']} bytes left {made['log']} "
         f"according to {made['records']} records; {out / 'report.html'}",
         error=_trouble(made),
     )
+
+
+def _signer(config: Path) -> Identity:
+    """The site's identity with its keys, which only its own user may read. Raises NotAllowedError, NotFoundError."""
+    from silo.config import load_config
+    from silo.guard.startup import site_identity
+
+    return site_identity(load_config(config))
 
 
 def _trouble(made: dict[str, Any]) -> FedSiloError | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.launch import cli_policy_change, cli_policy_test
 from fedsilo.launch.output import JsonOption, emit, existing, guarded, table
 from fedsilo.launch.size_options import (
     LearningRateOption,
@@ -33,8 +34,12 @@ _ModelOption = Annotated[Path, typer.Option("--model", help="Model folder (confi
 _RankOption = Annotated[int, typer.Option("--rank", help="LoRA rank of the federation.")]
 _AlphaOption = Annotated[float, typer.Option("--alpha", help="LoRA alpha; the scale is alpha / rank.")]
 _TargetsOption = Annotated[str, typer.Option("--targets", help='"all-linear" or module names with commas.')]
-_DtypeOption = Annotated[str, typer.Option("--dtype", help="Values on the wire: float32 or bfloat16.")]
+_DtypeOption = Annotated[str, typer.Option("--dtype", help="Values of updates: float32 or bfloat16.")]
+_FreezeOption = Annotated[str, typer.Option("--freeze", help="Factors that are not trained: none or A.")]
 _ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+_CharterOption = Annotated[
+    Path | None, typer.Option("--charter", help="The federation's charter: judge by what both allow.")
+]
 _FileArgument = Annotated[Path, typer.Argument(help="Policy file.")]
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -44,7 +49,8 @@ NOTICES = (
     "N1: a malicious program inside the silo can hide data in weight values and wording; limits narrow this, none "
     "ends it",
     "N2: without differential privacy (off here) adapters and answers can leak membership and content",
-    "N3: this ruleset has no text screens, which would be tripwires: answers to public prompts leave as written",
+    "N3: text screens are tripwires that know patterns, not meaning; where a policy names none, answers leave as "
+    "written",
     "N4: noise per silo would not help full adapters of 3 to 32 silos, and there is none",
     "N5: the coordinator sees each silo's delta; a secure sum would hide who sent what, not what the sum says",
     "N6: what has left cannot be unlearned or called back",
@@ -54,7 +60,7 @@ NOTICES = (
 @app.command()
 @guarded("policy init")
 def init(
-    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-random or deny_all.")],
+    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, fedavg, deny_all: docs/reference/rulesets.md.")],
     model: _ModelOption,
     public: Annotated[Path, typer.Option("--public", help="Public prompts, JSONL.")],
     federation: Annotated[Path, typer.Option("--federation", help="federation.json from `coordinator init`.")],
@@ -66,7 +72,7 @@ def init(
     rank: _RankOption = 32,
     alpha: _AlphaOption = 64.0,
     targets: _TargetsOption = "all-linear",
-    dtype: _DtypeOption = "float32",
+    dtype: _DtypeOption = "",
     least_isolation: Annotated[
         str, typer.Option("--least-isolation", help="namespaces, user, container or waived.")
     ] = "namespaces",
@@ -134,22 +140,23 @@ def init(
         json_output=json_output,
         warnings=made.warnings,
         text=f"wrote {out} and {schema_path}\npolicy {digest}\n{size_text(made.size.to_json())}\n"
-        f"next: read it, then `fedsilo policy check {out}`",
+        f"next: read it, then `fedsilo policy check {out}`; and keep cases beside it that say what must never leave: "
+        f"`fedsilo policy test DIR --policy {out} --coverage --mutate`",
     )
 
 
 @app.command()
 @guarded("policy check")
-def check(file: _FileArgument, json_output: JsonOption = False) -> None:
+def check(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
     """Check a policy: schema, references, hashes of the files it names; say what it does not promise."""
-    from fedsilo.edge.site_policy import read_pinned_schema, read_policy
+    from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.edge.task_files import read_tasks
     from fedsilo.treaty.errors import UsageError
     from policies.render import text_warnings, worst_case
 
     policy = read_policy(file)
     schema = None
-    if policy.file.egress.lora_factors:
+    if policy.file.egress.updates:
         schema = read_pinned_schema(policy, file.parent)
     unseen = []
     pins = [(("public_sets", name), pin) for name, pin in policy.file.public_sets.items()]
@@ -166,6 +173,7 @@ def check(file: _FileArgument, json_output: JsonOption = False) -> None:
                 f"{policy.source}:{policy.line_of((*path, 'sha256'))}: {place} has hash {found}, not {pin.sha256}",
                 hint="if the file is right, write the policy again with `fedsilo policy init`",
             )
+    policy = read_effective(file, charter and existing(charter))
     rows = worst_case(policy, schema)
     emit(
         "policy check",
@@ -179,7 +187,7 @@ def check(file: _FileArgument, json_output: JsonOption = False) -> None:
         json_output=json_output,
         text=lambda: "\n".join(
             [
-                f"{file}: good, policy {policy.digest}",
+                f"{file}: good, policy {policy.digest}{f', with {charter}' if charter else ''}",
                 *_worst_case_lines(rows),
                 *_capacity_lines(_capacity(policy, schema)),
                 *(f"not promised: {notice}" for notice in NOTICES),
@@ -199,16 +207,11 @@ def show(
     json_output: JsonOption = False,
 ) -> None:
     """Show what a policy lets out, and the most that one round may carry."""
-    from dataclasses import replace
-
-    from fedsilo.edge.site_policy import read_policy
-    from policies.compare import meet
+    from fedsilo.edge.site_policy import read_effective
     from policies.render import worst_case
 
-    policy = read_policy(existing(file))
-    schema, warnings = _pinned_schema(policy, file.parent)
-    if effective is not None:
-        policy = replace(policy, file=meet(policy.file, read_policy(existing(effective)).file))
+    policy = read_effective(existing(file), effective and existing(effective))
+    schema, warnings = _pinned_schema(policy.own, file.parent)
     rows = worst_case(policy, schema)
     data = {
         "policy_sha256": policy.digest,
@@ -268,11 +271,12 @@ def explain(
     record: Annotated[int, typer.Argument(min=0, help="Number of a decision in the log.")],
     log: Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")],
     policy: Annotated[Path, typer.Option("--policy", help="Policy to judge it by.")] = Path("policy.yaml"),
+    charter: _CharterOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Every rule's verdict on a recorded message, with the measured value, the limit and its line in the policy."""
     from fedsilo.edge.audit_segments import read_records
-    from fedsilo.edge.site_policy import read_policy
+    from fedsilo.edge.site_policy import read_effective
     from fedsilo.launch.cli_audit import log_folder
     from fedsilo.treaty.errors import NotFoundError
     from policies.render import worst_case
@@ -282,11 +286,11 @@ def explain(
     found = next((row for row in read_records(folder, record) if row["seq"] == record), None)
     if found is None or found["event"] not in DECISIONS:
         raise NotFoundError(f"record {record} of {folder} is no decision", hint="fedsilo audit tail --log shows them")
-    judged_by = read_policy(existing(policy))
+    judged_by = read_effective(existing(policy), charter and existing(charter))
     judged = replayed(found, judged_by)
     if judged.decision is None:
         raise NotFoundError(f"record {record} cannot be judged again: {judged.why}")
-    schema, warnings = _pinned_schema(judged_by, policy.parent)
+    schema, warnings = _pinned_schema(judged_by.own, policy.parent)
     data = {
         **judged.to_json(),
         "rules": [result.to_json() for result in judged.decision.results],
@@ -294,6 +298,12 @@ def explain(
         "capacity_per_round": _capacity(judged_by, schema),
     }
     emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data), warnings=warnings)
+
+
+app.command("test")(cli_policy_test.test)
+app.command("fmt")(cli_policy_change.fmt)
+app.command("propose")(cli_policy_change.propose)
+app.command("activate")(cli_policy_change.activate)
 
 
 @schema_app.command("make")
@@ -305,6 +315,7 @@ def schema_make(
     alpha: _AlphaOption = 64.0,
     targets: _TargetsOption = "all-linear",
     dtype: _DtypeOption = "float32",
+    freeze: _FreezeOption = "none",
     force: _ForceOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -312,16 +323,16 @@ def schema_make(
     from fedsilo.edge.model_folder import lora_schema_of
 
     _refuse_existing([out], force)
-    schema = lora_schema_of(model, rank, alpha, targets, dtype=dtype)
+    schema = lora_schema_of(model, rank, alpha, targets, dtype=dtype, freeze=freeze)
     _write(out, schema.canonical() + b"\n")
     data = {
         "schema": str(out),
         "schema_sha256": schema.digest,
         "tensors": len(schema.tensors),
         "values": schema.elements,
-        "payload_bytes": schema.payload_bytes,
+        "payload_bytes": schema.update_bytes,
     }
-    text = f"wrote {out}: {len(schema.tensors)} tensors, {schema.elements} values, {schema.payload_bytes} bytes a round"
+    text = f"wrote {out}: {len(schema.trained)} tensors, {schema.elements} values, {schema.update_bytes} bytes a round"
     emit("policy schema make", data, json_output=json_output, text=f"{text}\nschema {schema.digest}")
 
 
@@ -330,12 +341,13 @@ def _pinned_schema(policy: Policy, folder: Path) -> tuple[LoraSchema | None, lis
     from fedsilo.edge.site_policy import read_pinned_schema
     from fedsilo.treaty.errors import UsageError
 
-    if policy.file.egress.lora_factors is None:
+    if not policy.file.egress.updates:
         return None, []
     try:
         return read_pinned_schema(policy, folder), []
     except UsageError as error:
-        return None, [f"lora.factors counts as large as budgets.message_bytes allows: {error.message}"]
+        kind = ", ".join(policy.file.egress.updates)
+        return None, [f"{kind} counts as large as budgets.message_bytes allows: {error.message}"]
 
 
 def _refuse_existing(paths: list[Path], force: bool) -> None:
@@ -403,16 +415,19 @@ def _diff_text(rows: list[dict[str, Any]]) -> str:
 
 def _explain_text(data: dict[str, Any]) -> str:
     rows = [
-        [rule["outcome"], rule["rule"], rule["line"], _short(rule["measured"]), _short(rule["limit"])]
+        [
+            rule["outcome"], rule["rule"], f"{Path(rule['file']).name}:{rule['line']}", _short(rule["measured"]),
+            _short(rule["limit"]),
+        ]
         for rule in data["rules"]
         if rule["outcome"] != "n.a."
-    ]
+    ]  # fmt: skip
     silent = sum(rule["outcome"] == "n.a." for rule in data["rules"])
     verdict = f"record {data['seq']}: {data['kind']} was {data['recorded']}, this policy says {data['replayed']}"
     return "\n".join(
         [
             verdict + (f" ({', '.join(data['reasons'])})" if data["reasons"] else ""),
-            table(("verdict", "rule", "line", "measured", "limit"), rows),
+            table(("verdict", "rule", "file:line", "measured", "limit"), rows),
             f"{silent} rules do not apply to this kind",
             *_worst_case_lines(data["worst_case_per_round"]),
             *_capacity_lines(data["capacity_per_round"]),

@@ -57,7 +57,7 @@ def init(
     held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts, JSONL.")],
     verifier: Annotated[str, typer.Option("--verifier", help="How answers are graded.")],
     federation: Annotated[Path, typer.Option("--federation", help="federation.json from `coordinator init`.")],
-    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-random or deny_all.")] = "pubswap",
+    ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-strict, fedavg ...")] = "pubswap",
     public_verifier: Annotated[str, typer.Option("--public-verifier", help="Default: the same.")] = "",
     holdout_share: Annotated[
         float, typer.Option("--holdout-share", min=0.0, max=0.5, help="Private rows never trained on, to report on.")
@@ -332,6 +332,22 @@ def resume(
     """Go on after `silo pause`."""
     data = command(load_site(config), operator, "resume", {}, request_id)
     emit("silo resume", data, json_output=json_output, text="resumed")
+
+
+@app.command("reload")
+@guarded("silo reload")
+def reload_(
+    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Read policy and charter again and put them in force, if nothing in them is looser; else the old ones stay."""
+    data = command(load_site(config), operator, "policy.reload", {}, request_id)
+    fields = f": {', '.join(data['fields'])}" if data["fields"] else ""
+    emit(
+        "silo reload", data, json_output=json_output,
+        text=f"policy {data['policy']} is in force, {data['change']}{fields}",
+        warnings=[f"the silo ends: {data['ends']}"] if data["ends"] else [],
+    )  # fmt: skip
 
 
 @app.command()

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsilo.launch.processes import Children
+from fedsilo.launch.hostile_attacks import named
+from fedsilo.launch.processes import Child, Children
 from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from fedsilo.launch.data_folder import DataFolder
-    from fedsilo.launch.demo_leak import Leak
+    from fedsilo.launch.demo_attacks import Hostile
     from fedsilo.launch.demo_result import Result
     from fedsilo.launch.demo_sites import Site, Sites
     from fedsilo.launch.demo_wire import Witness
@@ -40,6 +41,7 @@ EVALUATION_PROMPTS = 512
 EVALUATION_SAMPLES = 4
 HELD_SILO = "hospital_a"
 POLL_SECONDS = 0.5
+SILO_END_SECONDS = 30.0
 LINE_SECONDS = 4.0  # between lines of progress, unless something changed
 
 Say = Callable[[str], None]
@@ -53,7 +55,7 @@ class DemoOptions:
     compare: a second method, run afterwards from the same start; empty for none.
     hold: hold hospital_a's first factor release for a person.
     record: plant canaries, record every byte between silos and coordinator in the clear, and search it.
-    attacks: what the last silo's trainer tries; anything here also records.
+    attacks: what the last silo's trainer or the coordinator tries (`hostile_attacks`); anything here also records.
     """
 
     out: Path
@@ -88,16 +90,22 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
 
     method = method_named(options.method)
     own_set = options.data is None
+    local_steps = LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS
     rounds = options.rounds or (ROUNDS if own_set else TEXT_ROUNDS)
-    if options.attacks:
-        from fedsilo.launch.demo_leak import check_attacks
+    attacks = named(options.attacks)
+    if attacks:
+        from fedsilo.launch.demo_attacks import check_attacks, rounds_needed
 
         silos = len(read_data_folder(options.data).private) if options.data else options.silos
-        check_attacks(options.attacks, rounds=rounds, silos=silos, method=options.method, kinds=method.kinds)
+        steps = local_steps // SWAP_PERIOD
+        rounds = options.rounds or max(rounds, rounds_needed(attacks, public_steps=steps))
+        check_attacks(
+            attacks, rounds=rounds, silos=silos, method=options.method, kinds=method.kinds, public_steps=steps
+        )
     if options.compare and method_named(options.compare).kinds - method.kinds:
         raise UsageError(f"--compare {options.compare} sends kinds that ruleset {method.ruleset} does not allow")
-    if options.compare and options.attacks:
-        raise UsageError("--compare and --leak do not go together: the hostile trainer serves one run")
+    if options.compare and attacks:
+        raise UsageError("--compare does not go together with --leak and --attack")
     if options.out.exists() and any(options.out.iterdir()):
         raise ConflictError(f"{options.out} is not empty", hint="choose another --out, or remove it")
     given = read_data_folder(options.data) if options.data is not None else None
@@ -107,9 +115,8 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         hint = "name a folder that you may write, with --out"
         raise UsageError(f"cannot make {options.out}: {error.strerror}", hint=hint) from error
     data, model = _set_up_inputs(options, given, say)
-    local_steps = LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS
     say("writing five sites: certificates, configurations, policies" if len(data.private) == 4 else "writing the sites")
-    recorder_port = free_port() if options.record or options.attacks else 0
+    recorder_port = free_port() if options.record or attacks else 0
     sites = make_sites(
         Wanted(
             out=options.out,
@@ -129,16 +136,14 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         )
     )
     witness: Witness | None = None
-    leak: Leak | None = None
+    hostile: Hostile | None = None
     if recorder_port:
+        from fedsilo.launch.demo_attacks import Hostile, attacked_sites
         from fedsilo.launch.demo_wire import Witness
 
-        external = [sites.silos[-1].name] if options.attacks else []
+        external = [site.name for site in attacked_sites(sites, attacks)]
         witness = Witness(sites, data, options.seed, options.out / "wire", port=recorder_port, external=external)
-    if witness is not None and options.attacks:
-        from fedsilo.launch.demo_leak import Leak
-
-        leak = Leak(sites, options.attacks, witness.planted)
+        hostile = Hostile(sites, attacks, witness.planted) if attacks else None
     fields: dict[str, object] = {
         "rounds": rounds,
         "local_steps": local_steps,
@@ -167,12 +172,16 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     try:
         if witness is not None:
             witness.start()
-        processes = _start(children, sites, options.out / "logs", say, witness=witness, leak=leak)
-        outcome = _carry_out(children, sites, {"method": options.method, **fields}, f"run-1{suffix}", say, attend)
+        processes = _start(children, sites, options.out / "logs", say, witness=witness, hostile=hostile)
+        fields = {"method": options.method, **fields}
+        if hostile is not None:
+            outcome = _carry_out_attacks(children, sites, fields, suffix, say, hostile, options.out / "logs")
+        else:
+            outcome = _carry_out(children, sites, fields, f"run-1{suffix}", say, attend)
         compared = {}
         if options.compare:
             say(f"again from the same start with {options.compare}")
-            compared = _carry_out(children, sites, {"method": options.compare, **fields}, f"run-2{suffix}", say, None)
+            compared = _carry_out(children, sites, {**fields, "method": options.compare}, f"run-2{suffix}", say, None)
         say("stopping")
     finally:
         killed = children.stop()
@@ -183,7 +192,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     seconds = time.monotonic() - started
     if witness is not None:
         say("searching what crossed for the planted texts")
-    result = result_of(sites, outcome, compared, processes, seconds, witness=witness, leak=leak)
+    result = result_of(sites, outcome, compared, processes, seconds, witness=witness, hostile=hostile)
     result.data["base_model"] = str(model)
     return result
 
@@ -208,33 +217,55 @@ def _set_up_inputs(options: DemoOptions, data: DataFolder | None, say: Say) -> t
 
 
 def _start(
-    children: Children, sites: Sites, logs: Path, say: Say, *, witness: Witness | None, leak: Leak | None
+    children: Children, sites: Sites, logs: Path, say: Say, *, witness: Witness | None, hostile: Hostile | None
 ) -> int:
     say("starting the coordinator")
-    coordinator = children.start(
-        "coordinator",
-        ["coordinator", "start", "--config", str(sites.coordinator.config), "--json"],
-        logs / "coordinator.log",
-    )
-    coordinator.ready()
+    log = logs / "coordinator.log"
+    if hostile is not None and not hostile.is_trainer:
+        arguments = hostile.coordinator_arguments()
+        children.start("coordinator", arguments, log, module="fedsilo.launch.hostile_coordinator").ready()
+    else:
+        arguments = ["coordinator", "start", "--config", str(sites.coordinator.config), "--json"]
+        children.start("coordinator", arguments, log).ready()
     say(f"starting {len(sites.silos)} silos, each a guard and a trainer")
-    silos = []
-    for site in sites.silos:
-        environment = witness.planted.environment(site.name) if witness else {}
-        hostile = leak is not None and site is leak.site
-        arguments = ["silo", "start", "--config", str(site.config), "--json"]
-        log = logs / f"{site.name}.log"
-        silos.append(children.start(site.name, arguments, log, environment=environment, may_end=hostile))
-    if leak is not None:
-        say(f"{leak.site.name}'s trainer is hostile: it tries {', '.join(leak.attacks)}")
-        leak.start(children, logs)
+    silos = [_start_silo(children, site, logs, witness, hostile) for site in sites.silos]
+    if hostile is not None:
+        say(f"{hostile.name} is hostile: it tries {', '.join(attack.name for attack in hostile.attacks)}")
+        if hostile.is_trainer:
+            hostile.start_trainer(children, logs, hostile.phases[0])
     rungs = {str(silo.ready().get("isolation", "")) for silo in silos}
     processes = children.count()
     say(f"{processes} processes run; the trainers' isolation: {', '.join(sorted(rungs)) or 'unknown'}")
     return processes
 
 
+def _start_silo(children: Children, site: Site, logs: Path, witness: Witness | None, hostile: Hostile | None) -> Child:
+    environment = witness.planted.environment(site.name) if witness else {}
+    arguments = ["silo", "start", "--config", str(site.config), "--json"]
+    may_end = hostile is not None and hostile.is_trainer and site is hostile.site
+    return children.start(site.name, arguments, logs / f"{site.name}.log", environment=environment, may_end=may_end)
+
+
 # ---- one run ---------------------------------------------------------------------------------------
+
+
+def _carry_out_attacks(
+    children: Children, sites: Sites, fields: dict[str, object], suffix: str, say: Say, hostile: Hostile, logs: Path
+) -> dict[str, Any]:
+    """A run for each phase; returns the record of the main one."""
+    main: dict[str, Any] = {}
+    for number, phase in enumerate(hostile.phases, 1):
+        if hostile.is_trainer and number > 1:
+            if hostile.ends_silo(hostile.phases[number - 2]):
+                children.wait_for_end(hostile.site.name, SILO_END_SECONDS)
+            hostile.start_trainer(children, logs, phase)
+            if not children.running(hostile.site.name):
+                _start_silo(children, hostile.site, logs, None, hostile).ready()
+        if phase.attacks and not phase.is_main:
+            say(f"a run of its own: {', '.join(phase.attacks)}")
+        record = _carry_out(children, sites, {**fields, **phase.fields}, f"run-{number}{suffix}", say, None)
+        main = record if phase.is_main else main
+    return main
 
 
 def _carry_out(

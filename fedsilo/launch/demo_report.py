@@ -9,6 +9,8 @@ from typing import Any
 from fedsilo.launch.output import table
 from fedsilo.launch.silo_text import isolation_text
 
+_DECISIONS = {"deny": "denied", "drop": "dropped", "clip": "clipped", "stop": "stopped", "allow": "let through"}
+
 
 def report(data: dict[str, Any]) -> str:
     """Text of the closing table. `data` is what `fedsilo demo --json` carries."""
@@ -71,26 +73,30 @@ def _attacks(data: dict[str, Any]) -> str:
     rows = [
         [
             row["name"],
-            row["decision"].upper() if row["decision"] != "deny" else "denied",
+            row["decision"].upper() if row["decision"] not in row["expected"] else _DECISIONS.get(row["decision"], ""),
             row["rule"] + (f" and {len(row['rules']) - 1} more" if len(row["rules"]) > 1 else "") or "-",
             f"{row['round']}.{row['step']}" if row["step"] else str(row["round"]),
             str(row["record"]),
         ]
         for row in data["attacks"]
     ]
+    attacker = data["attacker"]
     kept = all(row["decision"] == "deny" for row in data["attacks"])
-    heading = f"what {data['attacker']}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}"
-    without = [str(row["round"]) for row in data["rounds"] if data["attacker"] not in row["participants"]]
-    lines = [heading, table(("attempt", "decision", "denied by", "round.step", "record"), rows)]
-    if without:
-        lines.append(f"committed without {data['attacker']}: round {', '.join(without)}")
-    log = next((Path(row["path"]) for row in data["audit"] if row["log"] == data["attacker"]), None)
-    recorded = [row["record"] for row in data["attacks"] if row["record"] is not None]
-    if log is not None and recorded:
-        policy = log.parent.parent / "policy.yaml"
+    who = "what the hostile coordinator tried"
+    if attacker != "coordinator":
+        who = f"what {attacker}'s hostile trainer tried{'; its guard sent none of it' if kept else ''}"
+    without = [str(row["round"]) for row in data["rounds"] if attacker not in row["participants"]]
+    lines = [who, table(("attempt", "decision", "by", "round.step", "record"), rows)]
+    if without and attacker != "coordinator":
+        lines.append(f"committed without {attacker}: round {', '.join(without)}")
+    recorded = next((row for row in data["attacks"] if row["record"] is not None and row["rules"]), None)
+    log = next((Path(row["path"]) for row in data["audit"] if recorded and row["log"] == recorded["silo"]), None)
+    if log is not None and recorded is not None:
+        site = log.parent.parent
         lines += [
             "every rule's verdict on one of them:",
-            f"  fedsilo policy explain {recorded[0]} --log {log} --policy {policy}",
+            f"  fedsilo policy explain {recorded['record']} --log {log} --policy {site / 'policy.yaml'} "
+            f"--charter {site / 'charter.yaml'}",
         ]
     return "\n".join([*lines, *textwrap.wrap(data["not_stopped"], 80)])
 

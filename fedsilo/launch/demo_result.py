@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedsilo.treaty.errors import FedSiloError, OperationError, VerificationError
 
 if TYPE_CHECKING:
-    from fedsilo.launch.demo_leak import Leak
+    from fedsilo.launch.demo_attacks import Hostile
     from fedsilo.launch.demo_sites import Sites
     from fedsilo.launch.demo_wire import Witness
 
@@ -34,7 +34,7 @@ def result_of(
     seconds: float,
     *,
     witness: Witness | None = None,
-    leak: Leak | None = None,
+    hostile: Hostile | None = None,
 ) -> Result:
     """Add the figures up and check them against each other; everything has stopped.
 
@@ -45,7 +45,7 @@ def result_of(
         processes: that ran.
         seconds: the runs took.
         witness: what crossed.
-        leak: the hostile trainer.
+        hostile: the hostile party.
     """
     from fedsilo.edge.audit_verify import verify_logs
 
@@ -98,8 +98,8 @@ def result_of(
         error = _failed(f"the run ended as {record['state']}: {record['reason'] or bad_rounds or 'see the logs'}", 1)
     if witness is not None:
         error = _worse(error, _searched(sites, data, witness))
-    if leak is not None:
-        error = _worse(error, _attacked(data, leak))
+    if hostile is not None:
+        error = _worse(error, _attacked(data, hostile))
     return Result(data, record, sites, compared, error)
 
 
@@ -112,13 +112,13 @@ def _searched(sites: Sites, data: dict[str, Any], witness: Witness) -> FedSiloEr
     return OperationError(fault, code="LEAKED" if verdict.found else "WIRE_NOT_PROVEN") if fault else None
 
 
-def _attacked(data: dict[str, Any], leak: Leak) -> FedSiloError | None:
-    from fedsilo.launch import demo_leak
+def _attacked(data: dict[str, Any], hostile: Hostile) -> FedSiloError | None:
+    from fedsilo.launch import demo_attacks
 
-    data["attacks"] = leak.verdicts()
-    data["attacker"] = leak.site.name
-    data["not_stopped"] = demo_leak.NOT_STOPPED
-    code, why = demo_leak.fault(data["attacks"], leak.reached_coordinator(data["attacks"]))
+    data["attacks"] = hostile.verdicts()
+    data["attacker"] = hostile.site.name if hostile.is_trainer else "coordinator"
+    data["not_stopped"] = demo_attacks.NOT_STOPPED if hostile.is_trainer else ""
+    code, why = demo_attacks.fault(data["attacks"], hostile.reached_coordinator(data["attacks"]))
     return OperationError(why, code=code) if code else None
 
 

@@ -136,7 +136,8 @@ def emit(
 class guarded:  # noqa: N801 - used as a decorator and as a context, both of which read in lower case
     """Turns a FedSiloError into the envelope, or into two lines on stderr, and leaves with its exit code.
 
-    As a decorator it sits under `@app.command()` and follows the command's own `json_output` parameter:
+    As a decorator it sits under `@app.command()` and follows the command's own `json_output` parameter, and `output`
+    where a command has one:
 
         @app.command()
         @guarded("certs show")
@@ -156,7 +157,8 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
         def guarded_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            with guarded(self._command, json_output=bool(kwargs.get("json_output", self._json_output))):
+            wanted = kwargs.get("json_output", self._json_output) or kwargs.get("output") == "json"
+            with guarded(self._command, json_output=bool(wanted)):
                 return function(*args, **kwargs)
 
         return guarded_function

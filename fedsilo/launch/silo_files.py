@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.files import make_private_directory, write_durably
-from fedsilo.edge.site_policy import SiteInputs, make_site_policy, read_bundle
+from fedsilo.edge.site_policy import SiteInputs, charter_of, make_site_policy, read_bundle
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import ConflictError
+from policies.compare import effective
+from policies.load import load_policy
 from silo.config import load_config
 
 HOLDOUT_SHARE = 0.1  # what `silo init` writes; a configuration that says nothing sets nothing aside
@@ -61,15 +63,16 @@ class SiloFiles:
 
 
 def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
-    """Write `silo.yaml`, `policy.yaml` and `lora_schema.json` into the site's folder.
+    """Write `silo.yaml`, `policy.yaml` and `lora_schema.json` into the site's folder, and the federation's charter
+    beside them where the bundle carries one.
 
     Args:
         files: what the site has.
         now_seconds: start of the policy's validity.
 
     Returns:
-        {"config", "policy", "schema", "control_socket"}: paths; "plan_size": what the limits allow; "warnings": of
-        the policy, for a person.
+        {"config", "policy", "schema", "control_socket"} and perhaps "charter": paths; "plan_size": what the limits
+        allow; "warnings": of the policy, for a person.
 
     Raises:
         ConflictError: one of the files exists.
@@ -77,10 +80,13 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     """
     out = files.out
     paths = {"config": out / "silo.yaml", "policy": out / "policy.yaml", "schema": out / "lora_schema.json"}
+    bundle = read_bundle(files.bundle)
+    charter = charter_of(bundle, files.bundle)
+    if charter is not None:
+        paths["charter"] = out / "charter.yaml"
     for path in paths.values():
         if path.exists():
             raise ConflictError(f"{path} exists already", hint="write into an empty folder, or move it away")
-    bundle = read_bundle(files.bundle)
     made = make_site_policy(
         SiteInputs(
             ruleset=files.ruleset,
@@ -99,8 +105,12 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
         )
     )
     address = files.address or str(bundle.get("coordinator_address", ""))
-    text = _config_text(files, str(bundle["federation"]), address)
+    if charter is not None:
+        effective(load_policy(made.policy_text.encode(), str(paths["policy"])), charter.policy)
+    text = _config_text(files, str(bundle["federation"]), address, charter.policy.digest if charter else "")
     make_private_directory(out)
+    if charter is not None:
+        write_durably(paths["charter"], charter.text)
     write_durably(paths["schema"], made.schema_text)
     write_durably(paths["policy"], made.policy_text.encode())
     write_durably(paths["config"], text.encode())
@@ -113,7 +123,7 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     }
 
 
-def _config_text(files: SiloFiles, federation: str, address: str) -> str:
+def _config_text(files: SiloFiles, federation: str, address: str, charter_sha256: str) -> str:
     def quoted(value: object) -> str:
         # A JSON string is a YAML string, whatever is in it.
         return json.dumps(str(value))
@@ -148,6 +158,9 @@ identity:
   coordinator_key: id/coordinator.pub
 # What may leave and what is let in.
 policy: policy.yaml
+# The federation's charter: in force is what both allow. Its digest is that of the bundle; null: no charter.
+charter: {"charter.yaml" if charter_sha256 else "null"}
+charter_sha256: {quoted(charter_sha256) if charter_sha256 else "null"}
 data:
   # Budgets are counted against this name, whatever the run.
   collection: {quoted(files.collection or name)}

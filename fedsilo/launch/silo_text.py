@@ -20,6 +20,10 @@ def status_text(state: Mapping[str, Any]) -> str:
         ("trainer", _trainer_text(trainer)),
         ("private", private_text(trainer.get("ready", {}))),
         ("policy", f"{policy.get('name')} {str(policy.get('digest'))[:12]}, DP off"),
+        *(
+            ("made of", f"{part['file']} {part['digest'][:12]}")
+            for part in (policy.get("made_of", ()) if len(policy.get("made_of", ())) > 1 else ())
+        ),
         ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
         ("audit", f"{state.get('audit', {}).get('size', 0)} records"),
     ]

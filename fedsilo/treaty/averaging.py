@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedsilo.treaty.freezing import frozen_sha256, is_frozen
 from fedsilo.treaty.randomness import generator, seed_of
 from fedsilo.treaty.wire.codec import Array
 
@@ -25,6 +26,12 @@ def initial_factors(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int) ->
         else:
             tensors[name] = np.zeros(shape, dtype=np.float32)
     return tensors
+
+
+def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: int, freeze: str) -> str:
+    """Digest of the frozen factors among `initial_factors`; empty if none is frozen. Shapes come in name order."""
+    frozen = [(name, shape) for name, shape in shapes if is_frozen(name, freeze)]
+    return frozen_sha256(((name, initial_factors([(name, shape)], seed)[name]) for name, shape in frozen), freeze)
 
 
 def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:

@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from fedsilo.treaty.freezing import UPDATE_KIND
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
@@ -163,8 +164,12 @@ class LoadAdapter:
 
 @dataclass(frozen=True)
 class PrivateStep:
+    """`rows`: which of its usable private prompts the trainer is to use, by number. A method leaves them out: whoever
+    gives the task draws them (silo/sampling.py), since no coordinator may choose a silo's records (threat T19)."""
+
     round: int
     step: int
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,8 +258,8 @@ class Method:
     """One line of the registry.
 
     Attributes:
-        kinds: the message kinds a silo may offer under this method. Never widens a site's policy: a kind must be
-            named by both.
+        kinds: the message kinds a silo may offer under this method where nothing is frozen. Never widens a site's
+            policy: a kind must be named by both.
         ruleset: the shipped ruleset this method runs under.
         combine: the coordinator's arithmetic on one tile: (master tile [n], tiles of the uploads in silo order,
             each [n], all float32) -> new master tile [n].
@@ -270,3 +275,7 @@ class Method:
     silo: Half[Any, SiloEvent, SiloAction]
     combine: Callable[[Array, Sequence[Array]], Array]
     sends_wrong_answers: bool = False
+
+    def kinds_under(self, plan: Plan) -> frozenset[str]:
+        """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it."""
+        return frozenset(plan.lora.update_kind if kind == UPDATE_KIND["none"] else kind for kind in self.kinds)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.freezing import UPDATE_KIND, Freeze
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -52,9 +53,25 @@ class Rollout(_Closed):
 
 
 class Lora(_Closed):
+    """`freeze` is the schema's; `frozen_sha256` names the frozen factors, which follow from the plan's seed
+    (averaging.initial_frozen_sha256), and is empty where nothing is frozen."""
+
     rank: int = Field(32, ge=1, le=1024)
     alpha: float = Field(64.0, gt=0)
     schema_sha256: Sha256
+    freeze: Freeze = "none"
+    frozen_sha256: Sha256 | Literal[""] = ""
+
+    @model_validator(mode="after")
+    def _frozen_is_named(self) -> Lora:
+        if (self.freeze == "none") != (self.frozen_sha256 == ""):
+            raise ValueError(f"freeze is {self.freeze} and frozen_sha256 is {self.frozen_sha256[:12] or 'empty'}")
+        return self
+
+    @property
+    def update_kind(self) -> str:
+        """Kind of the message by which a round's update leaves a silo."""
+        return UPDATE_KIND[self.freeze]
 
 
 class Evaluation(_Closed):

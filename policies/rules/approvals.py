@@ -5,6 +5,7 @@ Rounds are counted by what this party has released, not by the number in the env
 
 from __future__ import annotations
 
+from fedsilo.treaty.wire.services import UPDATE_KINDS
 from policies.fields import Approvals
 from policies.history import History
 from policies.load import Policy
@@ -17,7 +18,18 @@ def asked(block: Approvals, ordinal: int) -> bool:
     return ordinal <= block.first_rounds or (block.then > 0 and ordinal % block.then == 0)
 
 
-@rule("approvals", "APPROVAL", "lora.factors", "public.responses", "run.plan")
+_KINDS = (
+    *sorted(UPDATE_KINDS),
+    "reft.intervention",
+    "public.responses",
+    "competence.answers",
+    "profile.vector",
+    "knowledge.package",
+    "run.plan",
+)
+
+
+@rule("approvals", "APPROVAL", *_KINDS)
 def approvals(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Distinct people in a named role who approved exactly this payload. The coordinator approves for nobody."""
     block, path = block_of(facts, policy)

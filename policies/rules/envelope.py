@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS, UPDATE_KINDS
 from policies.catalogue import KINDS
 from policies.history import History
 from policies.load import Policy
 from policies.message import Facts
 from policies.rules.base import Judgement, block_of, holds, none_of, not_applicable, rule, side_of, within
 
-_OF_A_RUN = ("lora.factors", "public.responses", "metrics.eval", "round.open", "public.donors", "round.result")
+_UPDATES = tuple(sorted(UPDATE_KINDS))
+_OFFERS = tuple(sorted(kind for kind in OUTBOUND_KINDS if not kind.startswith("control.")))
+# Where in a run a message belongs: a round as a whole, an open step, or (as these may be late) any round until now.
+_OF_A_ROUND = (
+    *_UPDATES,
+    "reft.intervention",
+    "profile.vector",
+    "knowledge.package",
+    "diag.drift",
+    "count.examples",
+    "reft.aggregate",
+    "match.directive",
+)
+_OF_A_STEP = (
+    "public.responses",
+    "public.donors",
+    "public.rewards",
+)
+_ANSWERS_AN_ASK = ("competence.score", "competence.answers", "reward.scalar")
+_OPENS_A_STEP = ("competence.ask", "reward.ask")
+_MAY_BE_LATE = ("metrics.eval", "bandit.reward")
+_PLACED = (*_OF_A_ROUND, *_OF_A_STEP, *_OPENS_A_STEP, *_ANSWERS_AN_ASK, *_MAY_BE_LATE)
+_OF_A_RUN = (*_PLACED, "round.open", "round.result")
 
 
 @rule("measured", "NOT_MEASURED")
@@ -64,14 +86,27 @@ def run(facts: Facts, policy: Policy, history: History) -> Judgement:
     return holds(facts["run_is_open"], path)
 
 
-@rule("round", "ROUND_NOT_OPEN", "lora.factors", "public.responses", "public.donors", "metrics.eval")
+@rule("kind of the method", "METHOD_KIND", *_OFFERS)
+def kind_of_method(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """The running method offers this kind: what a policy names for one method is not open to another."""
+    _, path = block_of(facts, policy)
+    if side_of(facts, policy) == "ingress":
+        return not_applicable()  # knowledge.package comes in, too
+    return holds(facts["kind_of_method"], path)
+
+
+@rule("round", "ROUND_NOT_OPEN", *_PLACED)
 def round_and_step(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The message belongs to the open round, and to its open public step where it has a step."""
+    """The message belongs to the open round, and to its open step where it has a step."""
     _, path = block_of(facts, policy)
     name, number, step = facts["kind"], facts["round"], facts["step"]
-    if name == "metrics.eval":
-        fits = 0 <= number <= facts["open_round"] and step == 0
-    elif name == "lora.factors":
+    if name in _MAY_BE_LATE:
+        fits = (0 if name == "metrics.eval" else 1) <= number <= facts["open_round"] and step == 0
+    elif name in _OPENS_A_STEP:
+        fits = number == facts["open_round"] >= 1 and 1 <= step <= facts["plan_local_steps"]
+    elif name in _ANSWERS_AN_ASK:
+        fits = number == facts["open_round"] >= 1 and step == facts["asked_step"] >= 1
+    elif name in _OF_A_ROUND:
         fits = number == facts["open_round"] >= 1 and step == 0
     else:
         fits = number == facts["open_round"] >= 1 and step == facts["open_step"] >= 1
@@ -103,4 +138,4 @@ def control_place(facts: Facts, policy: Policy, history: History) -> Judgement:
     )
 
 
-RULES = (measured, kind, fields, sender, valid, run, round_and_step, control_place)
+RULES = (measured, kind, fields, sender, valid, run, kind_of_method, round_and_step, control_place)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+from fedsilo.treaty.wire.services import UPDATE_KINDS
 from policies.history import History
 from policies.load import Policy
 from policies.message import OFFERED, Facts
+from policies.model import Egress, Ingress, PublicDonors
 from policies.rules.base import (
     Judgement,
     Rule,
@@ -47,6 +51,39 @@ def plan_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     return equal(place, "0.0", path)
 
 
+@rule("plan stands", "PLAN_CHANGED", "run.plan")
+def plan_stands(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A plan that was accepted stays as it was until its run is over (T13); the same plan again changes nothing."""
+    _, path = block_of(facts, policy)
+    return holds(facts["plan_of_open_run_changed"] is False, path)
+
+
+# A run goes on without these.
+_MAY_BE_KEPT_BACK = frozenset({"metrics.eval", "diag.drift"})
+# What the coordinator must be able to say for a kind to be of any use.
+_ASKS = {
+    "competence.score": "competence.ask",
+    "competence.answers": "competence.ask",
+    "reward.scalar": "reward.ask",
+    "bandit.reward": "match.directive",
+    "reft.intervention": "reft.aggregate",
+}
+
+
+def _named(side: Egress | Ingress, kind: str) -> object:
+    return getattr(side, kind.replace(".", "_"), None)
+
+
+def _schemas_trained(facts: Facts, policy: Policy) -> list[tuple[str, str]]:
+    """(kind of update, name of its schema) under egress for each update that the method sends. A method that sends none
+    trains a pinned schema all the same, of which nothing leaves."""
+    sent = sorted(UPDATE_KINDS.intersection(facts["method_kinds"]))
+    if not sent:
+        return [("", name) for name in policy.file.lora_schemas]
+    updates = policy.file.egress.updates
+    return [(kind, updates[kind].schema_name) for kind in sent if kind in updates]
+
+
 @rule("plan method", "PLAN_METHOD", "run.plan")
 def plan_method(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The method is one of this version, and what it lives on is not denied later, after the training.
@@ -56,8 +93,13 @@ def plan_method(facts: Facts, policy: Policy, history: History) -> Judgement:
     method, egress, ingress = facts["method"], policy.file.egress, policy.file.ingress
     if not method:
         return holds(False, (), measured="unknown", limit="a method of this version")
-    if "lora.factors" in facts["method_kinds"] and egress.lora_factors is None:
-        return holds(False, ("egress",), measured=method, limit="lora.factors under egress")
+    unused = {"public.responses", "public.rewards"} if facts["public_steps"] == 0 else set()
+    for kind in sorted(set(facts["method_kinds"]) - _MAY_BE_KEPT_BACK - unused):
+        if _named(egress, kind) is None:
+            return holds(False, ("egress",), measured=method, limit=f"{kind} under egress")
+        asks = _ASKS.get(kind)
+        if asks is not None and _named(ingress, asks) is None:
+            return holds(False, ("ingress",), measured=method, limit=f"{asks} under ingress")
     if "public.responses" not in facts["method_kinds"] or facts["public_steps"] == 0:
         return holds(True, ("egress",), measured=method)
     if egress.public_responses is None:
@@ -90,19 +132,30 @@ def plan_model(facts: Facts, policy: Policy, history: History) -> Judgement:
     return judgement
 
 
+def _is_schema(facts: Facts, policy: Policy, name: str) -> bool:
+    return bool(facts["schema_sha256"] == policy.file.lora_schemas[name].sha256)
+
+
 @rule("plan schema", "PLAN_SCHEMA", "run.plan")
 def plan_schema(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The plan trains the schema that this site may send, on the dtype that it may send."""
-    outbound = policy.file.egress.lora_factors
-    if outbound is None:
-        # A site that sends no factors cannot be asked to train any.
-        return holds(False, ("egress",), measured=facts["schema_sha256"], limit="a schema under egress lora.factors")
-    pin, path = policy.file.lora_schemas[outbound.schema_name], ("lora_schemas", outbound.schema_name)
+    schemas = _schemas_trained(facts, policy)
+    if not schemas:
+        # A site that sends no factors cannot be asked to train any for a method that sends them.
+        return holds(False, ("egress",), measured=facts["schema_sha256"], limit="a schema under egress")
+    name = next((name for _, name in schemas if _is_schema(facts, policy, name)), schemas[0][1])
+    pin, path = policy.file.lora_schemas[name], ("lora_schemas", name)
     if facts["wire_dtype"] != pin.dtype:
         return equal(facts["wire_dtype"], pin.dtype, (*path, "dtype"))
     if facts["rank"] != pin.rank:
         return equal(facts["rank"], pin.rank, (*path, "rank"))
     return equal(facts["schema_sha256"], pin.sha256, (*path, "sha256"))
+
+
+@rule("plan frozen factors", "PLAN_SCHEMA", "run.plan")
+def plan_frozen(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """What is frozen is what this party draws from the plan's seed itself: nobody has chosen it (T6, T20)."""
+    return holds(facts["frozen_of_seed"], ("lora_schemas",), measured=facts["freeze"], limit="as the seed draws it")
 
 
 @rule("plan sets", "PLAN_SETS", "run.plan")
@@ -140,11 +193,28 @@ def plan_fits(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(most, outbound.max_responses_per_round, path)
 
 
+@rule("plan gives enough records", "PLAN_SIZE", "run.plan")
+def plan_records(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A plan whose rounds are too small, or too long, for their update to leave is refused before any training (T7)."""
+    kind, _ = next(iter(_schemas_trained(facts, policy)), ("", ""))
+    outbound, path = policy.file.egress.updates.get(kind), ("egress", kind)
+    if outbound is None:
+        return not_applicable()
+    if facts["local_steps"] > outbound.max_steps:
+        return at_most(facts["local_steps"], outbound.max_steps, (*path, "max_steps"))
+    public = facts["public_steps"] if "public.responses" in facts["method_kinds"] else 0
+    most = (facts["local_steps"] - public) * facts["prompts_per_step"]
+    if most == 0:
+        return not_applicable((*path, "min_records"))
+    return at_least(most, outbound.min_records, (*path, "min_records"))
+
+
 @rule("round is of the plan", "ROUND_NOT_OPEN", "round.open")
 def round_of_plan(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """The round exists in the plan and names the adapter it starts from."""
+    """The round exists in the plan, and names the adapter it starts from where the policy takes one in."""
     _, path = block_of(facts, policy)
-    return holds(facts["round_in_plan"] is True and facts["base_digest_empty"] is False, path)
+    named = facts["base_digest_empty"] is (policy.file.ingress.global_adapter is None)
+    return holds(facts["round_in_plan"] is True and named, path)
 
 
 @rule("rounds go forward", "ROUND_NOT_OPEN", "round.open")
@@ -217,12 +287,29 @@ def donors_per_prompt(facts: Facts, policy: Policy, history: History) -> Judgeme
     return at_most(facts["donors_per_prompt_max"], block.max_donors_per_prompt, (*path, "max_donors_per_prompt"))
 
 
+@rule("donors of one peer", "DONOR_SHARE", "public.donors")
+def donors_of_one_peer(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Of all answers that the step trains on, one peer gives its share at most; the surplus was dropped (T21)."""
+    block, path = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    path, most = (*path, "max_share_per_peer"), donors_of_one_peer_most(block, facts["answers_of_step"])
+    if facts["stage"] == OFFERED and facts["donors_of_one_peer_max"] > most:
+        return Judgement("look", facts["donors_of_one_peer_max"], most, path)
+    return at_most(facts["donors_of_one_peer_max"], most, path)
+
+
 @rule("bytes of one donor", "RESPONSE_BYTES", "public.donors")
 def donor_bytes(facts: Facts, policy: Policy, history: History) -> Judgement:
     block, path = block_of(facts, policy)
     if block is None:
         return not_applicable()
     return at_most(facts["text_bytes_max"], block.max_bytes_per_response, (*path, "max_bytes_per_response"))
+
+
+def donors_of_one_peer_most(block: PublicDonors, answers_of_step: int) -> int:
+    """The largest number of donors of one peer in a step that trains on so many answers."""
+    return math.floor(block.max_share_per_peer * answers_of_step)
 
 
 def _strangers(facts: Facts, policy: Policy) -> int:
@@ -234,13 +321,16 @@ def _strangers(facts: Facts, policy: Policy) -> int:
 RULES = (
     *(_range_rule(key) for key in _RANGES),
     plan_round,
+    plan_stands,
     plan_method,
     plan_federation,
     plan_model,
     plan_schema,
+    plan_frozen,
     plan_sets,
     plan_peers,
     plan_fits,
+    plan_records,
     round_of_plan,
     round_forward,
     round_steps,
@@ -250,5 +340,6 @@ RULES = (
     donor_peers,
     donors_verified,
     donors_per_prompt,
+    donors_of_one_peer,
     donor_bytes,
 )

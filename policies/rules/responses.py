@@ -1,6 +1,6 @@
 """Rules on answers to public prompts: which prompts, how many, how long, and graded again (threats T9, T12, T13).
 
-What they do not stop: private text memorised by the model and repeated in an answer; there are no text screens here.
+What they do not stop: private text memorised by the model and repeated in an answer; that is for rules/screens.py.
 """
 
 from __future__ import annotations

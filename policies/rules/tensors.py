@@ -1,17 +1,22 @@
-"""Rules on adapter factors: exactly the schema's tensors, finite, within the norms (threats T1, T2, T4, T7).
+"""Rules on adapter factors: exactly the schema's tensors, finite, within the norms, trained on enough records, and what
+is frozen unchanged (threats T1, T2, T4, T6, T7).
 
-They judge lora.factors (a delta against the round's base) and global.adapter (whole factors, from the coordinator).
-What they do not stop: information in the low bits of allowed values (N1).
+They judge updates (deltas against the round's base) and global.adapter (whole factors, from the coordinator).
+What they do not stop: information in the low bits of allowed values (N1), and a trainer that lies about its records
+(silo/sampling.py).
 """
 
 from __future__ import annotations
 
+from fedsilo.treaty.freezing import FREEZE_OF_KIND
+from fedsilo.treaty.wire.services import FACTOR_KINDS, UPDATE_KINDS
 from policies.history import History
 from policies.load import Policy
 from policies.message import OFFERED, Facts
 from policies.model import SchemaPin
 from policies.rules.base import (
     Judgement,
+    at_least,
     at_most,
     block_of,
     equal,
@@ -21,7 +26,8 @@ from policies.rules.base import (
     rule,
 )
 
-_TENSORS = ("lora.factors", "global.adapter")
+_TENSORS = tuple(sorted(FACTOR_KINDS))
+_UPDATES = tuple(sorted(UPDATE_KINDS))
 
 
 def _pin(facts: Facts, policy: Policy) -> tuple[SchemaPin, tuple[str, ...]] | None:
@@ -56,6 +62,22 @@ def tensor_set(facts: Facts, policy: Policy, history: History) -> Judgement:
         return holds(False, (*path, "schema"))
     wrong = facts["tensors_missing"] + facts["tensors_unexpected"] + facts["tensors_repeated"]
     return none_of(wrong, (*path, "schema"))
+
+
+@rule("frozen factors", "FROZEN", *_TENSORS)
+def frozen(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """What the pinned schema freezes is in no update, and in every global adapter what the plan's seed draws (T6)."""
+    pinned = _pin(facts, policy)
+    if pinned is None:
+        return not_applicable()
+    pin, path = pinned[0], (*pinned[1], "freeze")
+    if facts["freeze"] != pin.freeze:
+        return equal(facts["freeze"], pin.freeze, path)
+    if facts["kind"] != "global.adapter":
+        return equal(FREEZE_OF_KIND[facts["kind"]], pin.freeze, path)
+    if pin.freeze == "none":
+        return not_applicable(path)
+    return holds(facts["frozen_as_planned"], path)
 
 
 @rule("tensor shapes", "TENSOR_SHAPE", *_TENSORS)
@@ -106,11 +128,11 @@ def canonical(facts: Facts, policy: Policy, history: History) -> Judgement:
 def base(facts: Facts, policy: Policy, history: History) -> Judgement:
     """A delta names the adapter that the open round started from; whole factors name none."""
     _, path = block_of(facts, policy)
-    key = "base_digest_of_round" if facts["kind"] == "lora.factors" else "base_digest_empty"
+    key = "base_digest_empty" if facts["kind"] == "global.adapter" else "base_digest_of_round"
     return holds(facts[key], path)
 
 
-@rule("value grid", "VALUE_GRID", "lora.factors")
+@rule("value grid", "VALUE_GRID", *_UPDATES)
 def grid(facts: Facts, policy: Policy, history: History) -> Judgement:
     block, path = block_of(facts, policy)
     if block is None or block.quantise.grid == "float32" or _before_transforms(facts):
@@ -118,7 +140,7 @@ def grid(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(facts["values_off_bfloat16"], (*path, "quantise"))
 
 
-@rule("L2 of the delta", "DELTA_L2", "lora.factors")
+@rule("L2 of the delta", "DELTA_L2", *_UPDATES)
 def delta_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
     block, path = block_of(facts, policy)
     if block is None or _before_transforms(facts):
@@ -126,7 +148,7 @@ def delta_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
 
 
-@rule("L2 of one tensor", "TENSOR_L2", "lora.factors")
+@rule("L2 of one tensor", "TENSOR_L2", *_UPDATES)
 def tensor_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
     block, path = block_of(facts, policy)
     if block is None or _before_transforms(facts):
@@ -134,7 +156,7 @@ def tensor_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(facts["tensor_l2_max"], block.max_tensor_l2, (*path, "max_tensor_l2"))
 
 
-@rule("L2 of base and delta", "TOTAL_L2", "lora.factors")
+@rule("L2 of base and delta", "TOTAL_L2", *_UPDATES)
 def total_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Upper bound: norm of the base plus norm of the delta."""
     block, path = block_of(facts, policy)
@@ -149,7 +171,7 @@ def adapter_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
     return not_applicable() if block is None else at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
 
 
-@rule("factor sets per round", "PER_ROUND", "lora.factors")
+@rule("factor sets per round", "PER_ROUND", *_UPDATES)
 def per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     block, path = block_of(facts, policy)
     if block is None:
@@ -157,9 +179,44 @@ def per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_most(history.messages_in_round + 1, block.per_round, (*path, "per_round"))
 
 
+def _elsewhere(facts: Facts) -> bool:
+    """Only the site that trained knows on what, and the numbers do not cross the wire (threat T9)."""
+    return bool(facts["direction"] != "egress")
+
+
+@rule("records of the round", "MIN_RECORDS", *_UPDATES)
+def records(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """Enough distinct private records, so that no update is one record's. Public steps alone are nobody's."""
+    block, path = block_of(facts, policy)
+    if block is None or _elsewhere(facts):
+        return not_applicable()
+    path = (*path, "min_records")
+    if facts["records"] == 0:
+        return Judgement("ok", 0, block.min_records, path)
+    return at_least(facts["records"], block.min_records, path)
+
+
+@rule("local epochs of the round", "LOCAL_EPOCHS", *_UPDATES)
+def local_epochs(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """No record was given more often than this."""
+    block, path = block_of(facts, policy)
+    if block is None or _elsewhere(facts):
+        return not_applicable()
+    return at_most(facts["epochs"], block.max_local_epochs, (*path, "max_local_epochs"))
+
+
+@rule("steps of the round", "STEPS", *_UPDATES)
+def steps(facts: Facts, policy: Policy, history: History) -> Judgement:
+    block, path = block_of(facts, policy)
+    if block is None or _elsewhere(facts):
+        return not_applicable()
+    return at_most(facts["steps"], block.max_steps, (*path, "max_steps"))
+
+
 RULES = (
     schema,
     tensor_set,
+    frozen,
     shapes,
     dtype,
     rank,
@@ -172,4 +229,7 @@ RULES = (
     total_l2,
     adapter_l2,
     per_round,
+    records,
+    local_epochs,
+    steps,
 )

@@ -1,9 +1,11 @@
-"""Global adapters that this silo holds, by digest: one it has is not fetched again (design 4)."""
+"""Global adapters that this silo holds, by digest: one it has is not fetched again (design 4), unless it was let in
+under a plan that freezes other factors."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fedsilo.edge.files import make_private_directory, write_durably
 from fedsilo.treaty.wire.codec import sha256_hex
@@ -13,38 +15,48 @@ ADAPTERS_KEPT = 3
 
 class AdapterStore:
     """Args:
-    folder: holds `<digest>` files and `norms.json`.
+    folder: holds `<digest>` files, and `known.json` with what was found out about each when it came in.
     """
 
     def __init__(self, folder: Path) -> None:
         make_private_directory(folder)
         self._folder = folder
-        self._norms_path = folder / "norms.json"
-        self._norms: dict[str, float | None] = (
-            json.loads(self._norms_path.read_text()) if self._norms_path.exists() else {}
+        self._known_path = folder / "known.json"
+        self._known: dict[str, dict[str, Any]] = (
+            json.loads(self._known_path.read_text()) if self._known_path.exists() else {}
         )
 
-    def find(self, digest: str) -> bytes | None:
-        """The payload, if it is here and whole."""
+    def find(self, digest: str, *, frozen_sha256: str | None = None) -> bytes | None:
+        """The payload, if it is here and whole.
+
+        Args:
+            digest: of the payload.
+            frozen_sha256: digest of the factors that the plan freezes, which it must have been let in for (T6); None
+                where no plan asks.
+        """
         path = self._folder / digest
         if not digest.isalnum() or not path.is_file():
+            return None
+        if frozen_sha256 is not None and self._known.get(digest, {}).get("frozen_sha256") != frozen_sha256:
             return None
         payload = path.read_bytes()
         return payload if sha256_hex(payload) == digest else None
 
-    def keep(self, digest: str, payload: bytes, l2: float | None) -> None:
-        """Store a payload whose digest the caller has compared; the oldest beyond a few go."""
+    def keep(self, digest: str, payload: bytes, l2: float | None, frozen_sha256: str = "") -> None:
+        """Store a payload whose digest the caller has compared and that the gate let in under a plan with these frozen
+        factors; the oldest beyond a few go."""
         write_durably(self._folder / digest, payload, mode=0o600)
-        self._norms[digest] = l2
+        self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256}
         kept = sorted(
-            (path for path in self._folder.iterdir() if path.name in self._norms),
+            (path for path in self._folder.iterdir() if path.name in self._known),
             key=lambda path: path.stat().st_mtime_ns,
         )
         for path in kept[:-ADAPTERS_KEPT]:
             path.unlink()
-            del self._norms[path.name]
-        write_durably(self._norms_path, json.dumps(self._norms).encode(), mode=0o600)
+            del self._known[path.name]
+        write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)
 
     def l2(self, digest: str) -> float | None:
         """L2 norm over all factors, as measured when it came in."""
-        return self._norms.get(digest)
+        l2: float | None = self._known.get(digest, {}).get("l2")
+        return l2

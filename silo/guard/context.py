@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from google.protobuf.message import Message as ProtobufMessage
+
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.asked import Asked
 from policies.engine import Context, Message
+from policies.message import Screened
 from policies.schema import LoraSchema
 from silo.guard.public import PublicView
+from silo.sampling import Training
 
 # A slow silo may evaluate a round when later ones are open already.
 ROUNDS_EVALUATED = 16
@@ -27,6 +32,10 @@ class RunView:
         steps: rows of the public set that each public step of the open round asks for.
         evaluated: the committed adapter of each of the last rounds, which an evaluation of that round is about.
         refused_round: the last round whose round.open was not let in; 0 is none.
+        witnesses: of this site's log as it was after the last round, as its policy counts them; None before the first.
+        asked: what the coordinator has asked in this run, beside the public steps.
+        usable_records: private records that the trainer says it can use; None before it said so.
+        training: what the open round's update was trained on, as this guard gave it out; None before there is one.
     """
 
     plan: Plan | None = None
@@ -37,6 +46,10 @@ class RunView:
     open_step: int = 0
     evaluated: Mapping[int, str] = field(default_factory=dict)
     refused_round: int = 0
+    training: Training | None = None
+    asked: Asked = field(default_factory=Asked)
+    usable_records: int | None = None
+    witnesses: int | None = None
 
     @property
     def run(self) -> str:
@@ -44,7 +57,14 @@ class RunView:
 
     def opened(self, round_number: int, body: pb.RoundOpen) -> RunView:
         steps = {row.step: tuple(row.prompt_indices) for row in body.public_steps}
-        return replace(self, round=round_number, base_digest=body.base_digest, base_l2=None, steps=steps, open_step=0)
+        base = body.base_digest
+        return replace(
+            self, round=round_number, base_digest=base, base_l2=None, steps=steps, open_step=0, training=None
+        )
+
+    def asking(self, body: ProtobufMessage, step: int) -> RunView:
+        """The coordinator's message was let in."""
+        return replace(self, asked=self.asked.after(body, step))
 
     def at_step(self, step: int) -> RunView:
         return replace(self, open_step=step)
@@ -58,6 +78,12 @@ class RunView:
         """Its round.open was not let in, and the coordinator is to be told which."""
         return replace(self, refused_round=round_number)
 
+    def trained(self, training: Training) -> RunView:
+        return replace(self, training=training)
+
+    def witnessed(self, witnesses: int) -> RunView:
+        return replace(self, witnesses=witnesses)
+
     def with_base_l2(self, base_l2: float | None) -> RunView:
         return replace(self, base_l2=base_l2)
 
@@ -69,6 +95,9 @@ class RunView:
             "steps": {str(step): list(rows) for step, rows in self.steps.items()},
             "open_step": self.open_step,
             "evaluated": {str(number): digest for number, digest in self.evaluated.items()},
+            "asked": self.asked.to_json(),
+            "usable_records": self.usable_records,
+            "training": None if self.training is None else self.training.to_json(),
         }
 
     @staticmethod
@@ -81,6 +110,9 @@ class RunView:
             steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
             open_step=int(value.get("open_step", 0)),
             evaluated={int(number): str(digest) for number, digest in value.get("evaluated", {}).items()},
+            asked=Asked.from_json(value.get("asked", {})),
+            usable_records=value.get("usable_records"),
+            training=Training.from_json(value.get("training")),
         )
 
 
@@ -107,6 +139,7 @@ def context_of(
     now_seconds: float,
     expected_sender: str,
     graded: tuple[tuple[bool, ...], tuple[int, ...]] | None = None,
+    screened: Screened | None = None,
 ) -> Context:
     """The engine's context for one message.
 
@@ -117,6 +150,7 @@ def context_of(
         expected_sender: whose message it must be.
         message: its round says which adapter an evaluation must name, its step which rows are asked for.
         graded: own verdicts and token counts, for a message with answers.
+        screened: what own screens found in the same answers.
     """
     return Context(
         now_seconds=now_seconds,
@@ -135,5 +169,12 @@ def context_of(
         public_prompt_indices=tuple(view.steps.get(message.step, ())),
         verdicts=graded[0] if graded else None,
         token_counts=graded[1] if graded else None,
+        asked=view.asked,
+        usable_records=view.usable_records,
+        screened=screened,
+        records=view.training.records if view.training else None,
+        epochs=view.training.epochs if view.training else None,
+        steps=view.training.steps if view.training else None,
+        witnesses=view.witnesses,
         topics=site.topics,
     )

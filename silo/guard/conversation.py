@@ -9,17 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.audit.witness import Offer as CheckpointOffer
 from fedsilo.treaty.errors import FedSiloError, OperationError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from silo.guard.gate import Gate
 from silo.guard.messages import Inbound
 from silo.guard.startup import Site
+from silo.guard.witnessing import Witnessing
 
 _log = logging.getLogger("fedsilo.silo")
 
 BACKOFF_SECONDS = (0.5, 15.0)
+RELAY_SECONDS = 1.0  # at most one exchange about other silos' checkpoints in this time
+WITNESS_WAIT_SECONDS = 60.0  # for cosignatures after a round; the coordinator's own comes at once
 
 
 class Refused(OperationError):
@@ -39,6 +41,7 @@ class Conversation:
     Attributes:
         joined: hello was answered with yes.
         poll_now: an answer said that something waits.
+        checkpoints_wait: an answer said that other silos' checkpoints or cosignatures wait.
         last_sent: when something was last said.
         retry_at: not before then, after trouble.
     """
@@ -48,13 +51,22 @@ class Conversation:
     ) -> None:
         self._site = site
         self._gate = gate
-        self._audit = audit
+        self._witnessing = Witnessing(
+            audit,
+            lambda: gate.policy,
+            own_id=site.config.spiffe_id,
+            trust_root_pem=site.identity.trust_root_pem,
+            now_seconds=gate.now,
+        )
         self._code_sha256 = code_sha256
         self._monotonic = monotonic
         self._backoff_seconds = 0.0
         self.joined = False
         self._isolation_said = ""
         self.poll_now = False
+        self.checkpoints_wait = False
+        self._witnessed_at = self._shown_at = 0.0
+        self._between_rounds = False
         self.last_sent = 0.0
         self.retry_at = 0.0
 
@@ -126,6 +138,8 @@ class Conversation:
         self._backoff_seconds = 0.0
         if isinstance(answer.body, pb.Ack) and answer.body.pending and kind != "control.poll":
             self.poll_now = True
+        if isinstance(answer.body, pb.Ack) and answer.body.checkpoints:
+            self.checkpoints_wait = True
         if isinstance(answer.body, pb.Refusal):
             _log.warning("the coordinator refuses %s: %s", kind, answer.body.code)
         return answer
@@ -137,26 +151,50 @@ class Conversation:
         except FedSiloError as error:
             _log.warning("%s was not said: %s", kind, error.message)
 
-    def witness(self) -> None:
-        """Exchange checkpoints (threat T38): ours out, theirs in, each countersigned."""
-        peer = self._site.policy.file.federation.coordinator
-        offer = self._audit.offer(peer)
-        answer = self.say(
-            "control.checkpoint",
-            pb.Checkpoint(
-                note=offer.note,
-                previous_size=offer.previous_size,
-                consistency=offer.consistency,
-                cosigned_note=offer.cosigned_note,
-            ),
-            run="",
-        )
+    def witness(self, *, same: bool = False) -> None:
+        """Exchange checkpoints (threat T38): ours out, theirs in, each countersigned, and those of other silos.
+
+        Args:
+            same: show the checkpoint that was shown last: for what others have for us, which needs no other one.
+        """
+        sent = self._witnessing.message(same=same)
+        self.checkpoints_wait, self._witnessed_at = False, self._monotonic()
+        if not same:
+            self._shown_at, self._between_rounds = self._witnessed_at, True
+        answer = self.say("control.checkpoint", sent, run="")
         if isinstance(answer.body, pb.Checkpoint):
-            theirs = answer.body
-            self._audit.take(
-                CheckpointOffer(theirs.note, theirs.previous_size, tuple(theirs.consistency), theirs.cosigned_note),
-                peer,
-            )
+            self._witnessing.take_in(answer.body)
+        self.count_witnesses()
+
+    def count_witnesses(self) -> None:
+        """Tell the rules how many parties have countersigned our log."""
+        self._gate.view = self._gate.view.witnessed(self._witnessing.count())
+
+    def witness_round(self, number: int) -> None:
+        """A round is over: show the log as it is, as often as the policy asks."""
+        if number % self._gate.policy.file.audit.checkpoint_every.rounds == 0:
+            self.witness()
+
+    def round_opened(self) -> None:
+        """Whether enough parties had countersigned our log was judged with it."""
+        self._between_rounds = False
+
+    def relay(self) -> bool:
+        """Before the coordinator's next word: fetch and bring cosignatures if some wait, or if ours are too few.
+
+        Returns:
+            whether to wait for more of them first. Not longer than a while: then the next round is not opened here.
+        """
+        now = self._monotonic()
+        wanting = self._between_rounds and self._gate.view.round > 0 and not self._witnessing.enough
+        if (self.checkpoints_wait or self._witnessing.owes or wanting) and now - self._witnessed_at >= RELAY_SECONDS:
+            self.witness(same=True)
+            wanting = wanting and not self._witnessing.enough
+        waits = wanting and now - self._shown_at < WITNESS_WAIT_SECONDS
+        if waits:
+            self.retry_at = now + RELAY_SECONDS
+        self.count_witnesses()
+        return waits
 
     def back_off(self, error: FedSiloError) -> None:
         first, most = BACKOFF_SECONDS

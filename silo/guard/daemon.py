@@ -19,14 +19,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from certs.commands import VerifiedCommand
 from fedsilo.edge.audit_log import AuditLog, LogFullError
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import (
     DeniedError,
     FedSiloError,
     NotAllowedError,
-    NotFoundError,
     OperationError,
     PeerError,
     UnreachableError,
@@ -36,10 +34,13 @@ from fedsilo.treaty.errors import (
 from fedsilo.treaty.method import TrainerTask
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
+from silo.guard.archive import Archive
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
+from silo.guard.halts import Halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
+from silo.guard.orders import Orders
 from silo.guard.panel import Panel, ValuesUnusable
 from silo.guard.releases import Releases
 from silo.guard.runs import AdapterRefused, RunKeeper
@@ -53,6 +54,7 @@ LONG_POLL_SECONDS = 3.0  # also how long an ending daemon may wait for the excha
 SHORT_POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
+RETENTION_SECONDS = 3600.0  # how often what is too old is looked for
 COMMAND_TIMEOUT_SECONDS = 120.0
 CONFUSED = "TRAINER_CONFUSED"  # it runs, and what it says makes no sense
 
@@ -99,8 +101,11 @@ class Guard:
         events: queue.Queue[Event],
         code_sha256: str,
         monotonic: Callable[[], float] = time.monotonic,
+        archive: Archive | None = None,
     ) -> None:
         self._site = site
+        self._archive = archive
+        self._retention_at = 0.0
         self._gate = gate
         self._ledger = ledger
         self._audit = audit
@@ -125,6 +130,11 @@ class Guard:
             trainer=trainer,
             monotonic=monotonic,
         )
+        self.orders = Orders(
+            site=site, gate=gate, ledger=ledger, audit=audit, releases=releases, halts=Halts(gate, ledger),
+            keeper=self.keeper, panel=self.panel, trainer=trainer, on_loop=self.on_loop, stop=self._stopping.set,
+            fail=self._fail,
+        )  # fmt: skip
 
     # ---- life --------------------------------------------------------------------------------------
 
@@ -251,6 +261,9 @@ class Guard:
                 self.keeper.run.deadline(name)
         for settled in self._releases.expire():
             self.keeper.settle(settled)
+        if self._archive is not None and now >= self._retention_at:
+            self._retention_at = now + RETENTION_SECONDS
+            self._archive.expire()
 
     # ---- the coordinator's turn --------------------------------------------------------------------
 
@@ -267,6 +280,8 @@ class Guard:
         run = self.keeper.run
         if run is not None:
             run.advance()
+        if self._talk.relay():
+            return  # the next round opens once enough parties have countersigned our log
         if run is None or not run.busy or self._talk.poll_now:
             self._poll(0.0 if run is not None and run.busy else self._poll_seconds())
         elif self._monotonic() - self._talk.last_sent >= HEARTBEAT_SECONDS:
@@ -308,6 +323,8 @@ class Guard:
                     self._tell_progress(run.task)
             case "planned":
                 self.panel.planned(message.fields)
+                if run is not None:
+                    run.planned(message.fields)
             case "failed":
                 raise OperationError(
                     f"the trainer reports {str(message.fields.get('code', ''))[:64]}: "
@@ -331,6 +348,11 @@ class Guard:
         self.panel.publish("trainer.failed", {"code": error.code})
         run = self._gate.view.run
         if run and self._talk.joined:
+            # what it said is no message, so no rule has judged it; the log still says that there was something (T3)
+            self._gate.record(
+                "egress.decision", run=run, round=self._gate.view.round, kind="unknown", decision="deny",
+                reasons=[error.code], direction="egress",
+            )  # fmt: skip
             self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INTERNAL.value), run=run)
             self._talk.tell("control.abstain", pb.Abstain(), run=run)
             self._ledger.end_run(run, "left")
@@ -350,7 +372,7 @@ class Guard:
         )  # fmt: skip
         self.panel.publish("halted", {"reason": self._gate.halted})
         with contextlib.suppress(OperationError):
-            self._audit.append("halt", reasons=["STATE_UNWRITABLE"])
+            self._audit.append("halt", reasons=[self._gate.halt_code or "STATE_UNWRITABLE"])
 
     def _refuse(self, error: IngressDenied) -> None:
         """A genuine message that our policy does not let in: tell the coordinator a code, and go on without it.
@@ -377,7 +399,9 @@ class Guard:
     def _go_on_without(self, envelope: pb.Envelope) -> None:
         match envelope.kind:
             case "run.plan":
-                self.keeper.decline(envelope.run)
+                # of a run that was accepted only the accepted plan counts, and it goes on under that one
+                if self._ledger.run_state(envelope.run) != "running":
+                    self.keeper.decline(envelope.run)
             case "round.open":
                 body = pb.Abstain(round=envelope.round)
                 self._gate.view = self._gate.view.refused(envelope.round)
@@ -427,44 +451,9 @@ class Guard:
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""
-        desk.register_query("approvals", self.panel.approvals)
-        desk.register_query("approval", self.panel.approval)
-        desk.register_query("outbox", self.panel.outbox)
-        desk.register_query("ledger", lambda arguments: self.panel.ledger_view())
-        desk.register_command("approvals.approve", "release.approve", self._on_loop_with(self._approve))
-        desk.register_command("approvals.reject", "release.reject", self._on_loop_with(self._reject))
-        desk.register_command("pause", "silo.pause", self._on_loop_with(lambda command: self._pause(True)))
-        desk.register_command("resume", "silo.resume", self._on_loop_with(lambda command: self._pause(False)))
-        desk.register_command("stop", "silo.stop", self._on_loop_with(self._stop_by_command))
+        self.orders.register(desk)
+        if self._archive is not None:
+            self._archive.register(desk, self.on_loop)
 
-    def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
-        return lambda command: self.on_loop(lambda: work(command))
-
-    def _approve(self, command: VerifiedCommand) -> dict[str, Any]:
-        release, settled = self._releases.approve(command)
-        if settled is not None:
-            self.keeper.settle(settled)
-        given = [item.person for item in self._ledger.approvals(release.id) if item.verdict == "approve"]
-        state = settled.outcome if settled else "held"
-        return {
-            "release": release.id, "state": "sent" if state == "allowed" else state, "given": given,
-            "needed": release.persons, "audit_size": self._audit.size,
-        }  # fmt: skip
-
-    def _reject(self, command: VerifiedCommand) -> dict[str, Any]:
-        settled = self._releases.reject(command)
-        self.keeper.settle(settled)
-        return {"release": settled.release.id, "state": "rejected", "audit_size": self._audit.size}
-
-    def _pause(self, paused: bool) -> dict[str, Any]:
-        if self.keeper.run is None:
-            raise NotFoundError("there is no run to pause or resume")
-        self.keeper.run.paused = paused
-        self.panel.publish("paused" if paused else "resumed", {})
-        if not paused:
-            self.keeper.run.advance()
-        return {"paused": paused}
-
-    def _stop_by_command(self, command: VerifiedCommand) -> dict[str, Any]:
-        self._stopping.set()
-        return {"stopping": True, "by": command.person}
+    def _fail(self, error: FedSiloError) -> None:
+        self._failure = error

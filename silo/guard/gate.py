@@ -1,28 +1,26 @@
-"""The only way out of a site, and the only way in.
+"""The only way out of a site.
 
-    parse -> measure -> decide -> clip and quantise -> measure and decide again -> approval -> record -> send -> outcome
+    parse -> measure -> decide -> clip and quantise, screens -> measure and decide again -> approval -> record -> send
+    -> outcome
 
 Every outbound message goes through `Gate`: polls, hello and error codes like factors. Payload bytes are rebuilt from
 parsed values (threat model B4); what is denied is recorded with every rule's verdict and nothing of the reason is sent
 (B6). The decision record is on disk before the first byte leaves (P2), and the count against every limit before that.
-What comes back is believed only with the pinned coordinator's signature, a fresh sequence number, canonical bytes and
-the policy's consent.
+What comes back goes through the entrance (`entrance.py`); what both directions rest on is in `judge.py`.
 
-Does not stop: information in the allowed values themselves (N1), and a coordinator that says false things of the right
-form. There are no text screens yet.
+Does not stop: information in the allowed values themselves (N1), and private text that no screen knows (N3).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.edge.audit_log import AuditLog, LogFullError
+from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.errors import (
     ConflictError,
     DeniedError,
@@ -31,18 +29,21 @@ from fedsilo.treaty.errors import (
     OperationError,
     PeerError,
     UnreachableError,
-    WireCode,
 )
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, sha256_hex
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
-from policies.engine import FINAL, OFFERED, Approval, Decision, Facts, HistoryBook, Message, decide, measure
+from fedsilo.treaty.wire.codec import Array, sha256_hex, sha256_of
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.load import Policy
-from policies.transform import drop_wrong_donors, transform_factors
+from policies.screening import screen_facts
+from policies.transform import changes_bytes, transform_factors, withhold_responses
 from silo.guard import envelopes
+from silo.guard.archive import Archive
 from silo.guard.channel import Channel, GrpcChannel, Reply, server_certificate
-from silo.guard.context import RunView, SiteView, context_of
+from silo.guard.context import RunView, SiteView
+from silo.guard.entrance import Entrance
+from silo.guard.judge import Judge, Readings
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
     Allowed,
@@ -50,15 +51,15 @@ from silo.guard.messages import (
     Denied,
     Held,
     Inbound,
-    IngressDenied,
     Original,
     Sent,
     TlsFiles,
-    encoded_factors,
+    factors_header,
     parsed,
 )
-from silo.guard.public import answers_of, donated_answers_of
-from silo.guard.records import decision_fields, overruled, payload_digests
+from silo.guard.public import answers_of, places_by_row
+from silo.guard.records import overruled, tensor_digests
+from silo.guard.screens import Screens
 
 # Tensor replies are bounded by the schema; everything else by this (threat T23).
 _SMALL_REPLY_BYTES_MAX = codec.SMALL_PAYLOAD_BYTES_MAX
@@ -78,6 +79,8 @@ class Gate:
         federation: its name.
         site_key: keys the digests of short payloads in the log (T40).
         clock: UTC seconds.
+        screens: read texts as the policy says; without any, every kind that the policy wants screened is denied.
+        archive: makes room for what leaves, and keeps it; without one nothing is kept.
     """
 
     def __init__(
@@ -93,26 +96,22 @@ class Gate:
         federation: str,
         site_key: bytes,
         clock: Callable[[], float],
+        screens: Screens | None = None,
+        archive: Archive | None = None,
     ) -> None:
         self._channel = channel
-        self.policy = policy
+        self._archive = archive
         self._ledger = ledger
-        self._audit = audit
         self._signing_key = signing_key
-        self._coordinator_key = coordinator_key
         self._site = site
         self._federation = federation
-        self._site_key = site_key
         self._clock = clock
-        book = ledger.book
-        self._book = HistoryBook.from_json(book) if book else HistoryBook()
-        self.view = RunView()
+        self._screens = screens or Screens()
+        self._judge = Judge(
+            policy=policy, ledger=ledger, audit=audit, site=site, site_key=site_key, clock=clock, screens=self._screens
+        )
+        self._entrance = Entrance(self._judge, ledger, federation=federation, coordinator_key=coordinator_key)
         self.counters = Counters()
-        self.halted = ""
-
-    def now(self) -> float:
-        """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
-        return max(self._ledger.now(self._clock()), self._audit.latest_time)
 
     # ---- the way out -------------------------------------------------------------------------------
 
@@ -169,22 +168,72 @@ class Gate:
             LogFullError, OperationError: it cannot be recorded; the gate is halted and nothing is sent.
         """
         run = self.view.run if run is None else run
-        original = None
         if tensors is not None and isinstance(body, pb.Factors):
-            # Whole factors, exactly as offered: what is wrong with them must show before anything is made fit.
-            offered = encoded_factors(self._site.schema, body, tensors)
-            facts, decision = self._judge(self._message(kind, run, round_number, step, offered), stage=OFFERED)
-            if decision.verdict == "deny":
-                return self._deny(facts, decision, offered)
+            return self._offer_update((kind, run, round_number, step), body, tensors)
+        payload = codec.encode(body)
+        message = self._message(kind, run, round_number, step, payload)
+        if isinstance(message.body, pb.PublicResponses) and self._judge.screens_asked(message):
+            return self._offer_answers(message, message.body, payload)
+        return self.decide_payload(kind, run, round_number, step, payload)
+
+    def _offer_update(
+        self, place: tuple[str, str, int, int], body: pb.Factors, tensors: Mapping[str, Array]
+    ) -> Allowed | Denied | Held:
+        """Whole factors are judged as offered, since what is wrong with them must show before anything is made fit;
+        then each value is clipped, rounded and written once, and those bytes are judged.
+
+        Args:
+            place: kind, run, round and step.
+            body: the trainer's header.
+            tensors: float32 arrays by wire name.
+        """
+        kind, run, round_number, step = place
+        header, payload_bytes = factors_header(kind, self._site.schema, body, tensors)
+        message = Message("egress", kind, run, round_number, step, self._site.spiffe_id, payload_bytes, header, tensors)
+        facts, decision = self._judge.judge(message, stage=OFFERED)
+
+        def digest_as_offered() -> str:
+            return sha256_of(codec.factors_pieces(header, tensors))
+
+        if decision.verdict == "deny":
+            return self._deny(facts, decision, tensor_digests(payload_bytes, digest_as_offered()))
+        block, fit, transform = self.policy.file.egress.updates.get(kind), None, dict[str, Any]()
+        if block is not None:
             try:
-                payload, transform = self._transformed(kind, body, tensors)
+                fit, transform = transform_factors(facts["l2"], block, secrets.token_bytes)
             except (ArithmeticError, ValueError) as error:
                 # Values that cannot be made fit: a refusal like any other, with its cause on record (B5).
-                return self._deny(facts, overruled(decision, "TRANSFORM_FAILED", type(error).__name__), offered)
-            original = Original(len(offered), sha256_hex(offered), facts, transform)
-        else:
-            payload = codec.encode(body)
-        return self.decide_payload(kind, run, round_number, step, payload, original=original)
+                overruling = overruled(decision, "TRANSFORM_FAILED", type(error).__name__)
+                return self._deny(facts, overruling, tensor_digests(payload_bytes, digest_as_offered()))
+        payload = codec.joined_factors(header, payload_bytes, tensors, fit)
+        digest = sha256_hex(payload)
+        before = digest_as_offered() if changes_bytes(transform, header.dtype) else digest
+        original = Original(payload_bytes, before, facts, transform)
+        return self.decide_payload(*place, payload, original=original, digest=digest)
+
+    def _offer_answers(self, message: Message, body: pb.PublicResponses, payload: bytes) -> Allowed | Denied | Held:
+        """Answers that the policy wants screened: every screen over every text, then what is left is decided on.
+
+        With on_hit withhold a response with a hit is dropped here. What leaves are the bytes of a message in which it
+        had been graded wrong, and the screens have run the same once, so the coordinator learns of no hit (T18).
+        """
+        place = (message.kind, message.run, message.round, message.step)
+        readings = self._judge.graded(message)
+        facts, decision = self._judge.judge(message, stage=OFFERED, readings=readings)
+        if decision.verdict == "deny":
+            return self._deny(facts, decision, self._judge.digests(message.kind, payload))
+        readings = self._judge.screened(message, readings)
+        screened, block = readings.screened, self.policy.file.egress.public_responses
+        assert screened is not None and block is not None  # noqa: S101  # screens are asked for
+        self._judge.count_hits(message, screened)
+        facts |= screen_facts(screened, len(answers_of(body)))
+        withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]
+        original = Original(len(payload), sha256_hex(payload), facts, {"responses_withheld": sum(withheld)})
+        if not screened.failed:
+            left, places = withhold_responses(body, withheld)
+            self._judge.places_sent = place[1:], places_by_row(body, places)
+            payload, readings = codec.encode(left), readings.of(places)
+        return self.decide_payload(*place, payload, original=original, readings=readings)
 
     def decide_payload(
         self,
@@ -196,6 +245,8 @@ class Gate:
         *,
         approvals: tuple[Approval, ...] = (),
         original: Original | None = None,
+        readings: Readings | None = None,
+        digest: str = "",
     ) -> Allowed | Denied | Held:
         """The final decision on exact bytes, recorded durably.
 
@@ -207,34 +258,40 @@ class Gate:
             payload: the bytes that will be sent.
             approvals: persons whose signature over this payload's digest has been verified.
             original: what it was before the transforms.
+            readings: what was found in its texts; None: they are graded and screened now.
+            digest: of the payload, where it is known already.
         """
         message = self._message(kind, run, round_number, step, payload)
-        facts, decision = self._judge(message, approvals=approvals)
-        judged_by = self._book.view(facts, approvals).to_json()  # before this message counts: the log replays
+        digest = digest or sha256_hex(payload)
+        digests = self._judge.digests(kind, payload, digest)
+        facts, decision = self._judge.judge(message, approvals=approvals, readings=readings)
+        judged_by = self._judge.book.view(facts, approvals).to_json()  # before this message counts: the log replays
         if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):
-            return self._deny(facts, decision, payload, original=original, history=judged_by)
+            return self._deny(facts, decision, digests, original=original, history=judged_by)
         if decision.verdict == "hold":
-            self._record(facts, decision, payload, original=original, history=judged_by)
+            self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
             return Held(decision, facts, payload)
-        with self._halting():
-            # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out (L3).
-            self._book.record(facts)
-            sequence = self._ledger.allow(self._book.to_json(), run)
-        decision_seq = self._record(
-            facts, decision, payload, original=original, sequence=sequence, history=judged_by,
+        archived = not kind.startswith("control.") and self._archived(payload)
+        # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
+        sequence = self._judge.count(facts, run)
+        decision_seq = self._judge.record_decision(
+            facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
             approvals=[approval.person for approval in approvals],
         )  # fmt: skip
         outbox_id = None
         if not kind.startswith("control."):
             item = OutboxItem(
-                0, run, round_number, step, kind, sha256_hex(payload), payload, len(payload), decision_seq,
+                0, run, round_number, step, kind, digest, payload, len(payload), decision_seq,
                 self._clock(), "allowed", 0,
             )  # fmt: skip
-            with self._halting():
+            with self._judge.halting():
                 outbox_id = self._ledger.keep_until_sent(item)
-        return Allowed(
-            kind, run, round_number, step, payload, sha256_hex(payload), decision_seq, sequence, 0, outbox_id
-        )
+        return Allowed(kind, run, round_number, step, payload, digest, decision_seq, sequence, 0, outbox_id)
+
+    def _archived(self, payload: bytes) -> bool:
+        """Room is made, or nothing leaves; whether the payload is kept."""
+        with self._judge.halting():
+            return self._archive is not None and self._archive.keep(payload)
 
     def transmit(self, allowed: Allowed, *, wait_seconds: float = 0.0) -> Sent:
         """Send what was allowed, record the outcome, let the answer in.
@@ -284,7 +341,7 @@ class Gate:
         """Send an allowed content message again: the same bytes under a new sequence. Raises as `transmit` does."""
         if item.payload is None:
             raise ConflictError(f"message {item.id} of the outbox was settled already")
-        with self._halting():
+        with self._judge.halting():
             attempt = self._ledger.count_attempt(item.id)
             sequence = self._ledger.next_sequence(item.run)
         return self.transmit(
@@ -301,161 +358,86 @@ class Gate:
     def close(self) -> None:
         self._channel.close()
 
-    # ---- the way in --------------------------------------------------------------------------------
+    # ---- the way in, and what a decision rests on ---------------------------------------------------
 
     def let_in(self, reply: Reply) -> Inbound:
-        """Believe a message of the coordinator, or not; recorded either way.
-
-        Raises:
-            PeerError: wrong sender, federation, digest, signature or sequence, not canonical, or denied by policy.
-        """
-        envelope, payload = reply.envelope, reply.payload
-        try:
-            envelopes.check(
-                envelope, payload, federation=self._federation, coordinator_id=self._site.coordinator_id,
-                key=self._coordinator_key,
-            )  # fmt: skip
-            body, tensors = parsed(envelope.kind, payload, INBOUND_KINDS)
-            with self._halting():
-                self._ledger.accept_sequence("", envelope.sequence)
-        except ConflictError as error:
-            self._record_refused(envelope, payload, WireCode.SEQUENCE_REPLAYED)
-            raise PeerError(WireCode.SEQUENCE_REPLAYED, error.message) from error
-        except PeerError as error:
-            self._record_refused(envelope, payload, error.wire_code)
-            raise
-        message = Message(
-            "ingress", envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sender, len(payload), body,
-            tensors,
-        )  # fmt: skip
-        original = None
-        block = self.policy.file.ingress.public_donors
-        # A method that trains on the whole pool wants the wrong ones too, where the policy says so.
-        if isinstance(body, pb.PublicDonors) and block is not None and block.verify_locally:
-            message, original = self._without_wrong_donors(message, body, payload)
-        facts, decision = self._judge(message)
-        self._record(facts, decision, payload, sequence=envelope.sequence, original=original)
-        if decision.verdict == "deny":
-            raise IngressDenied(envelope, decision)
-        return Inbound(
-            envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sequence, message.body, payload,
-            sha256_hex(payload), facts, decision if decision.verdict == "hold" else None,
-        )  # fmt: skip
-
-    def _without_wrong_donors(
-        self, message: Message, body: pb.PublicDonors, payload: bytes
-    ) -> tuple[Message, Original]:
-        """Donors that this site's own grading calls wrong are dropped and counted by the silo they are from (T21)."""
-        facts, _ = self._judge(message, stage=OFFERED)
-        verdicts, _ = self._site.public.judge(donated_answers_of(body))
-        kept, dropped = drop_wrong_donors(body, verdicts)
-        original = Original(len(payload), sha256_hex(payload), facts, {"donors_dropped": dropped})
-        return replace(message, body=kept), original
+        """Believe an answer of the coordinator, or not. Raises PeerError as `Entrance.let_in` does."""
+        return self._entrance.let_in(reply.envelope, reply.payload)
 
     def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...]) -> Decision:
         """Judge a held inbound message (a plan) again, with the approvals given since."""
-        body, tensors = parsed(held.kind, held.payload, INBOUND_KINDS)
-        message = Message(
-            "ingress", held.kind, held.run, held.round, held.step, self._site.coordinator_id, len(held.payload), body,
-            tensors,
-        )  # fmt: skip
-        facts, decision = self._judge(message, approvals=approvals)
-        judged_by, people = self._book.view(facts, approvals).to_json(), [approval.person for approval in approvals]
-        self._record(facts, decision, held.payload, approvals=people, history=judged_by)
-        return decision
+        return self._entrance.decide_inbound(held, approvals)
 
-    # ---- judging -----------------------------------------------------------------------------------
+    @property
+    def policy(self) -> Policy:
+        return self._judge.policy
+
+    def adopt(self, policy: Policy) -> None:
+        """Judge by `policy` from the next message on. That it is no looser is the caller's to know (T34)."""
+        self._judge.policy = policy
+
+    @property
+    def view(self) -> RunView:
+        """Where the run stands, as the rules see it."""
+        return self._judge.view
+
+    @view.setter
+    def view(self, view: RunView) -> None:
+        self._judge.view = view
+
+    @property
+    def halted(self) -> str:
+        """Why nothing is sent any more; empty while all is well."""
+        return self._judge.halted
+
+    @halted.setter
+    def halted(self, reason: str) -> None:
+        self._judge.halted = reason
+
+    @property
+    def halt_code(self) -> str:
+        """The same as a code, where something could not be written or kept."""
+        return self._judge.halt_code
+
+    def now(self) -> float:
+        """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
+        return self._judge.now()
+
+    def record(self, event: str, **fields: Any) -> int:
+        """Append to the audit log; a full disk halts the gate. Raises LogFullError, OperationError."""
+        return self._judge.record(event, **fields)
+
+    def digests(self, kind: str, payload: bytes) -> dict[str, Any]:
+        """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""
+        return self._judge.digests(kind, payload)
+
+    def forget_runs(self, runs: Iterable[str]) -> None:
+        """Drop the counts of runs that are over."""
+        self._judge.forget_runs(runs)
+
+    @property
+    def screen_halts(self) -> dict[str, float]:
+        """Kinds that their screens halted, and since when (UTC seconds)."""
+        return dict(self._judge.book.screen_halts)
+
+    def screen_troubles(self) -> list[str]:
+        """Why a screen that the policy names cannot run here; while it cannot, its kind is denied."""
+        return self._screens.troubles(self.policy)
+
+    def release_halt(self, kind: str, persons: list[str]) -> None:
+        """Persons have looked at what a kind's screens found: it may leave again."""
+        self._judge.release_halt(kind, persons)
+
+    # ---- making and sending ------------------------------------------------------------------------
 
     def _message(self, kind: str, run: str, round_number: int, step: int, payload: bytes) -> Message:
         """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
         body, tensors = parsed(kind, payload, OUTBOUND_KINDS)
         return Message("egress", kind, run, round_number, step, self._site.spiffe_id, len(payload), body, tensors)
 
-    def _judge(
-        self, message: Message, *, stage: str = FINAL, approvals: tuple[Approval, ...] = ()
-    ) -> tuple[Facts, Decision]:
-        graded = None
-        if isinstance(message.body, pb.PublicResponses):
-            graded = self._site.public.judge(answers_of(message.body))
-        elif isinstance(message.body, pb.PublicDonors):
-            graded = self._site.public.judge(donated_answers_of(message.body))
-        sender = self._site.spiffe_id if message.direction == "egress" else self._site.coordinator_id
-        context = context_of(
-            self._site, self.view, message, now_seconds=self.now(), expected_sender=sender, graded=graded
-        )
-        facts = measure(message, context, stage=stage)
-        return facts, decide(facts, self.policy, self._book.view(facts, approvals))
-
-    def _transformed(self, kind: str, header: pb.Factors, tensors: Mapping[str, Array]) -> tuple[bytes, dict[str, Any]]:
-        """Clip and round a delta as the policy says, and serialise it once."""
-        block = self.policy.file.egress.lora_factors
-        if kind != "lora.factors" or block is None:
-            return encoded_factors(self._site.schema, header, tensors), {}
-        fitted, record = transform_factors(tensors, block)
-        return encoded_factors(self._site.schema, header, fitted), record
-
-    # ---- recording and sending ---------------------------------------------------------------------
-
-    def _deny(self, facts: Facts, decision: Decision, payload: bytes, **recorded: Any) -> Denied:
-        self._record(facts, decision, payload, **recorded)
+    def _deny(self, facts: Facts, decision: Decision, digests: Mapping[str, Any], **recorded: Any) -> Denied:
+        self._judge.record_decision(facts, decision, digests, **recorded)
         return Denied(decision, facts)
-
-    def _record(
-        self,
-        facts: Facts,
-        decision: Decision,
-        payload: bytes,
-        *,
-        original: Original | None = None,
-        sequence: int | None = None,
-        approvals: list[str] | None = None,
-        history: dict[str, Any] | None = None,
-    ) -> int:
-        fields = decision_fields(
-            facts, decision, self.policy, peer=self._site.coordinator_id,
-            payload_digests=self.digests(facts["kind"], payload),
-            history=history or self._book.view(facts).to_json(), schema_sha256=self._site.schema.digest,
-        )  # fmt: skip
-        if original is not None:
-            fields["payload"] |= {"bytes_before": original.payload_bytes}
-            if facts["kind"] in TENSOR_KINDS:
-                fields["payload"] |= {"sha256_before": original.digest}
-            fields["facts"] |= {"offered": original.facts, "transform": original.transform}
-        if approvals:
-            fields["link"] = {"approvals": approvals}
-        event = "egress.decision" if facts["direction"] == "egress" else "ingress.decision"
-        return self.record(event, sequence=sequence, **fields)
-
-    def record(self, event: str, **fields: Any) -> int:
-        """Append to the audit log; a full disk halts the gate.
-
-        Raises:
-            LogFullError, OperationError: not recorded.
-        """
-        with self._halting():
-            return self._audit.append(event, **fields)
-
-    def digests(self, kind: str, payload: bytes) -> dict[str, Any]:
-        """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""
-        return payload_digests(kind, payload, self._site_key)
-
-    def forget_runs(self, runs: Iterable[str]) -> None:
-        """Drop the counts of runs that are over. Their names stay spent in the ledger, so none can begin again."""
-        before = len(self._book.counts)
-        for run in runs:
-            if run:
-                self._book.forget_run(run)
-        if len(self._book.counts) != before:
-            with self._halting():
-                self._ledger.keep_book(self._book.to_json())
-
-    def _record_refused(self, envelope: pb.Envelope, payload: bytes, code: WireCode) -> None:
-        """An answer that was not believed far enough to be measured."""
-        kind = envelope.kind if envelope.kind in INBOUND_KINDS else "unknown"
-        self.record(
-            "ingress.decision", kind=kind, decision="deny", reasons=[code.value], direction="ingress",
-            peer=self._site.coordinator_id, payload=self.digests("", payload),
-        )  # fmt: skip
 
     def _outcome(self, event: str, allowed: Allowed) -> None:
         self.record(
@@ -468,26 +450,14 @@ class Gate:
             sequence=allowed.sequence,
             peer=self._site.coordinator_id,
             direction="egress",
-            payload=self.digests(allowed.kind, allowed.payload),
+            payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
             link={"decision": allowed.decision_seq},
         )
 
     def _settle(self, allowed: Allowed) -> None:
         if allowed.outbox_id is not None:
-            with self._halting():
+            with self._judge.halting():
                 self._ledger.settle_outbox(allowed.outbox_id, "sent")
-
-    @contextlib.contextmanager
-    def _halting(self) -> Iterator[None]:
-        """Turns a disk that cannot record into a gate that does not send."""
-        if self.halted:
-            raise OperationError(f"nothing is recorded or sent: {self.halted}", code="HALTED")
-        try:
-            yield
-        except FedSiloError as error:
-            if isinstance(error, LogFullError) or error.code == "LEDGER_UNWRITABLE":
-                self.halted = error.message
-            raise
 
 
 def open_channel(address: str, files: TlsFiles) -> Channel:

@@ -1,6 +1,6 @@
 """What the guard must remember across a kill: sequence counters, what was allowed out, what was let in, held releases
-with their exact bytes, approvals, the run it takes part in. One SQLite file in `state_dir`, every write flushed before
-it returns. The audit log says what happened; the ledger is what the next decision is made from.
+with their exact bytes, approvals, the policy in force, the run it takes part in. One SQLite file in `state_dir`, every
+write flushed before it returns. The audit log says what happened; the ledger is what the next decision is made from.
 
 Time only moves forward here: `now` is the latest time ever seen, so a clock set back revives nothing (threat T41).
 Does not stop: a restored older copy of the file. The audit log's witnesses show that (T42).
@@ -13,11 +13,14 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
+from policies.model import PolicyFile
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -34,6 +37,7 @@ CREATE TABLE IF NOT EXISTS releases (
 CREATE TABLE IF NOT EXISTS approvals (
   release_id TEXT, person TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL, verdict TEXT NOT NULL,
   reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (release_id, person));
+CREATE TABLE IF NOT EXISTS policy_changes (proposal TEXT PRIMARY KEY, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state TEXT NOT NULL, view TEXT NOT NULL);
 """
 
@@ -54,6 +58,22 @@ class OutboxItem:
     at: float  # seconds since 1970
     state: str  # allowed | sent | dropped (its round is over)
     attempts: int
+
+
+@dataclass(frozen=True)
+class OutboxEntry:
+    """An item of the outbox without its bytes."""
+
+    id: int
+    run: str
+    round: int
+    step: int
+    kind: str
+    digest: str
+    payload_bytes: int
+    decision_seq: int
+    at: float
+    state: str
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,30 @@ class Approval:
     at: float
 
 
+@dataclass(frozen=True)
+class PolicyInForce:
+    """What decided last at this site.
+
+    Attributes:
+        digest: of the effective policy.
+        content: the same as JSON, defaults filled in; two of them compare field by field.
+        logged: digest that the audit log's newest record named when this was put in force. The log says either the one
+            or the other; that it says a third shows a ledger restored from an older copy (T42).
+    """
+
+    digest: str
+    content: dict[str, Any]
+    logged: str
+
+    @property
+    def file(self) -> PolicyFile | None:
+        """The content as this version reads it; None where another version's words do not fit."""
+        try:
+            return PolicyFile.model_validate(self.content)
+        except ValidationError:
+            return None
+
+
 class Ledger:
     """Thread-safe: the control socket reads while the daemon writes.
 
@@ -121,7 +165,7 @@ class Ledger:
 
     def now(self, clock_now: float) -> float:
         """The later of the clock and the latest time seen before; remembered to the second."""
-        seen = float(self._fact("latest_time") or 0.0)
+        seen = self.latest_time
         if clock_now > seen + 1.0:
             self._set_fact("latest_time", repr(clock_now))
         return max(clock_now, seen)
@@ -194,6 +238,13 @@ class Ledger:
         where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
         return [OutboxItem(**dict(row)) for row in self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)]  # noqa: S608  # constant text
 
+    def outbox_entries(self, state: str | None = None) -> list[OutboxEntry]:
+        """The same without the bytes."""
+        where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
+        columns = "id, run, round, step, kind, digest, payload_bytes, decision_seq, at, state"
+        rows = self._all(f"SELECT {columns} FROM outbox{where} ORDER BY id", arguments)  # noqa: S608  # constant text
+        return [OutboxEntry(**dict(row)) for row in rows]
+
     # ---- held releases -----------------------------------------------------------------------------
 
     def hold(self, release: Release) -> None:
@@ -241,12 +292,15 @@ class Ledger:
                 raise ConflictError(f"release {release_id!r} is no longer held")
         return self.release(release_id)
 
-    def judge_again(self, release_id: str, policy_digest: str, rules: list[dict[str, Any]]) -> None:
-        """A held release under a changed policy: new digest and verdicts, and the approvals so far are void."""
+    def judge_again(
+        self, release_id: str, policy_digest: str, rules: list[dict[str, Any]], *, persons: int, expires_at: float
+    ) -> None:
+        """A held release under a changed policy: its digest, verdicts, persons and end; approvals so far are void."""
         with self._writing() as database:
             database.execute(
-                "UPDATE releases SET policy_digest=?, rules=?, revision=revision+1 WHERE id=? AND state='held'",
-                (policy_digest, json.dumps(rules), release_id),
+                "UPDATE releases SET policy_digest=?, rules=?, persons=?, expires_at=?, revision=revision+1 "
+                "WHERE id=? AND state='held'",
+                (policy_digest, json.dumps(rules), persons, expires_at, release_id),
             )
             database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
 
@@ -267,6 +321,38 @@ class Ledger:
     def approvals(self, release_id: str) -> list[Approval]:
         rows = self._all("SELECT * FROM approvals WHERE release_id=? ORDER BY at", (release_id,))
         return [Approval(**dict(row)) for row in rows]
+
+    # ---- the policy in force -------------------------------------------------------------------------
+
+    @property
+    def policy_in_force(self) -> PolicyInForce | None:
+        """The policy that decided last, so that a looser one is noticed; None before the first start."""
+        text = self._fact("policy_in_force")
+        return None if text is None else PolicyInForce(**json.loads(text))
+
+    def put_in_force(self, policy: PolicyInForce, *, proposal: str = "") -> None:
+        """Remember what decides from here on, and the proposal that it took, whose approvals are spent by that.
+
+        Raises:
+            ConflictError: the proposal was used before (threat T36).
+        """
+        try:
+            with self._writing() as database:
+                if proposal:
+                    database.execute("INSERT INTO policy_changes VALUES (?, ?)", (proposal, policy.digest))
+                database.execute(
+                    "INSERT OR REPLACE INTO facts VALUES ('policy_in_force', ?)", (json.dumps(asdict(policy)),)
+                )
+        except sqlite3.IntegrityError as error:
+            raise ConflictError(f"proposal {proposal} was used already", hint="propose it again") from error
+
+    def was_used(self, proposal: str) -> bool:
+        return self._one("SELECT 1 FROM policy_changes WHERE proposal=?", (proposal,)) is not None
+
+    @property
+    def latest_time(self) -> float:
+        """The latest UTC second ever seen here; 0 before the first."""
+        return float(self._fact("latest_time") or 0.0)
 
     # ---- runs --------------------------------------------------------------------------------------
 

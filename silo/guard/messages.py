@@ -13,7 +13,7 @@ from fedsilo.treaty.errors import OperationError, PeerError, WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.treaty.wire.services import REFT_KINDS, TENSOR_KINDS
 from policies.engine import Decision, Facts
 from policies.schema import LoraSchema
 
@@ -115,16 +115,20 @@ class Counters:
     last_fault: str = ""
 
 
-def encoded_factors(schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array]) -> bytes:
-    """Bytes rebuilt from values (B4); of the trainer's header only the base digest is taken over, to be judged."""
-    return codec.encode_factors(
-        tensors,
-        base_digest=header.base_digest,
-        schema_sha256=schema.digest,
-        rank=schema.rank,
-        scale=schema.scale,
+def factors_header(
+    kind: str, schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array]
+) -> tuple[pb.Factors, int]:
+    """Header rebuilt from values (B4), and bytes of the whole payload; of the trainer's header only what the rules
+    judge is taken over."""
+    if kind in REFT_KINDS:
+        # No schema names these tensors: the policy does, and its rules compare rank, dtype and base.
+        return codec.factors_head(
+            tensors, base_digest=header.base_digest, schema_sha256="", rank=header.rank, scale=1.0, dtype=header.dtype
+        )
+    return codec.factors_head(
+        tensors, base_digest=header.base_digest, schema_sha256=schema.digest, rank=schema.rank, scale=schema.scale,
         dtype=schema.dtype,
-    )
+    )  # fmt: skip
 
 
 def decoded_factors(payload: bytes) -> codec.Factors:

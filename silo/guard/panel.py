@@ -123,9 +123,19 @@ class Panel:
             "task": self._task.get("name") or "",
             "paused": bool(run and run.paused),
             "halted": self._gate.halted,
+            "screens": {"halts": sorted(self._gate.screen_halts), "troubles": self._gate.screen_troubles()},
             "trainer": self._trainer,
             "overlong": self._overlong,
-            "policy": {"name": policy.file.name, "digest": policy.digest, "mode": policy.file.mode},
+            "policy": {
+                "name": policy.file.name,
+                "digest": policy.digest,
+                "mode": policy.file.mode,
+                # What it is made of: the site's own file and, where there is one, the federation's charter.
+                "made_of": [
+                    {"file": part.source, "digest": part.digest, "file_sha256": part.file_sha256}
+                    for part in policy.parts or (policy,)
+                ],
+            },
             "held": [self._releases.view(release) for release in held],
             "metrics": self._metrics,
             "donors": dict(self._donors),

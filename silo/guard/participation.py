@@ -23,6 +23,7 @@ from fedsilo.treaty.method import (
     Method,
     Offer,
     OfferSettled,
+    PrivateStep,
     PublicStep,
     SiloAction,
     SiloEvent,
@@ -35,7 +36,9 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
+from fedsilo.treaty.wire.services import TENSOR_KINDS
 from silo.guard.messages import decoded_factors
+from silo.sampling import PROMPTS_MAX, TaskGiver, Training
 
 
 class Hands(Protocol):
@@ -55,6 +58,12 @@ class Hands(Protocol):
     def public_step(self, step: int) -> None:
         """The exchange of this public step is open from now on."""
 
+    def task_giver(self, private_prompts: int) -> TaskGiver:
+        """Draws the rows of this run's private steps."""
+
+    def trained(self, training: Training) -> None:
+        """What the open round's update was trained on, before the update is offered."""
+
 
 @dataclass
 class Participation:
@@ -73,6 +82,7 @@ class Participation:
     _tensors: Mapping[str, Array] | None = None
     _carrying_out: bool = False
     _task_is_void: bool = False
+    _giver: TaskGiver | None = None
 
     def __post_init__(self) -> None:
         self.state = self.method.silo.start(self.plan, self.silo)
@@ -124,8 +134,8 @@ class Participation:
             case StartDeadline(name, seconds):
                 self.hands.start_deadline(name, seconds)
             case Offer():
-                outcome = self.hands.offer(action, self._tensors if action.kind == "lora.factors" else None)
-                if action.kind == "lora.factors":
+                outcome = self.hands.offer(action, self._tensors if action.kind in TENSOR_KINDS else None)
+                if action.kind in TENSOR_KINDS:
                     self._tensors = None
                 if outcome is not None:
                     return OfferSettled(action.kind, action.round, action.step, outcome)
@@ -142,8 +152,20 @@ class Participation:
                 self.hands.public_step(step)
             case PublicStep():
                 body = codec.encode(task.donors)
+        if self._giver is not None:
+            task = self._giver.complete(task)
+        elif isinstance(task, PrivateStep):
+            raise OperationError("the trainer has not said how many private prompts it has", code="TRAINER_CONFUSED")
         self.hands.train(fields_of(task), body)
         self.task = task
+
+    def planned(self, fields: Mapping[str, Any]) -> None:
+        """The trainer is ready for the plan. Raises OperationError: it has no usable number of private prompts."""
+        count = fields.get("private_prompts")
+        if type(count) is not int or not 1 <= count <= PROMPTS_MAX:
+            raise OperationError("the trainer says no number of private prompts", code="TRAINER_CONFUSED")
+        if self._giver is None:
+            self._giver = self.hands.task_giver(count)
 
     def abandon_round(self) -> None:
         """Go on as after a restart: what was to be done is dropped, and the method's part waits for the next round."""
@@ -178,6 +200,8 @@ class Participation:
             raise OperationError(
                 f"what the trainer offers does not parse: {error.message}", code="TRAINER_CONFUSED"
             ) from error
+        if isinstance(task, ExportDelta) and self._giver is not None and self._giver.training is not None:
+            self.hands.trained(self._giver.training)
         self.feed(TaskDone(task, offered))
 
     def _parsed(self, task: TrainerTask, body: bytes) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:

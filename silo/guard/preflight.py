@@ -3,22 +3,35 @@ nothing but a TLS hello there."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from certs.identity import peer_identity
-from fedsilo.edge.site_policy import read_policy
+from fedsilo.edge.identity_files import load_site
 from fedsilo.edge.task_files import listed, read_usable
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError
 from fedsilo.treaty.grading import check_reference
 from fedsilo.treaty.isolation import rung_at_least
+from policies.compare import compare
 from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard import isolation
 from silo.guard.gate import coordinator_leaf
-from silo.guard.startup import Site, load_site_parts, site_identity, thread_warning
+from silo.guard.in_force import Seen, step_to
+from silo.guard.ledger import Ledger
+from silo.guard.screens import check_screens
+from silo.guard.startup import (
+    AUDIT,
+    LEDGER,
+    Site,
+    effective_policy,
+    load_site_parts,
+    site_identity,
+    thread_warning,
+)
 from silo.guard.trainer_link import check as check_trainer_link
 
 PINNED = "pinned files"  # one check's name, which others need
@@ -73,8 +86,32 @@ def preflight(
             errors.append(error)
 
     def policy() -> str:
-        found = read_policy(config.policy)
-        return f"{found.file.name} {found.digest[:12]}"
+        found = effective_policy(config)
+        if found.charter is None:
+            return f"{found.file.name} {found.digest[:12]}, no charter"
+        own, charter = found.parts
+        tightened = [change for change in compare(own.file, found.file) if change.direction != "cosmetic"]
+        if apart := _apart(found):
+            warnings.append(f"{charter.source} and {own.source} have nothing in common for {', '.join(apart)}: denied")
+        return (
+            f"{found.file.name} {found.digest[:12]}: {own.source} {own.digest[:12]} with {charter.source} "
+            f"{charter.digest[:12]}, which tightens {len(tightened)} fields"
+        )
+
+    def change() -> str:
+        path = config.state_dir / LEDGER
+        if not path.is_file():
+            return "none was in force before"
+        ledger = Ledger(path, read_only=True)
+        try:
+            step = step_to(
+                effective_policy(config), ledger, Seen.in_folder(config.state_dir / AUDIT), config,
+                load_site(config.identity.site_ca, config.identity.operators, site=config.silo),
+                max(ledger.latest_time, time.time()),
+            )  # fmt: skip
+        finally:
+            ledger.close()
+        return f"{step.how}{f', {len(step.changes)} fields change' if step.changes else ''}"
 
     def certificate() -> str:
         identity = site_identity(config)
@@ -88,10 +125,12 @@ def preflight(
         run(f"private data {path.name}", lambda path=path: _rows_of(path, config.data.verifier, warnings))  # type: ignore[misc]
     run("policy", policy)
     run("certificate", certificate)
+    run("policy against the one last in force", change, needs=("policy",))
     run(PINNED, load, needs=("policy", "certificate"))
+    run("text screens", lambda: check_screens(config, effective_policy(config)), needs=("policy",))
     if config.trainer.launch == "external":
         run("trainer link", lambda: check_trainer_link(config))
-    run("trainer isolation", lambda: _rung(config, read_policy(config.policy)), needs=("policy",))
+    run("trainer isolation", lambda: _rung(config, effective_policy(config)), needs=("policy",))
     if reach_coordinator:
         run(
             "coordinator",
@@ -99,6 +138,19 @@ def preflight(
             needs=(PINNED,),
         )
     return results, warnings, errors
+
+
+def _apart(policy: Policy) -> list[str]:
+    """Kinds that site and charter both name, and of which nothing is left when both are in force."""
+    own, charter = policy.parts
+    return [
+        f"{side} {field.alias or name}"
+        for side in ("egress", "ingress")
+        for name, field in type(getattr(own.file, side)).model_fields.items()
+        if getattr(getattr(own.file, side), name) is not None
+        and getattr(getattr(charter.file, side), name) is not None
+        and getattr(getattr(policy.file, side), name) is None
+    ]
 
 
 def _rows_of(path: Path, verifier: str, warnings: list[str]) -> str:

@@ -61,6 +61,20 @@ def answers_of(body: pb.PublicResponses) -> list[tuple[int, str]]:
     return [(row.prompt_index, response.text) for row in body.prompts for response in row.responses]
 
 
+def places_by_row(body: pb.PublicResponses, places: Sequence[int]) -> dict[int, list[int]]:
+    """Where each response that is left stood among those to its prompt, by row of the public set.
+
+    Args:
+        body: the message as offered.
+        places: positions of the responses that are left, in message order.
+    """
+    left, first, found = set(places), 0, dict[int, list[int]]()
+    for prompt in body.prompts:
+        found[prompt.prompt_index] = [place for place in range(len(prompt.responses)) if first + place in left]
+        first += len(prompt.responses)
+    return found
+
+
 def donated_answers_of(body: pb.PublicDonors) -> list[tuple[int, str]]:
     """(prompt index, text) of every donor that carries its text; what the receiver wrote itself has none."""
     return [

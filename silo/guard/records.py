@@ -46,9 +46,9 @@ def decision_fields(
         "direction": facts["direction"],
         "decision": decision.verdict,
         "reasons": list(decision.reasons),
-        "rules": [rule_fields(result) for result in decision.results if result.outcome != NOT_APPLICABLE],
+        "rules": [rule_fields(result, policy) for result in decision.results if result.outcome != NOT_APPLICABLE],
         "facts": {"final": dict(facts), "history": dict(history)},
-        "policy": {"effective": policy.digest, "file": policy.file_sha256, "schema": schema_sha256},
+        "policy": {**policy.digests, "schema": schema_sha256},
         "payload": dict(payload_digests),
         # A count is enough: facts and policy say which ones, and most messages are polls that few rules are for.
         "detail": {"rules_not_applicable": sum(result.outcome == NOT_APPLICABLE for result in decision.results)},
@@ -69,17 +69,24 @@ def overruled(decision: Decision, reason: str, measured: str) -> Decision:
     return replace(decision, verdict="deny", would_be="deny", results=(*decision.results, result), reasons=reasons)
 
 
-def payload_digests(kind: str, payload: bytes, site_key: bytes) -> dict[str, Any]:
+def payload_digests(kind: str, payload: bytes, site_key: bytes, digest: str = "") -> dict[str, Any]:
     """Size and digest of a payload: plain only where nobody can guess the content, which is tensors (T40)."""
     if kind in TENSOR_KINDS:
-        return {"bytes": len(payload), "sha256": sha256_hex(payload)}
+        return tensor_digests(len(payload), digest or sha256_hex(payload))
     return {"bytes": len(payload), "hmac_sha256": keyed_digest(site_key, payload)}
 
 
-def rule_fields(result: RuleResult) -> dict[str, Any]:
-    """One rule's verdict, of a rule that applies to the kind."""
+def tensor_digests(payload_bytes: int, digest: str) -> dict[str, Any]:
+    """The same of a payload of tensors, which nobody guesses."""
+    return {"bytes": payload_bytes, "sha256": digest}
+
+
+def rule_fields(result: RuleResult, policy: Policy) -> dict[str, Any]:
+    """One rule's verdict, of a rule that applies to the kind. policy: the one that judged."""
     fields: dict[str, Any] = {"rule": result.rule, "outcome": result.outcome}
     fields |= {"measured": _plain(result.measured), "limit": _plain(result.limit), "line": result.line}
+    if policy.charter is not None and result.file == policy.charter.source:
+        fields["file"] = "charter"
     if result.outcome in ("deny", "hold"):
         fields["reason"] = result.reason
     return fields

@@ -19,6 +19,7 @@ from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
+from policies.screening import hits_in_words
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, parsed
@@ -84,7 +85,7 @@ class Releases:
         deadline_seconds: float | None,
     ) -> Release:  # fmt: skip
         now = self._gate.now()
-        expiry_seconds = self._gate.policy.file.approval_expiry_hours * 3600.0
+        expiry_seconds = self._gate.policy.file.approvals.expiry_hours * 3600.0
         missed = deadline_seconds is not None and deadline_seconds < expiry_seconds
         release = Release(
             id=self._ledger.free_release_id(f"r{round_number}/{self._silo}"),
@@ -110,15 +111,11 @@ class Releases:
 
     def _asked(self, kind: str) -> Approvals:
         file = self._gate.policy.file
-        blocks = {
-            "lora.factors": file.egress.lora_factors,
-            "public.responses": file.egress.public_responses,
-            "run.plan": file.ingress.run_plan,
-        }
-        block = blocks.get(kind)
-        if block is None:
+        block = getattr(file.ingress if kind == "run.plan" else file.egress, kind.replace(".", "_"), None)
+        asked = getattr(block, "approvals", None)
+        if not isinstance(asked, Approvals):
             raise DeniedError(f"this site's policy has no approvals for {kind}")
-        return block.approvals
+        return asked
 
     # ---- persons' answers --------------------------------------------------------------------------
 
@@ -255,17 +252,26 @@ class Releases:
         self._record("approval.expire", release, reasons=[reason])
         return Settled(release, outcome)
 
-    def judge_again(self) -> None:
-        """After a restart: a release held under another policy is shown anew, and approvals given so far are void."""
+    def judge_again(self) -> list[Settled]:
+        """Under another policy than a release was held: shown anew, and approvals given so far are void (T36).
+
+        Returns:
+            Holds that ended, since the policy in force denies them.
+        """
+        ended, policy = [], self._gate.policy
         for release in self._ledger.releases("held"):
-            if release.policy_digest != self._gate.policy.digest:
-                history = engine.History()
-                decision = engine.decide(dict(release.facts), self._gate.policy, history)
-                if decision.verdict == "deny":
-                    self._end(release, "denied", "POLICY_CHANGED")
-                else:
-                    rules = [result.to_json() for result in decision.results]
-                    self._ledger.judge_again(release.id, self._gate.policy.digest, rules)
+            if release.policy_digest == policy.digest:
+                continue
+            decision = engine.decide(dict(release.facts), policy, engine.History())
+            if decision.verdict == "deny":
+                ended.append(self._end(release, "denied", "POLICY_CHANGED"))
+                continue
+            latest = release.requested_at + policy.file.approvals.expiry_hours * 3600.0
+            self._ledger.judge_again(
+                release.id, policy.digest, [result.to_json() for result in decision.results],
+                persons=self._asked(release.kind).persons, expires_at=min(release.expires_at, latest),
+            )  # fmt: skip
+        return ended
 
     def _inbound(self, release: Release) -> Inbound:
         body, _ = parsed(release.kind, release.payload, INBOUND_KINDS)
@@ -349,7 +355,7 @@ class Releases:
                 "rules": [rule for rule in rules if rule["outcome"] != "n.a."],
             },
             "budget": "DP off",
-            "findings": "no text screens in this ruleset",
+            "findings": hits_in_words(facts) if "screens" in facts else "no text in this message",
             "difference": difference,
             "norm": facts.get("l2"),
             "consequences": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedsilo.treaty.errors import (
@@ -35,6 +36,7 @@ from silo.guard.releases import Releases, Settled
 from silo.guard.startup import Site, trained_with
 from silo.guard.supervisor import TrainerHandle
 from silo.link import LinkClosed, LinkMessage
+from silo.sampling import TaskGiver, Training
 
 _log = logging.getLogger("fedsilo.silo")
 
@@ -104,6 +106,7 @@ class RunKeeper:
             return True
         self._fed.add(mark)
         if isinstance(item.body, pb.RoundOpen):
+            self._talk.round_opened()
             self._set_view(self._gate.view.opened(item.round, item.body))
             if item.round == 1:
                 self._ledger.remember_of_run(item.run, "start_adapter", item.body.base_digest)
@@ -114,10 +117,12 @@ class RunKeeper:
             self._miss(item.run, item.round, None)
             if item.body.committed:
                 self._set_view(self._gate.view.evaluating(item.body.adapter_digest))
+        if (view := self._gate.view.asking(item.body, item.step)) != self._gate.view:
+            self._set_view(view)
         self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
         run.feed(MessageArrived("", item.kind, item.round, item.step, item.body, item.digest))
         if item.kind == "round.result":
-            self._talk.witness()
+            self._talk.witness_round(item.round)
         if isinstance(item.body, pb.RunEnd):
             self._ledger.remember_of_run(item.run, "final_adapter", item.body.adapter_digest)
             self._end_run(item.body.outcome)
@@ -222,6 +227,7 @@ class RunKeeper:
                         "alpha": schema.alpha,
                         "dtype": schema.dtype,
                         "targets": schema.targets,
+                        "freeze": schema.freeze,
                         "tensors": [{"name": name, "shape": list(shape)} for name, shape in schema.tensors],
                     },
                 },
@@ -408,7 +414,9 @@ class RunKeeper:
         self._panel.task(fields)
 
     def adapter(self, digest: str) -> bytes:
-        stored = self._adapters.find(digest)
+        plan = self._gate.view.plan
+        frozen = plan.lora.frozen_sha256 if plan is not None else ""
+        stored = self._adapters.find(digest, frozen_sha256=frozen)
         if stored is None:
             try:
                 answer = self._talk.say("control.fetch", pb.Fetch(digest=digest))
@@ -417,8 +425,13 @@ class RunKeeper:
             except PeerError as error:
                 raise AdapterRefused(error.wire_code, error.message) from error
             if answer.kind != "global.adapter" or sha256_hex(answer.payload) != digest:
+                self._gate.record(
+                    "ingress.decision", run=self._gate.view.run, round=self._gate.view.round, kind=answer.kind,
+                    decision="deny", reasons=[WireCode.DIGEST_MISMATCH.value], direction="ingress",
+                    payload=self._gate.digests(answer.kind, answer.payload),
+                )  # fmt: skip
                 raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
-            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"))
+            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen)
             stored = answer.payload
         if digest == self._gate.view.base_digest:
             self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
@@ -429,3 +442,13 @@ class RunKeeper:
 
     def public_step(self, step: int) -> None:
         self._set_view(self._gate.view.at_step(step))
+
+    def task_giver(self, private_prompts: int) -> TaskGiver:
+        plan = self._gate.view.plan
+        assert plan is not None  # noqa: S101  # only a participation asks, and it has one
+        self._set_view(replace(self._gate.view, usable_records=private_prompts))
+        state_path = self._site.config.state_dir / "sampler" / f"{plan.run}.json"
+        return TaskGiver(plan, private_prompts, self._site.site_secret, state_path)
+
+    def trained(self, training: Training) -> None:
+        self._set_view(self._gate.view.trained(training))

@@ -25,21 +25,26 @@ from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.treaty.errors import FedSiloError, UnreachableError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
+from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
+from silo.guard.archive import Archive
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
 from silo.guard.daemon import Event, Guard
 from silo.guard.gate import Gate, open_channel
+from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
 from silo.guard.preflight import check_coordinator
 from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
+from silo.guard.screens import Screens, index_key, read_canaries
 from silo.guard.startup import (
     AUDIT,
     LEDGER,
     LOCK,
+    PAYLOADS,
     Site,
     code_sha256,
     load_site_parts,
@@ -57,8 +62,17 @@ _FILE_ONLY = {"file_only": True}
 class SupervisedTrainer(TrainerHandle):
     """The trainer behind a supervisor, started anew for each run, and measured against the policy's least rung."""
 
-    def __init__(self, site: Site, events: queue.Queue[Event], should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        events: queue.Queue[Event],
+        should_stop: Callable[[], bool],
+        policy: Callable[[], Policy] | None = None,
+        screens: Screens | None = None,
+    ) -> None:
         self._site = site
+        self._screens = screens
+        self._policy = policy or (lambda: site.policy)  # the one in force, which a reload may have tightened
         self._events = events
         self._should_stop = should_stop
         self._supervisor: Supervisor | None = None
@@ -78,8 +92,18 @@ class SupervisedTrainer(TrainerHandle):
             probe_fields(config, os.getpid()),
             never=never_shown(config),
             accepted=self._accepted,
+            screen_index=self._screens.index_wanted(self._policy().file) if self._screens is not None else None,
         )
         self._description["ready"] = state.ready
+        if self._screens is not None:
+            self._take_index(self._screens, state.ready.get("screen_index"))
+
+    def _take_index(self, screens: Screens, told: object) -> None:
+        config = self._site.config
+        scratch = config.trainer.scratch if config.trainer.launch == "external" else config.state_dir / "scratch"
+        screens.take_index(scratch, told)
+        for trouble in screens.troubles(self._policy()):
+            _log.error("%s", trouble)
 
     def _accepted(self, rung: str) -> None:
         assert self._supervisor is not None  # noqa: S101  # it is the one that calls
@@ -91,7 +115,7 @@ class SupervisedTrainer(TrainerHandle):
             "controls": state.controls.as_text(),
             "why_waived": why_waived(state.probes, state.controls) if rung == "waived" else "",
         }
-        require_rung(rung, self._site.policy, self._description["why_waived"])
+        require_rung(rung, self._policy(), self._description["why_waived"])
 
     def send(self, message: LinkMessage) -> None:
         if self._supervisor is not None:
@@ -155,12 +179,15 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     stack.callback(ledger.close)
     grader = stack.enter_context(GradingProcess(config.data.public.verifier))
     program = code_sha256()
-    audit.append("start", detail={"version": fedsilo.__version__, "code": program})
-    audit.append(
-        "policy.load",
-        policy={"effective": policy.digest, "file": policy.file_sha256, "code": program, "schema": site.schema.digest},
-        detail={"name": policy.file.name, "mode": policy.file.mode},
-    )
+    started = {"version": fedsilo.__version__, "code": program}
+    step = take_over(site, ledger, audit, now=time.time(), started=started, program=program)
+    _log.info("policy %s is in force: %s", policy.digest[:12], step.how)
+    canaries = read_canaries(config.data.canaries) if config.data.canaries is not None else ()
+    screens = Screens(canaries=canaries, key=index_key(site.site_secret), public_sha256=site.public.sha256)
+    archive = Archive(
+        config.state_dir / PAYLOADS, ledger, audit, lambda: gate.policy,
+        now_seconds=lambda: gate.now(),  # noqa: PLW0108  # the gate is made with it
+    )  # fmt: skip
     gate = Gate(
         channel=open_channel(config.coordinator.address, site.tls),
         policy=policy,
@@ -178,6 +205,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         federation=config.federation,
         site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),
         clock=time.time,
+        screens=screens,
+        archive=archive,
     )
     stack.callback(gate.close)
     releases = Releases(gate, ledger, silo=config.silo, destination={"address": config.coordinator.address})
@@ -189,12 +218,12 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         journal=config.state_dir / "requests.jsonl",
     )
     events: queue.Queue[Event] = queue.Queue()
-    trainer = SupervisedTrainer(site, events, lambda: bool(stopped))
+    trainer = SupervisedTrainer(site, events, lambda: bool(stopped), lambda: gate.policy, screens)
     stack.callback(trainer.stop)
     guard = Guard(
         site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,
         adapters=AdapterStore(config.state_dir / "adapters"), trainer=trainer, desk=desk, events=events,
-        code_sha256=program,
+        archive=archive, code_sha256=program,
     )  # fmt: skip
     guards.append(guard)
     guard.register(desk)

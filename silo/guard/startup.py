@@ -23,7 +23,7 @@ from certs.roles import Roles
 from fedsilo.edge.files import make_private_directory, read_private, write_private
 from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
-from fedsilo.edge.site_policy import read_pinned_schema, read_policy
+from fedsilo.edge.site_policy import read_effective, read_pinned_schema
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
 from fedsilo.treaty.grading import require_verifier
@@ -37,6 +37,7 @@ from silo.guard.trainer_link import key_files
 
 AUDIT = "audit"  # below state_dir
 LEDGER = "ledger.sqlite3"  # below state_dir
+PAYLOADS = "payloads"  # below state_dir: what left, kept for the site's own auditors
 LOCK = "lock"  # below state_dir; held by the daemon
 DISK_BYTES_MIN = 64 << 20
 SITE_SECRET_BYTES = 32
@@ -44,7 +45,7 @@ SITE_SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Site:
-    """Everything a guard needs that was read and found good."""
+    """Everything a guard needs that was read and found good. `policy` is the effective one, as it was at the start."""
 
     config: SiloConfig
     policy: Policy
@@ -77,13 +78,8 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
         NotAllowedError, NotFoundError: keys and certificates.
         OperationError: the disk is too full to keep a record.
     """
-    policy = read_policy(config.policy)
+    policy = effective_policy(config)
     files = config.identity
-    if policy.file.federation.id != config.federation:
-        raise UsageError(
-            f"{config.policy}:{policy.line_of(('federation', 'id'))}: the policy is for federation "
-            f"{policy.file.federation.id!r}, {config.source.name} says {config.federation!r}"
-        )
     identity = site_identity(config, now)
     coordinator_key = pinned_coordinator_key(config, policy)
     site_ca_pem, roles = load_site(files.site_ca, files.operators, site=config.silo)
@@ -108,6 +104,39 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     )
 
 
+def effective_policy(config: SiloConfig) -> Policy:
+    """The site's own policy, tightened by the federation's charter where the configuration names one (T34, D8).
+
+    Raises:
+        UsageError: a file is missing or wrong, they have nothing in common, or they are for another federation.
+    """
+    policy = read_effective(config.policy, config.charter, config.charter_sha256)
+    if policy.file.federation.id != config.federation:
+        raise UsageError(
+            f"{config.policy}:{policy.line_of(('federation', 'id'))}: the policy is for federation "
+            f"{policy.file.federation.id!r}, {config.source.name} says {config.federation!r}"
+        )
+    return policy
+
+
+def check_policy(site: Site, policy: Policy) -> None:
+    """Whether what this site was started with is what `policy` pins, so that it could be started with it.
+
+    Raises:
+        UsageError, NotAllowedError: as `load_site_parts`.
+    """
+    _check_coordinator_key(site.config, policy, site.coordinator_key)
+    _check_public_set(policy, site.public)
+    _check_held_out(site.config, policy, site.held_out)
+    _check_model(site.config, policy, site.fingerprints)
+    pins = [pin.sha256 for pin in policy.file.lora_schemas.values()]
+    if policy.file.egress.updates and site.schema.digest not in pins:
+        raise UsageError(
+            f"{policy.source}:{policy.line_of(('lora_schemas',))}: it does not pin the LoRA schema "
+            f"{site.schema.digest[:12]} that this silo was started with"
+        )
+
+
 def site_identity(config: SiloConfig, now: datetime | None = None) -> Identity:
     """The site's own certificate and keys. Raises NotAllowedError, NotFoundError."""
     files = config.identity
@@ -122,6 +151,11 @@ def site_identity(config: SiloConfig, now: datetime | None = None) -> Identity:
 def pinned_coordinator_key(config: SiloConfig, policy: Policy) -> Ed25519PublicKey:
     """The coordinator's message-signing key from its file, if the policy pins it. Raises NotAllowedError."""
     key = load_coordinator_key(config.identity.coordinator_key)
+    _check_coordinator_key(config, policy, key)
+    return key
+
+
+def _check_coordinator_key(config: SiloConfig, policy: Policy, key: Ed25519PublicKey) -> None:
     digest = sha256_hex(key.public_bytes_raw())
     if digest not in policy.file.federation.coordinator_key_sha256:
         line = policy.line_of(("federation", "coordinator_key_sha256"))
@@ -130,7 +164,6 @@ def pinned_coordinator_key(config: SiloConfig, policy: Policy) -> Ed25519PublicK
             f"{', '.join(policy.file.federation.coordinator_key_sha256)}",
             hint="compare the key with the coordinator's people by another way than the network",
         )
-    return key
 
 
 def _pinned_public_set(config: SiloConfig, policy: Policy) -> TaskFile:
@@ -142,6 +175,11 @@ def _pinned_public_set(config: SiloConfig, policy: Policy) -> TaskFile:
             hint="get the agreed file; a changed set enters only by a new policy",
             code="PUBLIC_SET_MISMATCH",
         )
+    _check_public_set(policy, tasks)
+    return tasks
+
+
+def _check_public_set(policy: Policy, tasks: TaskFile) -> None:
     pins = {name: pin.sha256 for name, pin in policy.file.public_sets.items()}
     if tasks.sha256 not in pins.values():
         raise UsageError(
@@ -150,11 +188,15 @@ def _pinned_public_set(config: SiloConfig, policy: Policy) -> TaskFile:
             hint="get the agreed file; a changed set enters only by a new policy",
             code="PUBLIC_SET_MISMATCH",
         )
-    return tasks
 
 
 def _pinned_held_out(config: SiloConfig, policy: Policy) -> TaskFile:
     tasks = read_tasks(config.data.held_out.path)
+    _check_held_out(config, policy, tasks)
+    return tasks
+
+
+def _check_held_out(config: SiloConfig, policy: Policy, tasks: TaskFile) -> None:
     pinned = {config.data.held_out.sha256, *([policy.file.held_out.sha256] if policy.file.held_out else [])}
     if {tasks.sha256} != pinned:
         raise UsageError(
@@ -162,7 +204,6 @@ def _pinned_held_out(config: SiloConfig, policy: Policy) -> TaskFile:
             hint="every silo evaluates on the same file; get the agreed one",
             code="HELD_OUT_MISMATCH",
         )
-    return tasks
 
 
 def _check_model(config: SiloConfig, policy: Policy, found: Fingerprints) -> None:
@@ -179,10 +220,12 @@ def _check_model(config: SiloConfig, policy: Policy, found: Fingerprints) -> Non
 
 def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:
     """The schema that the policy pins. A policy that lets no factors out pins one for ingress, or needs none."""
-    if policy.file.egress.lora_factors is not None:
-        return read_pinned_schema(policy, config.policy.parent)
+    if policy.own.file.egress.updates:
+        return read_pinned_schema(policy.own, config.policy.parent)
     for pin in policy.file.lora_schemas.values():
-        return lora_schema_of(config.model.path, pin.rank, 2.0 * pin.rank, base_model_sha256=pin.base_model_sha256)
+        return lora_schema_of(
+            config.model.path, pin.rank, 2.0 * pin.rank, freeze=pin.freeze, base_model_sha256=pin.base_model_sha256
+        )
     raise UsageError(f"{policy.source}: it pins no LoRA schema", hint="fedsilo policy schema make")
 
 
@@ -235,7 +278,9 @@ def never_shown(config: SiloConfig) -> list[Path]:
         config.state_dir / LEDGER,
         config.state_dir / AUDIT,
         config.policy,
+        *([config.charter] if config.charter is not None else []),
         config.identity.operators,
+        *([config.data.canaries] if config.data.canaries is not None else []),
     ]
 
 

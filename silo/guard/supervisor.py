@@ -123,6 +123,7 @@ class Supervisor:
         *,
         never: Sequence[Path] = (),
         accepted: Callable[[str], None] = lambda rung: None,
+        screen_index: Mapping[str, Any] | None = None,
     ) -> TrainerState:
         """Start (or wait for) the trainer, probe its walls, configure it and wait until it is ready.
 
@@ -133,6 +134,7 @@ class Supervisor:
             never: files that the walls must not show.
             accepted: called with the rung that was really got, before the trainer is told where the data are; it
                 raises where that is too little.
+            screen_index: of `Screens.index_wanted`: the overlap index that it is to make of the private records.
 
         Raises:
             OperationError: it did not come, or it reports an error; the message names its log.
@@ -166,11 +168,13 @@ class Supervisor:
         self.state.controls = controls.still_answering()
         self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes, self.state.controls)
         accepted(self.state.rung)
-        self.state.ready = self._ask("configure", self._configuration(site_secret, scratch), "ready")
+        self.state.ready = self._ask("configure", self._configuration(site_secret, scratch, screen_index), "ready")
         threading.Thread(target=self._read, name="trainer-link", daemon=True).start()
         return self.state
 
-    def _configuration(self, site_secret: bytes, scratch: Path | None) -> dict[str, Any]:
+    def _configuration(
+        self, site_secret: bytes, scratch: Path | None, screen_index: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         config = self._config
         return {
             "silo": config.silo,
@@ -184,6 +188,7 @@ class Supervisor:
             "threads": config.threads,
             "microbatch_tokens": config.trainer.microbatch_tokens,
             "scratch": str(scratch) if scratch else "",  # an external trainer names its own
+            "screen_index": None if screen_index is None else dict(screen_index),
         }
 
     def _launch(self, rung: str, socket_path: Path, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:

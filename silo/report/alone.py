@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import Message
 
 from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.freezing import is_frozen
 from fedsilo.treaty.method import (
     Commit,
     Committed,
@@ -140,15 +141,17 @@ class _Alone:
     def _commit(self) -> None:
         """What the coordinator would make of one upload (coordinator.aggregate), with the same canonical zeros."""
         base = codec.decode_factors(self.adapter)
-        if self.upload is None or self.upload.tensors.keys() != base.tensors.keys():
+        trained = {name for name in base.tensors if not is_frozen(name, self.plan.lora.freeze)}
+        if self.upload is None or self.upload.tensors.keys() != trained:
             raise OperationError("the trainer's update does not fit the adapter it was given", code="TRAINER_CONFUSED")
         combined = {
             name: self.method.combine(master.reshape(-1), [self.upload.tensors[name].reshape(-1)]).reshape(master.shape)
             for name, master in base.tensors.items()
+            if name in trained
         }
         self.upload = None  # each round is made of an update of its own
         self.adapter = codec.encode_factors(
-            combined,
+            {**base.tensors, **combined},
             base_digest="",
             schema_sha256=base.header.schema_sha256,
             rank=base.header.rank,

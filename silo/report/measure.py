@@ -24,7 +24,6 @@ from typing import Any
 import fedsilo
 from fedsilo.edge.files import lock_exclusively, make_private_directory, write_durably
 from fedsilo.edge.model_folder import read_fingerprints
-from fedsilo.edge.site_policy import read_policy
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
@@ -39,12 +38,22 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
 from silo.guard.participation import fields_of
-from silo.guard.startup import LEDGER, LOCK, never_shown, require_rung, site_schema, site_secret, trained_with
+from silo.guard.startup import (
+    LEDGER,
+    LOCK,
+    effective_policy,
+    never_shown,
+    require_rung,
+    site_schema,
+    site_secret,
+    trained_with,
+)
 from silo.guard.supervisor import Supervisor, TrainerGone, TrainerSaid
 from silo.guard.trainer_link import probe_fields_beside_the_daemon
 from silo.link import LinkClosed, LinkMessage
 from silo.report.alone import plan_alone, train_alone
 from silo.report.benefit import ARMS, DEFINITION, Answers, Arm, Holdout, compare
+from silo.sampling import TaskGiver
 
 Say = Callable[[str], None]
 
@@ -87,7 +96,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
             code="NO_HOLDOUT",
         )
     finished = find_run(config, run)
-    policy = read_policy(config.policy)
+    policy = effective_policy(config)
     schema = site_schema(config, policy)
     _check_inputs(config, finished, schema)
     store = AdapterStore(config.state_dir / "adapters")
@@ -253,12 +262,21 @@ def _kept(folder: Path, inputs: str) -> bytes | None:
 class _Trainer:
     """The trainer of a report: asked one thing at a time."""
 
-    def __init__(self, supervisor: Supervisor, events: queue.Queue[TrainerSaid | TrainerGone], log: Path, say: Say):
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        events: queue.Queue[TrainerSaid | TrainerGone],
+        log: Path,
+        say: Say,
+        site_secret: bytes,
+    ) -> None:
         self._supervisor = supervisor
+        self._site_secret = site_secret
         self._events = events
         self._log = log
         self._say = say
         self._plan: Plan | None = None
+        self._giver: TaskGiver | None = None
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -271,7 +289,9 @@ class _Trainer:
     def begin(self, plan: Plan, schema: LoraSchema) -> None:
         self._plan = plan
         fields = {"canonical_json": plan.canonical(), "lora_schema": json.loads(schema.canonical())}
-        self._ask(LinkMessage("plan", fields), "planned")
+        planned = self._ask(LinkMessage("plan", fields), "planned").fields
+        # The rows that the run's own guard would have drawn: the same secret, seed and number of prompts.
+        self._giver = TaskGiver(plan, int(planned["private_prompts"]), self._site_secret)
 
     def task(self, task: TrainerTask, body: bytes) -> bytes:
         """One step of local-only."""
@@ -279,7 +299,8 @@ class _Trainer:
         if isinstance(task, PrivateStep | PublicStep) and task.step in {1, steps}:
             rounds = self._plan.rounds if self._plan else 0
             self._say(f"local-only: round {task.round} of {rounds}, step {task.step} of {steps}")
-        return self._ask(LinkMessage("task", fields_of(task), body), "done").body
+        given = self._giver.complete(task) if self._giver else task
+        return self._ask(LinkMessage("task", fields_of(given), body), "done").body
 
     def measure(self, adapter: bytes, samples: int) -> dict[str, Any]:
         """What the holdout says of an adapter; empty bytes for the base model. Raises OperationError."""
@@ -354,13 +375,12 @@ def _trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: Say) -
             state = supervisor.state
             require_rung(rung, policy, why_waived(state.probes, state.controls) if rung == "waived" else "")
 
+        secret = site_secret(config, make=False)
         try:
             say("starting a trainer behind this site's walls")
-            supervisor.start(
-                site_secret(config, make=False), probe_fields, never=never_shown(config), accepted=accepted,
-            )  # fmt: skip
+            supervisor.start(secret, probe_fields, never=never_shown(config), accepted=accepted)
             say(f"isolation {supervisor.state.rung}; {supervisor.state.ready.get('holdout_rows')} rows set aside")
-            yield _Trainer(supervisor, events, place / "logs" / "trainer.log", say)
+            yield _Trainer(supervisor, events, place / "logs" / "trainer.log", say, secret)
         finally:
             supervisor.stop()
 

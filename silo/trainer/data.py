@@ -1,23 +1,18 @@
-"""The rows a trainer works on: which private ones are set aside, prompts as tokens, and the order of draws.
+"""The rows a trainer works on: which private ones are set aside, and prompts as tokens.
 
-Private order is keyed by the site secret (design 8.4), so a coordinator that knows the run seed cannot tell which
-rows a step used. What this does not hide: what the factors and answers say about the rows (N1).
+Which rows a step uses is drawn by the guard (silo/sampling.py), which knows their number and nothing else of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.grading.exact import normalise
-from fedsilo.treaty.randomness import generator, private_seed_of
 from fedsilo.treaty.wire.codec import canonical_json
 from silo.trainer.text import TextCodec
 
@@ -138,57 +133,3 @@ def encode_prompts(rows: Sequence[TaskRow], codec: TextCodec, max_prompt_tokens:
         else:
             by_row[place] = Prompt(place, row.id, ids, row.answer, row.topic)
     return PromptSet(by_row, overlong)
-
-
-class PrivateSampler:
-    """Shuffled passes without replacement over the private prompts. A batch may span two passes.
-
-    Where each round started and how far the last draw went is kept on disk, so that a trainer that is started again
-    draws the same batches when it repeats a round, and goes on from the last one when it begins the next.
-
-    Args:
-        count: number of prompts.
-        site_secret, run_seed: key of every shuffle.
-        state_path: JSON file {"starts": {round: rows drawn before it}, "drawn": rows}; None keeps nothing.
-    """
-
-    def __init__(self, count: int, site_secret: bytes, run_seed: int, state_path: Path | None = None) -> None:
-        self._count = count
-        self._site_secret = site_secret
-        self._run_seed = run_seed
-        self._state_path = state_path
-        self._drawn = 0
-        self._open_pass: tuple[int, list[int]] = (-1, [])
-        self._starts: dict[str, int] = {}
-        if state_path is not None and state_path.exists():
-            kept = json.loads(state_path.read_text())
-            self._starts, self._drawn = kept["starts"], kept["drawn"]
-
-    def start_round(self, round_number: int) -> None:
-        """Stand where the round started, if it was started before; else remember that it starts here."""
-        self._drawn = self._starts.setdefault(str(round_number), self._drawn)
-        self._keep()
-
-    def draw(self, size: int) -> list[int]:
-        """Indices of the next `size` prompts, or of all where there are fewer."""
-        batch = []
-        for _ in range(min(size, self._count)):
-            number_of_pass, place = divmod(self._drawn, self._count)
-            batch.append(self._order(number_of_pass)[place])
-            self._drawn += 1
-        self._keep()
-        return batch
-
-    def _keep(self) -> None:
-        if self._state_path is None:
-            return
-        self._state_path.parent.mkdir(parents=True, exist_ok=True)
-        part = self._state_path.with_suffix(".part")
-        part.write_text(json.dumps({"starts": self._starts, "drawn": self._drawn}))
-        os.replace(part, self._state_path)  # noqa: PTH105  # one name for "atomic" throughout the project
-
-    def _order(self, number_of_pass: int) -> list[int]:
-        if self._open_pass[0] != number_of_pass:
-            seed = private_seed_of(self._site_secret, self._run_seed, "private-order", number_of_pass)
-            self._open_pass = (number_of_pass, generator(seed).permutation(self._count).tolist())
-        return self._open_pass[1]

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from fedsilo.treaty.wire.codec import decode, decode_factors, encode, encode_fac
 from silo.trainer import evaluation
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.batch import Answer, Group
-from silo.trainer.data import PrivateSampler, Prompt, PromptSet, TaskRow, encode_prompts, split_holdout
+from silo.trainer.data import Prompt, PromptSet, TaskRow, encode_prompts, split_holdout
 from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.public import DonorIntake, OwnAnswers, SwapFigures, responses_message
@@ -58,7 +57,6 @@ class Material:
         private_grader, public_grader, held_out_grader: the verifier of each file.
         site_secret: key of private draws.
         microbatch_tokens: budget of one pass through the model.
-        scratch: folder for state that a restart needs; None keeps nothing.
     """
 
     silo: str
@@ -72,7 +70,6 @@ class Material:
     held_out_grader: Grader
     site_secret: bytes
     microbatch_tokens: int = 16384
-    scratch: Path | None = None
     holdout_share: float = 0.0
 
 
@@ -103,7 +100,6 @@ class _Run:
     private: PromptSet
     public: PromptSet
     held_out: PromptSet
-    sampler: PrivateSampler
     base_digest: str = ""
     open_step: _OpenStep | None = None
     donors_trained: int = 0  # in the open round
@@ -155,7 +151,6 @@ class Session:
                 f"context of {context}"
             )
         adapter = LoraAdapter(material.model, shape)
-        state_path = material.scratch / plan.run / "sampler.json" if material.scratch is not None else None
         self._run = _Run(
             plan=plan,
             adapter=adapter,
@@ -166,9 +161,15 @@ class Session:
             private=private,
             public=public,
             held_out=held_out,
-            sampler=PrivateSampler(len(private.by_row), material.site_secret, plan.seed, state_path),
         )
         return {"private": private.overlong, "public": public.overlong, "held_out": held_out.overlong}
+
+    @property
+    def private_prompts(self) -> int:
+        """How many private prompts the run can use; their numbers are 0 to one less. Raises UsageError: no run."""
+        if self._run is None:
+            raise UsageError("no run has begun in this trainer")
+        return len(self._run.private.by_row)
 
     def carry_out(self, task: TrainerTask | MeasureHoldout, body: bytes = b"") -> Done:
         """Do one task. `body`: the adapter payload of LoadAdapter and of the measuring tasks, empty for the base model.
@@ -201,7 +202,6 @@ class Session:
     def _load(self, run: _Run, task: LoadAdapter, body: bytes) -> Done:
         run.adapter.load(decode_factors(body).tensors)
         run.learner.start_round()
-        run.sampler.start_round(task.round)
         run.base_digest = task.digest
         run.open_step = None
         # here and not after the evaluation: an abandoned round has none, and its donors are not the next one's
@@ -210,7 +210,12 @@ class Session:
 
     def _private_step(self, run: _Run, task: PrivateStep) -> Done:
         prompts = run.private.prompts
-        chosen = [prompts[place] for place in run.sampler.draw(run.plan.prompts_per_step)]
+        if not task.rows or max(task.rows) >= len(prompts) or min(task.rows) < 0:
+            raise OperationError(
+                f"step {task.step} of round {task.round} names other rows than the {len(prompts)} private prompts",
+                code="BAD_TASK",
+            )
+        chosen = [prompts[row] for row in task.rows]
 
         def draw(place: int, sample: int) -> np.random.Generator:
             key = (task.round, task.step, place, sample)
@@ -432,7 +437,7 @@ def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | Me
             case "LoadAdapter":
                 return LoadAdapter(round_number, str(fields["digest"]))
             case "PrivateStep":
-                return PrivateStep(round_number, step)
+                return PrivateStep(round_number, step, tuple(int(row) for row in fields["rows"]))
             case "GeneratePublic":
                 indices = tuple(int(index) for index in fields["prompt_indices"])
                 return GeneratePublic(round_number, step, indices, str(fields["offer"]))

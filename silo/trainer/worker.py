@@ -27,6 +27,7 @@ from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, 
 from fedsilo.treaty.plan import plan_from_canonical
 from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
 from silo.trainer.fences import Refusals, set_offline, verify_hub_offline, verify_offline
+from silo.trainer.screen_index import IndexSettings, provide_index, settings_from
 
 if TYPE_CHECKING:
     from fedsilo.edge.grading_process import GradingProcess
@@ -55,6 +56,7 @@ class Configuration:
     microbatch_tokens: int
     scratch: Path | None
     holdout_share: float = 0.0
+    screen_index: IndexSettings | None = None
 
 
 def configuration_from(fields: dict[str, Any]) -> Configuration:
@@ -76,6 +78,7 @@ def configuration_from(fields: dict[str, Any]) -> Configuration:
             microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
             scratch=Path(scratch) if scratch else None,
             holdout_share=float(fields.get("holdout_share") or 0.0),
+            screen_index=settings_from(fields.get("screen_index")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the trainer's configuration lacks or misstates {error}") from error
@@ -113,7 +116,7 @@ class Worker:
     Args:
         link: to the guard.
         refusals: audit hook to install once everything is loaded; None leaves it out (tests share a process).
-        scratch: folder for what a restart needs, where the guard names none since it runs elsewhere.
+        scratch: folder for the overlap index, where the guard names none since it runs elsewhere.
     """
 
     def __init__(self, link: MessageLink, refusals: Refusals | None, scratch: Path | None = None) -> None:
@@ -206,7 +209,6 @@ class Worker:
             held_out_grader=graders[configuration.held_out_verifier],
             site_secret=configuration.site_secret,
             microbatch_tokens=configuration.microbatch_tokens,
-            scratch=configuration.scratch or self._scratch,
             holdout_share=configuration.holdout_share,
         )
         self._session = session = Session(material, on_phase=self._report_phase)
@@ -220,6 +222,9 @@ class Worker:
                 "holdout_rows": len(session.split.holdout),
                 "split": session.split.digest,
                 "public_rows": len(public.rows),
+                "screen_index": provide_index(
+                    configuration.screen_index, private, public.rows, configuration.scratch or self._scratch
+                ),
                 "held_out_rows": len(held_out.rows),
                 "dropped": dict(sum((Counter(file.reasons) for file in files), Counter())),
                 "left_out": [f"{file.path}: {listed(file.problems)}" for file in files if file.problems],
@@ -264,7 +269,7 @@ class Worker:
         except KeyError as error:
             raise OperationError(f"the plan message lacks {error}", code="BAD_TASK") from error
         overlong = session.begin_run(plan, shape_from_schema(schema))
-        return LinkMessage("planned", {"overlong": overlong})
+        return LinkMessage("planned", {"overlong": overlong, "private_prompts": session.private_prompts})
 
     def _task(self, message: LinkMessage) -> LinkMessage:
         import torch
@@ -328,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--certificate", type=Path, help="for tls: this trainer's, under the site CA")
     parser.add_argument("--key", type=Path, help="for tls: its private key, mode 0600")
     parser.add_argument("--site-ca", type=Path, help="for tls: the site's root certificate")
-    parser.add_argument("--scratch", type=Path, help="external trainer: folder for what a restart needs")
+    parser.add_argument("--scratch", type=Path, help="external trainer: folder for its overlap index")
     parser.add_argument("--wait-seconds", type=float, default=0.0, help="keep dialling so long until the guard listens")
     options = parser.parse_args(arguments)
     set_offline(os.environ)

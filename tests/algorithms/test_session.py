@@ -15,8 +15,8 @@ from fedsilo.treaty.method import Evaluate, ExportDelta, GeneratePublic, LoadAda
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode, decode_factors, encode_factors
+from silo.sampling import PrivateSampler
 from silo.trainer.adapters.lora import LoraShape
-from silo.trainer.data import PrivateSampler
 from silo.trainer.evaluation import DONORS_TRAINED
 from silo.trainer.session import Session, task_from_fields
 from tests.algorithms.tiny import (
@@ -225,7 +225,7 @@ def test_private_batches_pass_over_every_row_before_any_returns_and_a_restart_re
     rows = [Row(f"p{place}", f"{place}?", str(place)) for place in range(6)]
 
     def run(rounds: tuple[int, ...]) -> list[str]:
-        session, shape = make_session(private=rows, private_grader=spy, scratch=tmp_path)
+        session, shape = make_session(private=rows, private_grader=spy, state_path=tmp_path / "sampler.json")
         payload, digest = start_payload(shape)
         seen.clear()
         for number in rounds:
@@ -340,7 +340,7 @@ def test_schema_of_another_model_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "task"),
     [
-        ({"task": "PrivateStep", "round": 2, "step": 3}, PrivateStep(2, 3)),
+        ({"task": "PrivateStep", "round": 2, "step": 3, "rows": [4, 0]}, PrivateStep(2, 3, (4, 0))),
         ({"task": "LoadAdapter", "round": 2, "digest": "d"}, LoadAdapter(2, "d")),
         (
             {"task": "GeneratePublic", "round": 1, "step": 2, "prompt_indices": [3, 1], "offer": "all"},

@@ -87,22 +87,27 @@ def test_a_run_over_the_link(folder: Path, guard_end: Link) -> None:
     assert ready.fields["threads"] == 1
     assert ready.fields["isolation_seen"]["user_id"] == os.getuid()
 
-    early, _ = ask(guard_end, "task", task="PrivateStep", round=1, step=1)
+    early, _ = ask(guard_end, "task", task="PrivateStep", round=1, step=1, rows=[0])
     assert (early.type, early.fields["code"]) == ("failed", "INVALID_INPUT")
 
     shape = make_shape(make_model())
     schema = {
         "rank": shape.rank,
         "alpha": shape.alpha,
+        "freeze": "none",
         "tensors": [{"name": name, "shape": list(sides)} for name, sides in shape.shapes.items()],
     }
     planned, _ = ask(guard_end, "plan", canonical_json=make_plan().canonical(), lora_schema=schema)
     assert (planned.type, planned.fields["overlong"]) == ("planned", {"private": 0, "public": 0, "held_out": 0})
+    assert planned.fields["private_prompts"] == 40
 
     payload, digest = start_payload(shape)
     loaded, _ = ask(guard_end, "task", payload, task="LoadAdapter", round=1, digest=digest)
     assert (loaded.type, loaded.fields["task"], loaded.body) == ("done", "LoadAdapter", b"")
-    stepped, phases = ask(guard_end, "task", task="PrivateStep", round=1, step=1)
+    for rows in ([40], [-1], []):
+        beside, _ = ask(guard_end, "task", task="PrivateStep", round=1, step=1, rows=rows)
+        assert (beside.type, beside.fields["code"]) == ("failed", "BAD_TASK")
+    stepped, phases = ask(guard_end, "task", task="PrivateStep", round=1, step=1, rows=[39, 0, 7])
     assert phases == ["rollout", "grade", "update"]
     assert stepped.fields["metrics"]["grading_failures"] == {"errors": 0, "timeouts": 0, "crashes": 0}
     assert stepped.fields["metrics"]["seconds"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,14 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from fedsilo.treaty.freezing import Freeze
+from fedsilo.treaty.method import TrainerTask
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire.codec import encode_factors, sha256_hex
+from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.session import Material, Session
+from silo.trainer.evaluation import MeasureHoldout
+from silo.trainer.session import Done, Material, Session
 from silo.trainer.text import TextCodec
 
 ALPHABET = "0123456789abcdefghi=?"
@@ -74,13 +79,13 @@ def make_model(seed: int = 0) -> Any:
         return Qwen3ForCausalLM(config).float().eval()
 
 
-def make_shape(model: Any, rank: int = RANK, alpha: float = ALPHA) -> LoraShape:
+def make_shape(model: Any, rank: int = RANK, alpha: float = ALPHA, freeze: Freeze = "none") -> LoraShape:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             shapes[f"{name}.lora_A"] = (rank, module.in_features)
             shapes[f"{name}.lora_B"] = (module.out_features, rank)
-    return LoraShape(rank, alpha, shapes)
+    return LoraShape(rank, alpha, shapes, freeze)
 
 
 def random_factors(shape: LoraShape, seed: int = 0, b_scale: float = 0.0) -> dict[str, np.ndarray[Any, Any]]:
@@ -157,9 +162,34 @@ def make_rows(count: int, prefix: str) -> list[Row]:
     ]
 
 
-def make_session(silo: str = "a", plan: Plan | None = None, **changes: Any) -> tuple[Session, LoraShape]:
+class GuidedSession(Session):
+    """A session whose tasks come through the guard's `TaskGiver`, as they do in a silo: private steps get their rows.
+
+    Attributes:
+        state_path: where the giver keeps how far it has drawn.
+    """
+
+    state_path: Path | None = None
+
+    def begin_run(self, plan: Plan, shape: LoraShape) -> dict[str, int]:
+        overlong = super().begin_run(plan, shape)
+        self.giver = TaskGiver(plan, self.private_prompts, self._material.site_secret, self.state_path)
+        return overlong
+
+    def carry_out(self, task: TrainerTask | MeasureHoldout, body: bytes = b"") -> Done:
+        return super().carry_out(task if isinstance(task, MeasureHoldout) else self.giver.complete(task), body)
+
+
+def make_session(
+    silo: str = "a",
+    plan: Plan | None = None,
+    *,
+    state_path: Path | None = None,
+    freeze: Freeze = "none",
+    **changes: Any,
+) -> tuple[GuidedSession, LoraShape]:
     model = make_model()
-    shape = make_shape(model)
+    shape = make_shape(model, freeze=freeze)
     fields: dict[str, Any] = {
         "silo": silo,
         "model": model,
@@ -172,7 +202,8 @@ def make_session(silo: str = "a", plan: Plan | None = None, **changes: Any) -> t
         "held_out_grader": first_character_grader,
         "site_secret": f"secret of {silo}".encode(),
     }
-    session = Session(Material(**{**fields, **changes}))
+    session = GuidedSession(Material(**{**fields, **changes}))
+    session.state_path = state_path
     session.begin_run(plan or make_plan(), shape)
     return session, shape
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,18 @@ class Federation:
 
 
 @contextlib.contextmanager
-def federation(root: Path, *, silos: int, ruleset: str, holds: str, viewer: str, seed: int = 3) -> Iterator[Federation]:
+def federation(
+    root: Path,
+    *,
+    silos: int,
+    ruleset: str,
+    holds: str,
+    viewer: str,
+    seed: int = 3,
+    rows_per_silo: int = 64,
+    local_steps: int = LOCAL_STEPS,
+    before_start: Callable[[Site], None] = lambda site: None,
+) -> Iterator[Federation]:
     """Write some silos and a coordinator below `root`, start them, and end them however the tests went.
 
     Args:
@@ -184,14 +195,17 @@ def federation(root: Path, *, silos: int, ruleset: str, holds: str, viewer: str,
         holds: silo whose first factor release waits for a person.
         viewer: one more person of that silo, who may look and nothing else.
         seed: of questions and site secrets.
+        rows_per_silo: private rows.
+        local_steps: of the largest plan.
+        before_start: what a site's people do with its files before its daemon starts.
     """
     model = cached_model(recipe_for("digits"))
-    data = write_digit_folder(root / "data", seed, silos=silos, rows_per_silo=64)
+    data = write_digit_folder(root / "data", seed, silos=silos, rows_per_silo=rows_per_silo)
     recorder_port = free_port()
     sites = make_sites(
         Wanted(
             out=root, model=model, data=data, ruleset=ruleset, seed=seed, rank=8, alpha=16.0, holds=holds,
-            local_steps=LOCAL_STEPS, swap_period=SWAP_PERIOD, prompts_per_step=8, samples_per_prompt=8,
+            local_steps=local_steps, swap_period=SWAP_PERIOD, prompts_per_step=8, samples_per_prompt=8,
             learning_rate=0.001, advertise=f"127.0.0.1:{recorder_port}",
         )
     )  # fmt: skip
@@ -199,6 +213,8 @@ def federation(root: Path, *, silos: int, ruleset: str, holds: str, viewer: str,
     folder = made.site(holds).folder
     enrol_operator(folder / "site_ca", folder / "id", viewer)
     write_roles(folder / "id", holds, {**SILO_PEOPLE, viewer: ("viewer",)})
+    for site in sites.silos:
+        before_start(site)
     made.witness.start()
     try:
         made.start(sites.coordinator.name)

@@ -80,6 +80,26 @@ def test_a_release_leaves_only_after_the_right_person_approved_exactly_its_bytes
     assert [(line["detail"]["person"], line["payload"]["sha256"]) for line in grants] == [("bob", shown["digest"])]
 
 
+def test_what_left_can_be_read_by_an_approver_and_the_log_says_who_did(sites: Federation) -> None:
+    site = sites.site(HOLDS)
+    left = [line for line in records(site.audit_log) if line["event"] == "egress.sent"]
+    sent = next(line for line in left if line["kind"] in ("public.responses", "metrics.eval"))
+
+    def show(person: str) -> Reply:
+        return command(
+            "fedsilo", "audit", "show", sent["seq"], "--payload", "--config", site.config, "--operator", person
+        )
+
+    assert show("dave").exit_code == 4  # may look at the queue, not into what left
+    assert [line for line in records(site.audit_log) if line["event"] == "payload.read"] == []
+    shown = show("bob").data
+    assert shown["kind"] == sent["kind"] and shown["bytes"] == sent["payload"]["bytes"] and shown["content"]
+    (read,) = [line for line in records(site.audit_log) if line["event"] == "payload.read"]
+    assert (read["detail"]["person"], read["link"]["decision"]) == ("bob", sent["link"]["decision"])
+    journal = (site.folder / "state" / "requests.jsonl").read_text(encoding="utf-8")
+    assert "payload.read" not in journal and json.dumps(shown["content"])[:40] not in journal
+
+
 def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites: Federation) -> None:
     assert sites.submit("rejected", silos=TAKES_PART).exit_code == 0
     shown = held_release(sites)

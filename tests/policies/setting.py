@@ -57,6 +57,7 @@ def site_facts(**changes: Any) -> SiteFacts:
         held_out_sha256=HASH["held"],
         held_out_rows=8,
         topics=("sort up", "rotate"),
+        hidden_shape=(2, 16),
         min_peers=2,
         first_rounds=0,
         size=SIZE,
@@ -116,6 +117,9 @@ def context(**changes: Any) -> Context:
         evaluated_digest=BASE_DIGEST,
         public_prompt_indices=(1, 4, 7),
         topics=frozenset({"sort up", "rotate"}),
+        records=6,
+        epochs=1,
+        steps=4,
     )
     return dataclasses.replace(base, **changes)
 
@@ -205,6 +209,7 @@ def good_cases() -> dict[str, tuple[Message, dict[str, Any]]]:
         "public.responses": (responses_message(), GRADED),
         "metrics.eval": (metrics_message(), {}),
         "control.poll": (small_message("control.poll", pb.Poll(wait_milliseconds=1000), run=""), {}),
+        "control.checkpoint": (small_message("control.checkpoint", pb.Checkpoint(countersigned=[""] * 3), run=""), {}),
         "run.plan": (inbound("run.plan", pb.RunPlan(canonical_json=PLAN.canonical())), FROM_COORDINATOR),
         "round.open": (
             inbound(
@@ -218,7 +223,7 @@ def good_cases() -> dict[str, tuple[Message, dict[str, Any]]]:
                 ),
                 round_number=2,
             ),
-            FROM_COORDINATOR,
+            FROM_COORDINATOR | {"witnesses": 1},
         ),
         "global.adapter": (
             tensor_message(kind="global.adapter", direction="ingress", sender=COORDINATOR, base_digest=""),

@@ -18,17 +18,24 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies import lattice
 from policies.compare import Change, compare, is_tightening, meet, order_of
 from policies.engine import History, decide, measure
-from policies.fields import Approvals, Closed
+from policies.fields import Approvals
 from policies.lattice import NothingInCommon
 from policies.load import Policy
 from policies.model import PolicyFile
 from policies.rules.approvals import asked
+from tests.policies.evasion import EVERYTHING
 from tests.policies.setting import FROM_COORDINATOR, PLAN, context, good_cases, inbound, policy_of, policy_text
 
 BASE: dict[str, Any] = load(policy_text().encode(), "policy.yaml").value
+# Settings of every text screen. No kind names one, so that facts measured before they changed still count.
+BASE["text_screens"] = {
+    **EVERYTHING.model_dump(mode="json"),
+    "overlap": {**EVERYTHING.model_dump(mode="json")["overlap"], "background_set": next(iter(BASE["public_sets"]))},
+}
 # What a field of each order may be changed into; for numbers, factors.
 FACTORS = (0, 0.5, 0.99, 1, 1.01, 2, 1000)
-WORDS = {
+WORDS: dict[str, tuple[str | None, ...]] = {
+    "background_set": (next(iter(BASE["public_sets"])), None),
     "mode": ("enforce", "shadow"),
     "least_isolation": ("namespaces", "user", "container", "waived"),
     "grid": ("float32", "bfloat16"),
@@ -40,6 +47,7 @@ OPTIONAL = [
     *(("egress", kind) for kind in ("lora.factors", "public.responses", "metrics.eval", "control")),
     *(("ingress", kind) for kind in ("run.plan", "round.open", "global.adapter", "public.donors", "run.end")),
     ("held_out",),
+    *(("text_screens", name) for name in ("pii_basic", "overlap", "canary", "charset")),
 ]
 
 
@@ -182,6 +190,10 @@ def as_policy(file: PolicyFile) -> Policy:
         (lattice.LARGEST, 3, 5, 5),
         (lattice.LATEST, "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z", "2027-01-01T00:00:00Z"),
         (lattice.INTERSECTION, ("b", "a", "c"), ("c", "d", "b"), ("b", "c")),
+        (lattice.UNION, ("b", "a"), ("d", "b"), ("a", "b", "d")),
+        (lattice.EXEMPTION, "x", "x", "x"),
+        (lattice.EXEMPTION, "x", None, None),
+        (lattice.EXEMPTION, "x", "y", None),
         (lattice.OVERLAP, (1, 5), (3, 9), (3, 5)),
         (lattice.BOTH, False, True, True),
         (lattice.SAME, "x", "x", "x"),
@@ -229,16 +241,86 @@ def test_approval_rounds_of_the_meet_contain_those_of_both_over_hundreds_of_roun
 
 def test_every_field_of_the_schema_carries_an_order_or_is_a_block() -> None:
     """A field added without one would compare as if it did not exist."""
-    without = set()
-    for made in Closed.__subclasses__():
+    without, seen, pending = set(), set[type[BaseModel]](), list[type[BaseModel]]([PolicyFile])
+    while pending:
+        made = pending.pop()
+        seen.add(made)
         for field_name, field in made.model_fields.items():
-            block = any(
-                isinstance(part, type) and issubclass(part, BaseModel)
-                for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
-            )
-            if order_of(field) is None and not block:
+            parts = (field.annotation, *getattr(field.annotation, "__args__", ()))
+            blocks = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+            pending += [block for block in blocks if block not in seen]
+            if order_of(field) is None and not blocks:
                 without.add(f"{made.__name__}.{field_name}")
+    assert {"ReftIntervention", "PackageIn", "Grid", "LoraFactors"} <= {made.__name__ for made in seen}
     assert without == {"Approvals.first_rounds", "Approvals.then"}  # compared together
+
+
+SCREENS: dict[str, Any] = {
+    "pii_basic": {"patterns": ["phone", "email"]},
+    "overlap": {"unit": "word", "n": 8, "max_matching_ngrams": 2, "background_set": "a", "false_positive_rate": 1e-9},
+    "canary": {"max_edit_distance": 1, "decode": ["hex"]},
+    "charset": {"allow": ["latin", "greek"], "max_run_nonword": 40},
+}
+
+
+def with_screens(screens: dict[str, Any]) -> PolicyFile:
+    return PolicyFile.model_validate(copy.deepcopy(BASE) | {"text_screens": screens})
+
+
+def test_T34_a_screen_that_either_file_defines_is_in_the_meet_with_the_tighter_settings_of_both() -> None:
+    one = with_screens({name: SCREENS[name] for name in ("pii_basic", "overlap", "canary")})
+    other = with_screens(
+        {
+            "overlap": SCREENS["overlap"] | {"n": 6, "max_matching_ngrams": 5, "false_positive_rate": 1e-6},
+            "canary": {"max_edit_distance": 3, "decode": ["base64"]},
+            "charset": SCREENS["charset"],
+        }
+    )
+    expected = {
+        "pii_basic": {"patterns": ["email", "phone"]},
+        # "a" is no public set of the two files, so nothing is subtracted
+        "overlap": {"unit": "word", "n": 6, "max_matching_ngrams": 2, "background_set": None,
+                    "false_positive_rate": 1e-6},
+        "canary": {"max_edit_distance": 3, "decode": ["base64", "hex"]},
+        "charset": {"allow": ["greek", "latin"], "max_run_nonword": 40},
+    }  # fmt: skip
+    for both in (meet(one, other), meet(other, one)):
+        assert both.text_screens.model_dump(mode="json") == expected
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_T34_taking_a_screen_away_is_looser_and_adding_one_is_tighter(name: str) -> None:
+    """The other way round than with a kind, which is denied where it is absent."""
+    every, fewer = with_screens(SCREENS), with_screens({key: value for key, value in SCREENS.items() if key != name})
+    for before, after, direction in ((every, fewer, "looser"), (fewer, every, "tighter")):
+        assert [(change.name, change.direction) for change in compare(before, after)] == [
+            (f"text_screens.{name}", direction)
+        ]
+    assert is_tightening(fewer, every) and not is_tightening(every, fewer)
+
+
+@pytest.mark.parametrize(
+    ("screen", "key", "value", "direction"),
+    [
+        ("pii_basic", "patterns", ["email"], "looser"),
+        ("pii_basic", "patterns", ["email", "iban", "phone"], "tighter"),
+        ("pii_basic", "patterns", ["email", "iban"], "incomparable"),
+        ("overlap", "n", 7, "tighter"),
+        ("overlap", "max_matching_ngrams", 3, "looser"),
+        ("overlap", "background_set", None, "tighter"),
+        ("overlap", "background_set", "b", "incomparable"),
+        ("overlap", "false_positive_rate", 1e-8, "tighter"),
+        ("canary", "max_edit_distance", 2, "tighter"),
+        ("canary", "decode", [], "looser"),
+        ("charset", "allow", ["latin"], "tighter"),
+        ("charset", "max_run_nonword", 41, "looser"),
+    ],
+)
+def test_T34_each_setting_of_a_screen_has_its_direction(screen: str, key: str, value: Any, direction: str) -> None:
+    changed = with_screens(SCREENS | {screen: SCREENS[screen] | {key: value}})
+    assert [(change.name, change.direction) for change in compare(with_screens(SCREENS), changed)] == [
+        (f"text_screens.{screen}.{key}", direction)
+    ]
 
 
 # ---- compare -----------------------------------------------------------------------------------------
@@ -284,7 +366,7 @@ def test_a_file_called_otherwise_is_the_same_file() -> None:
 def test_X02_a_kind_that_a_method_never_uses_cannot_deny_its_plan() -> None:
     """Else taking the kind away, which is tighter, would let the plan in."""
     plan = pb.RunPlan(canonical_json=PLAN.model_copy(update={"method": "fedavg-grpo", "swap_period": 1}).canonical())
-    facts = measure(inbound("run.plan", plan), context(**FROM_COORDINATOR))
+    facts = measure(inbound("run.plan", plan), context(plan=None, **FROM_COORDINATOR))
     small = policy_of(policy_text().replace("max_responses_per_round: 24", "max_responses_per_round: 1", 1))
     assert small.file.egress.public_responses is not None
     assert small.file.egress.public_responses.max_responses_per_round == 1

@@ -234,7 +234,7 @@ def _opened(
 ) -> Decision:
     steps = [pb.PublicStep(step=2, prompt_indices=rows), pb.PublicStep(step=4, prompt_indices=[0, 9, 2])]
     message = inbound("round.open", pb.RoundOpen(base_digest=base, public_steps=steps), round_number=number)
-    return judged(message, POLICY, open_round=open_round, **FROM_COORDINATOR)
+    return judged(message, POLICY, open_round=open_round, witnesses=1, **FROM_COORDINATOR)
 
 
 def test_T20_a_round_opens_once_and_rounds_go_forward() -> None:

@@ -135,8 +135,11 @@ def test_a_decision_replays_from_json(name: str) -> None:
 
 # Where more is stricter. Everything else that is a number is a maximum, or the bounds of a range.
 MINIMA = {"min", "min_peers", "persons", "first_rounds"}
-# Not limits of `decide`: what a transform does, when an approval lapses, and numbers that must be equal.
-NOT_LIMITS = {"clip_l2", "approval_expiry_hours", "policy_version", "rows", "rank", "quantum", "then"}
+# Not limits of `decide`: what a transform does, who may change what and when that lapses, numbers that must be equal.
+NOT_LIMITS = {
+    "clip_l2", "policy_change", "release_after_halt", "expiry_hours", "policy_version", "rows", "rank", "quantum",
+    "then",
+}  # fmt: skip
 
 
 def _limits(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

@@ -22,7 +22,7 @@ TRAPS = {
         "surprise",
         "known keys here: approvals",
     ),
-    "unknown top key": ("mode: enforce", "screens: []\nmode: enforce", "screens", "known keys here: approval_expiry"),
+    "unknown top key": ("mode: enforce", "screens: []\nmode: enforce", "screens", "known keys here: approvals, audit"),
     "duplicate key": ("    per_round: 1\n", "    per_round: 1\n    per_round: 2\n", "per_round: 2", "first at line"),
     "1e-6 is a string": ("        quantum: 0.0001", "        quantum: 1e-6", "1e-6", "1.0e-6"),
     "yes is no boolean": ("send_only_verified: true", "send_only_verified: yes", "send_only_verified", "true or false"),

@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 from fedsilo.launch import cli_coordinator, cli_policy, cli_silo
 from fedsilo.launch.trial import make_trial
 from fedsilo.treaty.errors import UsageError
+from policies.compare import compare
 from policies.load import Policy, load_policy
 from policies.render import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, PlanSize, text_warnings
+from silo.config import load_config
+from silo.guard.startup import effective_policy
 from tests.policies.setting import policy_of, policy_text
 from tests.policies.test_model_folder import _folder
 
@@ -153,3 +156,37 @@ def test_text_above_the_thresholds_is_said_with_its_line() -> None:
     # the same rounds with a small day's budget: only the round is said
     tight = [f"  day_bytes: {TEXT_DAY_BYTES}" if "day_bytes:" in row else row for row in text.splitlines()]
     assert [warning.split("one ")[1][:5] for warning in text_warnings(policy_of("\n".join(tight)))] == ["round"]
+
+
+def test_T34_a_site_gets_the_charter_of_the_bundle_beside_its_policy(folder: Path) -> None:
+    """Pinned by its digest, and what is in force is no looser than either, also where the site asked for more."""
+    bundle = coordinator(folder, *SMALL)
+    policy, _ = silo(folder, "--rounds", "9")
+    here = folder / "trial" / "hospital_a"
+    config = load_config(here / "silo.yaml")
+    charter = load_policy((here / "charter.yaml").read_bytes(), "charter.yaml")
+    assert config.charter == here / "charter.yaml" and config.charter_sha256 == bundle["charter_sha256"]
+    assert charter.digest == bundle["charter_sha256"]
+    assert (here / "charter.yaml").read_bytes() == (folder / "trial" / "coordinator" / "charter.yaml").read_bytes()
+    together = effective_policy(config)
+    assert policy.file.ingress.run_plan is not None and together.file.ingress.run_plan is not None
+    assert (policy.file.ingress.run_plan.rounds[1], together.file.ingress.run_plan.rounds[1]) == (9, 2)
+    tightened = {change.name for change in compare(policy.file, together.file) if change.direction == "tighter"}
+    assert {"ingress.run.plan.rounds", "budgets.day_bytes"} <= tightened
+    # What is each site's own to say, the charter leaves to it: walls around the trainer, who approves what and when.
+    assert not [name for name in tightened if "approvals" in name or "isolation" in name]
+
+
+def test_T34_a_bundle_whose_charter_was_changed_makes_no_site(folder: Path) -> None:
+    bundle = coordinator(folder, *SMALL)
+    place = folder / "trial" / "coordinator" / "federation.json"
+    place.write_text(json.dumps(bundle | {"charter": bundle["charter"].replace("per_round: 1\n", "per_round: 2\n", 1)}))
+    arguments = (
+        cli_silo.app, "init", "hospital_a", "--out", folder / "trial" / "hospital_a", "--private",
+        folder / "private.jsonl", "--federation", place, *files(folder),
+    )  # fmt: skip
+    code, answer = invoke(*arguments)
+    assert (code, answer["error"]["code"]) == (2, "CHARTER_MISMATCH")
+    assert not (folder / "trial" / "hospital_a" / "silo.yaml").exists()
+    place.write_text(json.dumps(bundle))
+    assert invoke(*arguments)[0] == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import json
 import re
+import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.edge.audit_report import RESIDUALS, audit_report
+from fedsilo.edge.audit_report import RESIDUALS, audit_report, inventory_csv
 from fedsilo.launch.audit_report_page import page, text
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.audit.record import EVENTS
@@ -256,3 +258,69 @@ def test_an_empty_log_and_no_log(tmp_path: Path) -> None:
     Reader(page(made))
     assert invoke(tmp_path / "none", "--out", tmp_path / "out").exit_code == 8
     assert not (tmp_path / "out").exists()
+
+
+# ---- witnesses, retention, spreadsheet, signature ------------------------------------------------------
+
+
+def test_witnesses_and_what_the_policy_demands_are_told(report: dict[str, Any]) -> None:
+    witness = report["witness"]
+    assert witness["demanded"] == {"witnesses": ["coordinator", "peers"], "min_witnesses": 1}
+    assert witness["vouched"] == [[1, size] for size in witness["cosigned_by"].values()]
+    assert witness["two_histories"] == [] and "two histories" not in page(report)
+    made = page(report | {"witness": witness | {"two_histories": ["<b>x</b>.note"]}})
+    assert "two histories" in made and "<b>x</b>" not in made
+
+
+def test_reads_and_deletions_of_payloads_and_removed_records_are_told(tmp_path: Path) -> None:
+    with open_log(tmp_path / "log", segment_bytes_max=600) as log:
+        for number in range(4):
+            log.append("egress.decision", kind="lora.factors", decision="deny", direction="egress", sequence=number)
+        for person in ("alice", HOSTILE):
+            log.append(
+                "payload.read", kind="public.responses", detail={"person": person, "certificate": CERTIFICATE},
+                link={"decision": 2},
+            )  # fmt: skip
+        log.append("retention.payloads", detail={"payloads": 3, "bytes": 4_000_000, "why": "age"})
+        size = log.remove_old(2**52)
+        log.append("retention.payloads", detail={"payloads": 2, "bytes": 1, "why": "space"})
+        for person in ("bob", HOSTILE):
+            log.append("payload.read", kind="public.responses", detail={"person": person}, link={"decision": 2})
+    made = audit_report([tmp_path / "log"])
+    kept = made["retention"]
+    assert kept["leaf_hashes_only"] == size > 0
+    assert kept["payloads_deleted"] >= 2 and kept["bytes_deleted"] >= 1
+    assert [item["person"] for item in kept["reads"]][-2:] == ["bob", HOSTILE]
+    assert [item["decision"] for item in kept["reads"]] == [2] * kept["reads_total"]
+    shown = page(made)
+    assert f"Of the first {size} records leaf hashes only" in shown and "<script>alert" not in shown
+    assert made["complete"] and made["verification"][0]["verified"]
+
+
+def test_the_spreadsheet_says_the_same_as_the_json(report: dict[str, Any]) -> None:
+    rows = list(csv.DictReader(inventory_csv(report).splitlines()))
+    outward = [row for row in rows if row["direction"] == "egress"]
+    assert [(row["kind"], int(row["messages"]), int(row["bytes"]), int(row["deny"])) for row in outward] == [
+        (row["kind"], row["messages"], row["bytes"], row["decisions"]["deny"]) for row in report["left"]
+    ]
+    assert {row["kind"] for row in rows if row["direction"] == "ingress"} == {row["kind"] for row in report["arrived"]}
+
+
+def test_the_signature_is_one_that_openssl_checks(logs: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
+    from types import SimpleNamespace
+
+    from fedsilo.launch import cli_audit_report
+    from tests.protocol.audit_parties import KEYS, SILO
+
+    peer = SimpleNamespace(signing_public_key=KEYS[SILO].public_key())
+    signer = SimpleNamespace(signing_key=KEYS[SILO], peer=peer, spiffe_id=SILO)
+    monkeypatch.setattr(cli_audit_report, "_signer", lambda config: signer)
+    out = tmp_path / "out"
+    arguments = ["report", *map(str, logs), "--out", str(out), "--sign", "silo.yaml", "--json"]
+    made = CliRunner().invoke(app, arguments)
+    assert made.exit_code == 0 and json.loads(made.stdout)["data"]["signed_by"] == SILO
+    check = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", "report.pub", "-in", "report.json",
+             "-sigfile", "report.json.sig"]  # fmt: skip
+    assert subprocess.run(check, cwd=out, capture_output=True, check=False).returncode == 0
+    (out / "report.json").write_bytes((out / "report.json").read_bytes().replace(b"1", b"2", 1))
+    assert subprocess.run(check, cwd=out, capture_output=True, check=False).returncode != 0

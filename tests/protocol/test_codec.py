@@ -156,6 +156,27 @@ def test_T23_a_header_that_claims_gigabytes_is_refused_before_anything_is_read()
         codec.decode_factors((1 << 40).to_bytes(8, "little") + b"x")
 
 
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        ((0, 6), True),
+        ((0,) * 8, True),
+        ((0,) * 9, False),  # numpy has no array of so many sides
+        ((0, 2**32 - 1, 2**32 - 1), False),  # none of these counts as an element, and no array is so large
+    ],
+)
+def test_T23_an_empty_tensor_may_not_claim_any_shape(shape: tuple[int, ...], fits: bool) -> None:
+    header = pb.Factors(dtype="float32", tensors=[pb.TensorEntry(name="a", shape=shape)])
+    head = codec.encode(header)
+    payload = len(head).to_bytes(8, "little") + head
+    if fits:
+        assert codec.decode_factors(payload).tensors["a"].shape == shape
+        return
+    with pytest.raises(PeerError) as refusal:
+        codec.decode_factors(payload)
+    assert refusal.value.wire_code is WireCode.MALFORMED
+
+
 def test_signing_bytes_are_canonical_json_of_every_field_but_the_signature() -> None:
     envelope = pb.Envelope(
         federation="f",

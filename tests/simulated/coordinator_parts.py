@@ -6,6 +6,7 @@ it sends goes through the real codec, envelope and signature.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from coordinator.ingress import Ingress
 from coordinator.members import Agreed
 from coordinator.parts import Parts
 from coordinator.record import Outcome
-from coordinator.replies import Reply
+from coordinator.replies import Replies, Reply
 from coordinator.store import Store
 from coordinator.submission import Fixed, Submissions
 from fedsilo.edge.audit_log import AuditLog
@@ -35,8 +36,10 @@ from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS
+from fedsilo.treaty.wire.services import INBOUND_KINDS, UPDATE_KINDS
 from policies.load import Policy
+from policies.schema import LoraSchema
+from policies.transform import quantise
 from tests.policies.setting import HASH, SCHEMA, policy_of, policy_text
 
 FEDERATION = "cardio-net"
@@ -94,8 +97,11 @@ class House:
     folder: Path
     clock: Clock = field(default_factory=Clock)
     policy: Policy = field(default_factory=lambda: policy_of(policy_text()))
+    schema: LoraSchema = SCHEMA
     key: Ed25519PrivateKey = field(default_factory=lambda: Ed25519PrivateKey.from_private_bytes(b"c" * 32))
     published: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    replies: Callable[..., Replies] = Replies
+    references: tuple[str, ...] = REFERENCES
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +118,7 @@ class House:
         outcome = Outcome(
             self.folder / "runs",
             self.blobs,
-            schema=SCHEMA,
+            schema=self.schema,
             base_model="tiny",
             signer=COORDINATOR,
             key=self.key,
@@ -122,20 +128,21 @@ class House:
             federation=FEDERATION,
             silos=SILOS,
             policy=self.policy,
-            schema=SCHEMA,
-            references=REFERENCES,
+            schema=self.schema,
+            references=self.references,
             public_set_sha256=HASH["public"],
             topics=frozenset({"sort up", "rotate"}),
             grader=PlainGrader(),
             now_seconds=self.clock,
         )
+        agreed = dataclasses.replace(AGREED, lora_schema_sha256=self.schema.digest)
         self.driver = Driver(
             Parts(
                 federation=FEDERATION,
                 spiffe_id=COORDINATOR,
                 signing_key=self.key,
                 silos=SILOS,
-                agreed=AGREED,
+                agreed=agreed,
                 store=self.store,
                 blobs=self.blobs,
                 audit=self.audit,
@@ -146,9 +153,10 @@ class House:
                 finished=outcome.write,
                 payload_digest=payload_digest,
                 poll_wait_seconds_max=0.0,
+                replies=self.replies,
             )
         )
-        fixed = Fixed(FEDERATION, SILOS, AGREED, SCHEMA, len(REFERENCES))
+        fixed = Fixed(FEDERATION, SILOS, agreed, self.schema, len(REFERENCES))
         self.submissions = Submissions(self.driver, fixed, self.driver.parts.now)
         self.driver.after_hello = self.submissions.look_within
         self.driver.load()
@@ -275,7 +283,7 @@ class SimulatedSilo:
     # ---- a life --------------------------------------------------------------------------------------
 
     def join(self, **changes: Any) -> Any:
-        return self.say("control.hello", hello(**changes))
+        return self.say("control.hello", hello(**{"lora_schema_sha256": self.house.schema.digest, **changes}))
 
     def poll(self) -> tuple[pb.Envelope, Any] | None:
         """The next item, taken in, or None. It is acknowledged with the next poll."""
@@ -322,7 +330,7 @@ class SimulatedSilo:
 
     def offer(self, kind: str, number: int, step: int, body: Any) -> str:
         assert self.plan is not None
-        payload = self.delta_payload(number) if kind == "lora.factors" else codec.encode(body)
+        payload = self.delta_payload(number) if kind in UPDATE_KINDS else codec.encode(body)
         reply = self.say(kind, payload, run=self.plan.run, number=number, step=step)
         return "sent" if isinstance(reply, pb.Ack) else "denied"
 
@@ -356,24 +364,23 @@ class SimulatedSilo:
     def delta(self, number: int) -> dict[str, Any]:
         if number not in self.deltas:
             draw = np.random.default_rng([number, *self.name.encode()])
-            self.deltas[number] = {
-                name: draw.normal(0, 1e-3, shape).astype(np.float32) for name, shape in SCHEMA.tensors
-            }
+            drawn = {name: draw.normal(0, 1e-3, shape).astype(np.float32) for name, shape in self.house.schema.trained}
+            self.deltas[number] = {name: quantise(drawn[name], self.house.schema.dtype) for name in drawn}
         return self.deltas[number]
 
     def delta_payload(self, number: int, **changes: Any) -> bytes:
         header: dict[str, Any] = {
             "base_digest": self.state.base_digest if self.state else "",
-            "schema_sha256": SCHEMA.digest,
-            "rank": SCHEMA.rank,
-            "scale": SCHEMA.scale,
-            "dtype": "float32",
+            "schema_sha256": self.house.schema.digest,
+            "rank": self.house.schema.rank,
+            "scale": self.house.schema.scale,
+            "dtype": self.house.schema.dtype,
         }
         return codec.encode_factors(changes.pop("tensors", None) or self.delta(number), **{**header, **changes})
 
 
-def federation(folder: Path, *, silos: tuple[str, ...] = SILOS) -> tuple[House, list[SimulatedSilo]]:
-    house = House(folder)
+def federation(folder: Path, *, silos: tuple[str, ...] = SILOS, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
+    house = House(folder, **of_house)
     return house, [SimulatedSilo(house, name) for name in silos]
 
 

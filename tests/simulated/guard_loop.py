@@ -13,6 +13,8 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.treaty.audit.witness import Offer
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -24,7 +26,7 @@ from silo.guard.daemon import Event, Guard
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
-from tests.simulated.guarded import COORDINATOR_KEY, Bench, MemoryChannel, small_factors
+from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, MemoryChannel, small_factors
 
 Answer = tuple[str, ProtobufMessage | bytes, dict[str, Any]] | BaseException
 ADAPTER = codec.encode_factors(
@@ -37,6 +39,7 @@ class Coordinator(MemoryChannel):
     """Answers by the kind it is asked: the next line of the script, by default an acknowledgement."""
 
     script: dict[str, deque[Answer]] = field(default_factory=dict)
+    log: AuditLog | None = None  # countersigns what it is shown, where the script says nothing else
 
     def says(self, asked: str, kind: str, body: ProtobufMessage | bytes, **routing: Any) -> None:
         self.script.setdefault(asked, deque()).append((kind, body, routing))
@@ -52,6 +55,8 @@ class Coordinator(MemoryChannel):
                 self.fails = line
             else:
                 self.answer, self.routing = (line[0], line[1]), line[2]
+        elif envelope.kind == "control.checkpoint" and self.log is not None:
+            self.answer = ("control.checkpoint", countersigned(self.log, pb.Checkpoint.FromString(payload)))
         return super().exchange(envelope, payload, wait_seconds=wait_seconds, reply_bytes_max=reply_bytes_max)
 
     def bodies(self, kind: str) -> list[tuple[pb.Envelope, bytes]]:
@@ -60,6 +65,15 @@ class Coordinator(MemoryChannel):
     def acknowledged(self) -> int:
         """What the last poll took in."""
         return pb.Poll.FromString(self.bodies("control.poll")[-1][1]).acknowledged_sequence
+
+
+def countersigned(log: AuditLog, shown: pb.Checkpoint) -> pb.Checkpoint:
+    """What a coordinator with this log answers."""
+    log.take(Offer(shown.note, shown.previous_size, tuple(shown.consistency), shown.cosigned_note), setting.SILO)
+    ours = log.offer(setting.SILO)
+    return pb.Checkpoint(
+        note=ours.note, previous_size=ours.previous_size, consistency=ours.consistency, cosigned_note=ours.cosigned_note
+    )
 
 
 @dataclass
@@ -105,7 +119,7 @@ class Loop:
     load: str = "fp32"
 
     def __post_init__(self) -> None:
-        self.coordinator = Coordinator()
+        self.coordinator = Coordinator(log=self._coordinator_log())
         self._take_place(Bench(self.folder, self.policy, self.coordinator))
 
     def _take_place(self, bench: Bench) -> None:
@@ -116,13 +130,14 @@ class Loop:
         bench.audit.trust_peer(setting.COORDINATOR, COORDINATOR_KEY.public_key())
         tasks = SimpleNamespace(sha256="0" * 64)
         config = SimpleNamespace(
-            silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder,
+            silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder, spiffe_id=setting.SILO,
             model=SimpleNamespace(load=self.load), coordinator=SimpleNamespace(address="host:1"),
             data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="choice")),
         )  # fmt: skip
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=setting.SCHEMA, public=tasks, held_out=tasks,
-            identity=SimpleNamespace(not_after=datetime(2030, 1, 1, tzinfo=UTC)),
+            site_secret=b"s" * 32,
+            identity=SimpleNamespace(not_after=datetime(2030, 1, 1, tzinfo=UTC), trust_root_pem=b""),
             fingerprints=SimpleNamespace(
                 base_model_sha256="0" * 64, tokenizer_sha256="0" * 64, template_sha256="0" * 64
             ),
@@ -134,17 +149,37 @@ class Loop:
             code_sha256="0" * 64, monotonic=lambda: self.clock,
         )  # fmt: skip
         self.guard._talk.joined = True
+        bench.audit.append("start")
+        bench.audit.take(self._offer(bench), setting.COORDINATOR)  # as joining does
         self.guard.keeper.take_up_open_run()
+
+    def _offer(self, bench: Bench) -> Offer:
+        log = self.coordinator.log
+        assert log is not None
+        log.take(bench.audit.offer(setting.COORDINATOR), setting.SILO)
+        return log.offer(setting.SILO)
 
     def restart(self) -> None:
         """The process is killed and started again on the same folder."""
         self.bench.close()
-        sequence = self.coordinator.sequence
-        self.coordinator = Coordinator(sequence=sequence)
+        sequence, log = self.coordinator.sequence, self.coordinator.log
+        assert log is not None
+        log.close()
+        self.coordinator = Coordinator(sequence=sequence, log=self._coordinator_log())
         self._take_place(Bench(self.folder, self.policy, self.coordinator))
 
     def close(self) -> None:
         self.bench.close()
+        if self.coordinator.log is not None:
+            self.coordinator.log.close()
+
+    def _coordinator_log(self) -> AuditLog:
+        log = AuditLog(
+            self.folder.parent / f"{self.folder.name}-coordinator", origin=setting.COORDINATOR, key=COORDINATOR_KEY,
+            actor=setting.COORDINATOR, clock=lambda: setting.NOW, reserve_bytes=0,
+        )  # fmt: skip
+        log.trust_peer(setting.SILO, OUR_KEY.public_key())
+        return log
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -169,6 +204,8 @@ class Loop:
         self.turn()
 
     def base_evaluated(self) -> None:
+        # it came before anything else of the trainer, at no turn of its own
+        self.guard._trainer_said(LinkMessage("planned", {"overlong": {}, "private_prompts": 40}))
         body = pb.MetricsEval(split="held_out")
         body.metrics.add(name="pass_at_1", value=0.25)
         self.trainer_says("done", codec.encode(body), task="Evaluate", round=0, metrics={})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,16 @@ from fedsilo.treaty.errors import UnreachableError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
+from policies.schema import LoraSchema
+from silo.guard.archive import Archive
 from silo.guard.channel import Reply
 from silo.guard.context import RunView, SiteView
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
-from silo.guard.public import PublicView
+from silo.guard.public import Grader, PublicView
 from silo.guard.releases import Releases
+from silo.guard.screens import Screens
+from silo.sampling import Training
 from tests.policies import setting
 
 OUR_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -105,6 +109,11 @@ class Bench:
     policy: Policy
     channel: MemoryChannel = field(default_factory=MemoryChannel)
     clock_now: float = setting.NOW
+    schema: LoraSchema = setting.SCHEMA
+    screens: Screens = field(default_factory=Screens)
+    grader: Grader = field(default_factory=EqualityGrader)
+    count_tokens: Callable[[str], int] = len
+    archives: bool = False
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -116,16 +125,22 @@ class Bench:
         rows = tuple(Task(id=str(row), prompt=f"prompt {row}", answer="12", topic="sort up") for row in range(10))
         public = PublicView(
             TaskFile(Path("public.jsonl"), rows, setting.HASH["public"], 10, ()),
-            EqualityGrader(),
-            len,
+            self.grader,
+            self.count_tokens,
         )
-        site = SiteView(setting.SILO, setting.COORDINATOR, setting.SCHEMA, public, frozenset({"sort up", "rotate"}))
+        site = SiteView(setting.SILO, setting.COORDINATOR, self.schema, public, frozenset({"sort up", "rotate"}))
+        self.archive = Archive(
+            self.folder / "payloads", self.ledger, self.audit, lambda: self.gate.policy,
+            now_seconds=lambda: self.gate.now(),  # noqa: PLW0108  # the gate is made with it
+        )  # fmt: skip
         self.gate = Gate(
             channel=self.channel, policy=self.policy, ledger=self.ledger, audit=self.audit, signing_key=OUR_KEY,
             coordinator_key=COORDINATOR_KEY.public_key(), site=site, federation="cardio-net", site_key=b"s" * 32,
-            clock=lambda: self.clock_now,
+            clock=lambda: self.clock_now, screens=self.screens, archive=self.archive if self.archives else None,
         )  # fmt: skip
-        self.gate.view = RunView(setting.PLAN, 1, setting.BASE_DIGEST, 1.0, STEPS, 2, {1: setting.BASE_DIGEST})
+        self.gate.view = RunView(
+            setting.PLAN, 1, setting.BASE_DIGEST, 1.0, STEPS, 2, {1: setting.BASE_DIGEST}, training=Training(6, 1, 4)
+        )
         self.releases = Releases(self.gate, self.ledger, silo="hospital_a", destination={"address": "host:1"})
 
     def close(self) -> None:
@@ -134,7 +149,8 @@ class Bench:
 
     def restart(self, policy: Policy | None = None) -> Bench:
         self.close()
-        return Bench(self.folder, policy or self.policy, MemoryChannel(sequence=self.channel.sequence), self.clock_now)
+        channel = MemoryChannel(sequence=self.channel.sequence)
+        return replace(self, policy=policy or self.policy, channel=channel)
 
     # ---- messages ----
 

@@ -124,7 +124,7 @@ def test_the_initial_adapter_is_drawn_from_the_seed_alone_and_b_is_zero() -> Non
         if name.endswith("lora_B"):
             assert not values.any()
         else:
-            assert 0 < np.abs(values).max() <= 1 / np.sqrt(SCHEMA.shapes[name][1])
+            assert 0 < np.abs(values).max() <= 1 / np.sqrt(dict(SCHEMA.tensors)[name][1])
 
 
 def test_the_norm_is_that_of_all_values_together() -> None:

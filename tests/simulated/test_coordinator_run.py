@@ -67,7 +67,7 @@ def test_a_run_from_submission_to_record(tmp_path: Path) -> None:
     initial = silos[0].adapters[run.base_digest]
     master = expected_master(silos, initial, 2, [list(SILOS)] * 2)
     adapter = load_file(tmp_path / "runs" / "run-1" / "adapter" / "adapter_model.safetensors")
-    assert set(adapter) == {f"base_model.model.{name}.weight" for name in SCHEMA.shapes}
+    assert set(adapter) == {f"base_model.model.{name}.weight" for name, _ in SCHEMA.tensors}
     for name, values in master.items():
         assert adapter[f"base_model.model.{name}.weight"].tobytes() == values.tobytes()
     house.close()
@@ -272,7 +272,7 @@ def test_uploads_that_make_no_adapter_fail_the_run_and_the_old_adapter_stays(
 ) -> None:
     house, silos = federation(tmp_path)
 
-    def refusing(*_: object) -> None:
+    def refusing(*_: object, **__: object) -> None:
         raise AggregateRefusedError("the aggregate is not finite")
 
     monkeypatch.setattr("coordinator.runs.aggregate", refusing)

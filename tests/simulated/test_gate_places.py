@@ -13,6 +13,7 @@ from fedsilo.treaty.errors import DeniedError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.context import RunView
 from silo.guard.messages import Allowed, Denied, Held, IngressDenied
+from silo.sampling import Training
 from tests.policies import setting
 from tests.simulated.coordinator_parts import federation, until_quiet
 from tests.simulated.guarded import Bench, small_factors
@@ -63,7 +64,7 @@ def test_T09_answers_in_another_order_stay_here(bench: Bench) -> None:
 
 def test_T36_opening_round_2_first_does_not_free_the_first_release(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))
-    bench.gate.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, {}, 0)
+    bench.gate.view = RunView(setting.PLAN, 2, setting.BASE_DIGEST, 1.0, {}, 0, training=Training(6, 1, 4))
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
     offered = bench.gate.offer("lora.factors", header, round_number=2, tensors=small_factors())
     assert isinstance(offered, Held)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsilo.treaty.errors import UnreachableError
@@ -17,6 +18,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard import daemon
 from silo.guard.startup import never_shown
 from silo.guard.supervisor import TrainerGone
+from silo.sampling import PrivateSampler, Training
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.guarded import Killed, command
@@ -59,6 +61,44 @@ def test_T09_progress_carries_the_step_that_was_given_and_not_what_the_trainer_s
     envelope, payload = loop.coordinator.bodies("control.progress")[-1]
     told = pb.Progress.FromString(payload)
     assert (told.round, told.step, envelope.round, envelope.step) == (1, 1, 1, 1)
+
+
+# ---- what a round is trained on ---------------------------------------------------------------------
+
+
+def test_T07_the_guard_hands_out_the_rows_and_an_update_is_judged_by_them(loop: Loop) -> None:
+    loop.offer_plan(setting.PLAN.model_copy(update={"method": "fedavg-grpo"}))
+    opened = pb.RoundOpen(base_digest=codec.sha256_hex(ADAPTER))
+    loop.coordinator.says("control.poll", "round.open", opened, run="run-1", round=1)
+    loop.turn()
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    loop.base_evaluated()
+    for task in ("LoadAdapter", *["PrivateStep"] * 4):
+        assert loop.bench.gate.view.training is None
+        loop.trainer_says("done", task=task, round=1, metrics={})
+    handed = [message.fields["rows"] for message in loop.trainer.told if message.fields.get("task") == "PrivateStep"]
+    sampler = PrivateSampler(40, b"s" * 32, setting.PLAN.seed)  # the trainer said that it has 40
+    assert handed == [sampler.draw(3) for _ in range(4)]
+    update = codec.encode_factors(
+        {name: values * np.float32(1e-3) for name, values in codec.decode_factors(ADAPTER).tensors.items()},
+        base_digest=opened.base_digest, schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
+    )  # fmt: skip
+    loop.trainer_says("done", update, task="ExportDelta", round=1, metrics={"records": 1})
+    (decided,) = [each for each in loop.bench.events("egress.decision") if each["kind"] == "lora.factors"]
+    facts = decided["facts"]["final"]
+    assert (decided["decision"], facts["records"], facts["epochs"], facts["steps"]) == ("allow", 12, 1, 4)
+    loop.restart()
+    assert loop.bench.gate.view.training == Training(12, 1, 4), "a release that is held over a restart is judged alike"
+
+
+def test_T07_no_private_step_is_given_before_the_trainer_has_said_how_many_prompts_it_has(loop: Loop) -> None:
+    in_round(loop)
+    run = loop.guard.keeper.run
+    assert run is not None
+    run._giver = None
+    loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
+    assert loop.guard._failure is not None and loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert "PrivateStep" not in loop.trainer.tasks()
 
 
 # ---- an adapter that is not let in ------------------------------------------------------------------
@@ -204,7 +244,7 @@ def answer_of_a_person(loop: Loop, name: str, **more: Any) -> Any:
 def test_a_plan_that_a_person_rejects_is_acknowledged_only_when_the_no_was_heard(asking: Loop) -> None:
     asking.offer_plan()
     asking.coordinator.fails_at("control.abstain", LOST)
-    asking.guard._reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
+    asking.guard.orders.reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
     asking.coordinator.fails_at("control.abstain", LOST)
     asking.offer_plan()
     assert asking.bench.ledger.acknowledged == 0
@@ -224,7 +264,7 @@ def test_T39_a_plan_approved_just_before_a_kill_is_accepted_when_it_comes_again(
 
     monkeypatch.setattr(asking.guard.keeper, "settle", killed)
     with pytest.raises(Killed):
-        asking.guard._approve(answer_of_a_person(asking, "approvals.approve"))
+        asking.guard.orders.approve(answer_of_a_person(asking, "approvals.approve"))
     asking.restart()
     asking.offer_plan()
     assert asking.bench.ledger.run_state("run-1") == "running"
@@ -242,7 +282,7 @@ def test_T39_a_plan_rejected_just_before_a_kill_is_declined_when_it_comes_again(
 
     monkeypatch.setattr(asking.guard.keeper, "settle", killed)
     with pytest.raises(Killed):
-        asking.guard._reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
+        asking.guard.orders.reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
     asking.restart()
     asking.offer_plan()
     assert asking.bench.ledger.run_state("run-1") == "declined"
@@ -254,7 +294,7 @@ def test_T39_a_plan_rejected_just_before_a_kill_is_declined_when_it_comes_again(
 
 def test_T07_the_counts_of_a_run_go_with_it_and_its_name_stays_spent(loop: Loop) -> None:
     in_round(loop)
-    of_run = [key for key in loop.bench.gate._book.counts if key.startswith("run-1/")]
+    of_run = [key for key in loop.bench.gate._judge.book.counts if key.startswith("run-1/")]
     assert any(key.endswith("/metrics.eval") for key in of_run)
     loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome="finished"), run="run-1", round=1)
     loop.turn()
@@ -349,8 +389,10 @@ def test_a_metric_that_is_nonsense_is_a_failure_of_the_trainer(loop: Loop, metri
     [
         ("step", {"phase": ["rollout"]}, True),
         ("step", {"phase": "rollout"}, False),
-        ("planned", {"overlong": 3}, True),
-        ("planned", {"overlong": {"private": 3}}, False),
+        ("planned", {"overlong": 3, "private_prompts": 40}, True),
+        ("planned", {"overlong": {"private": 3}, "private_prompts": 40}, False),
+        ("planned", {"overlong": {}}, True),
+        *(("planned", {"overlong": {}, "private_prompts": count}, True) for count in (0, -1, "4", 4.0, True, 1 << 40)),
     ],
 )
 def test_a_report_that_cannot_be_shown_is_a_failure_of_the_trainer(
@@ -419,12 +461,13 @@ def test_T10_keys_secret_records_and_rules_are_named_to_the_walls(tmp_path: Path
                                link_key=tmp_path / "id/guard.key", operators=tmp_path / "id/roles.yaml")  # fmt: skip
     config: Any = SimpleNamespace(
         identity=identity, state_dir=tmp_path / "state", site_secret=None, policy=tmp_path / "policy.yaml",
-        control=SimpleNamespace(socket=tmp_path / "state/control.sock"),
+        charter=tmp_path / "charter.yaml", control=SimpleNamespace(socket=tmp_path / "state/control.sock"),
+        data=SimpleNamespace(canaries=tmp_path / "canaries.txt"),
     )  # fmt: skip
     named = {path.relative_to(tmp_path).as_posix() for path in never_shown(config)}
     assert named == {
-        "id/a.key", "id/a.ed25519", "id/guard.key", "id/roles.yaml", "policy.yaml", "state/control.sock",
-        "state/site.secret", "state/ledger.sqlite3", "state/audit",
+        "id/a.key", "id/a.ed25519", "id/guard.key", "id/roles.yaml", "policy.yaml", "charter.yaml",
+        "state/control.sock", "state/site.secret", "state/ledger.sqlite3", "state/audit", "canaries.txt",
     }  # fmt: skip
     identity.link_key = None
     assert len(never_shown(config)) == len(named) - 1

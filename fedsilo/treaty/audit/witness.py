@@ -40,6 +40,15 @@ class Offer:
     cosigned_note: str  # the receiver's latest note the sender knows, with the sender's cosignature; or empty
 
 
+@dataclass(frozen=True)
+class LogStep:
+    """One checkpoint of a log as its owner showed it to the relay (the fields of wire message LogStep)."""
+
+    note: str
+    previous_size: int  # of the checkpoint that the owner showed before; 0 for the first
+    consistency: tuple[bytes, ...]  # proof previous_size -> size of note
+
+
 def judge(
     previous: TreeHead | None, note: str, proof: Sequence[bytes], *, origin: str, public_key: Ed25519PublicKey
 ) -> Checkpoint:

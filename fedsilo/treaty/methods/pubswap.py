@@ -1,5 +1,6 @@
 """PubSwap (methods 2) with `exchange: step`, and its controls: private and public GRPO steps, wrong own answers to
-public prompts replaced by other silos' correct ones, deltas of both LoRA factors averaged each round.
+public prompts replaced by other silos' correct ones, deltas of the LoRA factors averaged each round: of both, or of B
+alone where the plan freezes A.
 
     pubswap         Balanced: verified answers cross, each silo is filled up to half correct
     pubswap-random  all answers cross, every silo trains on the same K of the pool
@@ -98,7 +99,7 @@ class Coordinator:
                 if round_number != state.round or not isinstance(body, pb.PublicResponses):
                     return state, ()
                 return self._take_answers(state, silo, step, body)
-            case MessageArrived(silo, "lora.factors", round_number, _, _, digest):
+            case MessageArrived(silo, kind, round_number, _, _, digest) if kind == state.plan.lora.update_kind:
                 if round_number != state.round or state.phase != "open":
                     return state, ()
                 return self._close_round_if_complete(replace(state, uploads={**state.uploads, silo: digest}))
@@ -110,7 +111,7 @@ class Coordinator:
                 if round_number != state.round:
                     return state, ()
                 kept_back = state.kept_back - {silo} if step == 0 else state.kept_back
-                if declined == "lora.factors":
+                if declined == state.plan.lora.update_kind:
                     kept_back |= {silo}
                 state = replace(state, absent=state.absent | {(step, silo)}, kept_back=kept_back)
                 return self._close_whatever_is_complete(state)
@@ -426,7 +427,7 @@ class Silo:
             case GeneratePublic(round_number, step) if isinstance(body, pb.PublicResponses):
                 return self._offer(state, Offer("public.responses", round_number, step, body))
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
-                return self._offer(state, Offer("lora.factors", round_number, 0, body))
+                return self._offer(state, Offer(state.plan.lora.update_kind, round_number, 0, body))
             case LoadAdapter() | PrivateStep() | PublicStep():
                 return self._next_step(state)
         return state, ()
@@ -487,5 +488,5 @@ RANDOM = _method(
     _KINDS | {"public.responses"},
     "pubswap-random",
 )
-NO_SWAP = _method("public-no-swap", "public steps on own answers only (control)", "none", _KINDS, "pubswap")
-FEDAVG_GRPO = _method("fedavg-grpo", "private GRPO steps and averaging only (control)", "no-public", _KINDS, "pubswap")
+NO_SWAP = _method("public-no-swap", "public steps on own answers only (control)", "none", _KINDS, "fedavg")
+FEDAVG_GRPO = _method("fedavg-grpo", "private GRPO steps and averaging only (control)", "no-public", _KINDS, "fedavg")

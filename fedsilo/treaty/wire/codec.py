@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +28,8 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 CHUNK_BYTES_MAX = 1 << 20
 SMALL_PAYLOAD_BYTES_MAX = 16 << 20
 FACTORS_HEADER_BYTES_MAX = 4 << 20
+TENSOR_SIDES_MAX = 8
+TENSOR_ELEMENTS_MAX = 1 << 40
 _LENGTH_PREFIX_BYTES = 8
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -39,6 +42,14 @@ TILE_ELEMENTS = 1 << 16  # 256 KiB of float32
 
 def sha256_hex(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def sha256_of(pieces: Iterable[bytes | memoryview]) -> str:
+    """Of what the pieces would be joined."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def canonical_json(value: Any) -> bytes:
@@ -120,31 +131,64 @@ class Factors:
 
 
 def encode_factors(
-    tensors: Mapping[str, Array], *, base_digest: str, schema_sha256: str, rank: int, scale: float, dtype: str
+    tensors: Mapping[str, Array],
+    *,
+    base_digest: str,
+    schema_sha256: str,
+    rank: int,
+    scale: float,
+    dtype: str,
+    fit: Callable[[Array], Array] | None = None,
 ) -> bytes:
     """Canonical bytes of named float32 arrays; -0 and denormals become +0 (T4), names are sorted.
+
+    `fit` is applied once to each value, a flat tile at a time, before it is written.
 
     Raises:
         ValueError: unknown dtype.
     """
     if dtype not in DTYPE_ITEM_BYTES:
         raise ValueError(f"wire dtype {dtype!r} is not one of {sorted(DTYPE_ITEM_BYTES)}")
-    header = pb.Factors(base_digest=base_digest, schema_sha256=schema_sha256, rank=rank, scale=scale, dtype=dtype)
-    names = sorted(tensors)
-    elements = 0
-    for name in names:
-        header.tensors.append(pb.TensorEntry(name=name, shape=np.shape(tensors[name])))
-        elements += int(np.size(tensors[name]))
-    head = encode(header)
-    # Written into one buffer of the final size, so that a payload is held once and not in pieces and joined.
-    payload_bytes = _LENGTH_PREFIX_BYTES + len(head) + elements * DTYPE_ITEM_BYTES[dtype]
+    header, payload_bytes = factors_head(
+        tensors, base_digest=base_digest, schema_sha256=schema_sha256, rank=rank, scale=scale, dtype=dtype
+    )
+    return joined_factors(header, payload_bytes, tensors, fit)
+
+
+def joined_factors(
+    header: pb.Factors,
+    payload_bytes: int,
+    tensors: Mapping[str, Array],
+    fit: Callable[[Array], Array] | None = None,
+) -> bytes:
+    """The payload of a header from `factors_head`: written into one buffer of its final size, so it is held once."""
     payload = io.BytesIO(bytes(payload_bytes))
-    payload.write(len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head)
-    for name in names:
-        for tile in tiles(tensors[name]):
-            values = canonical_values(tile)
-            payload.write((to_bfloat16_bits(values) if dtype == "bfloat16" else values.astype("<f4", copy=False)).data)
+    for piece in factors_pieces(header, tensors, fit):
+        payload.write(piece)
     return payload.getvalue()
+
+
+def factors_head(
+    tensors: Mapping[str, Array], *, base_digest: str, schema_sha256: str, rank: int, scale: float, dtype: str
+) -> tuple[pb.Factors, int]:
+    """Header of a tensor payload, and the bytes that the whole of it will have."""
+    header = pb.Factors(base_digest=base_digest, schema_sha256=schema_sha256, rank=rank, scale=scale, dtype=dtype)
+    for name in sorted(tensors):
+        header.tensors.append(pb.TensorEntry(name=name, shape=np.shape(tensors[name])))
+    elements = sum(int(np.size(values)) for values in tensors.values())
+    return header, _LENGTH_PREFIX_BYTES + header.ByteSize() + elements * DTYPE_ITEM_BYTES[dtype]
+
+
+def factors_pieces(
+    header: pb.Factors, tensors: Mapping[str, Array], fit: Callable[[Array], Array] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The payload's bytes from front to back, as `encode_factors` joins them; for who only hashes them."""
+    head = encode(header)
+    yield len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head
+    for entry in header.tensors:
+        for tile in tiles(tensors[entry.name]):
+            values = canonical_values(tile if fit is None else fit(tile))
+            yield (to_bfloat16_bits(values) if header.dtype == "bfloat16" else values.astype("<f4", copy=False)).data
 
 
 def tiles(values: Array) -> Iterator[Array]:
@@ -219,9 +263,13 @@ class FactorsReader:
         for entry in self.header.tensors:
             if places and entry.name <= places[-1].name:
                 raise PeerError(WireCode.MALFORMED, "tensor names are not sorted and unique")
-            elements = 1
-            for side in entry.shape:
-                elements *= side
+            if (
+                len(entry.shape) > TENSOR_SIDES_MAX
+                or math.prod(max(1, side) for side in entry.shape) > TENSOR_ELEMENTS_MAX
+            ):
+                # Asked before anything is made of it: an empty tensor may claim any sides, and no array has them all.
+                raise PeerError(WireCode.MALFORMED, "a tensor's shape is none that an array can have")
+            elements = math.prod(entry.shape)
             places.append(TensorPlace(entry.name, tuple(entry.shape), offset, elements))
             offset += elements * self._item_bytes
         if offset != payload_bytes:

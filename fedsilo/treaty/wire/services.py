@@ -20,7 +20,7 @@ CONTROL_METHODS = {
     "Execute": (control.Command, control.CommandReply, False),
 }
 
-# The payload message of each kind. lora.factors and global.adapter carry a Factors header and tensor bytes.
+# The payload message of each kind. Those of TENSOR_KINDS carry a Factors header and tensor bytes.
 OUTBOUND_KINDS = {
     "control.hello": federation.Hello,
     "control.poll": federation.Poll,
@@ -32,8 +32,21 @@ OUTBOUND_KINDS = {
     "control.error": federation.ErrorReport,
     "control.checkpoint": federation.Checkpoint,
     "lora.factors": federation.Factors,
+    "lora.factor_a": federation.Factors,
+    "lora.factor_b": federation.Factors,
+    "lora.core_r": federation.Factors,
+    "reft.intervention": federation.Factors,
     "public.responses": federation.PublicResponses,
+    "public.rewards": federation.PublicRewards,
+    "competence.score": federation.CompetenceScore,
+    "competence.answers": federation.CompetenceAnswers,
+    "reward.scalar": federation.RewardScalar,
+    "profile.vector": federation.ProfileVector,
+    "bandit.reward": federation.BanditReward,
+    "knowledge.package": federation.KnowledgePackage,
     "metrics.eval": federation.MetricsEval,
+    "diag.drift": federation.DiagDrift,
+    "count.examples": federation.CountExamples,
 }
 INBOUND_KINDS = {
     "control.ack": federation.Ack,
@@ -42,8 +55,18 @@ INBOUND_KINDS = {
     "run.plan": federation.RunPlan,
     "round.open": federation.RoundOpen,
     "global.adapter": federation.Factors,
+    "reft.aggregate": federation.Factors,
     "public.donors": federation.PublicDonors,
+    "competence.ask": federation.CompetenceAsk,
+    "reward.ask": federation.RewardAsk,
+    "match.directive": federation.MatchDirective,
+    "knowledge.package": federation.KnowledgePackage,
     "round.result": federation.RoundResult,
     "run.end": federation.RunEnd,
 }
-TENSOR_KINDS = frozenset({"lora.factors", "global.adapter"})
+# What a round's training changed, as differences to the adapter that the round started from.
+UPDATE_KINDS = frozenset({"lora.factors", "lora.factor_a", "lora.factor_b", "lora.core_r"})
+# Whole interventions, not differences: there is no adapter that all silos share.
+REFT_KINDS = frozenset({"reft.intervention", "reft.aggregate"})
+FACTOR_KINDS = UPDATE_KINDS | {"global.adapter"}
+TENSOR_KINDS = FACTOR_KINDS | REFT_KINDS

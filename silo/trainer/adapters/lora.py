@@ -3,6 +3,9 @@
 W = W0 + s B A with s = alpha / rank, A [r, in], B [out, r], no dropout (with dropout the ratio would differ from 1
 on the first update, methods 1.3). Wire names are the base model's own module names followed by `.lora_A` or
 `.lora_B`. Factors are float32 whatever the base is loaded as, and so is the exported difference to the round's start.
+
+With A frozen (FFA-LoRA, methods 6) only B is trained, only B is in the difference, and A stays what was loaded, bit for
+bit: then the mean of the silos' products is the product of the means.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from fedsilo.treaty.errors import PeerError, UsageError, WireCode
+from fedsilo.treaty.freezing import Freeze, freeze_named, is_frozen
 from fedsilo.treaty.wire.codec import Array
 
 
@@ -29,6 +33,7 @@ class LoraShape:
     rank: int
     alpha: float
     shapes: Mapping[str, tuple[int, ...]]
+    freeze: Freeze = "none"
 
     @property
     def scale(self) -> float:
@@ -40,14 +45,14 @@ class LoraShape:
 
 
 def shape_from_schema(schema: Mapping[str, Any]) -> LoraShape:
-    """Read the schema's JSON form: {rank, alpha, tensors: [{name, shape}], ...}.
+    """Read the schema's JSON form: {rank, alpha, freeze, tensors: [{name, shape}], ...}.
 
     Raises:
         UsageError: a field is missing or of another type.
     """
     try:
         shapes = {str(entry["name"]): tuple(int(side) for side in entry["shape"]) for entry in schema["tensors"]}
-        return LoraShape(int(schema["rank"]), float(schema["alpha"]), shapes)
+        return LoraShape(int(schema["rank"]), float(schema["alpha"]), shapes, freeze_named(schema["freeze"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the LoRA schema is not readable: {error}") from error
 
@@ -87,16 +92,18 @@ class LoraAdapter:
         for name, parameter in self._factors.items():
             if name.endswith(".lora_B"):
                 torch.nn.init.zeros_(parameter)
+        self._trained = {name: each for name, each in self._factors.items() if not is_frozen(name, shape.freeze)}
+        self._require_gradients()
         self._start = [parameter.detach().clone() for parameter in self.parameters]
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Factors in the order of their wire names."""
-        return list(self._factors.values())
+        """Factors that are trained, in the order of their wire names."""
+        return list(self._trained.values())
 
     @property
     def start(self) -> list[Tensor]:
-        """theta_p: the factors at the round's start, in the order of `parameters`."""
+        """theta_p: the trained factors at the round's start, in the order of `parameters`."""
         return self._start
 
     def load(self, tensors: Mapping[str, Array]) -> None:
@@ -105,14 +112,14 @@ class LoraAdapter:
         self._start = [parameter.detach().clone() for parameter in self.parameters]
 
     def delta(self) -> dict[str, Array]:
-        """Factors minus the round's start, float32, by wire name (methods 2.2)."""
+        """Trained factors minus the round's start, float32, by wire name (methods 2.2)."""
         return {
             name: (parameter.detach() - start).cpu().numpy().astype(np.float32)
-            for (name, parameter), start in zip(self._factors.items(), self._start, strict=True)
+            for (name, parameter), start in zip(self._trained.items(), self._start, strict=True)
         }
 
     def drift(self) -> float:
-        """||theta - theta_p|| over all factors (methods 2.8)."""
+        """||theta - theta_p|| over all trained factors (methods 2.8)."""
         squares = [
             (parameter.detach() - start).square().sum()
             for parameter, start in zip(self.parameters, self._start, strict=True)
@@ -122,8 +129,11 @@ class LoraAdapter:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Inside, `model` computes the base model: the reference of the KL term for the whole run (methods 1.3)."""
-        with self._peft.disable_adapter():
-            yield
+        try:
+            with self._peft.disable_adapter():
+                yield
+        finally:
+            self._require_gradients()  # peft leaves every factor of an adapter that it puts back in training
 
     @contextmanager
     def replaced_by(self, tensors: Mapping[str, Array]) -> Iterator[None]:
@@ -136,6 +146,10 @@ class LoraAdapter:
             with torch.no_grad():
                 for name, parameter in self._factors.items():
                     parameter.copy_(held[name])
+
+    def _require_gradients(self) -> None:
+        for name, parameter in self._factors.items():
+            parameter.requires_grad_(name in self._trained)
 
     def _write(self, tensors: Mapping[str, Array]) -> None:
         got = {name: tuple(array.shape) for name, array in tensors.items()}

@@ -135,16 +135,38 @@ class ErrorReport(_message.Message):
     def __init__(self, code: _Optional[str] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("note", "previous_size", "consistency", "cosigned_note")
+    __slots__ = ("note", "previous_size", "consistency", "cosigned_note", "peers", "countersigned")
     NOTE_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     COSIGNED_NOTE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERSIGNED_FIELD_NUMBER: _ClassVar[int]
     note: str
     previous_size: int
     consistency: _containers.RepeatedScalarFieldContainer[bytes]
     cosigned_note: str
-    def __init__(self, note: _Optional[str] = ..., previous_size: _Optional[int] = ..., consistency: _Optional[_Iterable[bytes]] = ..., cosigned_note: _Optional[str] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[PeerLog]
+    countersigned: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, note: _Optional[str] = ..., previous_size: _Optional[int] = ..., consistency: _Optional[_Iterable[bytes]] = ..., cosigned_note: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerLog, _Mapping]]] = ..., countersigned: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PeerLog(_message.Message):
+    __slots__ = ("certificate_pem", "steps")
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: str
+    steps: _containers.RepeatedCompositeFieldContainer[LogStep]
+    def __init__(self, certificate_pem: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[LogStep, _Mapping]]] = ...) -> None: ...
+
+class LogStep(_message.Message):
+    __slots__ = ("note", "previous_size", "consistency")
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    note: str
+    previous_size: int
+    consistency: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, note: _Optional[str] = ..., previous_size: _Optional[int] = ..., consistency: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Factors(_message.Message):
     __slots__ = ("base_digest", "schema_sha256", "rank", "scale", "dtype", "tensors")
@@ -216,13 +238,139 @@ class MetricsEval(_message.Message):
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     def __init__(self, split: _Optional[str] = ..., adapter_digest: _Optional[str] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ...) -> None: ...
 
+class PromptRewards(_message.Message):
+    __slots__ = ("prompt_index", "rewards")
+    PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    prompt_index: int
+    rewards: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, prompt_index: _Optional[int] = ..., rewards: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class PublicRewards(_message.Message):
+    __slots__ = ("public_set_sha256", "prompts")
+    PUBLIC_SET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    public_set_sha256: str
+    prompts: _containers.RepeatedCompositeFieldContainer[PromptRewards]
+    def __init__(self, public_set_sha256: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[PromptRewards, _Mapping]]] = ...) -> None: ...
+
+class QuestionScore(_message.Message):
+    __slots__ = ("question", "matched")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    matched: int
+    def __init__(self, question: _Optional[int] = ..., matched: _Optional[int] = ...) -> None: ...
+
+class CompetenceScore(_message.Message):
+    __slots__ = ("exemplar_set_sha256", "scores")
+    EXEMPLAR_SET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    exemplar_set_sha256: str
+    scores: _containers.RepeatedCompositeFieldContainer[QuestionScore]
+    def __init__(self, exemplar_set_sha256: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[QuestionScore, _Mapping]]] = ...) -> None: ...
+
+class ExemplarAnswer(_message.Message):
+    __slots__ = ("exemplar", "answer")
+    EXEMPLAR_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    exemplar: int
+    answer: Response
+    def __init__(self, exemplar: _Optional[int] = ..., answer: _Optional[_Union[Response, _Mapping]] = ...) -> None: ...
+
+class CompetenceAnswers(_message.Message):
+    __slots__ = ("exemplar_set_sha256", "answers")
+    EXEMPLAR_SET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    exemplar_set_sha256: str
+    answers: _containers.RepeatedCompositeFieldContainer[ExemplarAnswer]
+    def __init__(self, exemplar_set_sha256: _Optional[str] = ..., answers: _Optional[_Iterable[_Union[ExemplarAnswer, _Mapping]]] = ...) -> None: ...
+
+class QuestionRewards(_message.Message):
+    __slots__ = ("question", "rewards", "abstained")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    ABSTAINED_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    rewards: _containers.RepeatedScalarFieldContainer[float]
+    abstained: bool
+    def __init__(self, question: _Optional[int] = ..., rewards: _Optional[_Iterable[float]] = ..., abstained: _Optional[bool] = ...) -> None: ...
+
+class RewardScalar(_message.Message):
+    __slots__ = ("questions",)
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    questions: _containers.RepeatedCompositeFieldContainer[QuestionRewards]
+    def __init__(self, questions: _Optional[_Iterable[_Union[QuestionRewards, _Mapping]]] = ...) -> None: ...
+
+class ProfileVector(_message.Message):
+    __slots__ = ("family", "dynamic", "histogram")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_FIELD_NUMBER: _ClassVar[int]
+    HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    family: int
+    dynamic: _containers.RepeatedScalarFieldContainer[float]
+    histogram: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, family: _Optional[int] = ..., dynamic: _Optional[_Iterable[float]] = ..., histogram: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BanditReward(_message.Message):
+    __slots__ = ("match", "value")
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    match: int
+    value: float
+    def __init__(self, match: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class PackageEntry(_message.Message):
+    __slots__ = ("prompt_index", "answer", "confidence")
+    PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    prompt_index: int
+    answer: Response
+    confidence: float
+    def __init__(self, prompt_index: _Optional[int] = ..., answer: _Optional[_Union[Response, _Mapping]] = ..., confidence: _Optional[float] = ...) -> None: ...
+
+class KnowledgePackage(_message.Message):
+    __slots__ = ("transfer_set_sha256", "match", "peer", "entries")
+    TRANSFER_SET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    transfer_set_sha256: str
+    match: int
+    peer: str
+    entries: _containers.RepeatedCompositeFieldContainer[PackageEntry]
+    def __init__(self, transfer_set_sha256: _Optional[str] = ..., match: _Optional[int] = ..., peer: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[PackageEntry, _Mapping]]] = ...) -> None: ...
+
+class Diagnostic(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class DiagDrift(_message.Message):
+    __slots__ = ("diagnostics",)
+    DIAGNOSTICS_FIELD_NUMBER: _ClassVar[int]
+    diagnostics: _containers.RepeatedCompositeFieldContainer[Diagnostic]
+    def __init__(self, diagnostics: _Optional[_Iterable[_Union[Diagnostic, _Mapping]]] = ...) -> None: ...
+
+class CountExamples(_message.Message):
+    __slots__ = ("examples",)
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    examples: int
+    def __init__(self, examples: _Optional[int] = ...) -> None: ...
+
 class Ack(_message.Message):
-    __slots__ = ("acknowledged_sequence", "pending")
+    __slots__ = ("acknowledged_sequence", "pending", "checkpoints")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
     pending: bool
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., pending: _Optional[bool] = ...) -> None: ...
+    checkpoints: bool
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., pending: _Optional[bool] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "field", "expected", "got")
@@ -299,3 +447,45 @@ class RunEnd(_message.Message):
     outcome: str
     adapter_digest: str
     def __init__(self, outcome: _Optional[str] = ..., adapter_digest: _Optional[str] = ...) -> None: ...
+
+class QuestionExemplars(_message.Message):
+    __slots__ = ("question", "exemplars")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    EXEMPLARS_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    exemplars: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, question: _Optional[int] = ..., exemplars: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CompetenceAsk(_message.Message):
+    __slots__ = ("exemplar_set_sha256", "questions")
+    EXEMPLAR_SET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    exemplar_set_sha256: str
+    questions: _containers.RepeatedCompositeFieldContainer[QuestionExemplars]
+    def __init__(self, exemplar_set_sha256: _Optional[str] = ..., questions: _Optional[_Iterable[_Union[QuestionExemplars, _Mapping]]] = ...) -> None: ...
+
+class QuestionCandidates(_message.Message):
+    __slots__ = ("question", "candidates")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    candidates: _containers.RepeatedCompositeFieldContainer[Response]
+    def __init__(self, question: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Response, _Mapping]]] = ...) -> None: ...
+
+class RewardAsk(_message.Message):
+    __slots__ = ("question_set_sha256", "questions")
+    QUESTION_SET_SHA256_FIELD_NUMBER: _ClassVar[int]
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    question_set_sha256: str
+    questions: _containers.RepeatedCompositeFieldContainer[QuestionCandidates]
+    def __init__(self, question_set_sha256: _Optional[str] = ..., questions: _Optional[_Iterable[_Union[QuestionCandidates, _Mapping]]] = ...) -> None: ...
+
+class MatchDirective(_message.Message):
+    __slots__ = ("match", "peer", "part")
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    match: int
+    peer: str
+    part: str
+    def __init__(self, match: _Optional[int] = ..., peer: _Optional[str] = ..., part: _Optional[str] = ...) -> None: ...

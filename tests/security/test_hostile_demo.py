@@ -1,5 +1,5 @@
-"""The hostile trainer by itself, and how its attempts are judged: none counts that was not made, or was denied by
-another rule than the one made for it."""
+"""The hostile parties by themselves, and how their attempts are judged: none counts that was not made, or came to
+something else than the list of attacks says."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.launch.demo_leak import check_attacks, fault
+from fedsilo.launch.demo_attacks import check_attacks, fault, phases, rounds_needed
 from fedsilo.launch.demo_report import report
 from fedsilo.launch.demo_result import _worse
-from fedsilo.launch.leaking_trainer import ATTACKS, HostileLink
+from fedsilo.launch.hostile_attacks import ATTACKS, COORDINATOR, EVERY, LEAK, TRAINER, named
+from fedsilo.launch.hostile_trainer import HostileLink
 from fedsilo.treaty.errors import OperationError, UsageError, VerificationError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -38,7 +39,7 @@ class Wire:
 
 def hostile(wire: Wire, *attacks: str, crash: str = "") -> tuple[HostileLink, list[dict[str, Any]]]:
     made: list[dict[str, Any]] = []
-    link = HostileLink(wire, attacks or tuple(ATTACKS), made.append, crash=crash)  # type: ignore[arg-type]
+    link = HostileLink(wire, attacks or LEAK, made.append, crash=crash)  # type: ignore[arg-type]
     link._prompts = ["a private prompt"]
     return link, made
 
@@ -105,7 +106,7 @@ def test_an_attempt_is_told_after_it_was_made() -> None:
 
 
 def test_the_failure_comes_in_place_of_the_last_evaluation() -> None:
-    plan = LinkMessage("plan", {"canonical_json": '{"rounds": 2}'})
+    plan = LinkMessage("plan", {"canonical_json": '{"run": "run-1", "rounds": 2}'})
     tasks = [LinkMessage("task", {"task": "Evaluate", "round": number}) for number in (0, 1, 2)]
     stop = LinkMessage("stop")
     wire = Wire(plan, *tasks, stop)
@@ -114,48 +115,95 @@ def test_the_failure_comes_in_place_of_the_last_evaluation() -> None:
     assert [(message.type, message.fields["message"]) for message in wire.heard] == [("failed", "canary-1")]
 
 
-# ---- judging -----------------------------------------------------------------------------------------
-
-
-def row(name: str, decision: str = "deny", rule: str = "") -> dict[str, Any]:
-    rule = rule or ATTACKS[name].rule
-    return {"name": name, "decision": decision, "rule": rule, "rules": [rule], "round": 1, "step": 0, "record": 3}
+# ---- the list ----------------------------------------------------------------------------------------
 
 
 def test_the_rules_that_count_are_rules() -> None:
-    assert {attack.rule for attack in ATTACKS.values()} <= {rule.name for rule in RULES}
+    rules = {rule.name for rule in RULES}
+    assert {attack.rule for attack in ATTACKS.values() if attack.outcome in ("denied", "dropped", "clipped")} <= rules
 
 
-def test_only_a_denial_by_the_rule_made_for_it_counts() -> None:
-    good = [row(name) for name in ATTACKS]
+def test_names_are_asked_for_one_by_one_or_all_of_a_party() -> None:
+    assert [attack.name for attack in named(["extra_tensor", "prompt_as_response", "extra_tensor"])] == [
+        "prompt_as_response", "extra_tensor",
+    ]  # fmt: skip
+    assert named(["all-trainer"]) == TRAINER and named(["all-coordinator"]) == COORDINATOR and named([]) == ()
+    assert set(EVERY["all-trainer"]) >= set(LEAK)
+    for names, words in ((["no_such"], "no attack"), (["wrong_key", "extra_tensor"], "one hostile party")):
+        with pytest.raises(UsageError, match=words):
+            named(names)
+
+
+def test_what_ends_a_run_or_a_silo_has_a_run_of_its_own() -> None:
+    of_trainer = phases(named(["extra_tensor", "unknown_field", "padded_payload"]))
+    assert [(phase.attacks, phase.is_main) for phase in of_trainer] == [
+        (("extra_tensor",), True), (("unknown_field",), False), (("padded_payload",), False),
+    ]  # fmt: skip
+    assert [phase.attacks for phase in phases(named(["unknown_field"]))] == [("unknown_field",)]
+    assert phases(named(["unknown_field"]))[0].is_main
+    of_coordinator = phases(named(["wrong_key", "other_template", "plan_changed"]))
+    assert [(phase.attacks, phase.is_main) for phase in of_coordinator] == [
+        (("other_template",), False), (("plan_changed", "wrong_key"), True),
+    ]  # fmt: skip
+
+
+def test_each_round_and_each_step_carries_one() -> None:
+    assert rounds_needed(named(LEAK), public_steps=10) == 2
+    assert rounds_needed(named(["prompt_as_response", "answers_reordered", "samples_as_number"]), public_steps=2) == 2
+    assert rounds_needed(named(["unknown_field"]), public_steps=2) == 1
+    rounds = sum(attack.kind in ("round.open", "global.adapter") for attack in COORDINATOR)
+    assert rounds_needed(COORDINATOR, public_steps=10) > rounds
+
+
+# ---- judging -----------------------------------------------------------------------------------------
+
+
+def row(name: str, decision: str = "", rule: str = "", obeyed: int = 0) -> dict[str, Any]:
+    rule, decision = rule or ATTACKS[name].rule, decision or ATTACKS[name].decision
+    return {
+        "name": name, "decision": decision, "rule": rule, "rules": [rule], "round": 1, "step": 0, "record": 3,
+        "run": "run-1", "silo": "b", "expected": ATTACKS[name].decision, "obeyed": obeyed,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("attacks", [TRAINER, COORDINATOR])
+def test_only_what_the_list_says_counts(attacks: tuple[Any, ...]) -> None:
+    good = [row(attack.name) for attack in attacks]
     assert fault(good, []) == ("", "")
-    for worse, code in (
-        (row("extra_tensor", "allow"), "LEAKED"),
-        (row("extra_tensor", "hold"), "LEAKED"),
-        (row("extra_tensor", "not made"), "NOT_SHOWN"),
-        (row("extra_tensor", "none"), "NOT_SHOWN"),
-        (row("extra_tensor", rule="messages per minute"), "NOT_SHOWN"),
-    ):
-        found, why = fault([*good[:2], worse, good[3]], [])
-        assert found == code and "extra_tensor" in why
-    assert fault(good, ["off_grid_number"])[0] == "LEAKED"
+    for place, attack in enumerate(attacks):
+        wrong = [
+            (row(attack.name, "not made"), "NOT_SHOWN"),
+            (row(attack.name, "none"), "NOT_SHOWN"),
+            (row(attack.name, obeyed=1), "LEAKED"),
+        ]
+        if attack.decision == "deny":
+            wrong.append((row(attack.name, rule="messages per minute"), "NOT_SHOWN"))
+        if attack.decision == "allow":
+            wrong.append((row(attack.name, "deny"), "NOT_SHOWN"))  # then the documented limit is none any more
+        else:
+            wrong += [(row(attack.name, "allow"), "LEAKED"), (row(attack.name, "hold"), "LEAKED")]
+        for worse, code in wrong:
+            found, why = fault([*good[:place], worse, *good[place + 1 :]], [])
+            assert found == code and attack.name in why
+    assert fault(good, [attacks[0].name])[0] == "LEAKED"
 
 
 @pytest.mark.parametrize(
     ("attacks", "changes", "words"),
     [
-        (("no_such",), {}, "no attack"),
-        (tuple(ATTACKS), {"rounds": 1}, "2 rounds"),
+        (LEAK, {"rounds": 1}, "2 rounds"),
         (("off_grid_number",), {"rounds": 1}, "2 rounds"),
-        (("extra_tensor",), {"silos": 1}, "another silo"),
+        (("extra_tensor",), {"silos": 1}, "another one"),
+        (("wrong_key",), {"silos": 1}, "another one"),
         (("prompt_as_response",), {"method": "fedavg-grpo", "kinds": {"lora.factors"}}, "public.responses"),
+        (("wrong_donors",), {"method": "fedavg-grpo", "kinds": {"lora.factors"}, "rounds": 9}, "public.responses"),
     ],
 )
 def test_a_run_that_could_not_show_it_is_refused(attacks: tuple[str, ...], changes: dict[str, Any], words: str) -> None:
-    shape: dict[str, Any] = {"rounds": 2, "silos": 2, "method": "pubswap", "kinds": KINDS}
-    check_attacks([name for name in attacks if name in ATTACKS], **shape)  # the counterpart
+    shape: dict[str, Any] = {"rounds": 4, "silos": 2, "method": "pubswap", "kinds": KINDS, "public_steps": 10}
+    check_attacks(named(attacks), **shape)  # the counterpart
     with pytest.raises(UsageError, match=words):
-        check_attacks(attacks, **shape | changes)
+        check_attacks(named(attacks), **shape | changes)
 
 
 def test_what_got_out_comes_before_a_log_that_does_not_verify_and_that_before_the_rest() -> None:

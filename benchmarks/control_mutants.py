@@ -1,0 +1,200 @@
+"""Steps of the gate, each with the edit that takes it away: what `benchmarks.controls` plants beside rules and screens.
+
+One tuple is (what is gone, file, the text that does it, what stands there instead). The text must stand in the file
+exactly once; `tests/house/test_control_mutants.py` says when the code has moved on.
+"""
+
+from __future__ import annotations
+
+GATE, ENTRANCE, JUDGE = "silo/guard/gate.py", "silo/guard/entrance.py", "silo/guard/judge.py"
+ENVELOPES, RELEASES, HALTS, FORCE = (
+    "silo/guard/envelopes.py", "silo/guard/releases.py", "silo/guard/halts.py", "silo/guard/in_force.py",
+)  # fmt: skip
+CODEC, ENGINE, SCREENING = "fedsilo/treaty/wire/codec.py", "policies/engine.py", "policies/screening.py"
+
+STEPS: tuple[tuple[str, str, str, str], ...] = (
+    # ---- the way out ----
+    (
+        "an offer that is denied as it stands goes on",
+        GATE,
+        'if decision.verdict == "deny":\n            return self._deny(facts, decision, tensor_digests(',
+        "if False:\n            return self._deny(facts, decision, tensor_digests(",
+    ),
+    (
+        "answers that are denied as offered go on",
+        GATE,
+        'if decision.verdict == "deny":\n            return self._deny(facts, decision, self._judge.digests(',
+        "if False:\n            return self._deny(facts, decision, self._judge.digests(",
+    ),
+    (
+        "the final refusal lets out",
+        GATE,
+        'if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):',
+        "if False:",
+    ),
+    ("a held message leaves at once", GATE, 'if decision.verdict == "hold":', "if False:"),
+    (
+        "allowed messages are not counted",
+        GATE,
+        "sequence = self._judge.count(facts, run)",
+        "sequence = self._ledger.next_sequence(run)",
+    ),
+    (
+        "a halted gate sends",
+        GATE,
+        'if self.halted:\n            raise OperationError(f"nothing is sent',
+        'if False:\n            raise OperationError(f"nothing is sent',
+    ),
+    (
+        "deltas are neither clipped nor rounded",
+        GATE,
+        "payload = codec.joined_factors(header, payload_bytes, tensors, fit)",
+        "payload = codec.joined_factors(header, payload_bytes, tensors)",
+    ),
+    (
+        "answers with a hit are not withheld",
+        GATE,
+        'withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]',
+        "withheld = [False for _ in screened.hits]",
+    ),
+    (
+        "answers without a hit are withheld",
+        GATE,
+        'withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]',
+        'withheld = [not found and block.on_hit == "withhold" for found in screened.hits]',
+    ),
+    ("hits are not counted", GATE, "self._judge.count_hits(message, screened)", "pass"),
+    ("what is allowed is not kept until it is sent", GATE, "outbox_id = self._ledger.keep_until_sent(item)", "pass"),
+    (
+        "an exchange that broke off leaves no record",
+        GATE,
+        'self._outcome("egress.indeterminate", allowed)',
+        "pass",
+    ),
+    # ---- the way in ----
+    ("any sender is believed", ENVELOPES, "if envelope.sender != coordinator_id:", "if False:"),
+    ("any federation is believed", ENVELOPES, "if envelope.federation != federation:", "if False:"),
+    (
+        "a payload that was not signed is believed",
+        ENVELOPES,
+        "if envelope.payload_digest.hex() != codec.sha256_hex(payload):",
+        "if False:",
+    ),
+    (
+        "any signature is believed",
+        ENVELOPES,
+        "key.verify(envelope.signature, codec.signing_bytes(envelope))",
+        "pass",
+    ),
+    ("a replayed answer is believed", ENTRANCE, 'self._ledger.accept_sequence("", envelope.sequence)', "pass"),
+    (
+        "what the policy does not let in is let in",
+        ENTRANCE,
+        'if decision.verdict == "deny":\n            raise IngressDenied(envelope, decision)',
+        "if False:\n            raise IngressDenied(envelope, decision)",
+    ),
+    ("a peer's donors have no largest share", ENTRANCE, "keep = within_share(body, good, most)", "keep = good"),
+    (
+        "donors that are wrong or hit are kept",
+        ENTRANCE,
+        "good = [(right or not block.verify_locally) and fine for right, fine in zip(verdicts, clean, strict=True)]",
+        "good = [True for _ in zip(verdicts, clean, strict=True)]",
+    ),
+    # ---- counting and recording ----
+    (
+        "a log that cannot be written does not halt",
+        JUDGE,
+        'if self.halted:\n            raise OperationError(f"nothing is recorded or sent',
+        'if False:\n            raise OperationError(f"nothing is recorded or sent',
+    ),
+    ("the book of counts stays empty", JUDGE, "self.book.record(facts)", "pass"),
+    (
+        "time may go back",
+        JUDGE,
+        "return max(self._ledger.now(self._clock()), self._audit.latest_time)",
+        "return self._clock()",
+    ),
+    (
+        "short payloads have plain digests in the log",
+        "silo/guard/records.py",
+        "if kind in TENSOR_KINDS:\n        return",
+        "if True:\n        return",
+    ),
+    # ---- bytes ----
+    ("bytes that are not canonical are read", CODEC, "if canonical != payload:", "if False:"),
+    (
+        "-0 and denormals travel",
+        CODEC,
+        "bits[(bits & np.uint32(0x7F800000)) == 0] = 0",
+        "pass",
+    ),
+    (
+        "tensor names need no order",
+        CODEC,
+        "if places and entry.name <= places[-1].name:",
+        "if False:",
+    ),
+    ("bytes behind the last tensor are read over", CODEC, "if offset != payload_bytes:", "if False:"),
+    # ---- the engine ----
+    (
+        "a rule that fails lets pass",
+        ENGINE,
+        'outcome, reason, measured = "deny", "RULE_FAILED", type(error).__name__',
+        'outcome, reason, measured = "ok", "RULE_FAILED", type(error).__name__',
+    ),
+    ("nobody having judged is an approval", ENGINE, "if denied or not judged:", "if denied:"),
+    ("shadow mode sends", ENGINE, 'verdict="deny" if shadow else verdict,', "verdict=verdict,"),
+    (
+        "an offer that was not final may leave",
+        ENGINE,
+        'return self.verdict == "allow" and self.stage == FINAL',
+        'return self.verdict == "allow"',
+    ),
+    (
+        "fields without a class are not looked for",
+        "policies/facts.py",
+        'facts["fields_at_fault"] = fields_at_fault(message.body)',
+        'facts["fields_at_fault"] = {}',
+    ),
+    # ---- persons ----
+    ("an expired hold is approved", RELEASES, "if release.expires_at <= self._gate.now():", "if False:"),
+    (
+        "anybody may approve",
+        RELEASES,
+        "if not roles & set(command.roles):",
+        "if False:",
+    ),
+    ("an approval of other bytes counts", RELEASES, "if given != value:", "if False:"),
+    (
+        "stored bytes may have changed",
+        RELEASES,
+        "if sha256_hex(release.payload) != release.digest:",
+        "if False:",
+    ),
+    ("one person is enough", RELEASES, "if len(approvals) < release.persons:", "if len(approvals) < 1:"),
+    ("an answer counts after the hold has ended", RELEASES, 'if release.state != "held":', "if False:"),
+    (
+        "approvals outlive the policy they were given under",
+        "silo/guard/ledger.py",
+        'database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))',
+        "pass",
+    ),
+    ("anybody releases a halted kind", HALTS, "if ROLE not in command.roles:", "if False:"),
+    ("one person releases a halted kind", HALTS, "if len(given) >= needed:", "if given:"),
+    (
+        "the yes to one halt counts for the next",
+        HALTS,
+        'if digest.removeprefix("sha256:") != self._digest(kind, since):',
+        "if False:",
+    ),
+    # ---- the policy in force ----
+    ("a looser policy comes in at a start", FORCE, "if not looser:", "if True:"),
+    ("a looser policy comes in while running", FORCE, "if looser := loosened(changes):", "if looser := []:"),
+    ("a ledger that was taken away is a first start", FORCE, "if seen.records:", "if False:"),
+    (
+        "the federation's charter binds nobody",
+        "silo/guard/startup.py",
+        "policy = read_effective(config.policy, config.charter, config.charter_sha256)",
+        "policy = read_effective(config.policy, None, config.charter_sha256)",
+    ),
+)

@@ -1,0 +1,221 @@
+"""Does the suite notice when a control is missing? `python -m benchmarks.controls --json [--only NAME ...] [--jobs 2]`.
+
+Each rule, each text screen and each step of the gate is removed or inverted in turn, in a copy of this checkout, and
+the tests are run against the copy until one fails. A mutant that no test fails for is a survivor: a control that could
+be lost without anybody noticing. A rule that is removed finds every message good; one that is inverted refuses what it
+should let pass and lets pass what it should refuse.
+
+The limit beside the figure: only tests that run in memory or with one process are used (no whole federations), so a
+survivor here may still be caught by `tests/loopback`. A mutant here is one control less, not any change of the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks.control_mutants import STEPS
+from policies.model_screens import ScreenName
+from policies.rules import RULES
+
+ROOT = Path(__file__).resolve().parent.parent
+SCORE_MIN = 0.95
+# The fast ones first: most mutants end there.
+STAGES = (
+    ("tests/policies/test_rules.py", "tests/policies/test_kinds.py"),
+    ("tests/policies",),
+    ("tests/simulated",),
+    ("tests/security", "tests/protocol"),
+)
+_SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
+_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "fedsilo-demo", "*.egg-info")
+
+_RULES_MODULE = "policies/rules/__init__.py"
+_REMOVED_RULE = """
+from dataclasses import replace as _replace
+from policies.rules.base import Judgement as _Judgement
+RULES = tuple(
+    _replace(rule, check=lambda facts, policy, history: _Judgement("ok", 0, 0, ())) if rule.name == {name!r} else rule
+    for rule in RULES
+)
+"""
+_INVERTED_RULE = """
+from dataclasses import replace as _replace
+_OTHER = {{"ok": "deny", "deny": "ok", "hold": "ok", "look": "deny", "n.a.": "n.a."}}
+def _inverted(check):
+    def judge(facts, policy, history):
+        judgement = check(facts, policy, history)
+        return _replace(judgement, outcome=_OTHER[judgement.outcome])
+    return judge
+RULES = tuple(_replace(rule, check=_inverted(rule.check)) if rule.name == {name!r} else rule for rule in RULES)
+"""
+
+_SCREENS_MODULE = "policies/screens/__init__.py"
+_OTHER_SCREEN = """
+_screen_texts = screen_texts
+
+
+def screen_texts(definitions, names, material, texts):
+    hits = _screen_texts(definitions, names, material, texts)
+    kept = [hit for hit in hits if hit.screen != {name!r}]
+    if not {inverted} or {name!r} not in names:
+        return kept
+    clean = set(range(len(texts))) - {{hit.text for hit in hits if hit.screen == {name!r}}}
+    return kept + [Hit(number, {name!r}, "inverted", 1) for number in sorted(clean)]
+"""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One control less.
+
+    Attributes:
+        name: of the control and what is done to it.
+        file: relative to the checkout.
+        old: text that stands there exactly once; empty appends.
+        new: what stands there instead.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    def apply(self, tree: Path) -> str:
+        """Change the tree; returns the original text. Raises ValueError: the text to replace is not there once."""
+        path = tree / self.file
+        original = path.read_text()
+        if self.old and original.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.file} holds the text {original.count(self.old)} times, not once")
+        path.write_text(original.replace(self.old, self.new) if self.old else original + self.new)
+        return original
+
+
+def rule_mutants() -> list[Mutant]:
+    removed = [
+        Mutant(f"rule removed: {rule.name}", _RULES_MODULE, "", _REMOVED_RULE.format(name=rule.name)) for rule in RULES
+    ]
+    inverted = [
+        Mutant(f"rule inverted: {rule.name}", _RULES_MODULE, "", _INVERTED_RULE.format(name=rule.name))
+        for rule in RULES
+    ]
+    return removed + inverted
+
+
+def screen_mutants() -> list[Mutant]:
+    return [
+        Mutant(f"screen {word}: {name}", _SCREENS_MODULE, "", _OTHER_SCREEN.format(name=name, inverted=inverted))
+        for word, inverted in (("removed", False), ("inverted", True))
+        for name in get_args(ScreenName)
+    ]
+
+
+def mutants() -> list[Mutant]:
+    steps = [Mutant(f"step: {name}", file, old, new) for name, file, old, new in STEPS]
+    return [*steps, *screen_mutants(), *rule_mutants()]
+
+
+def caught_by(tree: Path, stages: tuple[tuple[str, ...], ...] = STAGES) -> str:
+    """The first failing test of the tree, or nothing. A suite that hangs counts as failed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HYPOTHESIS_PROFILE": "ci"}
+    for stage in stages:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *stage]
+        try:
+            done = subprocess.run(
+                command, cwd=tree, env=environment, capture_output=True, text=True, timeout=_SECONDS_MAX, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"{' '.join(stage)} did not end within {_SECONDS_MAX} s"
+        if done.returncode != 0:
+            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return failed[0][:200] if failed else f"{' '.join(stage)}: exit {done.returncode}"
+    return ""
+
+
+def copy_of_checkout(folder: Path) -> Path:
+    tree = folder / "tree"
+    shutil.copytree(ROOT, tree, ignore=_NOT_COPIED, symlinks=True)
+    where = subprocess.run(
+        [sys.executable, "-c", "import policies; print(policies.__file__)"],
+        cwd=tree, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    if not Path(where).is_relative_to(tree):
+        raise RuntimeError(f"the copy would test {where}, not itself")
+    return tree
+
+
+def run(wanted: list[Mutant], jobs: int) -> list[dict[str, Any]]:
+    """One row per mutant: {mutant, caught_by, seconds}. Raises RuntimeError: the suite fails without any mutant."""
+    with tempfile.TemporaryDirectory(prefix="fedsilo-controls-") as folder:
+        trees: queue.Queue[Path] = queue.Queue()
+        for number in range(jobs):
+            trees.put(copy_of_checkout(Path(folder) / str(number)))
+
+        def one(mutant: Mutant) -> dict[str, Any]:
+            tree = trees.get()
+            begun = time.monotonic()
+            original = mutant.apply(tree)
+            try:
+                caught = caught_by(tree)
+            finally:
+                (tree / mutant.file).write_text(original)
+                trees.put(tree)
+            seconds = round(time.monotonic() - begun, 1)
+            sys.stderr.write(f"{mutant.name}: {caught or 'SURVIVED'} ({seconds} s)\n")
+            return {"mutant": mutant.name, "caught_by": caught, "seconds": seconds}
+
+        tree = trees.get()
+        if failing := caught_by(tree):
+            raise RuntimeError(f"the suite fails without a mutant: {failing}")
+        trees.put(tree)
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(one, wanted))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="accepted for symmetry; the output is always JSON")
+    parser.add_argument("--only", nargs="+", default=[], help="mutants whose name holds one of these words")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--list", action="store_true", help="name the mutants and stop")
+    options = parser.parse_args()
+    wanted = [one for one in mutants() if not options.only or any(word in one.name for word in options.only)]
+    if options.list:
+        sys.stdout.write("\n".join(one.name for one in wanted) + "\n")
+        return 0
+    begun = time.monotonic()
+    rows = run(wanted, options.jobs)
+    survivors = [row["mutant"] for row in rows if not row["caught_by"]]
+    score = 1 - len(survivors) / len(rows) if rows else 0.0
+    report = {
+        "name": "controls",
+        "figures": {
+            "mutants": len(rows),
+            "mutation_score": round(score, 4),
+            "survivors": survivors,
+            "rows": rows,
+        },
+        "conditions": {
+            "stages": [" ".join(stage) for stage in STAGES],
+            "cores": os.cpu_count(),
+            "jobs": options.jobs,
+            "seconds": round(time.monotonic() - begun),
+        },
+    }
+    sys.stdout.write(json.dumps(report) + "\n")
+    return 0 if score >= SCORE_MIN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""What the border costs: `python -m benchmarks.gate --json`.
+
+    gate_seconds                   offer of a 69.6 MB set of factors (392 float32 arrays) to the real gate: measure,
+                                   rules, clip, rebuild, hash, rules again, record on disk; until it may be sent
+    gate_extra_payloads            memory beyond the offered arrays while that happens, in payloads
+    audit_append_median_seconds    one record, flushed to disk
+    audit_verify_million_seconds   a log of 10^6 records, by the verifier that an auditor runs
+    screen_seconds                 256 answers of 500 tokens through every text screen, index of 100,000 records
+
+Beside them, what this machine can do at best: SHA-256 and a copy of as many bytes. The gate hashes once what it lets
+out, and once more what was offered where clipping changed it. Real gate, ledger, audit log and policy; only the
+network is a channel in memory, which `offer` never reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.audit_log import append_median_seconds, verify_million_seconds
+from benchmarks.screens import screen_seconds
+from policies.schema import LoraSchema
+from tests.policies import setting
+from tests.simulated.guarded import Bench
+
+ARRAYS = 392
+ELEMENTS = 69_600_000 // 4
+REPEATS = 5
+GATE_SECONDS_MAX = 0.25
+EXTRA_PAYLOADS_MAX = 1.5
+APPEND_SECONDS_MAX = 0.001
+VERIFY_SECONDS_MAX = 60.0
+SCREEN_SECONDS_MAX = 0.5
+
+
+def schema() -> LoraSchema:
+    """196 matrices, each adapted by A of shape [16, n] and B of shape [n, 16]."""
+    side = ELEMENTS // ARRAYS // 16
+    tensors = []
+    for number in range(ARRAYS // 2):
+        name = f"model.layers.{number // 7}.self_attn.matrix_{number % 7}_proj"
+        tensors += [(f"{name}.lora_A", (16, side)), (f"{name}.lora_B", (side, 16))]
+    return LoraSchema(setting.HASH["base"], 16, 32.0, "float32", "all-linear", tuple(sorted(tensors)))
+
+
+def bench(folder: Path, pinned: LoraSchema, clip_l2: float) -> Bench:
+    text = setting.policy_text(schema=pinned)
+    policy = setting.policy_of(text)
+    block = policy.file.egress.lora_factors
+    assert block is not None
+    limits = {"clip_l2": clip_l2, "max_l2": 1.1 * clip_l2, "max_tensor_l2": 1.1 * clip_l2, "max_total_l2": 1e9}
+    limits |= {"per_round": 1_000_000}
+    for name, value in limits.items():
+        text = text.replace(f"    {name}: {getattr(block, name)}", f"    {name}: {value!r}", 1)
+    for name in ("round_bytes", "day_bytes"):
+        text = text.replace(f"{name}: {getattr(policy.file.budgets, name)}", f"{name}: 1000000000000", 1)
+    return Bench(folder, setting.policy_of(text), schema=pinned)
+
+
+def gate_figures(folder: Path) -> dict[str, Any]:
+    pinned = schema()
+    generator = np.random.default_rng(0)
+    tensors = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in pinned.tensors}
+    norm = float(np.sqrt(sum(float(np.dot(values.ravel(), values.ravel())) for values in tensors.values())))
+    payload = bytearray(pinned.payload_bytes)
+    figures: dict[str, Any] = {"payload_bytes": pinned.payload_bytes}
+    parties = {
+        "within": bench(folder / "within", pinned, 2 * norm),
+        "clipped": bench(folder / "clipped", pinned, norm / 2),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in (*parties, "sha256", "copy")}
+    for turn in range(REPEATS + 1):
+        for name, party in parties.items():
+            begun = time.perf_counter()
+            offered = party.factors(tensors)
+            seconds[name].append(time.perf_counter() - begun)
+            assert type(offered).__name__ == "Allowed", offered
+            party.ledger.settle_outbox(offered.outbox_id, "sent")
+        for name, work in (("sha256", lambda: hashlib.sha256(payload).digest()), ("copy", lambda: bytes(payload))):
+            begun = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - begun)
+        if turn == 0:  # the first one touches every page and file for the first time
+            seconds = {name: [] for name in seconds}
+    for name, values in seconds.items():
+        figures[f"{name}_seconds"] = round(statistics.median(values), 4)
+    for name, party in parties.items():
+        gc.collect()
+        tracemalloc.start()
+        held = tracemalloc.get_traced_memory()[0]
+        offered = party.factors(tensors)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        figures[f"{name}_extra_payloads"] = round((peak - held) / pinned.payload_bytes, 3)
+        party.ledger.settle_outbox(offered.outbox_id, "sent")
+        party.close()
+    figures["gate_seconds"] = max(figures["within_seconds"], figures["clipped_seconds"])
+    figures["gate_extra_payloads"] = max(figures["within_extra_payloads"], figures["clipped_extra_payloads"])
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="accepted for symmetry; the output is always JSON")
+    parser.add_argument("--only", choices=["gate", "audit", "screens"], help="measure one part")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="fedsilo-gate-") as name:
+        folder = Path(name)
+        if options.only in (None, "gate"):
+            figures |= gate_figures(folder)
+        if options.only in (None, "audit"):
+            figures["audit_append_median_seconds"] = append_median_seconds(folder / "append")
+            figures["audit_verify_million_seconds"] = verify_million_seconds(folder / "million")
+        if options.only in (None, "screens"):
+            figures["screen_seconds"] = screen_seconds()
+    limits = {
+        "gate_seconds": GATE_SECONDS_MAX,
+        "gate_extra_payloads": EXTRA_PAYLOADS_MAX,
+        "audit_append_median_seconds": APPEND_SECONDS_MAX,
+        "audit_verify_million_seconds": VERIFY_SECONDS_MAX,
+        "screen_seconds": SCREEN_SECONDS_MAX,
+    }
+    kept = {name: figures[name] <= limit for name, limit in limits.items() if name in figures}
+    conditions = {"cores": os.cpu_count(), "arrays": ARRAYS, "repeats": REPEATS, "limits": limits, "kept": kept}
+    sys.stdout.write(json.dumps({"name": "gate", "figures": figures, "conditions": conditions}) + "\n")
+    return 0 if all(kept.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""`fedsilo policy fmt|propose|activate`: a policy's text in order, and the way to a looser one. Files only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, existing, guarded, plain, table
+from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, load_site
+from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
+
+if TYPE_CHECKING:
+    from policies.compare import Change
+    from policies.model import PolicyFile
+    from silo.config import SiloConfig
+    from silo.guard.ledger import PolicyInForce
+    from silo.guard.proposals import People
+
+_DIGEST_TYPED_CHARACTERS = 4
+_CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
+
+
+@guarded("policy fmt")
+def fmt(
+    file: Annotated[Path, typer.Argument(help="Policy file.")],
+    check: Annotated[bool, typer.Option("--check", help="Say whether it is formatted; exit 1 if not.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Replace the file.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Put the keys of a policy in the schema's order, each with its comments. The digest stays the same."""
+    from fedsilo.edge.files import write_durably
+    from policies.formatting import formatted
+
+    text = existing(file).read_bytes()
+    made = formatted(text, str(file))
+    changed = made != text
+    error = None
+    if check and changed:
+        error = OperationError(
+            f"{file} is not formatted", hint=f"fedsilo policy fmt {file} --write", code="UNFORMATTED"
+        )
+    elif write and changed:
+        write_durably(file, made, mode=file.stat().st_mode & 0o777)
+    shown = "" if check or write else made.decode()
+    told = f"{file}: {'formatted' if write and changed else 'as it should be'}" if not error else ""
+    data = {"file": str(file), "changed": changed, "text": shown}
+    emit("policy fmt", data, json_output=json_output, text=shown or told, error=error)
+
+
+@guarded("policy propose")
+def propose(
+    new: Annotated[Path, typer.Argument(metavar="NEW.yaml", help="The policy that shall take the site's place.")],
+    operator: OperatorOption,
+    config: ConfigOption = CONFIG_DEFAULT,
+    charter: Annotated[
+        Path | None, typer.Option("--charter", help="A changed federation charter that shall come with it.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Propose a looser policy, signed by the person who proposes it. It takes approvals by others, and a restart."""
+    from console.client import sign_as
+    from policies.compare import effective
+    from policies.load import load_policy
+    from silo.guard import proposals
+    from silo.guard.in_force import loosened
+
+    site = load_site(config)
+    last, before, people = _in_force(site)
+    text = _text(new)
+    charter_text = None if charter is None else _text(charter)
+    place = charter or site.charter
+    beside = None if place is None else load_policy(existing(place).read_bytes(), str(place))
+    policy = effective(load_policy(text.encode(), str(new)), beside)
+    changes = _changes(before, policy.file)
+    looser = loosened(changes)
+    if before is not None and not looser:
+        raise UsageError(
+            f"{new} is not looser than the policy in force {last.digest[:12]}, so nobody has to approve it",
+            hint=f"put it at {site.policy}, then: silo reload --config {config} --operator NAME",
+            code="NOT_LOOSER",
+        )
+    needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
+    signed = sign_as(
+        _operator(site, operator), proposals.PROPOSE,
+        proposals.proposal_arguments(text, charter_text, last.digest, policy.digest),
+        expires=people.now + timedelta(hours=people.hours) - _CLOCKS_DIFFER,
+    )  # fmt: skip
+    path, proposal = proposals.write_proposal(
+        site.policy.parent / proposals.PROPOSALS, text, charter_text, signed, people
+    )
+    data = {
+        "proposal": str(path), "id": proposal.id, "proposer": proposal.proposer, "before": proposal.before,
+        "after": proposal.after, "expires": _utc(proposal.expires), "needed": needed, "looser": looser,
+        "changes": [_row(change) for change in changes],
+    }  # fmt: skip
+    emit(
+        "policy propose", data, json_output=json_output,
+        text=lambda: f"{_table(changes)}\nproposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
+        f"next: {needed} of {', '.join(_others(people, proposal.proposer)) or 'nobody: no other approver'}: "
+        f"fedsilo policy activate {path} --config {config} --operator NAME",
+    )  # fmt: skip
+
+
+@guarded("policy activate")
+def activate(
+    proposal: Annotated[Path, typer.Argument(metavar="PROPOSAL", help="File that `policy propose` wrote.")],
+    operator: OperatorOption,
+    config: ConfigOption = CONFIG_DEFAULT,
+    expect_digest: Annotated[
+        str, typer.Option("--expect-digest", help="Digest of the policy that you were shown.")
+    ] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Approve a proposed policy as another person than its proposer; the last one needed puts it in place.
+
+    It comes into force at the next start of the silo, which verifies the signatures again.
+    """
+    from console.client import sign_as
+    from policies.load import load_policy
+    from silo.guard import proposals
+
+    site = load_site(config)
+    last, before, people = _in_force(site)
+    found = proposals.read_proposal(proposal, people)
+    if found.before != last.digest:
+        raise ConflictError(
+            f"{proposal} is for the policy {found.before[:12]}; in force is {last.digest[:12]}",
+            hint="propose it again",
+            code="STALE_PROPOSAL",
+        )
+    charter = None if site.charter is None else load_policy(existing(site.charter).read_bytes(), str(site.charter))
+    policy = found.policy(charter)
+    changes = _changes(before, policy.file)
+    _shown(found.after, expect_digest, changes, json_output)
+    needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
+    signed = sign_as(
+        _operator(site, operator), proposals.APPROVE, proposals.approval_arguments(found), expires=found.expires
+    )
+    given = proposals.write_approval(proposal, found, signed, people)
+    approvers, refused = proposals.approvers_of(proposal, found, people)
+    complete = len(approvers) >= needed
+    if complete:
+        proposals.put_in_place(proposal, found, site.policy, site.charter)
+    warnings = list(refused)
+    if complete and policy.charter is not None and site.charter_sha256 not in (None, policy.charter.digest):
+        warnings.append(f"set charter_sha256 in {config} to {policy.charter.digest}, or the silo does not start")
+    data = {
+        "proposal": str(proposal), "approval": str(given), "approvers": approvers, "needed": needed,
+        "in_place": complete, "after": found.after, "expires": _utc(found.expires),
+        "changes": [_row(change) for change in changes],
+    }  # fmt: skip
+    emit(
+        "policy activate", data, json_output=json_output, warnings=warnings,
+        text=f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
+        + (
+            f"\n{site.policy} is in place; it comes into force at the next start, before {_utc(found.expires)}: "
+            f"silo stop, then silo start --config {config}"
+            if complete
+            else ""
+        ),
+    )  # fmt: skip
+
+
+def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, People]:
+    """The policy last in force, what it says (None: not in this version's words), and who may sign.
+
+    Raises:
+        NotFoundError: none was ever in force here.
+    """
+    from fedsilo.edge.identity_files import load_site as load_people
+    from silo.guard import proposals
+    from silo.guard.ledger import Ledger
+    from silo.guard.startup import LEDGER
+
+    path = site.state_dir / LEDGER
+    last, latest = None, 0.0
+    if path.is_file():
+        ledger = Ledger(path, read_only=True)
+        last, latest = ledger.policy_in_force, ledger.latest_time
+        ledger.close()
+    if last is None:
+        raise NotFoundError(
+            f"no policy has been in force at {site.silo} yet", hint="the first `silo start` takes the one that is there"
+        )
+    before = last.file
+    hours = before.approvals.expiry_hours if before else proposals.HOURS_UNKNOWN
+    pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
+    now = datetime.fromtimestamp(max(time.time(), latest), UTC)
+    return last, before, proposals.People(site.silo, pem, roles, now, min(hours, proposals.HOURS_MAX))
+
+
+def _shown(digest: str, expected: str, changes: list[Change], json_output: bool) -> None:
+    """Nobody signs what was not shown. Raises UsageError: no terminal and no digest, or another digest."""
+    if expected:
+        if expected.removeprefix("sha256:") != digest:
+            raise ConflictError(f"the proposal is for {digest}", hint="read it again", code="STALE_VIEW")
+        return
+    if json_output or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "without a terminal an approval needs --expect-digest",
+            hint="the proposer's `fedsilo policy propose` printed it as `after`",
+        )
+    typer.echo(plain(f"{_table(changes)}\n\npolicy {digest}"))
+    count = _DIGEST_TYPED_CHARACTERS
+    if typer.prompt(f"type its last {count} characters").strip().lower() != digest[-count:]:
+        raise UsageError(
+            f"these are not the last {count} characters of the digest above", hint="nothing was changed; ask again"
+        )
+
+
+def _operator(site: SiloConfig, name: str) -> Any:
+    from console.client import Operator
+
+    folder = site.identity.certificate.parent
+    return Operator(site.silo, folder / f"{name}.crt", folder / f"{name}.key")
+
+
+def _others(people: People, proposer: str) -> list[str]:
+    return [person for person in people.roles.who_may("change.approve") if person != proposer]
+
+
+def _changes(before: PolicyFile | None, after: PolicyFile) -> list[Change]:
+    from policies.compare import compare
+
+    return compare(before, after) if before is not None else []
+
+
+def _row(change: Change) -> dict[str, Any]:
+    return {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
+
+
+def _table(changes: list[Change]) -> str:
+    if not changes:
+        return "the policy in force cannot be read by this version: every field may be another"
+    rows = [(change.name, str(change.before), str(change.after), change.direction) for change in changes]
+    return table(("field", "before", "after", ""), rows)
+
+
+def _text(path: Path) -> str:
+    try:
+        return existing(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
+def _utc(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,162 @@
+"""A coordinator that is honest but for what it is told to try: `fedsilo demo --attack NAME` and the X9 tests use it.
+
+    python -m fedsilo.launch.hostile_coordinator --config coordinator.yaml --attack NAME ... --target SILO --report FILE
+
+It is the real coordinator, with its real keys and its real rounds; only what seals its replies is another one, which
+changes a reply before it is signed, or its envelope afterwards. So a silo must find everything out by itself.
+What each attempt was is written to --report for the demo to look up in the silo's audit log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import Message
+from sqlalchemy.orm import Session
+
+from coordinator.blobs import AnyPayload, BytesPayload
+from coordinator.replies import Replies, Reply
+from fedsilo.launch.hostile_deviations import DEVIATIONS, Memory, Said
+from fedsilo.treaty.wire import codec
+from policies.schema import LoraSchema
+
+
+class HostileReplies(Replies):
+    """Seals as the honest one does, but for what it is told to try, each once.
+
+    Args:
+        federation, sender, key: as of `Replies`.
+        attacks: names. Each that belongs to plans takes a run of its own.
+        targets: silos that they are tried on.
+        plan_targets: silos that get a changed plan; by default the same.
+        schema: of the adapters.
+        report: told {name, silo, kind, run, round, step, sequence} of each attempt.
+    """
+
+    def __init__(
+        self,
+        federation: str,
+        sender: str,
+        key: Ed25519PrivateKey,
+        *,
+        attacks: Sequence[str],
+        targets: Sequence[str],
+        plan_targets: Sequence[str] = (),
+        schema: LoraSchema,
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        super().__init__(federation, sender, key)
+        self._left = sorted(attacks, key=lambda name: DEVIATIONS[name].stage)
+        self._targets = (frozenset(plan_targets or targets), frozenset(targets))
+        self._of_run: dict[str, str] = {}
+        self._report = report
+        self.memory = Memory(schema)
+
+    def seal(
+        self,
+        session: Session,
+        silo: str,
+        *,
+        kind: str,
+        body: Message | None,
+        payload: AnyPayload | None,
+        run: str,
+        round_number: int,
+        step: int,
+    ) -> Reply:
+        def sealed(said: Said) -> Reply:
+            return super(HostileReplies, self).seal(
+                session, silo, kind=said.kind, body=None, payload=BytesPayload(said.payload), run=said.run,
+                round_number=said.round, step=said.step,
+            )  # fmt: skip
+
+        content = codec.encode(body) if body is not None else b""
+        if payload is not None:
+            content = bytes(payload.read_at(0, payload.size_bytes))
+        honest = Said(silo, kind, content, run, round_number, step)
+        name, said = self._changed(honest)
+        if silo in self.memory.spare and self.memory.spare[silo] is None:
+            self.memory.spare[silo] = sealed(said)
+        reply = sealed(said)
+        tamper = DEVIATIONS[name].tamper if name else None
+        if tamper is not None and not said.is_prepared:
+            reply = tamper(said, reply, self.memory, self._key)
+        if not name:
+            self.memory.note(said)
+            self.memory.delivered.setdefault(silo, reply)
+        elif not said.is_prepared:
+            self._left = [each for each in self._left if each != name]
+            envelope = reply.envelope
+            self._report(
+                {"name": name, "silo": silo, "kind": envelope.kind, "run": envelope.run,
+                 "round": said.of_round or envelope.round, "step": envelope.step, "sequence": envelope.sequence}
+            )  # fmt: skip
+        return reply
+
+    def _changed(self, said: Said) -> tuple[str, Said]:
+        """The next attack that this reply can carry, and the reply with it; no name where there is none."""
+        if said.run in self._of_run and said.kind == "run.plan" and said.silo in self._targets[0]:
+            name = self._of_run[said.run]
+            return name, DEVIATIONS[name].change(said, self.memory) or said
+        stage = min((DEVIATIONS[name].stage for name in self._left), default=0)
+        for name in self._left:
+            deviation = DEVIATIONS[name]
+            if deviation.stage != stage or said.silo not in self._targets[min(stage, 1)]:
+                continue
+            changed = deviation.change(said, self.memory)
+            if changed is not None:
+                if deviation.stage == 0:
+                    self._of_run[said.run] = name
+                return name, changed
+        return "", said
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    # gRPC reads this when it loads, and what it says of failed handshakes becomes lines of the log.
+    from coordinator.native_log import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)
+    from coordinator.config import load_config
+    from coordinator.daemon import Ready, check, run_coordinator
+    from fedsilo.launch.output import emit, guarded
+
+    parser = argparse.ArgumentParser(prog="python -m fedsilo.launch.hostile_coordinator", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="coordinator.yaml")
+    parser.add_argument("--attack", action="append", default=[], choices=DEVIATIONS, help="may be repeated")
+    parser.add_argument("--target", action="append", default=[], help="silo to try it on; may be repeated")
+    parser.add_argument("--plan-target", action="append", default=[], help="silo that gets a changed plan")
+    parser.add_argument("--report", type=Path, required=True, help="gets a JSON line for each attempt")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+
+    def report(attempt: dict[str, Any]) -> None:
+        with options.report.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(attempt) + "\n")
+
+    with guarded("coordinator start", json_output=True):
+        schema = check(load_config(options.config)).schema
+
+        def replies(federation: str, sender: str, key: Ed25519PrivateKey) -> HostileReplies:
+            return HostileReplies(
+                federation, sender, key, attacks=options.attack, targets=options.target,
+                plan_targets=options.plan_target, schema=schema, report=report,
+            )  # fmt: skip
+
+        def ready(where: Ready) -> None:
+            data = {"address": where.address, "control_socket": where.control_socket}
+            emit("coordinator start", data, json_output=True, text="")
+
+        run_coordinator(options.config, ready=ready, replies=replies)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The block `text_screens` of a policy file (threat model 4): how each text screen is set. Names only, no screen.
+
+A block that is present says how its screen is set; a message kind's key `screens` says that it runs. So a block can
+only tighten: of two files, the meet has every block that either has, with the tighter settings of both. A kind that
+names a screen without a block is denied. The screens are in policies/screens, with what each does not stop.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from policies import lattice
+from policies.fields import Closed, Integer, Limit, Text, plain_integer, plain_number
+
+ScreenName = Literal["pii_basic", "overlap", "canary", "charset"]
+PatternName = Literal[
+    "email", "phone", "ssn_us", "nhs_number", "iban", "mrn_like", "date_of_birth", "street_address"
+]  # fmt: skip
+Decoder = Literal["base64", "hex", "reversed", "rot13"]
+Alphabet = Literal[
+    "latin", "greek", "cyrillic", "arabic", "hebrew", "devanagari", "thai", "han", "hiragana", "katakana", "hangul",
+    "digits", "punctuation", "math", "symbols",
+]  # fmt: skip
+
+GRAM_WORDS_MIN, GRAM_WORDS_MAX = 3, 64
+FALSE_POSITIVE_RATE_MAX = 0.01
+EDITS_MAX = 4
+
+
+class PiiBasic(Closed):
+    patterns: Annotated[tuple[PatternName, ...], Field(min_length=1), lattice.UNION]
+
+
+class Overlap(Closed):
+    """Passages of `n` words in a row that the private corpus has too.
+
+    n: where n words in a row match, so do any fewer of them, so a smaller n is tighter.
+    false_positive_rate: of one n-gram that is in neither corpus nor background; a finer index withholds less by
+        mistake, so what it lets through is more: the larger rate is the tighter one.
+    background_set: a public set whose own passages do not count; none subtracts nothing.
+    """
+
+    unit: Annotated[Literal["word"], lattice.SAME]
+    n: Annotated[int, BeforeValidator(plain_integer), Field(ge=GRAM_WORDS_MIN, le=GRAM_WORDS_MAX), lattice.SMALLEST]
+    max_matching_ngrams: Limit
+    background_set: Annotated[Text | None, lattice.EXEMPTION] = None
+    false_positive_rate: Annotated[
+        float, BeforeValidator(plain_number), Field(gt=0, le=FALSE_POSITIVE_RATE_MAX), lattice.LARGEST
+    ]
+
+
+class Canary(Closed):
+    """Planted strings. decode lists what is undone besides what every screen undoes (policies/screens/normalise.py)."""
+
+    max_edit_distance: Annotated[Integer, Field(le=EDITS_MAX), lattice.LARGEST]
+    decode: Annotated[tuple[Decoder, ...], lattice.UNION]
+
+
+class Charset(Closed):
+    """Allowed characters, and the longest run of characters that are neither letters nor digits."""
+
+    allow: Annotated[tuple[Alphabet, ...], lattice.INTERSECTION]
+    max_run_nonword: Limit
+
+
+class TextScreens(Closed):
+    pii_basic: Annotated[PiiBasic | None, lattice.DEMANDED] = None
+    overlap: Annotated[Overlap | None, lattice.DEMANDED] = None
+    canary: Annotated[Canary | None, lattice.DEMANDED] = None
+    charset: Annotated[Charset | None, lattice.DEMANDED] = None

@@ -1,0 +1,102 @@
+"""What text screens found in one message, as facts: which ran, how they were set, how many hits of which code.
+
+The screens themselves are in `policies/screens`; here they are asked all at once, over all texts, without an early end
+(threat T18), and whatever goes wrong in one of them is a refusal of the whole message (B5). Facts hold counts and codes
+of a closed list, never a text or the place of one in a message.
+What this does not stop: private text in words that no screen knows (N3).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from policies.message import EVALUATION_ERRORS, Facts, Screened
+from policies.model import PolicyFile, PublicDonors, PublicResponses
+from policies.model_screens import ScreenName
+from policies.screens import Material, screen_texts
+
+__all__ = ["NO_MATERIAL", "TEXT_ONLY", "Material", "Screened", "asked", "kept", "screen", "screen_facts", "settings_of"]
+
+# Screens that read the text alone: a party without private data can run them too.
+TEXT_ONLY: frozenset[ScreenName] = frozenset({"charset", "pii_basic"})
+NO_MATERIAL = Material()
+
+
+def asked(block: PublicResponses | PublicDonors | None, kind: str, direction: str) -> tuple[ScreenName, ...]:
+    """Screens that the judging party must have run. A receiver of other silos' answers has none of their data."""
+    if block is None:
+        return ()
+    receives = kind == "public.responses" and direction == "ingress"
+    return tuple(name for name in sorted(block.screens) if not receives or name in TEXT_ONLY)
+
+
+def settings_of(file: PolicyFile, name: ScreenName) -> str:
+    """SHA-256 of a screen's definition, defaults filled in; empty where the file has none.
+
+    It stands beside a screen's result in the log, so that a replay sees whether the settings are still the same.
+    """
+    definition = getattr(file.text_screens, name)
+    if definition is None:
+        return ""
+    values = definition.model_dump(mode="json", by_alias=True)
+    # A list here is a set: in another order it says the same.
+    settings = {key: sorted(value) if isinstance(value, list) else value for key, value in values.items()}
+    return sha256_hex(canonical_json(settings))
+
+
+def screen(file: PolicyFile, names: Sequence[ScreenName], texts: Sequence[str], material: Material) -> Screened:
+    """Run the named screens over every text. Never raises for what a text or the material holds: a failure denies."""
+    if not names:
+        return Screened({}, (), tuple({} for _ in texts))
+    counts: list[Counter[str]] = [Counter() for _ in texts]
+    try:
+        for hit in screen_texts(file.text_screens, names, material, texts):
+            counts[hit.text][f"{hit.screen}/{hit.code}"] += hit.count
+    except EVALUATION_ERRORS:
+        # One that fails leaves nothing known of any text: all count as not run.
+        return Screened({}, tuple(names), ())
+    return Screened({name: settings_of(file, name) for name in names}, (), tuple(dict(count) for count in counts))
+
+
+def kept(screened: Screened, positions: Iterable[int]) -> Screened:
+    """The same for the texts that are left of a message; what failed stays failed."""
+    return screened if screened.failed else replace(screened, hits=tuple(screened.hits[place] for place in positions))
+
+
+def screen_facts(screened: Screened | None, texts: int) -> Facts:
+    """Facts of a message with `texts` texts. A result for another number of texts is none: then nothing ran."""
+    if screened is None or screened.failed or len(screened.hits) != texts:
+        return {
+            "screens": {},
+            "screens_failed": list(screened.failed) if screened is not None else [],
+            "screen_hits": {},
+            "responses_hit": 0,
+        }
+    return {
+        "screens": dict(screened.ran),
+        "screens_failed": [],
+        "screen_hits": totals(screened.hits),
+        "responses_hit": sum(bool(hits) for hits in screened.hits),
+    }
+
+
+def totals(hits: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Hits by screen and code over all texts, such as {"pii_basic/email": 2}."""
+    total: Counter[str] = Counter()
+    for one in hits:
+        total.update(one)
+    return {code: total[code] for code in sorted(total)}
+
+
+def hits_in_words(facts: Mapping[str, Any]) -> str:
+    """For people: which screens ran over a message and what they found; never a text."""
+    ran = ", ".join(sorted(facts.get("screens", {})))
+    if not ran:
+        return "no text screens ran over this message"
+    found = ", ".join(f"{code} {count}" for code, count in facts.get("screen_hits", {}).items())
+    number = facts.get("responses_hit", 0)
+    return f"screens {ran}: " + (f"{number} responses with hits ({found})" if number else "no hit")

@@ -1,0 +1,140 @@
+"""The only way in: what the coordinator sends is believed with its pinned signature, a fresh sequence number, canonical
+bytes and the policy's consent, and recorded either way (threats T12, T13, T20, T21, T29).
+
+The gate hands over what its channel brought; nothing here can send. Does not stop: a coordinator that says false things
+of the right form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from fedsilo.treaty.errors import ConflictError, PeerError, WireCode
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.services import INBOUND_KINDS
+from policies.engine import OFFERED, Approval, Decision, Message
+from policies.facts_text import answers_of_step
+from policies.model import PublicDonors
+from policies.rules.ingress import donors_of_one_peer_most
+from policies.transform import drop_wrong_donors, within_share
+from silo.guard import envelopes
+from silo.guard.judge import Judge, Readings
+from silo.guard.ledger import Ledger
+from silo.guard.messages import Inbound, IngressDenied, Original, parsed
+
+
+class Entrance:
+    """Args:
+    judge: decides and records.
+    ledger: remembers the sequence numbers.
+    federation: its name.
+    coordinator_key: the coordinator's pinned message-signing key.
+    """
+
+    def __init__(self, judge: Judge, ledger: Ledger, *, federation: str, coordinator_key: Ed25519PublicKey) -> None:
+        self._judge = judge
+        self._ledger = ledger
+        self._federation = federation
+        self._coordinator_key = coordinator_key
+
+    def let_in(self, envelope: pb.Envelope, payload: bytes) -> Inbound:
+        """Believe a message of the coordinator, or not; recorded either way.
+
+        Raises:
+            PeerError: wrong sender, federation, digest, signature or sequence, not canonical, or denied by policy.
+        """
+        judge = self._judge
+        try:
+            envelopes.check(
+                envelope, payload, federation=self._federation, coordinator_id=judge.site.coordinator_id,
+                key=self._coordinator_key,
+            )  # fmt: skip
+            body, tensors = parsed(envelope.kind, payload, INBOUND_KINDS)
+            with judge.halting():
+                self._ledger.accept_sequence("", envelope.sequence)
+        except ConflictError as error:
+            self._record_refused(envelope, payload, WireCode.SEQUENCE_REPLAYED)
+            raise PeerError(WireCode.SEQUENCE_REPLAYED, error.message) from error
+        except PeerError as error:
+            self._record_refused(envelope, payload, error.wire_code)
+            raise
+        message = Message(
+            "ingress", envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sender, len(payload), body,
+            tensors,
+        )  # fmt: skip
+        original = readings = None
+        block = judge.policy.file.ingress.public_donors
+        if isinstance(body, pb.PublicDonors) and block is not None:
+            message, original, readings = self._without_bad_donors(message, body, block, payload)
+        facts, decision = judge.judge(message, readings=readings)
+        digests = judge.digests(envelope.kind, payload)
+        judge.record_decision(facts, decision, digests, sequence=envelope.sequence, original=original)
+        if decision.verdict == "deny":
+            raise IngressDenied(envelope, decision)
+        return Inbound(
+            envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sequence, message.body, payload,
+            sha256_hex(payload), facts, decision if decision.verdict == "hold" else None,
+        )  # fmt: skip
+
+    def _without_bad_donors(
+        self, message: Message, body: pb.PublicDonors, block: PublicDonors, payload: bytes
+    ) -> tuple[Message, Original, Readings]:
+        """Donors that are wrong by this site's own grading, that a screen finds something in, or that are more than one
+        peer's share, are dropped and counted by the silo they are from (T21)."""
+        judge = self._judge
+        readings = judge.screened(message, judge.graded(message))
+        facts, _ = judge.judge(message, stage=OFFERED, readings=readings)
+        verdicts, _ = readings.graded or ((), ())
+        hits = [bool(found) for found in readings.screened.hits] if readings.screened else []
+        # A screen that failed has no hits to go by: nothing is dropped for it, and the whole message is denied.
+        clean = [not hit for hit in hits] if len(hits) == len(verdicts) else [True] * len(verdicts)
+        # A method that trains on the whole pool wants the wrong ones too, where the policy says so.
+        good = [(right or not block.verify_locally) and fine for right, fine in zip(verdicts, clean, strict=True)]
+        most = donors_of_one_peer_most(block, answers_of_step(body, judge.view.plan))
+        keep = within_share(body, good, most)
+        kept, dropped = drop_wrong_donors(body, keep)
+        record = {"donors_dropped": dropped, "donors_hit": sum(hits), "donors_over_share": sum(good) - sum(keep)}
+        original = Original(len(payload), sha256_hex(payload), facts, record)
+        places = [place for place, each in enumerate(keep) if each]
+        return replace(message, body=self._places_as_offered(message, kept)), original, readings.of(places)
+
+    def _places_as_offered(self, message: Message, body: pb.PublicDonors) -> pb.PublicDonors:
+        """Own answers are named by their place in what was sent; where some were withheld, the trainer counts more."""
+        sent, places = self._judge.places_sent
+        if (message.run, message.round, message.step) != sent:
+            return body
+        moved = pb.PublicDonors()
+        for prompt in body.prompts:
+            target, own = moved.prompts.add(prompt_index=prompt.prompt_index), places.get(prompt.prompt_index, [])
+            for donor in prompt.donors:
+                if not donor.HasField("response") and donor.position >= len(own):
+                    continue  # names an answer that was never sent
+                target.donors.add().CopyFrom(donor)
+                if not donor.HasField("response"):
+                    target.donors[-1].position = own[donor.position]
+        return moved
+
+    def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...]) -> Decision:
+        """Judge a held inbound message (a plan) again, with the approvals given since."""
+        judge = self._judge
+        body, tensors = parsed(held.kind, held.payload, INBOUND_KINDS)
+        message = Message(
+            "ingress", held.kind, held.run, held.round, held.step, judge.site.coordinator_id, len(held.payload), body,
+            tensors,
+        )  # fmt: skip
+        facts, decision = judge.judge(message, approvals=approvals)
+        judged_by, people = judge.book.view(facts, approvals).to_json(), [approval.person for approval in approvals]
+        digests = judge.digests(held.kind, held.payload, held.digest)
+        judge.record_decision(facts, decision, digests, approvals=people, history=judged_by)
+        return decision
+
+    def _record_refused(self, envelope: pb.Envelope, payload: bytes, code: WireCode) -> None:
+        """An answer that was not believed far enough to be measured."""
+        kind = envelope.kind if envelope.kind in INBOUND_KINDS else "unknown"
+        self._judge.record(
+            "ingress.decision", kind=kind, decision="deny", reasons=[code.value], direction="ingress",
+            peer=self._judge.site.coordinator_id, payload=self._judge.digests("", payload),
+        )  # fmt: skip

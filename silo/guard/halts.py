@@ -1,0 +1,92 @@
+"""A kind that its screens halted, and the persons who let it leave again (threat T18, threat model 6).
+
+More hits on one UTC day than `max_hits_per_day` halt the kind: whoever may choose what is asked could otherwise learn
+from what is withheld. The halt outlives the day and every restart. It ends when as many approvers as the policy's
+`approvals.release_after_halt` says have signed a command over exactly this halt.
+Does not stop: approvers who release without looking at what was found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from certs.commands import VerifiedCommand
+from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from silo.guard.gate import Gate
+from silo.guard.ledger import Approval, Ledger
+
+ROLE = "approver"
+
+
+class Halts:
+    """Args:
+    gate: knows what is halted, and records.
+    ledger: keeps who has signed so far.
+    """
+
+    def __init__(self, gate: Gate, ledger: Ledger) -> None:
+        self._gate = gate
+        self._ledger = ledger
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each kind that is halted: since when, what a release is signed over, and who has signed."""
+        return [
+            {
+                "kind": kind,
+                "since": since,
+                "digest": self._digest(kind, since),
+                "policy_digest": self._gate.policy.digest,
+                "needed": self._gate.policy.file.approvals.release_after_halt,
+                "given": self._given(kind, since),
+            }
+            for kind, since in sorted(self._gate.screen_halts.items())
+        ]
+
+    def release(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Count one approver's yes; the last one needed ends the halt.
+
+        Args:
+            command: arguments {kind, digest}, as the person was shown them.
+
+        Raises:
+            NotFoundError: the kind is not halted.
+            NotAllowedError: the person is no approver.
+            ConflictError: it is another halt or another policy than the person was shown, or a second yes.
+        """
+        kind, digest = str(command.arguments.get("kind", "")), str(command.arguments.get("digest", ""))
+        since = self._gate.screen_halts.get(kind)
+        if since is None:
+            raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
+        if ROLE not in command.roles:
+            raise NotAllowedError(f"{command.person} may not release a halted kind: that takes an {ROLE}")
+        if digest.removeprefix("sha256:") != self._digest(kind, since):
+            raise ConflictError(
+                f"the halt of {kind}, or the policy, is not what was shown", hint="read it again", code="STALE_VIEW"
+            )
+        digest = self._digest(kind, since)
+        self._ledger.approve(
+            Approval(
+                _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "", self._gate.now()
+            )
+        )
+        given, needed = self._given(kind, since), self._gate.policy.file.approvals.release_after_halt
+        self._gate.record(
+            "approval.grant", kind=kind, reasons=["SCREEN_HALT"],
+            detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
+            policy={"effective": self._gate.policy.digest},
+        )  # fmt: skip
+        if len(given) >= needed:
+            self._gate.release_halt(kind, given)
+        return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed}
+
+    def _given(self, kind: str, since: float) -> list[str]:
+        """Who has signed over this halt under the policy in force; what was signed under another one is void."""
+        return [approval.person for approval in self._ledger.approvals(_name(self._digest(kind, since)))]
+
+    def _digest(self, kind: str, since: float) -> str:
+        return sha256_hex(canonical_json(["fedsilo halt", kind, since, self._gate.policy.digest]))
+
+
+def _name(digest: str) -> str:
+    return f"halt/{digest}"

@@ -1,0 +1,268 @@
+"""What a decision at this site rests on: the policy, where the run stands, the counts so far, and the log it goes into.
+
+`Judge` measures and decides, counts what was allowed, and writes decisions down. It holds no channel and no key of
+the federation, so it can send nothing: the gate does, after it has asked here (threat model B5, P2). A disk that cannot
+record halts both directions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.edge.audit_log import AuditLog, LogFullError
+from fedsilo.treaty.errors import FedSiloError, OperationError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import TENSOR_KINDS
+from policies import screening
+from policies.engine import FINAL, Approval, Decision, Facts, HistoryBook, Message, decide, measure
+from policies.load import Policy
+from policies.model import PublicDonors, PublicResponses
+from policies.model_screens import ScreenName
+from policies.screening import Screened
+from silo.guard.context import RunView, SiteView, context_of
+from silo.guard.ledger import Ledger
+from silo.guard.messages import Original
+from silo.guard.public import answers_of, donated_answers_of
+from silo.guard.records import decision_fields, payload_digests
+from silo.guard.screens import Screens
+
+# Nothing may leave that cannot be written down, or kept as the policy says.
+_HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", "ARCHIVE_UNWRITABLE"})
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What this site found out about the texts of a message: one entry for each text, in message order.
+
+    Attributes:
+        graded: own verdicts, own token counts; None for a message without answers.
+        screened: what the screens found; None where the policy asks for none.
+    """
+
+    graded: tuple[tuple[bool, ...], tuple[int, ...]] | None = None
+    screened: Screened | None = None
+
+    def of(self, places: Sequence[int]) -> Readings:
+        """Those of the texts that are left of the message."""
+        graded = self.graded
+        if graded is not None:
+            graded = (tuple(graded[0][place] for place in places), tuple(graded[1][place] for place in places))
+        return Readings(graded, None if self.screened is None else screening.kept(self.screened, places))
+
+
+class Judge:
+    """Args:
+    policy: what may leave and what is let in.
+    ledger: counters and history that survive a kill.
+    audit: our log; durable at return of `append`.
+    site: what does not change: names, schema, public set.
+    site_key: keys the digests of short payloads in the log (T40).
+    clock: UTC seconds.
+    screens: read texts as the policy says; without their material they deny.
+
+    Attributes:
+        view: where the run stands.
+        halted: why nothing is recorded or sent any more; empty while all is well.
+        halt_code: the same as a code.
+        book: counts of what was allowed.
+        places_sent: where the responses of the last message with withheld ones stood when they were offered:
+            (run, round, step) and, by row of the public set, their places. The trainer numbers its answers by these.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        ledger: Ledger,
+        audit: AuditLog,
+        site: SiteView,
+        site_key: bytes,
+        clock: Callable[[], float],
+        screens: Screens,
+    ) -> None:
+        self.policy = policy
+        self.site = site
+        self.view = RunView()
+        self.halted = self.halt_code = ""
+        book = ledger.book
+        self.book = HistoryBook.from_json(book) if book else HistoryBook()
+        self._ledger = ledger
+        self._audit = audit
+        self._site_key = site_key
+        self._clock = clock
+        self._screens = screens
+        self.places_sent: tuple[tuple[str, int, int], dict[int, list[int]]] = (("", 0, 0), {})
+
+    def now(self) -> float:
+        """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
+        return max(self._ledger.now(self._clock()), self._audit.latest_time)
+
+    # ---- judging -----------------------------------------------------------------------------------
+
+    def judge(
+        self,
+        message: Message,
+        *,
+        stage: str = FINAL,
+        approvals: tuple[Approval, ...] = (),
+        readings: Readings | None = None,
+    ) -> tuple[Facts, Decision]:
+        """Every rule on one message.
+
+        Args:
+            message: parsed from the very bytes that go out, or came in.
+            stage: offered (before the transforms) or final.
+            approvals: persons whose signature over this payload's digest has been verified.
+            readings: of its texts, where they were read before; else they are graded and screened here.
+        """
+        if readings is None:
+            readings = self.screened(message, self.graded(message))
+        sender = self.site.spiffe_id if message.direction == "egress" else self.site.coordinator_id
+        context = context_of(
+            self.site, self.view, message, now_seconds=self.now(), expected_sender=sender, graded=readings.graded,
+            screened=readings.screened,
+        )  # fmt: skip
+        facts = measure(message, context, stage=stage)
+        return facts, decide(facts, self.policy, self.book.view(facts, approvals))
+
+    def graded(self, message: Message) -> Readings:
+        """This site's own verdicts and token counts of a message's answers; nothing for a message without any."""
+        answers = _answers_of(message.body)
+        return Readings(None if answers is None else self.site.public.judge(answers))
+
+    def screens_asked(self, message: Message) -> tuple[ScreenName, ...]:
+        """The screens that the policy wants run over this message's texts."""
+        block: PublicResponses | PublicDonors | None = None
+        if isinstance(message.body, pb.PublicResponses):
+            block = self.policy.file.egress.public_responses
+        elif isinstance(message.body, pb.PublicDonors):
+            block = self.policy.file.ingress.public_donors
+        return screening.asked(block, message.kind, message.direction)
+
+    def screened(self, message: Message, readings: Readings) -> Readings:
+        """The same with what the screens find: one run of all of them over all texts, hit or no hit (T18)."""
+        names, answers = self.screens_asked(message), _answers_of(message.body)
+        if answers is None or not names:
+            return readings
+        return replace(readings, screened=self._screens.screen(self.policy, names, [text for _, text in answers]))
+
+    # ---- counting ----------------------------------------------------------------------------------
+
+    def count_hits(self, message: Message, screened: Screened) -> None:
+        """Count what the screens found before anything is decided on it, so that no refusal and no crash hides it.
+
+        Beyond the policy's hits a day the kind is halted until persons release it (T18). The ledger is written with
+        and without a hit.
+        """
+        block = self.policy.file.egress.public_responses
+        hits = sum(bool(found) for found in screened.hits)
+        limit = block.max_hits_per_day if block is not None and block.max_hits_per_day is not None else 0
+        halts = self.book.count_hits(message.kind, self.now(), hits, limit)
+        self._keep_book()
+        place = {"kind": message.kind, "run": message.run, "round": message.round, "step": message.step}
+        if hits:
+            found = screening.totals(screened.hits)
+            self.record("screen.hit", **place, direction=message.direction, detail={"responses": hits, "hits": found})
+        if halts:
+            self.record("halt", **place, reasons=["SCREEN_HALT"], detail={"limit": limit})
+
+    def release_halt(self, kind: str, persons: list[str]) -> None:
+        """The kind may leave again: recorded first, so that no release is without the names behind it."""
+        self.record(
+            "release", kind=kind, reasons=["SCREEN_HALT"], detail={"persons": persons},
+            policy={"effective": self.policy.digest},
+        )  # fmt: skip
+        self.book.release_halt(kind, self.now())
+        self._keep_book()
+
+    def count(self, facts: Facts, run: str) -> int:
+        """Count an allowed message against every limit, durably before a byte of it leaves (L3); its sequence."""
+        with self.halting():
+            self.book.record(facts)
+            return self._ledger.allow(self.book.to_json(), run)
+
+    def forget_runs(self, runs: Iterable[str]) -> None:
+        """Drop the counts of runs that are over. Their names stay spent in the ledger, so none can begin again."""
+        before = len(self.book.counts)
+        for run in runs:
+            if run:
+                self.book.forget_run(run)
+        if len(self.book.counts) != before:
+            self._keep_book()
+
+    def _keep_book(self) -> None:
+        with self.halting():
+            self._ledger.keep_book(self.book.to_json())
+
+    # ---- recording ---------------------------------------------------------------------------------
+
+    def record_decision(
+        self,
+        facts: Facts,
+        decision: Decision,
+        digests: Mapping[str, Any],
+        *,
+        original: Original | None = None,
+        sequence: int | None = None,
+        approvals: list[str] | None = None,
+        history: dict[str, Any] | None = None,
+        archived: bool = False,
+    ) -> int:
+        """Write a decision into the log, with everything it replays from: `history` are the counts it was judged by,
+        `archived` says that the payload is kept at the site."""
+        fields = decision_fields(
+            facts, decision, self.policy, peer=self.site.coordinator_id,
+            payload_digests=digests,
+            history=history or self.book.view(facts).to_json(), schema_sha256=self.site.schema.digest,
+        )  # fmt: skip
+        if original is not None:
+            fields["payload"] |= {"bytes_before": original.payload_bytes}
+            if facts["kind"] in TENSOR_KINDS:
+                fields["payload"] |= {"sha256_before": original.digest}
+            fields["facts"] |= {"offered": original.facts, "transform": original.transform}
+        if archived:
+            fields["payload"] |= {"archived": True}
+        if approvals:
+            fields["link"] = {"approvals": approvals}
+        event = "egress.decision" if facts["direction"] == "egress" else "ingress.decision"
+        return self.record(event, sequence=sequence, **fields)
+
+    def record(self, event: str, **fields: Any) -> int:
+        """Append to the audit log; a full disk halts the gate.
+
+        Raises:
+            LogFullError, OperationError: not recorded.
+        """
+        with self.halting():
+            return self._audit.append(event, **fields)
+
+    def digests(self, kind: str, payload: bytes, digest: str = "") -> dict[str, Any]:
+        """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40).
+
+        digest: its SHA-256, where it is known already.
+        """
+        return payload_digests(kind, payload, self._site_key, digest)
+
+    @contextlib.contextmanager
+    def halting(self) -> Iterator[None]:
+        """Turns a disk that cannot record into a gate that does not send."""
+        if self.halted:
+            raise OperationError(f"nothing is recorded or sent: {self.halted}", code="HALTED")
+        try:
+            yield
+        except FedSiloError as error:
+            if isinstance(error, LogFullError) or error.code in _HALTING:
+                self.halted, self.halt_code = error.message, error.code
+            raise
+
+
+def _answers_of(body: ProtobufMessage) -> list[tuple[int, str]] | None:
+    """(prompt index, text) of every answer in a message; None for a message of another kind."""
+    if isinstance(body, pb.PublicResponses):
+        return answers_of(body)
+    return donated_answers_of(body) if isinstance(body, pb.PublicDonors) else None

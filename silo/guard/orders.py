@@ -1,0 +1,121 @@
+"""What persons may order a running guard to do: commands of the control socket, and the lists they read first.
+
+Each command was verified by the desk (certificate, signature, expiry, role) and runs on the loop's thread, between two
+exchanges, so that an order never finds a message half judged.
+Does not stop: a person whose role allows the order. The log names who gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from certs.commands import VerifiedCommand
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError
+from silo.guard.gate import Gate
+from silo.guard.halts import Halts
+from silo.guard.in_force import reload
+from silo.guard.ledger import Ledger
+from silo.guard.panel import Panel
+from silo.guard.releases import Releases
+from silo.guard.runs import RunKeeper
+from silo.guard.startup import Site, require_rung
+from silo.guard.supervisor import TrainerHandle
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Attributes:
+    on_loop: runs work on the loop's thread and waits for it.
+    stop: asks the loop to end.
+    fail: ends the loop with a cause.
+    """
+
+    site: Site
+    gate: Gate
+    ledger: Ledger
+    audit: AuditLog
+    releases: Releases
+    halts: Halts
+    keeper: RunKeeper
+    panel: Panel
+    trainer: TrainerHandle
+    on_loop: Callable[[Callable[[], Any]], Any]
+    stop: Callable[[], None]
+    fail: Callable[[FedSiloError], None]
+
+    def register(self, desk: ControlDesk) -> None:
+        """Queries and commands of the control socket."""
+        desk.register_query("approvals", self.panel.approvals)
+        desk.register_query("approval", self.panel.approval)
+        desk.register_query("halts", lambda arguments: {"halts": self.halts.rows()})
+        desk.register_query("outbox", self.panel.outbox)
+        desk.register_query("ledger", lambda arguments: self.panel.ledger_view())
+        for name, action, work in (
+            ("approvals.approve", "release.approve", self.approve),
+            ("approvals.reject", "release.reject", self.reject),
+            ("approvals.release", "halt.release", self.release_halt),
+            ("pause", "silo.pause", lambda command: self.pause(True)),
+            ("resume", "silo.resume", lambda command: self.pause(False)),
+            ("stop", "silo.stop", self.stop_by),
+            ("policy.reload", "change.propose", self.reload),
+        ):
+            desk.register_command(name, action, self._on_loop_with(work))
+
+    def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
+        return lambda command: self.on_loop(lambda: work(command))
+
+    def approve(self, command: VerifiedCommand) -> dict[str, Any]:
+        release, settled = self.releases.approve(command)
+        if settled is not None:
+            self.keeper.settle(settled)
+        given = [item.person for item in self.ledger.approvals(release.id) if item.verdict == "approve"]
+        state = settled.outcome if settled else "held"
+        return {
+            "release": release.id, "state": "sent" if state == "allowed" else state, "given": given,
+            "needed": release.persons, "audit_size": self.audit.size,
+        }  # fmt: skip
+
+    def reject(self, command: VerifiedCommand) -> dict[str, Any]:
+        settled = self.releases.reject(command)
+        self.keeper.settle(settled)
+        return {"release": settled.release.id, "state": "rejected", "audit_size": self.audit.size}
+
+    def release_halt(self, command: VerifiedCommand) -> dict[str, Any]:
+        answer = self.halts.release(command)
+        self.panel.publish("halt.signed", {"kind": answer["kind"], "released": answer["released"]})
+        return {**answer, "audit_size": self.audit.size}
+
+    def pause(self, paused: bool) -> dict[str, Any]:
+        if self.keeper.run is None:
+            raise NotFoundError("there is no run to pause or resume")
+        self.keeper.run.paused = paused
+        self.panel.publish("paused" if paused else "resumed", {})
+        if not paused:
+            self.keeper.run.advance()
+        return {"paused": paused}
+
+    def reload(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Policy and charter from their files, if nothing in them is looser (T34); what is held is judged again."""
+        policy, step = reload(self.site, self.gate.policy, self.ledger, self.gate.record, command)
+        self.gate.adopt(policy)
+        for settled in self.releases.judge_again():
+            self.keeper.settle(settled)
+        ends = ""
+        try:
+            require_rung(self.trainer.rung, policy)
+        except NotAllowedError as error:
+            ends = error.message
+            self.fail(error)  # in force all the same: what runs here may not go on under it
+        told = {"policy": policy.digest, "change": step.how, "fields": [change.name for change in step.changes]}
+        self.panel.publish("policy.loaded", told)
+        # At once, not after the next exchange: nobody who asks now may be shown the former policy.
+        self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
+        return {**told, "audit_size": self.audit.size, "ends": ends}
+
+    def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:
+        self.stop()
+        return {"stopping": True, "by": command.person}

@@ -1,0 +1,214 @@
+"""The guard's text screens: what they need of this site's own files, and one run over all texts of a message.
+
+The overlap index of the private records is built by the trainer with a key that the guard hands it (design 8.10). The
+guard never opens the records, only that one file, and as an untrusted one: a plain file of bounded size in the scratch
+folder, parsed strictly, with the key that its grams are hashed by. Canaries are a file of the site that only the guard
+reads. A screen whose material is missing denies the message (SCREEN_FAILED); `troubles` says why beforehand.
+Does not stop: a trainer that builds its index of other records than it trains on (N1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsilo.edge.files import read_private
+from fedsilo.treaty.audit.record import shortened
+from fedsilo.treaty.errors import FedSiloError, UsageError
+from policies import screening
+from policies.load import Policy
+from policies.model import PolicyFile
+from policies.model_screens import ScreenName
+from policies.screening import Material, Screened
+from policies.screens.overlap import OverlapIndex
+from silo.config import SiloConfig
+
+INDEX_BYTES_MAX = 1 << 28  # 256 MiB: a hundred times what 100 k records take
+CANARIES_MAX = 10_000
+CANARY_CHARACTERS_MIN = 8  # with two edits allowed, a shorter one is found in any text
+CANARY_CHARACTERS_MAX = 1024
+_INDEX_NAME = re.compile(r"overlap-[0-9a-f]{64}\.index")
+_WORDS_OF_ABSENCE = {
+    "overlap": "the trainer has made no overlap index",
+    "canary": "data.canaries names no file in this site's configuration",
+}
+
+
+def index_key(site_secret: bytes) -> bytes:
+    """The key that grams of private records are hashed by. It tells nothing of the site secret."""
+    return hmac.new(site_secret, b"fedsilo overlap index", hashlib.sha256).digest()
+
+
+class Screens:
+    """Args:
+    canaries: texts that must never leave; read by `read_canaries`.
+    key: of the overlap index, from `index_key`.
+    public_sha256: of this site's public file.
+
+    Attributes:
+        trouble_of_index: why there is no overlap index, while there is none.
+        runs: how often the screens were run over a message's texts. It is the same with and without a hit (T18).
+    """
+
+    def __init__(self, *, canaries: Sequence[str] = (), key: bytes = b"", public_sha256: str = "") -> None:
+        self._canaries = tuple(canaries)
+        self._key = key
+        self._public_sha256 = public_sha256
+        self._index: OverlapIndex | None = None
+        self.trouble_of_index = _WORDS_OF_ABSENCE["overlap"]
+        self.runs = 0
+
+    def screen(self, policy: Policy, names: Sequence[ScreenName], texts: Sequence[str]) -> Screened:
+        """One run of the named screens over every text, hit or no hit."""
+        self.runs += 1
+        return screening.screen(policy.file, names, texts, Material(overlap=self._index, canaries=self._canaries))
+
+    def index_wanted(self, file: PolicyFile) -> dict[str, Any] | None:
+        """What the trainer is told to build, as a field of `configure`; None where no kind is screened for overlap.
+
+        Passages of the background set count as public only where that set is the public file of this site.
+        """
+        blocks = (file.egress.public_responses, file.ingress.public_donors)
+        wanted = any("overlap" in block.screens for block in blocks if block is not None)
+        settings = file.text_screens.overlap
+        if not wanted or settings is None:
+            return None
+        background = file.public_sets.get(settings.background_set or "")
+        return {
+            "key": self._key.hex(),
+            "n": settings.n,
+            "false_positive_rate": settings.false_positive_rate,
+            "background": background is not None and background.sha256 == self._public_sha256,
+        }
+
+    def take_index(self, folder: Path | None, told: object) -> None:
+        """Open the index that the trainer says it has written. Whatever is wrong with it, there is none then.
+
+        Args:
+            folder: the trainer's scratch folder, as the guard sees it; None where it cannot.
+            told: `screen_index` of the trainer's `ready`.
+        """
+        self._index, self.trouble_of_index = None, _WORDS_OF_ABSENCE["overlap"]
+        name = told.get("file") if isinstance(told, Mapping) else None
+        if folder is None:
+            self.trouble_of_index = "trainer.scratch says nowhere where the external trainer leaves its overlap index"
+            return
+        if not isinstance(name, str) or not _INDEX_NAME.fullmatch(name):
+            why = told.get("why") if isinstance(told, Mapping) else None
+            self.trouble_of_index += f": {shortened(why)}" if isinstance(why, str) else ""
+            return
+        try:
+            self._index = OverlapIndex.from_bytes(_read_untrusted(folder / name), key=self._key)
+        except FedSiloError as error:
+            self.trouble_of_index = f"the trainer's overlap index cannot be used: {error.message}"
+
+    def troubles(self, policy: Policy) -> list[str]:
+        """Why a screen that the policy names cannot run here; a line for each."""
+        return [
+            f"{policy.source}:{policy.line_of(path)}: {path[1]} is denied while its screen {name} cannot run: {why}"
+            for path, names in screens_named(policy)
+            for name, why in (("overlap", self._overlap_missing), ("canary", self._canary_missing))
+            if name in names and why
+        ]
+
+    @property
+    def _overlap_missing(self) -> str:
+        return "" if self._index is not None else self.trouble_of_index
+
+    @property
+    def _canary_missing(self) -> str:
+        return "" if self._canaries else _WORDS_OF_ABSENCE["canary"]
+
+
+def screens_named(policy: Policy) -> list[tuple[tuple[str, str, str], tuple[ScreenName, ...]]]:
+    """Each key `screens` of a policy: its place in the file and the names in it."""
+    file = policy.file
+    blocks = {
+        ("egress", "public.responses", "screens"): file.egress.public_responses,
+        ("ingress", "public.donors", "screens"): file.ingress.public_donors,
+    }
+    return [(path, block.screens) for path, block in blocks.items() if block is not None and block.screens]
+
+
+def check_screens(config: SiloConfig, policy: Policy) -> str:
+    """For `silo check`: whether the screens that the policy names can have their material here; what they will have.
+
+    Raises:
+        UsageError: one cannot, with the policy's line; until it can, its kind is denied.
+        NotFoundError, NotAllowedError: the file of canaries.
+    """
+    canaries = read_canaries(config.data.canaries) if config.data.canaries is not None else ()
+    screens = Screens(canaries=canaries)
+    if config.trainer.launch == "child" or config.trainer.scratch is not None:
+        screens.trouble_of_index = ""  # the trainer makes it when it starts
+    else:
+        screens.trouble_of_index = "trainer.scratch says nowhere where the external trainer leaves its overlap index"
+    troubles = screens.troubles(policy)
+    if troubles:
+        raise UsageError("; ".join(troubles), hint="docs/how-to/screen-answers.md", code="SCREEN_FAILED")
+    named = sorted({name for _, names in screens_named(policy) for name in names})
+    return f"{', '.join(named)}; {len(canaries)} canaries" if named else "the policy names none"
+
+
+def read_canaries(path: Path) -> tuple[str, ...]:
+    """Texts that must never leave: one a line, bare or as JSON ("text" or {"canary": "text"}); empty lines are none.
+
+    Raises:
+        NotFoundError, NotAllowedError: no such file, or others may read it: who knows a canary can write around it.
+        UsageError: a line that is none, with its number.
+    """
+    try:
+        lines = read_private(path).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from error
+    canaries = tuple(_canary(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    if not canaries:
+        raise UsageError(f"{path} holds no canary", hint="one a line; remove data.canaries where there are none")
+    if len(canaries) > CANARIES_MAX:
+        raise UsageError(f"{path} holds {len(canaries)} canaries; {CANARIES_MAX} are allowed")
+    return canaries
+
+
+def _canary(path: Path, number: int, line: str) -> str:
+    text: object = line.strip()
+    if line.lstrip()[:1] in ('"', "{"):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path}:{number}: not JSON") from error
+        text = value.get("canary") if isinstance(value, dict) else value
+    if not isinstance(text, str) or not CANARY_CHARACTERS_MIN <= len(text) <= CANARY_CHARACTERS_MAX:
+        raise UsageError(
+            f"{path}:{number}: a canary is a text of {CANARY_CHARACTERS_MIN} to {CANARY_CHARACTERS_MAX} characters",
+            hint='as it stands, or as JSON: {"canary": "..."}',
+        )
+    return text
+
+
+def _read_untrusted(path: Path) -> bytes:
+    """The trainer's own file, through one descriptor: no link, nothing but a plain file, no more than the bound.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UsageError(f"{path} is not a plain file")
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            data = stream.read(INDEX_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > INDEX_BYTES_MAX:
+        raise UsageError(f"{path} has more than {INDEX_BYTES_MAX} bytes")
+    return data

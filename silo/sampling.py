@@ -1,0 +1,138 @@
+"""Which private rows each step uses: drawn by whoever gives the tasks, so that the guard knows what a round was trained
+on without asking the trainer (threat T7).
+
+The trainer says how many prompts it can use and gets row numbers in return. The order is keyed by the site secret
+(design 8.4), so a coordinator that knows the run seed cannot tell which rows a step used.
+What this does not stop: a trainer that lies about its data (N1). It may say that it has more prompts than there are, or
+hold the same text under every number, or train on other rows than it was given. And a record is a row here: several
+rows of one patient count as several.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedsilo.edge.files import make_private_directory, write_durably
+from fedsilo.treaty.method import ExportDelta, LoadAdapter, PrivateStep, PublicStep, TrainerTask
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.randomness import generator, private_seed_of
+
+PROMPTS_MAX = 1 << 31  # a trainer that says more is confused: a pass over them would not fit into memory
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the update of one round was made of.
+
+    Attributes:
+        records: distinct private rows that its steps were given.
+        epochs: how often the row that was given most often was given. Each time it takes part in
+            `optimiser.epochs` passes of the plan.
+        steps: private and public steps.
+    """
+
+    records: int
+    epochs: int
+    steps: int
+
+    def to_json(self) -> dict[str, int]:
+        return {"records": self.records, "epochs": self.epochs, "steps": self.steps}
+
+    @staticmethod
+    def from_json(value: Any) -> Training | None:
+        return None if value is None else Training(value["records"], value["epochs"], value["steps"])
+
+
+class PrivateSampler:
+    """Shuffled passes without replacement over the private prompts. A batch may span two passes.
+
+    Where each round started and how far the last draw went is kept on disk, so that a guard that is started again
+    draws the same batches when a round is repeated, and goes on from the last one when the next begins.
+
+    Args:
+        count: number of prompts.
+        site_secret: with `run_seed` the key of every shuffle.
+        run_seed: of the plan.
+        state_path: JSON file {"starts": {round: rows drawn before it}, "drawn": rows}; None keeps nothing.
+    """
+
+    def __init__(self, count: int, site_secret: bytes, run_seed: int, state_path: Path | None = None) -> None:
+        self._count = count
+        self._site_secret = site_secret
+        self._run_seed = run_seed
+        self._state_path = state_path
+        self._drawn = 0
+        self._open_pass: tuple[int, list[int]] = (-1, [])
+        self._starts: dict[str, int] = {}
+        if state_path is not None and state_path.exists():
+            kept = json.loads(state_path.read_text())
+            self._starts, self._drawn = kept["starts"], kept["drawn"]
+
+    def start_round(self, round_number: int) -> None:
+        """Stand where the round started, if it was started before; else remember that it starts here."""
+        self._drawn = self._starts.setdefault(str(round_number), self._drawn)
+        self._keep()
+
+    def draw(self, size: int) -> list[int]:
+        """Indices of the next `size` prompts, or of all where there are fewer."""
+        batch = []
+        for _ in range(min(size, self._count)):
+            number_of_pass, place = divmod(self._drawn, self._count)
+            batch.append(self._order(number_of_pass)[place])
+            self._drawn += 1
+        self._keep()
+        return batch
+
+    def _keep(self) -> None:
+        if self._state_path is None:
+            return
+        make_private_directory(self._state_path.parent)
+        state = json.dumps({"starts": self._starts, "drawn": self._drawn}).encode()
+        write_durably(self._state_path, state, mode=0o600)
+
+    def _order(self, number_of_pass: int) -> list[int]:
+        if self._open_pass[0] != number_of_pass:
+            seed = private_seed_of(self._site_secret, self._run_seed, "private-order", number_of_pass)
+            self._open_pass = (number_of_pass, generator(seed).permutation(self._count).tolist())
+        return self._open_pass[1]
+
+
+class TaskGiver:
+    """Completes a method's tasks for one run with the rows of each private step, and counts what a round was given.
+
+    Args:
+        plan: of the run.
+        count: private prompts that the trainer can use.
+        site_secret: key of the draws.
+        state_path: as of `PrivateSampler`.
+    """
+
+    def __init__(self, plan: Plan, count: int, site_secret: bytes, state_path: Path | None = None) -> None:
+        self._plan = plan
+        self._sampler = PrivateSampler(count, site_secret, plan.seed, state_path)
+        self._times_given: Counter[int] = Counter()
+        self._steps = 0
+        self.training: Training | None = None
+
+    def complete(self, task: TrainerTask) -> TrainerTask:
+        """The task as the trainer gets it. After ExportDelta, `training` says what the round's update is made of."""
+        match task:
+            case LoadAdapter(round_number):
+                self._sampler.start_round(round_number)
+                self._times_given.clear()
+                self._steps, self.training = 0, None
+            case PrivateStep():
+                rows = tuple(self._sampler.draw(self._plan.prompts_per_step))
+                self._times_given.update(rows)
+                self._steps += 1
+                return replace(task, rows=rows)
+            case PublicStep():
+                self._steps += 1
+            case ExportDelta():
+                epochs = max(self._times_given.values(), default=0)
+                self.training = Training(len(self._times_given), epochs, self._steps)
+        return task

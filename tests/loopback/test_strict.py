@@ -1,0 +1,135 @@
+"""Ruleset pubswap-strict on real processes: A is nobody's choice and never leaves, two people look at every update, the
+text screens run, and a round must be made of 64 records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from fedsilo.edge.site_policy import read_policy, read_schema
+from fedsilo.launch.demo_sites import Site
+from fedsilo.treaty.averaging import initial_factors, initial_frozen_sha256
+from policies.schema import LoraSchema
+from tests.loopback.federation import RUN, Federation, command, counted, federation, records
+
+SILOS = ["hospital_a", "hospital_b"]
+SCREENS = {"pii_basic", "overlap", "canary", "charset"}
+# 8 private steps of 8 prompts: 64 distinct records of 96
+PLAN = {"rounds": 2, "local_steps": 12, "swap_period": 3, "prompts_per_step": 8}
+
+
+def with_canaries(site: Site) -> None:
+    """What the screen for canaries needs: a file of the site with texts that must never leave."""
+    file = site.folder / "canaries.txt"
+    file.write_text("harbour lantern seven\n", encoding="utf-8")
+    file.chmod(0o600)
+    text = site.config.read_text(encoding="utf-8")
+    site.config.write_text(text.replace("\ndata:\n", f"\ndata:\n  canaries: {file}\n"), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with federation(
+        tmp_path_factory.mktemp("strict"), silos=2, ruleset="pubswap-strict", holds=SILOS[0], viewer="dave",
+        rows_per_silo=96, local_steps=12, before_start=with_canaries,
+    ) as running:  # fmt: skip
+        yield running
+
+
+def schema_of(sites: Federation) -> LoraSchema:
+    return read_schema(sites.site(SILOS[0]).folder / "lora_schema.json")
+
+
+def lines_of(sites: Federation, silo: str, event: str, run: str) -> list[dict[str, Any]]:
+    return [line for line in records(sites.site(silo).audit_log) if line["event"] == event and line.get("run") == run]
+
+
+def approve(sites: Federation, silo: str, number: int) -> str:
+    """Alice's yes, which is not enough, and Bob's. Returns the digest of what they approved."""
+    config = ("--config", sites.site(silo).config)
+    sites.until_state(silo, lambda state: any(held["round"] == number for held in state["held"]))
+    (row,) = [row for row in command("silo", "approvals", "list", *config).data["releases"] if row["state"] == "held"]
+    assert (row["kind"], row["round"], row["needed"]) == ("lora.factor_b", number, 2)
+    sent = len([line for line in lines_of(sites, silo, "egress.sent", "strict") if line["kind"] == row["kind"]])
+    for person, given in (("alice", ["alice"]), ("bob", ["alice", "bob"])):
+        answer = command(
+            "silo", "approvals", "approve", row["id"], "--operator", person, "--expect-digest", row["digest"],
+            "--expect-policy", row["policy_digest"], *config,
+        ).data  # fmt: skip
+        assert (answer["given"], answer["needed"]) == (given, 2)
+        leaves = [line for line in lines_of(sites, silo, "egress.sent", "strict") if line["kind"] == row["kind"]]
+        assert len(leaves) == sent + (person == "bob")
+    return str(row["digest"])
+
+
+def test_T06_T07_T36_two_rounds_under_the_strict_ruleset(sites: Federation) -> None:
+    assert sites.submit("strict", silos=SILOS, **PLAN).exit_code == 0
+    approved = {(silo, number): approve(sites, silo, number) for number in (1, 2) for silo in SILOS}
+    record = sites.ended("strict")
+    assert (record["state"], [row["participants"] for row in record["rounds"]]) == ("finished", [SILOS, SILOS])
+    uploads = {
+        (row["silo"], number): row["sha256"]
+        for number, each in enumerate(record["rounds"], 1)
+        for row in each["uploads"]
+        if row["kind"] == "lora.factor_b"
+    }
+    assert uploads == approved
+    schema = schema_of(sites)
+    for silo in SILOS:
+        sent = counted(lines_of(sites, silo, "egress.sent", "strict"), "egress.sent")
+        assert sent["lora.factor_b"] == [2, 2 * schema.update_bytes] and "lora.factors" not in sent
+        assert sent["public.responses"][0] == 8 and sent["metrics.eval"][0] == 3
+        updates = [
+            line["facts"]
+            for line in lines_of(sites, silo, "egress.decision", "strict")
+            if line["kind"] == "lora.factor_b" and line["decision"] == "allow"
+        ]
+        for facts in (each["final"] for each in updates):
+            assert (facts["records"], facts["epochs"], facts["steps"]) == (64, 1, 12)
+            assert facts["tensors"] == len(schema.tensors) / 2 and facts["values_off_bfloat16"] == 0
+
+
+def test_T06_the_adapter_folder_holds_the_a_of_the_seed_and_a_b_that_has_learned(sites: Federation) -> None:
+    schema, seed = schema_of(sites), int(str(RUN["seed"]))
+    (folder,) = (sites.sites.coordinator.folder / "state" / "runs").glob("strict")
+    tensors = load_file(folder / "adapter" / "adapter_model.safetensors")
+    drawn = initial_factors(schema.tensors, seed)
+    for name, _ in schema.tensors:
+        values = tensors[f"base_model.model.{name}.weight"]
+        assert (values.tobytes() == drawn[name].tobytes()) == name.endswith(".lora_A"), name
+    lora = sites.record("strict")["plan"]["lora"]
+    assert (lora["freeze"], lora["frozen_sha256"]) == ("A", initial_frozen_sha256(schema.tensors, seed, "A"))
+    assert initial_frozen_sha256(schema.tensors, seed + 1, "A") != lora["frozen_sha256"]
+
+
+def test_T05_T15_low_bits_were_random_and_every_screen_ran_over_every_answer(sites: Federation) -> None:
+    for silo in SILOS:
+        decided = lines_of(sites, silo, "egress.decision", "strict")
+        held = [line for line in decided if line["kind"] == "lora.factor_b" and line["decision"] == "hold"]
+        assert [line["facts"]["transform"]["randomised_low_bits"] for line in held] == [2, 2]
+        answers = [line["facts"]["final"] for line in decided if line["kind"] == "public.responses"]
+        assert len(answers) == 8 and all(set(facts["screens"]) == SCREENS for facts in answers)
+        assert sum(facts["responses"] for facts in answers) > 0 == sum(facts["responses_hit"] for facts in answers)
+
+
+def test_T07_a_plan_of_too_few_records_is_refused_by_both_before_anything_is_trained(sites: Federation) -> None:
+    assert sites.submit("small", silos=SILOS, **{**PLAN, "prompts_per_step": 7}).exit_code == 0  # 56 records
+    record = sites.ended("small")
+    assert (record["state"], record["reason"], record["rounds"]) == ("failed", "QUORUM_NOT_REACHED", [])
+    for silo in SILOS:
+        (denied,) = [
+            line
+            for line in lines_of(sites, silo, "ingress.decision", "small")
+            if line["kind"] == "run.plan" and line["decision"] == "deny"
+        ]
+        assert denied["reasons"] == ["PLAN_SIZE"]
+        assert not lines_of(sites, silo, "plan.accept", "small")
+
+
+def test_the_site_was_made_by_the_shipped_ruleset(sites: Federation) -> None:
+    policy = read_policy(Path(sites.site(SILOS[0]).folder / "policy.yaml"))
+    assert policy.file.name == "pubswap-strict" and list(policy.file.egress.updates) == ["lora.factor_b"]

@@ -1,0 +1,345 @@
+"""One good message of every kind under each shipped ruleset that names it, and policies that name the other kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fedsilo.treaty.method import Method
+from fedsilo.treaty.methods import METHODS
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Array, decode_factors, encode, encode_factors
+from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from policies.asked import Asked
+from policies.catalogue import DIAGNOSTICS
+from policies.engine import Context, Decision, History, Message, decide, measure
+from policies.load import Policy
+from policies.render import RULESETS
+from policies.schema import LoraSchema
+from tests.policies.setting import (
+    BASE_DIGEST,
+    COORDINATOR,
+    GRADED,
+    HASH,
+    PLAN,
+    SCHEMA,
+    SILO,
+    context,
+    metrics_message,
+    policy_of,
+    policy_text,
+    responses_message,
+)
+
+OFFERED_KINDS = tuple(sorted(kind for kind in OUTBOUND_KINDS if not kind.startswith("control.")))
+ASKED = Asked(
+    step=2,
+    exemplars={4: (0, 1, 2, 3, 5), 7: (9, 1, 2, 3, 5, 8)},
+    candidates={4: 3, 7: 4},
+    match=3,
+    peer="hospital_b",
+    part="give",
+)
+TAKES = dataclasses.replace(ASKED, part="take")
+PROBE = "probe"  # a method that may send every kind
+R_SCHEMA = LoraSchema(
+    base_model_sha256=HASH["base"],
+    rank=2,
+    alpha=4.0,
+    dtype="float32",
+    targets="all-linear",
+    tensors=tuple(sorted((*SCHEMA.tensors, ("model.layers.0.self_attn.q_proj.lora_R", (2, 2))))),
+    freeze="AB",
+)
+B_SCHEMA = dataclasses.replace(SCHEMA, freeze="A")
+SCHEMAS = {"fed-sb": R_SCHEMA, "ffa-lora": B_SCHEMA, "pubswap-strict": dataclasses.replace(B_SCHEMA, dtype="bfloat16")}
+# Blocks of the kinds that no shipped ruleset names: a person adds one where a method's option asks for it.
+FURTHER = f"""
+  public.rewards:
+    set: public
+    max_prompts_per_step: 3
+    samples_per_prompt: 4
+    per_round: 2
+  competence.answers:
+    set: public
+    max_per_step: 6
+    max_per_day: 100
+    max_bytes_per_answer: 64
+    max_bytes_per_step: 256
+    per_round: 2
+    approvals:
+      first_rounds: 0
+      then: 0
+      persons: 1
+      roles: [approver]
+  diag.drift:
+    fields:
+      {DIAGNOSTICS[0]}:
+        min: 0
+        max: 1
+        quantum: 0.25
+      {DIAGNOSTICS[1]}:
+        min: -2
+        max: 2
+        quantum: 0.5
+    per_round: 1
+  count.examples:
+    values:
+      min: 100
+      max: 1000
+      quantum: 100
+    per_round: 1
+  control:
+"""
+
+
+@contextmanager
+def a_method_that_sends_everything() -> Iterator[None]:
+    """Kinds that no method of this version sends are judged as if one did."""
+    METHODS[PROBE] = dataclasses.replace(METHODS["pubswap"], name=PROBE, kinds=frozenset(OFFERED_KINDS))
+    try:
+        yield
+    finally:
+        del METHODS[PROBE]
+
+
+def probe() -> Method:
+    return METHODS[PROBE]
+
+
+@cache
+def policy_named(name: str) -> Policy:
+    """A shipped ruleset by its name; "further" is fedgrpo with the blocks that no ruleset has."""
+    if name == "further":
+        return policy_of(further_text())
+    return policy_of(ruleset_text(name))
+
+
+def ruleset_text(name: str) -> str:
+    return policy_text(name, schema=SCHEMAS.get(name, SCHEMA))
+
+
+def further_text() -> str:
+    text = policy_text("fedgrpo")
+    assert text.count("\n  control:\n") == 2
+    return text.replace("\n  control:\n", FURTHER, 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A message, what is known where it is judged, and what was allowed before."""
+
+    message: Message
+    known: dict[str, Any] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+
+    def context(self) -> Context:
+        changes: dict[str, Any] = {"plan": PLAN.model_copy(update={"method": PROBE}), "asked": ASKED}
+        if self.message.sender == COORDINATOR:
+            changes |= {"expected_sender": COORDINATOR, "asked": TAKES}
+        return context(**{**changes, **self.known})
+
+    def decided(self, policy: Policy) -> Decision:
+        return decide(measure(self.message, self.context()), policy, self.history)
+
+    def but(self, **changes: Any) -> Case:
+        """With other known things or another history; `message` fields by their names."""
+        history = changes.pop("history", self.history)
+        fields = {item.name for item in dataclasses.fields(Message)}
+        message = dataclasses.replace(self.message, **{key: changes.pop(key) for key in list(changes) if key in fields})
+        return Case(message, {**self.known, **changes}, history)
+
+
+def sent(kind: str, body: Any, *, step: int = 0, **known: Any) -> Case:
+    return Case(Message("egress", kind, "run-1", 1, step, SILO, len(encode(body)), body), known)
+
+
+def received(kind: str, body: Any, *, step: int = 0, **known: Any) -> Case:
+    return Case(Message("ingress", kind, "run-1", 1, step, COORDINATOR, len(encode(body)), body), known)
+
+
+# ---- tensors ---------------------------------------------------------------------------------------
+
+
+def tensors_case(
+    kind: str, tensors: dict[str, Array], *, sender: str = SILO, header: dict[str, Any], **known: Any
+) -> Case:
+    payload = encode_factors(tensors, **header)
+    factors = decode_factors(payload)
+    direction = "egress" if sender == SILO else "ingress"
+    message = Message(direction, kind, "run-1", 1, 0, sender, len(payload), factors.header, factors.tensors)
+    return Case(message, known)
+
+
+def update(kind: str, schema: LoraSchema, fill: float = 2.0**-9) -> Case:
+    tensors = {name: np.full(shape, fill, np.float32) for name, shape in schema.shapes_of(kind).items()}
+    header = {
+        "base_digest": BASE_DIGEST,
+        "schema_sha256": schema.digest,
+        "rank": schema.rank,
+        "scale": schema.scale,
+        "dtype": schema.dtype,
+    }
+    # enough records for the strictest ruleset
+    return tensors_case(kind, tensors, header=header, schema=schema, records=64, epochs=1, steps=4)
+
+
+REFT_HEADER = {"base_digest": "", "schema_sha256": "", "rank": 8, "scale": 1.0, "dtype": "float32"}
+
+
+def reft_tensors() -> dict[str, Array]:
+    tensors = {}
+    for layer in (0, 1):
+        for group in ("prefix", "suffix"):
+            place = f"layers.{layer}.{group}"
+            tensors[f"{place}.R"] = np.eye(8, 16, k=layer, dtype=np.float32)
+            tensors[f"{place}.W"] = np.full((8, 16), 0.125, np.float32)
+            tensors[f"{place}.b"] = np.full((8,), 0.25, np.float32)
+    return tensors
+
+
+def reft(kind: str = "reft.intervention", tensors: dict[str, Array] | None = None, **header: Any) -> Case:
+    sender = SILO if kind == "reft.intervention" else COORDINATOR
+    tensors = reft_tensors() if tensors is None else tensors
+    return tensors_case(kind, tensors, sender=sender, header={**REFT_HEADER, **header})
+
+
+# ---- numbers and texts -----------------------------------------------------------------------------
+
+
+def public_rewards(*rows: tuple[int, tuple[bool, ...]], sha256: str = HASH["public"]) -> Case:
+    rows = rows or ((1, (True, False, True)), (7, ()))
+    prompts = [pb.PromptRewards(prompt_index=index, rewards=rewards) for index, rewards in rows]
+    return sent("public.rewards", pb.PublicRewards(public_set_sha256=sha256, prompts=prompts), step=2)
+
+
+def score(*rows: tuple[int, int], sha256: str = HASH["public"], **known: Any) -> Case:
+    scores = [pb.QuestionScore(question=question, matched=matched) for question, matched in rows or ((4, 5), (7, 0))]
+    return sent("competence.score", pb.CompetenceScore(exemplar_set_sha256=sha256, scores=scores), step=2, **known)
+
+
+def answer(text: str = "12", finish: Any = pb.FINISH_STOP) -> pb.Response:
+    return pb.Response(text=text, finish=finish)
+
+
+def answers(*rows: tuple[int, str], sha256: str = HASH["public"], finish: Any = pb.FINISH_STOP) -> Case:
+    given = [pb.ExemplarAnswer(exemplar=row, answer=answer(text, finish)) for row, text in rows or ((0, "1"), (9, ""))]
+    return sent("competence.answers", pb.CompetenceAnswers(exemplar_set_sha256=sha256, answers=given), step=2)
+
+
+def rewards(*rows: tuple[int, tuple[float, ...] | None], **known: Any) -> Case:
+    body = pb.RewardScalar()
+    for question, values in rows or ((4, (0.0, 1.0, 1.0)), (7, None)):
+        body.questions.add(question=question, rewards=values or (), abstained=values is None)
+    return sent("reward.scalar", body, step=2, **known)
+
+
+def profile(family: int = 7, dynamic: tuple[float, ...] = (-1.0, *(0.25,) * 11), histogram: Any = None) -> Case:
+    histogram = (45, 0, 5, *(0,) * 8, 50) if histogram is None else histogram
+    body = pb.ProfileVector(family=family, dynamic=dynamic, histogram=histogram)
+    return sent("profile.vector", body, usable_records=10)
+
+
+def worth(value: float = -0.125, match: int = 3, **known: Any) -> Case:
+    return sent("bandit.reward", pb.BanditReward(match=match, value=value), **{"asked": TAKES, **known})
+
+
+def package(
+    *rows: tuple[int, str],
+    to: str = "hospital_b",
+    match: int = 3,
+    sha256: str = HASH["public"],
+    confidence: float | None = None,
+    finish: Any = pb.FINISH_STOP,
+    inbound: bool = False,
+) -> Case:
+    body = pb.KnowledgePackage(transfer_set_sha256=sha256, match=match, peer=to)
+    for row, text in rows or ((0, "def f(): pass"), (9, "")):
+        body.entries.add(prompt_index=row, answer=answer(text, finish), confidence=confidence)
+    return (received if inbound else sent)("knowledge.package", body)
+
+
+def drift(*rows: tuple[str, float]) -> Case:
+    body = pb.DiagDrift()
+    for name, value in rows or ((DIAGNOSTICS[0], 0.75), (DIAGNOSTICS[1], -2.0)):
+        body.diagnostics.add(name=name, value=value)
+    return sent("diag.drift", body)
+
+
+def examples(count: int = 300) -> Case:
+    return sent("count.examples", pb.CountExamples(examples=count))
+
+
+def competence_ask(*rows: tuple[int, tuple[int, ...]], sha256: str = HASH["public"]) -> Case:
+    body = pb.CompetenceAsk(exemplar_set_sha256=sha256)
+    for question, exemplars in rows or ((4, (0, 1, 2, 3, 5)), (7, (9, 8, 7, 6, 5))):
+        body.questions.add(question=question, exemplars=exemplars)
+    return received("competence.ask", body, step=3)
+
+
+def reward_ask(*rows: tuple[int, tuple[str, ...]], sha256: str = HASH["public"], finish: Any = pb.FINISH_STOP) -> Case:
+    body = pb.RewardAsk(question_set_sha256=sha256)
+    for question, texts in rows or ((4, ("1", "2")), (9, ())):
+        body.questions.add(question=question, candidates=[answer(text, finish) for text in texts])
+    return received("reward.ask", body, step=3)
+
+
+def directive(match: int = 4, peer: str = "hospital_c", part: str = "take", **known: Any) -> Case:
+    return received("match.directive", pb.MatchDirective(match=match, peer=peer, part=part), **known)
+
+
+# ---- what each ruleset should let through ----------------------------------------------------------
+
+
+def good(kind: str, ruleset: str, *, inbound: bool = False) -> Case:
+    """A message of the kind that `ruleset` lets through if it names the kind."""
+    central = ruleset == "fedid-central"
+    if kind in ("lora.factors", "lora.factor_a", "lora.factor_b", "lora.core_r"):
+        return update(kind, SCHEMAS.get(ruleset, R_SCHEMA if kind == "lora.core_r" else SCHEMA))
+    if kind == "profile.vector" and ruleset == "knexa-heuristic":
+        return profile(family=0, dynamic=(0.5,))
+    if kind == "knowledge.package":
+        match, to = (0, "") if central else (3, "hospital_b")
+        return package(to=to, match=match, confidence=0.25 if central and not inbound else None, inbound=inbound)
+    cases = {
+        "reft.intervention": reft,
+        "reft.aggregate": lambda: reft("reft.aggregate"),
+        "public.responses": lambda: Case(responses_message(), GRADED | {"screened": _screened(ruleset)}),
+        "public.rewards": public_rewards,
+        "competence.score": score,
+        "competence.answers": answers,
+        "reward.scalar": rewards,
+        "profile.vector": profile,
+        "bandit.reward": worth,
+        "metrics.eval": lambda: Case(metrics_message()),
+        "diag.drift": drift,
+        "count.examples": examples,
+        "competence.ask": competence_ask,
+        "reward.ask": reward_ask,
+        "match.directive": directive,
+    }
+    return cases[kind]()
+
+
+def _screened(ruleset: str) -> Any:
+    from policies.message import Screened
+    from policies.screening import settings_of
+
+    policy = policy_named(ruleset).file
+    block = policy.egress.public_responses
+    names = block.screens if block else ()
+    return Screened({name: settings_of(policy, name) for name in names}, (), ({}, {}, {}))
+
+
+FURTHER_INBOUND = tuple(
+    sorted(
+        {"reft.aggregate", "competence.ask", "reward.ask", "match.directive", "knowledge.package"} & set(INBOUND_KINDS)
+    )
+)
+NAMED = {name: policy_named(name) for name in RULESETS}

@@ -1,0 +1,185 @@
+"""Capacity of the further kinds against counting: every message of a small policy, one by one, judged by all rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from policies.asked import Asked
+from policies.capacity import capacities, grid_points
+from policies.catalogue import DIAGNOSTICS
+from policies.load import Policy
+from policies.render import RULESETS, worst_case
+from tests.policies.kinds import (
+    ASKED,
+    OFFERED_KINDS,
+    SCHEMAS,
+    Case,
+    a_method_that_sends_everything,
+    drift,
+    examples,
+    further_text,
+    good,
+    policy_named,
+    profile,
+    public_rewards,
+    rewards,
+    ruleset_text,
+    score,
+    worth,
+)
+from tests.policies.setting import SCHEMA, policy_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _probe() -> Iterator[None]:
+    with a_method_that_sends_everything():
+        yield
+
+
+def with_block(kind: str, ruleset: str, **limits: object) -> Policy:
+    """A policy with some limits of one block replaced, by their key."""
+    text = further_text() if ruleset == "further" else ruleset_text(ruleset)
+    # a round of one step, so that one message is all there is
+    text = text.replace("local_steps: [1, 4]", "local_steps: [1, 1]")
+    start = text.index(f"  {kind}:")
+    head, block = text[:start], text[start:]
+    for key, value in limits.items():
+        line = next(line for line in block.splitlines() if line.strip().startswith(f"{key}:"))
+        block = block.replace(line, f"{line[: len(line) - len(line.lstrip())]}{key}: {value}", 1)
+    return policy_of(head + block)
+
+
+def bits(policy: Policy, kind: str) -> float:
+    (row,) = [row for row in capacities(policy, SCHEMA) if row.kind == kind]
+    return row.bits
+
+
+def allowed(policy: Policy, cases: Iterable[Case]) -> int:
+    """Different messages among them that all rules let out."""
+    verdicts = {case.message.body.SerializeToString(deterministic=True): case.decided(policy).verdict for case in cases}
+    return sum(verdict == "allow" for verdict in verdicts.values())
+
+
+def subsets(rows: Iterable[tuple[int, tuple[object, ...]]]) -> Iterator[tuple[tuple[int, object], ...]]:
+    """Each row absent or with one of its values, in every order, and twice."""
+    options = [(index, value) for index, values in rows for value in values]
+    for count in range(3):
+        yield from itertools.product(options, repeat=count)
+
+
+def test_public_rewards() -> None:
+    policy = with_block("public.rewards", "further", max_prompts_per_step=2, samples_per_prompt=2, per_round=1)
+    lists = tuple(itertools.chain(*(itertools.product((True, False), repeat=count) for count in range(4))))
+    empty = public_rewards((1, ()))
+    del empty.message.body.prompts[:]  # type: ignore[attr-defined]
+    cases = [public_rewards(*rows) for rows in subsets([(1, lists), (4, lists)]) if rows]  # type: ignore[arg-type]
+    known = {"public_prompt_indices": (1, 4)}
+    counted = allowed(policy, (case.but(**known) for case in [empty, *cases]))
+    # and nothing sent at all
+    assert 2 ** bits(policy, "public.rewards") == pytest.approx(counted + 1) == 65
+
+
+def test_competence_score() -> None:
+    policy = with_block("competence.score", "fedgrpo", exemplars="[1, 3]", max_per_step=2, per_round=1)
+    asked = dataclasses.replace(ASKED, exemplars={4: (0, 1, 2), 7: (3, 4, 5)})
+    empty = score((4, 1))
+    del empty.message.body.scores[:]  # type: ignore[attr-defined]
+    cases = [score(*rows) for rows in subsets([(4, tuple(range(6))), (7, tuple(range(6)))]) if rows]  # type: ignore[arg-type]
+    counted = allowed(policy, (case.but(asked=asked) for case in [empty, *cases]))
+    assert 2 ** bits(policy, "competence.score") == pytest.approx(counted + 1) == 25
+
+
+@pytest.mark.parametrize(("abstain", "expected"), [("allowed", (1 + 1 + 9) ** 2 + 1), ("denied", (1 + 9) ** 2 + 1)])
+def test_reward_scalar(abstain: str, expected: int) -> None:
+    policy = with_block(
+        "reward.scalar", "fedgrpo", quantum=0.5, max_questions_per_step=2, max_candidates_per_question=2,
+        abstain=abstain, per_round=1,
+    )  # fmt: skip
+    asked = Asked(step=2, candidates={4: 2, 7: 2})
+    values = (None, *itertools.product((-0.5, 0.0, 0.25, 0.5, 1.0), repeat=2), (0.5,))
+    empty = rewards((4, None))
+    del empty.message.body.questions[:]  # type: ignore[attr-defined]
+    cases = [rewards(*rows) for rows in subsets([(4, values), (7, values)]) if rows]  # type: ignore[arg-type]
+    counted = allowed(policy, (case.but(asked=asked) for case in [empty, *cases]))
+    assert 2 ** bits(policy, "reward.scalar") == pytest.approx(counted + 1) == expected
+
+
+def test_profile_vector() -> None:
+    policy = with_block("profile.vector", "knexa", families=2, dynamic=1, quantum=0.5, bins=3, parts=3)
+    cases = [
+        profile(family, (figure,), histogram)
+        for family in range(4)
+        for figure in (-1.5, -1.0, -0.5, -0.25, 0.0, -0.0, 0.5, 1.0)
+        for histogram in itertools.product(range(5), repeat=3)
+    ]
+    assert 2 ** bits(policy, "profile.vector") == pytest.approx(allowed(policy, cases) + 1) == 2 * 5 * 10 + 1
+
+
+def test_bandit_reward() -> None:
+    policy = with_block("bandit.reward", "knexa", max_abs=1.1, quantum=0.5)
+    counted = allowed(policy, (worth(number / 8) for number in range(-16, 17)))
+    assert 2 ** bits(policy, "bandit.reward") == pytest.approx(counted + 1) == 6
+
+
+def test_diag_drift() -> None:
+    policy = policy_named("further")
+    names = (DIAGNOSTICS[0], DIAGNOSTICS[1])
+    empty = drift((names[0], 0.0))
+    del empty.message.body.diagnostics[:]  # type: ignore[attr-defined]
+    eighths = [(name, number / 8) for name in names for number in range(-24, 25)]
+    quarters = [(name, number / 4) for name in names for number in range(-12, 13)]
+    cases = [drift(row) for row in eighths] + [drift(*rows) for rows in itertools.product(quarters, repeat=2)]
+    counted = allowed(policy, [empty, *cases])
+    assert 2 ** bits(policy, "diag.drift") == pytest.approx(counted + 1) == (5 + 1) * (9 + 1) + 1
+
+
+def test_count_examples() -> None:
+    policy = policy_named("further")
+    counted = allowed(policy, (examples(number) for number in range(0, 1300, 50)))
+    assert 2 ** bits(policy, "count.examples") == pytest.approx(counted + 1) == 11
+
+
+def test_more_messages_and_more_steps_only_add() -> None:
+    """Two steps of two: each is an independent choice. One message in two steps: also which of them."""
+    one = bits(with_block("competence.score", "fedgrpo", per_round=1), "competence.score")
+    text = ruleset_text("fedgrpo").replace("local_steps: [1, 4]", "local_steps: [1, 2]")
+    both = bits(policy_of(text), "competence.score")
+    assert both == pytest.approx(2 * one)
+    lone = bits(policy_of(text.replace("per_round: 4", "per_round: 1", 1)), "competence.score")
+    assert lone == pytest.approx(one + math.log2(3))
+
+
+def test_interventions_count_every_value() -> None:
+    policy = policy_named("fedreft")
+    block = policy.file.egress.reft_intervention
+    assert block is not None
+    limit = min(block.max_tensor_l2, block.max_l2)
+    free, rotation = 4 * (8 * 16 + 8), 4 * 8 * 16
+    expected = free * math.log2(grid_points(limit, "float32")) + rotation * math.log2(
+        grid_points(math.sqrt(1.0001), "float32")
+    )
+    assert bits(policy, "reft.intervention") == pytest.approx(expected)
+
+
+def test_text_is_counted_by_its_bytes_and_its_frames() -> None:
+    policy = with_block("knowledge.package", "fedid-central", max_entries=1, max_bytes_per_answer=1, max_bytes=1)
+    # one entry: absent, or an empty text or one of 256 bytes, finished in one of two ways, with 101 confidences or none
+    messages = 1 + 2 * (1 + 256) * 102
+    assert 2 ** bits(policy, "knowledge.package") >= messages
+
+
+@pytest.mark.parametrize("ruleset", [*RULESETS, "further"])
+def test_every_kind_that_a_policy_lets_out_has_a_row_and_a_size(ruleset: str) -> None:
+    policy, schema = policy_named(ruleset), SCHEMAS.get(ruleset, SCHEMA)
+    named = {kind for kind in OFFERED_KINDS if getattr(policy.file.egress, kind.replace(".", "_")) is not None}
+    rows = {row.kind: row.bits for row in capacities(policy, schema)}
+    sizes = {row["kind"]: row["payload_bytes"] for row in worst_case(policy, schema)}
+    assert set(rows) - {"control.*"} == set(sizes) == named
+    for kind in named:
+        assert rows[kind] > 0
+        assert good(kind, ruleset).message.payload_bytes <= sizes[kind]

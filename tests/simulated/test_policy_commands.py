@@ -1,0 +1,160 @@
+"""`fedsilo policy propose|activate|fmt|check --charter` and `silo check` on a site's folder, as people give them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsilo.launch.cli_policy import app
+from fedsilo.treaty.errors import NotAllowedError
+from silo.guard.preflight import preflight
+from tests.simulated.policy_site import PolicySite, text_of
+
+LOOSER, TIGHTER = ("min_peers: 2", "min_peers: 1"), ("min_peers: 2", "min_peers: 3")
+TWO = ("policy_change: 1", "policy_change: 2")
+
+Run = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> PolicySite:
+    made = PolicySite(tmp_path / "site")
+    made.policy_is(text_of(TWO))
+    made.start()
+    return made
+
+
+def run(*arguments: object) -> tuple[int, Any]:
+    done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def proposed(place: PolicySite, text: str, person: str = "alice", *more: object) -> tuple[int, Any]:
+    new = place.folder / "new.yaml"
+    new.write_text(text)
+    return run("propose", new, "--config", place.folder / "silo.yaml", "--operator", person, *more)
+
+
+def activate(place: PolicySite, path: object, person: str, digest: str) -> tuple[int, Any]:
+    return run(
+        "activate", path, "--config", place.folder / "silo.yaml", "--operator", person, "--expect-digest", digest
+    )
+
+
+def test_T34_from_a_looser_draft_to_a_start(place: PolicySite) -> None:
+    before = (place.folder / "policy.yaml").read_text()
+    code, answer = proposed(place, text_of(TWO, LOOSER))
+    assert code == 0, answer
+    data = answer["data"]
+    assert data["proposer"] == "alice" and data["needed"] == 2 and data["looser"] == ["federation.min_peers"]
+    assert data["changes"] == [{"field": "federation.min_peers", "before": 2, "after": 1, "direction": "looser"}]
+    assert (place.folder / "policy.yaml").read_text() == before  # proposing changes nothing
+
+    code, answer = activate(place, data["proposal"], "bob", data["after"])
+    assert (code, answer["data"]["approvers"], answer["data"]["in_place"]) == (0, ["bob"], False)
+    assert (place.folder / "policy.yaml").read_text() == before
+    code, answer = activate(place, data["proposal"], "bob", data["after"])
+    assert (code, answer["error"]["code"]) == (6, "CONFLICT")
+    code, answer = activate(place, data["proposal"], "carol", data["after"])
+    assert (code, answer["data"]["approvers"], answer["data"]["in_place"]) == (0, ["bob", "carol"], True)
+    assert (place.folder / "policy.yaml").read_text() == text_of(TWO, LOOSER)
+    (kept,) = (place.folder / "proposals").glob("*.policy.replaced.yaml")
+    assert kept.read_text() == before
+    assert place.start().how == "approved"
+    code, answer = activate(place, data["proposal"], "carol", data["after"])
+    assert (code, answer["error"]["code"]) == (6, "STALE_PROPOSAL")
+
+
+def test_T36_activate_signs_only_what_was_shown_to_another_person(place: PolicySite) -> None:
+    _, answer = proposed(place, text_of(TWO, LOOSER))
+    path, after = answer["data"]["proposal"], answer["data"]["after"]
+    code, answer = activate(place, path, "bob", "0" * 64)
+    assert (code, answer["error"]["code"]) == (6, "STALE_VIEW")
+    code, answer = run("activate", path, "--config", place.folder / "silo.yaml", "--operator", "bob")
+    assert code == 2 and "--expect-digest" in answer["error"]["message"]
+    for person in ("alice", "dave", "vera"):
+        code, answer = activate(place, path, person, after)
+        assert (code, answer["error"]["code"]) == (4, "NOT_ALLOWED"), person
+    assert list(Path(path).parent.glob("*.approval")) == []
+    assert activate(place, path, "bob", after)[0] == 0
+
+
+def test_T34_propose_asks_for_a_reason_to(place: PolicySite, tmp_path: Path) -> None:
+    code, answer = proposed(place, text_of(TWO, TIGHTER))
+    assert (code, answer["error"]["code"]) == (2, "NOT_LOOSER") and "silo reload" in answer["error"]["hint"]
+    code, answer = proposed(place, text_of(TWO, LOOSER), "vera")
+    assert (code, answer["error"]["code"]) == (4, "NOT_ALLOWED")
+    assert not (place.folder / "proposals").exists()
+    fresh = PolicySite(tmp_path / "fresh")
+    fresh.policy_is(text_of())
+    code, answer = proposed(fresh, text_of(LOOSER))
+    assert (code, answer["error"]["code"]) == (8, "NOT_FOUND")
+    assert proposed(place, text_of(TWO, LOOSER))[0] == 0
+
+
+def test_T34_a_looser_charter_comes_in_the_same_way(tmp_path: Path) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of())
+    place.configure(charter=text_of(TIGHTER))
+    place.start()
+    charter = tmp_path / "charter.yaml"
+    charter.write_text(text_of())
+    code, answer = proposed(place, text_of(), "alice", "--charter", charter)
+    assert code == 0 and answer["data"]["looser"] == ["federation.min_peers"]
+    code, answer = activate(place, answer["data"]["proposal"], "bob", answer["data"]["after"])
+    assert code == 0 and answer["data"]["in_place"]
+    assert (place.folder / "charter.yaml").read_text() == text_of()
+    assert place.start().how == "approved"
+
+
+def test_T34_silo_check_says_beforehand_that_a_start_would_be_refused(place: PolicySite) -> None:
+    def found() -> dict[str, Any]:
+        results, _, _ = preflight(place.config, reach_coordinator=False)
+        return next(row for row in results if row["check"] == "policy against the one last in force")
+
+    assert found()["ok"] and found()["found"] == "same"
+    place.policy_is(text_of(TWO, LOOSER))
+    row = found()
+    assert row["ok"] is False and row["code"] == "POLICY_LOOSER" and "federation.min_peers" in row["found"]
+    with pytest.raises(NotAllowedError):
+        place.start()
+
+
+def test_T34_silo_check_says_what_the_charter_does(place: PolicySite) -> None:
+    place.configure(charter=text_of(TWO, TIGHTER).replace("set: public\n    content", "set: other\n    content"))
+    text = (place.folder / "charter.yaml").read_text().replace("  public:\n    file", "  other:\n    file")
+    place.configure(charter=text.replace("set: public\n", "set: other\n"))
+    results, warnings, _ = preflight(place.config, reach_coordinator=False)
+    row = next(row for row in results if row["check"] == "policy")
+    assert row["ok"] and "charter.yaml" in row["found"] and "tightens" in row["found"]
+    assert any("egress public.responses" in warning and "denied" in warning for warning in warnings)
+    place.configure(charter=text_of(TWO))
+    assert not any("nothing in common" in warning for warning in preflight(place.config, reach_coordinator=False)[1])
+
+
+def test_fmt_checks_writes_and_keeps_the_digest(place: PolicySite) -> None:
+    path = place.folder / "policy.yaml"
+    good = path.read_text()
+    start, end = good.index("mode: enforce"), good.index("trainer:")
+    path.write_text(good[:start] + good[end:] + good[start:end])
+    digest = run("hash", path)[1]["data"]["policy_sha256"]
+    code, answer = run("fmt", path, "--check")
+    assert (code, answer["error"]["code"]) == (1, "UNFORMATTED")
+    code, answer = run("fmt", path)
+    assert code == 0 and answer["data"]["text"] == good and path.read_text() != good
+    assert run("fmt", path, "--write")[0] == 0 and path.read_text() == good
+    assert run("fmt", path, "--check")[0] == 0
+    assert run("hash", path)[1]["data"]["policy_sha256"] == digest
+
+
+def test_show_and_hash_name_the_effective_policy(place: PolicySite) -> None:
+    place.configure(charter=text_of(TWO, TIGHTER))
+    policy, charter = place.folder / "policy.yaml", place.folder / "charter.yaml"
+    effective = place.site().policy
+    assert run("show", policy, "--effective", charter)[1]["data"]["policy_sha256"] == effective.digest
+    assert run("show", policy)[1]["data"]["policy_sha256"] == effective.parts[0].digest != effective.digest

@@ -1,0 +1,496 @@
+"""T34, T36, T41: what is in force at a site, and what it takes to loosen it. Real start, ledger, log and signatures."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedsilo.edge.site_policy import read_effective
+from fedsilo.treaty.errors import ConflictError, NotAllowedError, UsageError
+from policies.engine import History, decide
+from policies.model import PolicyFile
+from policies.rules import RULES
+from silo.config import load_config
+from silo.guard import proposals
+from silo.guard.in_force import Seen, step_to
+from silo.guard.ledger import Ledger
+from silo.guard.messages import Allowed
+from tests.policies import setting
+from tests.policies.test_compare import MESSAGES
+from tests.policies.test_compare import policies as some_policies
+from tests.simulated.guarded import Bench
+from tests.simulated.policy_site import PolicySite, text_of
+
+TIGHTER, LOOSER = ("min_peers: 2", "min_peers: 3"), ("min_peers: 2", "min_peers: 1")
+TWO = ("policy_change: 1", "policy_change: 2")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> PolicySite:
+    """A site that was started once; a looser policy takes two approvers."""
+    made = PolicySite(tmp_path / "site")
+    made.policy_is(text_of(TWO))
+    assert made.start().how == "first"
+    return made
+
+
+# ---- at a start ----------------------------------------------------------------------------------------
+
+
+def test_T34_a_start_records_what_is_in_force_and_takes_what_is_tighter(place: PolicySite) -> None:
+    assert place.start().how == "same"
+    place.policy_is(text_of(TWO, TIGHTER))
+    step = place.start()
+    assert step.how == "tighter" and [change.name for change in step.changes] == ["federation.min_peers"]
+    loads = place.records("policy.load")
+    assert [load["detail"]["change"] for load in loads] == ["first", "same", "tighter"]
+    assert loads[2]["detail"]["fields"] == ["federation.min_peers"]
+    assert loads[2]["policy"]["effective"] == place.in_force() == place.site().policy.digest
+    assert loads[2]["policy"]["file"] == place.site().policy.file_sha256
+
+
+def test_T34_a_looser_file_does_not_start_and_the_refusal_names_field_and_command(place: PolicySite) -> None:
+    before = place.in_force()
+    place.policy_is(text_of(TWO, LOOSER))
+    with pytest.raises(NotAllowedError, match=r"federation\.min_peers") as refused:
+        place.start()
+    assert refused.value.code == "POLICY_LOOSER"
+    assert f"fedsilo policy propose {place.folder / 'policy.yaml'}" in refused.value.hint
+    assert place.in_force() == before
+    assert len(place.records("start")) == 1  # of the fixture: this one never began
+    assert place.records("policy.reload_refused")[0]["reasons"] == ["POLICY_LOOSER"]
+    place.policy_is(text_of(TWO))
+    assert place.start().how == "same"
+
+
+def test_T34_what_cannot_be_compared_counts_as_looser(place: PolicySite) -> None:
+    place.policy_is(text_of(TWO).replace(setting.HASH["template"], "e" * 64))
+    with pytest.raises(NotAllowedError, match=r"model\.template_sha256"):
+        place.start()
+
+
+def test_T34_who_approves_and_how_long_is_the_old_policys_to_say(place: PolicySite) -> None:
+    """Else a policy that asks for one person would be approved by one."""
+    lone = text_of(LOOSER)
+    place.policy_is(lone)
+    path, proposal = place.propose(lone)
+    place.approve(path, proposal, "bob")
+    with pytest.raises(NotAllowedError, match=r"approvals\.policy_change") as refused:
+        place.start()
+    assert "1 of 2 approvals" in refused.value.hint
+    place.approve(path, proposal, "carol")
+    assert place.start().how == "approved"
+
+
+# ---- proposals -----------------------------------------------------------------------------------------
+
+
+def looser(place: PolicySite, **changes: Any) -> tuple[Path, proposals.Proposal]:
+    """The looser file stands in place, and its proposal is signed."""
+    text = text_of(TWO, LOOSER)
+    place.policy_is(text)
+    return place.propose(text, **changes)
+
+
+def refused_start(place: PolicySite) -> str:
+    """Why, of the proposals that lie there."""
+    with pytest.raises(NotAllowedError) as refused:
+        place.start()
+    assert refused.value.code == "POLICY_LOOSER"
+    return refused.value.hint
+
+
+def test_T34_two_approvals_by_others_put_a_looser_policy_in_force(place: PolicySite) -> None:
+    path, proposal = looser(place)
+    assert "0 of 2 approvals" in refused_start(place)
+    place.approve(path, proposal, "bob")
+    assert "1 of 2 approvals" in refused_start(place)
+    place.approve(path, proposal, "carol")
+    step = place.start()
+    assert step.how == "approved" and step.consent is not None
+    (record,) = place.records("policy.load")[1:]
+    assert record["detail"]["proposer"] == "alice" and record["detail"]["proposal"] == proposal.id
+    assert record["link"]["approvals"] == ["bob", "carol"]
+    assert place.in_force() == proposal.after == place.site().policy.digest
+
+
+def test_T36_the_same_person_twice_is_one_person(place: PolicySite) -> None:
+    path, proposal = looser(place)
+    given = place.approve(path, proposal, "bob")
+    with pytest.raises(ConflictError, match="bob has approved"):
+        place.approve(path, proposal, "bob")
+    # bob with another certificate, under another name
+    place.enrol("bob")
+    arguments = proposals.approval_arguments(proposal)
+    again = place.signs("bob", proposals.APPROVE, arguments, proposal.expires)
+    given.with_name(f"{path.stem}.carol.approval").write_bytes(proposals._dump({"command": proposals._packed(again)}))
+    assert "1 of 2 approvals" in refused_start(place)
+    place.approve(path, proposal, "carol")
+    assert place.start().how == "approved"
+
+
+def test_T36_the_proposer_is_no_approver(place: PolicySite) -> None:
+    path, proposal = looser(place)
+    place.approve(path, proposal, "bob")
+    with pytest.raises(NotAllowedError, match="another person"):
+        place.approve(path, proposal, "alice")
+    arguments = proposals.approval_arguments(proposal)
+    forced = place.signs("alice", proposals.APPROVE, arguments, proposal.expires)
+    path.with_name(f"{path.stem}.alice.approval").write_bytes(proposals._dump({"command": proposals._packed(forced)}))
+    assert "1 of 2 approvals" in refused_start(place)
+    place.approve(path, proposal, "carol")
+    assert place.start().how == "approved"
+
+
+def test_T34_only_approvers_approve_and_only_who_may_propose_proposes(place: PolicySite) -> None:
+    with pytest.raises(NotAllowedError, match=r"vera may not change\.propose"):
+        looser(place, person="vera")
+    path, proposal = looser(place, person="dave")  # an operator
+    with pytest.raises(NotAllowedError, match=r"dave may not change\.approve"):
+        place.approve(path, proposal, "dave")
+    with pytest.raises(NotAllowedError, match=r"vera may not change\.approve"):
+        place.approve(path, proposal, "vera")
+    for person in ("alice", "bob"):
+        place.approve(path, proposal, person)
+    assert place.start().how == "approved"
+
+
+def test_T36_a_signature_for_another_thing_counts_for_nothing(place: PolicySite) -> None:
+    """An approval of a release, of another proposal, or a proposal's own signature."""
+    path, proposal = looser(place)
+    place.approve(path, proposal, "bob")
+    wrong = {
+        "other name": ("approvals.approve", proposals.approval_arguments(proposal)),
+        "other proposal": (proposals.APPROVE, proposals.approval_arguments(proposal) | {"proposal": "0" * 64}),
+        "other policy": (proposals.APPROVE, proposals.approval_arguments(proposal) | {"after": "0" * 64}),
+    }
+    for name, arguments in wrong.values():
+        signed = place.signs("carol", name, arguments, proposal.expires)
+        with pytest.raises(NotAllowedError):
+            proposals.write_approval(path, proposal, signed, place.people())
+        forced = path.with_name(f"{path.stem}.carol.approval")
+        forced.write_bytes(proposals._dump({"command": proposals._packed(signed)}))
+        assert "1 of 2 approvals" in refused_start(place)
+        forced.unlink()
+    place.approve(path, proposal, "carol")
+    assert place.start().how == "approved"
+
+
+def test_T36_approve_then_swap_is_refused(place: PolicySite) -> None:
+    """Another text in the file, another text in the proposal, and another policy in force than the one it was for."""
+    path, proposal = looser(place)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    good = path.read_bytes()
+
+    place.policy_is(text_of(TWO, LOOSER, ("    per_round: 1\n", "    per_round: 9\n")))
+    assert "it is for another change" in refused_start(place)
+
+    place.policy_is(text_of(TWO, LOOSER))
+    path.write_bytes(good.replace(b"min_peers: 1", b"min_peers: 2"))
+    assert "signed another text" in refused_start(place)
+    path.write_bytes(good)
+
+    place.policy_is(text_of(TWO, TIGHTER))
+    assert place.start().how == "tighter"
+    place.policy_is(text_of(TWO, LOOSER))
+    assert "it is for another change" in refused_start(place)
+
+
+def test_T36_a_proposal_is_used_once(place: PolicySite) -> None:
+    path, proposal = looser(place)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    assert place.start().how == "approved"
+    place.policy_is(text_of(TWO))
+    assert place.start().how == "tighter"  # the very policy that the proposal was made against
+    place.policy_is(text_of(TWO, LOOSER))
+    assert "it was used already" in refused_start(place)
+    path, proposal = looser(place)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    assert place.start().how == "approved"
+
+
+def test_T41_an_expired_approval_stays_expired_when_the_clock_goes_back(place: PolicySite) -> None:
+    path, proposal = looser(place, hours=4)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    begun = place.now
+    copy = place.folder.with_name("copy")
+    shutil.copytree(place.folder, copy)
+
+    place.now = begun + timedelta(hours=4, seconds=1)
+    assert "expired" in refused_start(place)
+    place.now = begun + timedelta(hours=1)
+    assert "expired" in refused_start(place)
+
+    # The same files where no later time was ever seen.
+    shutil.rmtree(place.folder)
+    shutil.copytree(copy, place.folder)
+    assert place.start().how == "approved"
+
+
+def test_T36_a_signature_does_not_outlive_the_policys_hours(tmp_path: Path) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of(("expiry_hours: 24", "expiry_hours: 2")))
+    place.start()
+    place.policy_is(text_of(LOOSER))
+    path, proposal = place.propose(text_of(LOOSER, ("expiry_hours: 24", "expiry_hours: 2")), hours=3)
+    place.policy_is(text_of(LOOSER, ("expiry_hours: 24", "expiry_hours: 2")))
+    place.approve(path, proposal, "bob")
+    assert "more than 2:00:00 ahead" in refused_start(place)
+    path, proposal = place.propose((place.folder / "policy.yaml").read_text(), hours=2)
+    place.approve(path, proposal, "bob")
+    place.now += timedelta(hours=1)
+    assert place.start().how == "approved"
+
+
+def test_T36_a_signature_does_not_outlive_the_certificate(place: PolicySite) -> None:
+    """Certificates of people last eight hours, the policy's hours are 24."""
+    path, proposal = looser(place, hours=20)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    place.now += timedelta(hours=9)
+    assert "alice" in refused_start(place)
+    for person in ("alice", "bob", "carol"):
+        place.enrol(person)
+    path, proposal = looser(place, hours=4)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    assert place.start().how == "approved"
+
+
+def test_T36_a_person_who_left_the_site_has_approved_nothing(place: PolicySite) -> None:
+    path, proposal = looser(place)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    roles = place.folder / "id" / "roles.yaml"
+    text = roles.read_text()
+    roles.write_text(text.replace("  carol: [approver]\n", ""))
+    assert "1 of 2 approvals" in refused_start(place)
+    roles.write_text(text)
+    assert place.start().how == "approved"
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"policy": 1, "charter": null, "command": ""}', b"\xff\xfe"])
+def test_T35_rubbish_among_the_proposals_stops_nobody_and_helps_nobody(place: PolicySite, rubbish: bytes) -> None:
+    path, proposal = looser(place)
+    (path.parent / "0.json").write_bytes(rubbish)
+    (path.parent / f"{path.stem}.eve.approval").write_bytes(rubbish)
+    assert "0 of 2 approvals" in refused_start(place)
+    for person in ("bob", "carol"):
+        place.approve(path, proposal, person)
+    assert place.start().how == "approved"
+
+
+# ---- ledger and log must agree -------------------------------------------------------------------------
+
+
+def test_T42_without_its_ledger_a_silo_with_a_log_does_not_start_anew(place: PolicySite) -> None:
+    place.policy_is(text_of(TWO, LOOSER))
+    state = place.folder / "state"
+    kept = {path: path.read_bytes() for path in state.glob("ledger.sqlite3*")}
+    for path in kept:
+        path.unlink()
+    with pytest.raises(NotAllowedError) as refused:
+        place.start()
+    assert refused.value.code == "LEDGER_LOST"
+    place.policy_is(text_of(TWO))
+    for path in state.glob("ledger.sqlite3*"):
+        path.unlink()
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert place.start().how == "same"
+
+
+def test_T42_an_older_ledger_does_not_bring_an_older_policy_back(place: PolicySite) -> None:
+    ledger = place.folder / "state" / "ledger.sqlite3"
+    old = ledger.read_bytes()
+    place.policy_is(text_of(TWO, TIGHTER))
+    assert place.start().how == "tighter"
+    newer = ledger.read_bytes()
+    place.policy_is(text_of(TWO))
+    ledger.write_bytes(old)
+    with pytest.raises(NotAllowedError) as refused:
+        place.start()
+    assert refused.value.code == "LEDGER_BEHIND"
+    ledger.write_bytes(newer)
+    place.policy_is(text_of(TWO, TIGHTER))
+    assert place.start().how == "same"
+
+
+def test_T39_killed_between_ledger_and_log_it_starts_again(place: PolicySite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger knows the tighter policy, the log does not yet: as often as it happens."""
+    from fedsilo.edge.audit_log import AuditLog
+
+    class Killed(BaseException): ...
+
+    def killed(*_: object, **__: object) -> int:
+        raise Killed
+
+    for least in (3, 4):
+        place.policy_is(text_of(TWO, ("min_peers: 2", f"min_peers: {least}")))
+        with monkeypatch.context() as patched, pytest.raises(Killed):
+            patched.setattr(AuditLog, "append", killed)
+            place.start()
+        assert len(place.records("policy.load")) == 1
+    assert place.start().how == "same"
+
+
+def test_T34_check_tells_beforehand_what_a_start_would_say(place: PolicySite) -> None:
+    """`silo check` reads ledger and log of a silo that may be running."""
+    with place.audit(), closing(Ledger(place.folder / "state" / "ledger.sqlite3", read_only=True)) as ledger:
+        seen = Seen.in_folder(place.folder / "state" / "audit")
+        site = place.site()
+        people = (site.site_ca_pem, site.roles)
+        assert step_to(site.policy, ledger, seen, site.config, people, place.now.timestamp()).how == "same"
+        place.policy_is(text_of(TWO, LOOSER))
+        with pytest.raises(NotAllowedError):
+            step_to(place.site().policy, ledger, seen, site.config, people, place.now.timestamp())
+    with place.audit() as audit:
+        assert Seen.of(audit) == seen and seen.records == audit.size
+
+
+# ---- the federation's charter --------------------------------------------------------------------------
+
+
+def test_T34_a_charter_only_tightens_and_a_verdict_names_the_file_that_bound_it(tmp_path: Path) -> None:
+    """One number each: tighter at the site, tighter in the charter, and the same in both."""
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of(("messages_per_minute: 600 ", "messages_per_minute: 500 ")))
+    charter = text_of(("max_total_l2: 5.5", "max_total_l2: 1.001"))
+    place.configure(charter=charter)
+    assert place.start().how == "first"
+    policy = place.site().policy
+    bench = Bench(tmp_path / "bench", policy)
+    denied, fine = bench.factors(), bench.responses()
+    assert not isinstance(denied, Allowed) and denied.decision.reasons == ("TOTAL_L2",)
+    assert isinstance(fine, Allowed)
+    rules = {result.rule: result for result in denied.decision.results}
+
+    def line(path: str, starts: str) -> tuple[str, int]:
+        lines = (place.folder / path).read_text().splitlines()
+        number = next(number for number, text in enumerate(lines, 1) if text.strip().startswith(starts))
+        return str(place.folder / path), number
+
+    assert (rules["L2 of base and delta"].file, rules["L2 of base and delta"].line) == line(
+        "charter.yaml", "max_total_l2"
+    )
+    assert (rules["messages per minute"].file, rules["messages per minute"].line) == line(
+        "policy.yaml", "messages_per_minute"
+    )
+    assert (rules["L2 of the delta"].file, rules["L2 of the delta"].line) == line("policy.yaml", "max_l2")
+    record = bench.events("egress.decision")[0]
+    assert record["policy"]["effective"] == policy.digest
+    assert record["policy"]["file"] == policy.parts[0].file_sha256
+    assert record["policy"]["charter"] == policy.parts[1].file_sha256
+    recorded = {rule["rule"]: rule.get("file", "") for rule in record["rules"]}
+    assert recorded["L2 of base and delta"] == "charter" and recorded["L2 of the delta"] == ""
+    bench.close()
+    # Without the charter the same bytes leave.
+    place.configure()
+    alone = Bench(tmp_path / "alone", place.site().policy)
+    assert isinstance(alone.factors(), Allowed)
+    assert "charter" not in alone.events("egress.decision")[0]["policy"]
+    alone.close()
+
+
+def test_T34_a_charter_taken_away_or_loosened_is_a_looser_policy(tmp_path: Path) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of())
+    place.configure(charter=text_of(TIGHTER))
+    place.start()
+    place.configure()
+    with pytest.raises(NotAllowedError, match=r"federation\.min_peers"):
+        place.start()
+    place.configure(charter=text_of())
+    with pytest.raises(NotAllowedError, match=r"federation\.min_peers"):
+        place.start()
+    # A proposal may bring the charter along.
+    path, proposal = place.propose(text_of(), charter=text_of())
+    place.approve(path, proposal, "bob")
+    assert place.start().how == "approved"
+
+
+@pytest.mark.parametrize(
+    ("charter", "code", "says"),
+    [
+        (None, "NO_CHARTER", "there is no such charter"),
+        ("", "NO_POLICY", r"charter\.yaml: the policy file is empty"),
+        ("mode: [", "INVALID_INPUT", r"charter\.yaml:\d+: "),
+        (
+            text_of(("per_round: 1\n", "per_round: 1\n    surprise: 1\n")), "INVALID_INPUT",
+            r"charter\.yaml:\d+: .*surprise",
+        ),
+        (
+            text_of().replace("cardio-net", "other-net"), "NO_MEET",
+            r"policy\.yaml:\d+ and .*charter\.yaml:\d+ .*federation\.id",
+        ),
+        (text_of().replace(setting.HASH["base"], "e" * 64), "NO_MEET", r"model\.base_model_sha256"),
+        (text_of().replace("2026-12-01", "2027-12-02").replace("2027-12-01", "2028-01-01"), "NO_MEET", "same time"),
+    ],
+)  # fmt: skip
+def test_T34_a_charter_that_is_not_there_or_fits_nothing_starts_no_silo(
+    tmp_path: Path, charter: str | None, code: str, says: str
+) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of())
+    place.configure(charter=charter or "")
+    if charter is None:
+        (place.folder / "charter.yaml").unlink()
+    with pytest.raises(UsageError, match=says) as refused:
+        place.site()
+    assert refused.value.code == code
+    assert refused.value.exit_code == 2 and not place.in_force()
+    place.configure(charter=text_of())
+    assert place.start().how == "first"
+
+
+def test_T34_the_charter_is_the_agreed_one(tmp_path: Path) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of())
+    agreed = setting.policy_of(text_of()).digest
+    place.configure(charter=text_of(TIGHTER), pinned=agreed)
+    with pytest.raises(UsageError) as refused:
+        place.site()
+    assert refused.value.code == "CHARTER_MISMATCH"
+    place.configure(charter=f"# another comment\n{text_of()}", pinned=agreed)
+    assert place.start().how == "first"
+    place.configure(pinned=agreed)
+    with pytest.raises(UsageError, match=r"silo\.yaml:\d+: charter_sha256"):
+        load_config(place.folder / "silo.yaml")
+
+
+@settings(max_examples=20, deadline=None)
+@given(some_policies(), some_policies(), st.sampled_from(MESSAGES), st.integers(0, 4))
+def test_T34_what_two_files_allow_together_both_allow(
+    tmp_path_factory: pytest.TempPathFactory, one: PolicyFile, two: PolicyFile, facts: dict[str, Any], released: int
+) -> None:
+    """From the files that a start reads; and the file a verdict names says the same by itself."""
+    folder = tmp_path_factory.mktemp("two")
+    for name, file in (("policy", one), ("charter", two)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(file.model_dump(mode="json", by_alias=True)))
+    try:
+        policy = read_effective(folder / "policy.yaml", folder / "charter.yaml")
+    except UsageError:
+        assume(False)
+        raise
+    history = History(rounds_released=released)
+    together, *alone = (decide(facts, each, history) for each in (policy, *policy.parts))
+    if together.verdict == "allow":
+        assert [decision.verdict for decision in alone] == ["allow", "allow"]
+    for rule, result, *parts in zip(RULES, together.results, *(decision.results for decision in alone), strict=True):
+        named = [part for part in parts if part.file == result.file]
+        if result.outcome != "n.a." and any(part.outcome == result.outcome for part in parts):
+            assert named[0].outcome == result.outcome, rule.name
+            if any(part.limit == result.limit and part.outcome == result.outcome for part in parts):
+                assert named[0].limit == result.limit, rule.name
