@@ -51,7 +51,7 @@ def reft_facts(message: Message) -> Facts:
     }
     not_finite = not_canonical = off_bfloat16 = 0
     squares = square_max = distance_max = 0.0
-    for entry in header.tensors if given is not None and facts["tensors_given"] else ():
+    for entry in header.tensors if facts["tensors_given"] else ():
         array = given[entry.name] if given is not None else np.zeros(0, np.float32)
         if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
             facts["shapes_wrong"] += 1

@@ -277,5 +277,9 @@ class Method:
     sends_wrong_answers: bool = False
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
-        """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it."""
-        return frozenset(plan.lora.update_kind if kind == UPDATE_KIND["none"] else kind for kind in self.kinds)
+        """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it.
+
+        A core between two frozen factors (freeze: AB) is trained only by a method that names its kind itself.
+        """
+        sent = UPDATE_KIND["A" if plan.lora.freeze == "A" else "none"]
+        return frozenset(sent if kind == UPDATE_KIND["none"] else kind for kind in self.kinds)

@@ -78,9 +78,10 @@ def profile_records(facts: Facts, policy: Policy, history: History) -> Judgement
 
 @rule("match goes forward", "MATCH", "match.directive")
 def match_forward(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """A match is made once. The same directive again is its redelivery and changes nothing."""
+    """A match is made once, and says who gives. The same directive again is its redelivery and changes nothing."""
     _, path = block_of(facts, policy)
-    return holds(facts["match_is_fresh"] is True or facts["match_repeated"] is True, path, measured=facts["match"])
+    forward = facts["match_is_fresh"] is True or facts["match_repeated"] is True
+    return holds(forward and facts["part"] != "", path, measured=facts["match"])
 
 
 @rule("match is with a peer", "NOT_A_PEER", "match.directive")

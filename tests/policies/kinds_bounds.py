@@ -383,6 +383,8 @@ SCORES: list[Bound] = [
         ),
     ),
     ("abstaining", "where it may not", SILENT, rewards((4, (0, 0, 0))), rewards((4, None))),
+    ("reward range", "not a number", GRPO, rewards((4, (0.0, 0, 1))), rewards((4, (math.nan, 0, 1)))),
+    ("profile range", "infinite", KNEXA, profile(), profile(dynamic=(math.inf,) * 12)),
     ("reward range", "above", FINE_REWARDS, rewards((4, (0, 0.25, 1))), rewards((4, (0, 0.25, 1.25)))),
     ("reward range", "below", FINE_REWARDS, rewards((4, (0, 0.25, 1))), rewards((4, (0, -0.25, 1)))),
     ("reward grid", "between", FINE_REWARDS, rewards((4, (0, 0.25, 1))), rewards((4, (0, 0.26, 1)))),
@@ -488,6 +490,7 @@ KNOWLEDGE: list[Bound] = [
     ),
     ("records behind the profile", "one less", KNEXA, profile(), profile().but(usable_records=9)),
     ("records behind the profile", "not known", KNEXA, profile(), profile().but(usable_records=None)),
+    ("match goes forward", "without a part", KNEXA, directive(), directive(part="")),
     ("match goes forward", "an earlier one", KNEXA, directive(match=4), directive(match=2)),
     (
         "match goes forward",

@@ -72,7 +72,19 @@ def test_every_message_of_the_protocol_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "message_name", ["Hello", "Heartbeat", "TensorEntry", "Response", "Metric", "PublicStep", "Donor"]
+    "message_name",
+    [
+        "Hello",
+        "Heartbeat",
+        "TensorEntry",
+        "Response",
+        "Metric",
+        "PublicStep",
+        "Donor",
+        "PackageEntry",
+        "QuestionRewards",
+        "QuestionExemplars",
+    ],
 )
 def test_a_field_added_to_the_protocol_is_noticed(message_name: str) -> None:
     assert _unclassified(_with_field_remark(message_name)) == {f"{message_name}.remark"}
@@ -112,6 +124,11 @@ NOTE = "audit/hospital_a\n12\n" + "A" * 43 + "=\n\n\u2014 hospital_a AAAA\n"
         (pb.Metric(name="pass_at_1"), pb.Metric(name="Pass at 1")),
         (pb.Metric(value=0.5), pb.Metric(value=float("nan"))),
         (pb.Response(finish=pb.FINISH_STOP), pb.Response(finish=7)),  # type: ignore[arg-type]
+        (pb.KnowledgePackage(peer="hospital_b"), pb.KnowledgePackage(peer="Mr Smith")),
+        (pb.MatchDirective(part="give"), pb.MatchDirective(part="gossip")),
+        (pb.Diagnostic(name="omega"), pb.Diagnostic(name="mean_age")),
+        (pb.ProfileVector(dynamic=[0.5]), pb.ProfileVector(dynamic=[float("inf")])),
+        (pb.CompetenceScore(exemplar_set_sha256="ab" * 32), pb.CompetenceScore(exemplar_set_sha256="patient 17")),
         (pb.Refusal(expected="fp32"), pb.Refusal(expected="\x1b[31m")),
     ],
 )

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import canonical_json
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.asked import Asked
+from policies.catalogue import DIAGNOSTICS
 from policies.compare import is_tightening, meet
 from policies.engine import Approval, History, HistoryBook, decide, measure
 from policies.load import Policy
@@ -27,10 +29,13 @@ from tests.policies.kinds import (
     OFFERED_KINDS,
     Case,
     a_method_that_sends_everything,
+    answers,
     competence_ask,
     directive,
+    drift,
     further_text,
     good,
+    package,
     policy_named,
     profile,
     reward_ask,
@@ -39,7 +44,7 @@ from tests.policies.kinds import (
     score,
     worth,
 )
-from tests.policies.kinds_bounds import BOUNDS, FINE_REWARDS, KNEXA, REFT, R, changed_reft, setting
+from tests.policies.kinds_bounds import BOUNDS, FINE_REWARDS, FURTHER, KNEXA, REFT, R, changed_reft, setting
 from tests.policies.setting import PLAN, policy_of
 
 # pubswap-strict asks for them in its first rounds.
@@ -266,3 +271,55 @@ def test_T34_a_meet_of_equal_policies_allows_the_same() -> None:
     }
     for _, _, policy, at_limit, _ in BOUNDS:
         assert at_limit.decided(equal[policy.digest]).verdict == "allow"
+
+
+# ---- facts -----------------------------------------------------------------------------------------
+
+MARK = "Mr Smith, born 1962"
+MARKED = [
+    answers((0, MARK)),
+    package((0, MARK)),
+    package(to=MARK),
+    reward_ask((1, (MARK,))),
+    directive(peer=MARK),
+    directive(part=MARK),
+    drift((MARK, 0.5)),
+    score(sha256=MARK),
+    changed_reft(lambda tensors: tensors.update({MARK: tensors["layers.0.prefix.b"]})),
+]
+
+
+@pytest.mark.parametrize("case", [*MARKED, *CASES[::4]])
+def test_T40_facts_hold_no_text_and_can_be_written_down(case: Case) -> None:
+    facts = measure(case.message, case.context())
+    assert MARK not in canonical_json(facts).decode()
+
+
+def test_T40_a_marked_message_is_refused_where_the_mark_is_no_answer() -> None:
+    """So the marks above are seen, and not dropped on the way."""
+    refused = {
+        case.message.kind
+        for case in MARKED
+        if case.decided(FURTHER if "drift" in case.message.kind else KNEXA).verdict == "deny"
+    }
+    assert {"knowledge.package", "match.directive", "diag.drift", "competence.score", "reft.intervention"} <= refused
+
+
+def test_T23_lists_in_facts_are_bounded() -> None:
+    case = rewards((4, tuple(number / 1024 for number in range(300))))
+    facts = measure(case.message, case.context())
+    assert (len(facts["values"]), facts["values_at_fault"], facts["units"]) == (256, 44, 300)
+    many = changed_reft(
+        lambda tensors: tensors.update({f"layers.{n}.prefix.b": np.zeros(8, np.float32) for n in range(999)})
+    )
+    assert len(measure(many.message, many.context())["layers"]) == 256
+    figures = drift(*[(DIAGNOSTICS[0], 0.5)] * 300)
+    facts = measure(figures.message, figures.context())
+    assert (len(facts["diagnostics"]), facts["diagnostics_at_fault"]) == (256, 44)
+
+
+def test_T23_a_tall_R_is_not_multiplied_out() -> None:
+    """R R^T of 10^5 rows would take 80 GB."""
+    tall = changed_reft(setting(R, np.zeros((100_000, 1))))
+    assert measure(tall.message, tall.context())["orthonormality_error"] is None
+    assert tall.decided(REFT).verdict == "deny"

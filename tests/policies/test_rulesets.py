@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.launch import cli_policy
+from fedsilo.treaty.averaging import initial_frozen_sha256
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.freezing import FREEZE_OF_KIND
 from fedsilo.treaty.methods import METHODS
+from fedsilo.treaty.plan import Lora
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.compare import compare
 from policies.render import RULESETS
 from policies.ruleset_methods import METHOD_RULESETS
-from tests.policies.kinds import NAMED, OFFERED_KINDS, SCHEMAS
-from tests.policies.setting import COORDINATOR, PEERS, SCHEMA, policy_text
+from tests.policies.kinds import NAMED, OFFERED_KINDS, R_SCHEMA, SCHEMAS, Case, ruleset_text
+from tests.policies.setting import COORDINATOR, PEERS, PLAN, SCHEMA, SIZE, inbound, policy_of, policy_text
 from tests.policies.test_model_folder import _folder
 
 FOLDER = Path(__file__).parents[2] / "policies" / "rulesets"
@@ -117,11 +122,6 @@ def test_the_schema_freezes_what_the_kind_does_not_carry(name: str) -> None:
 @pytest.mark.parametrize("name", RULESETS)
 def test_limits_follow_from_the_size_of_the_plan(name: str) -> None:
     """A larger plan is nowhere tighter, and a ruleset with content is somewhere looser."""
-    from dataclasses import replace
-
-    from policies.compare import compare
-    from tests.policies.setting import SIZE, policy_of
-
     schema = SCHEMAS.get(name, SCHEMA)
     larger = replace(SIZE, local_steps=8, prompts_per_step=6, samples_per_prompt=8, max_new_tokens=64, rounds=300)
     texts = [policy_text(name, schema=schema, size=size) for size in (SIZE, larger)]
@@ -174,3 +174,25 @@ def test_a_policy_of_each_ruleset_is_written_and_checks(site: Path, name: str) -
     assert code == 0, answer
     assert {row["kind"] for row in answer["data"]["capacity_per_round"]} - {"control.*"} == SENT[name]
     assert {row["kind"] for row in answer["data"]["worst_case_per_round"]} == SENT[name]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_plan_over_a_core_is_refused_for_methods_that_do_not_train_one(method: str) -> None:
+    """Beside its counterpart: the same policy takes the plan of a method that names the core's kind itself."""
+    lora = Lora(
+        rank=2, alpha=4.0, schema_sha256=R_SCHEMA.digest, freeze="AB",
+        frozen_sha256=initial_frozen_sha256(R_SCHEMA.tensors, PLAN.seed, "AB"),
+    )  # fmt: skip
+    plan = PLAN.model_copy(update={"method": method, "lora": lora})
+
+    def reasons() -> tuple[str, ...]:
+        case = Case(
+            inbound("run.plan", pb.RunPlan(canonical_json=plan.canonical())), {"plan": None, "schema": R_SCHEMA}
+        )
+        return case.decided(policy_of(ruleset_text("fed-sb"))).reasons
+
+    assert "PLAN_METHOD" in reasons()
+    trains_a_core = replace(METHODS[method], kinds=frozenset({"lora.core_r"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, method, trains_a_core)
+        assert reasons() == ()

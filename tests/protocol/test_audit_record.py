@@ -97,6 +97,7 @@ def test_every_listed_event_and_no_other(event: str) -> None:
         {"detail": {"reason": "escape\x1b[31m"}},
         {"detail": {"reason": "\u202eright to left"}},
         {"detail": {"a key with spaces": 1}},
+        *({part: {name: 1}} for part in ("detail", "facts") for name in ("seq", "link", "previous")),
         {"detail": {"pem": "-----BEGIN PRIVATE KEY-----"}},
         {"detail": {"value": b"bytes"}},
         {"detail": {"value": float("nan")}},

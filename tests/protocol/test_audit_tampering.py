@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 from fedsilo.edge import audit_verify
 from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.checkpoint import open_checkpoint, parse_verifier_key
+from fedsilo.treaty.audit.checkpoint import Checkpoint, open_checkpoint, parse_verifier_key, sign_checkpoint
 from fedsilo.treaty.audit.merkle import leaf_hash, verify_inclusion
 from fedsilo.treaty.errors import VerificationError
 from tests.protocol.audit_parties import (
     COORDINATOR,
+    KEYS,
     OTHER_KEY,
     SILO,
     append_send,
@@ -376,3 +377,22 @@ def test_what_is_no_log_folder_is_not_called_a_tampered_log(honest: tuple[Path, 
     folder = copied(honest[0], tmp_path / "keyless")
     (folder / "keys" / "log.vkey").unlink()
     assert told(folder)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("twice", "found"),
+    [(b"", []), (b',"seq":0', ["record 0 is damaged"]), (b',"x":{"previous":1}', ["record 0 is damaged"])],
+)
+def test_T38_a_record_that_two_readers_would_read_differently_is_damaged(
+    tmp_path: Path, twice: bytes, found: list[str]
+) -> None:
+    """Written and signed by the log's owner: one reader takes the first of two equal keys, another the last."""
+    with open_log(tmp_path / "log") as log:
+        log.append("start")
+    path = segment(tmp_path / "log")
+    line = path.read_bytes().rstrip(b"\n")
+    line = line[:-1] + twice + b"}"
+    path.write_bytes(line + b"\n")
+    note = sign_checkpoint(Checkpoint(SILO, 1, leaf_hash(line)), KEYS[SILO])
+    (tmp_path / "log" / "checkpoints" / f"{1:012d}.note").write_text(note, encoding="utf-8")
+    assert problems(tmp_path / "log") == [found]

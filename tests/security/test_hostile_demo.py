@@ -12,6 +12,7 @@ from fedsilo.launch.demo_attacks import check_attacks, fault, phases, rounds_nee
 from fedsilo.launch.demo_report import report
 from fedsilo.launch.demo_result import _worse
 from fedsilo.launch.hostile_attacks import ATTACKS, COORDINATOR, EVERY, LEAK, TRAINER, named
+from fedsilo.launch.hostile_deviations import DEVIATIONS
 from fedsilo.launch.hostile_trainer import HostileLink
 from fedsilo.treaty.errors import OperationError, UsageError, VerificationError
 from fedsilo.treaty.wire import codec
@@ -151,8 +152,8 @@ def test_each_round_and_each_step_carries_one() -> None:
     assert rounds_needed(named(LEAK), public_steps=10) == 2
     assert rounds_needed(named(["prompt_as_response", "answers_reordered", "samples_as_number"]), public_steps=2) == 2
     assert rounds_needed(named(["unknown_field"]), public_steps=2) == 1
-    rounds = sum(attack.kind in ("round.open", "global.adapter") for attack in COORDINATOR)
-    assert rounds_needed(COORDINATOR, public_steps=10) > rounds
+    of_rounds = [attack.name for attack in COORDINATOR if DEVIATIONS[attack.name].stage == 2]
+    assert rounds_needed(COORDINATOR, public_steps=10) > len(of_rounds) - 1  # one of them has a run of its own
 
 
 # ---- judging -----------------------------------------------------------------------------------------

@@ -321,6 +321,12 @@ def test_T38_what_is_no_cosignature_of_a_shown_checkpoint_is_not_carried(net: Ne
     good = cosign(newest, spiffe("hospital_b"), net.silos["hospital_b"].key, int(setting.NOW))
     other = sign_checkpoint(Checkpoint(spiffe("hospital_a"), shown, bytes(32)), net.silos["hospital_a"].key)
 
+    def broken(note: str) -> str:
+        *lines, last, _ = note.split("\n")
+        middle = len(last) - 20
+        flipped = last[:middle] + ("A" if last[middle] != "A" else "B") + last[middle + 1 :]
+        return "\n".join([*lines, flipped, ""])
+
     def sizes_carried(note: str) -> set[int]:
         witness = net.silos["hospital_b"]
         sent = witness.witnessing.message(same=True)
@@ -334,6 +340,7 @@ def test_T38_what_is_no_cosignature_of_a_shown_checkpoint_is_not_carried(net: Ne
     for bad in (
         "nonsense",
         newest,  # nobody's cosignature
+        broken(good),  # the right key's name over other bytes
         cosign(newest, spiffe("hospital_b"), stranger, int(setting.NOW)),  # another key under its name
         cosign(newest, spiffe("hospital_c"), net.silos["hospital_c"].key, int(setting.NOW)),  # somebody else's
         cosign(other, spiffe("hospital_b"), net.silos["hospital_b"].key, int(setting.NOW)),  # of what was never shown

@@ -256,6 +256,11 @@ def test_T38_old_records_shrink_to_leaf_hashes_and_all_proofs_still_hold(tmp_pat
     whole.close()
     size = reduced(tmp_path / "log")
     left = [first for first, _ in segments(tmp_path / "log")]
+    log_records = {first: [json.loads(line)["t"] for line in path.read_bytes().splitlines()]
+                   for first, path in segments(tmp_path / "whole")}  # fmt: skip
+    cut = (Clock().now + (12 - 6.5) * DAY) * 1000
+    assert left[0] == next(first for first, times in log_records.items() if max(times) >= cut)
+    assert min(log_records[left[0]]) < cut  # a segment of both old and young records stays whole
     assert 0 < size == left[0] and len(left) < len(segments(tmp_path / "whole"))
     (result,) = verify_logs([tmp_path / "log"])
     assert (result["problems"], result["hashes_only"]) == ([], size)
