@@ -33,7 +33,7 @@ from coordinator.native_log import address_of, host_of
 from coordinator.replies import Reply
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.quiet_log import QuietLog
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, PeerError, WireCode
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, PeerError, WireCode
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import control_pb2
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -50,6 +50,10 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
+
+
+class _TooManyCallsError(OperationError):
+    """One silo has more calls open than it may (T24)."""
 
 
 class _Boundary:
@@ -72,6 +76,9 @@ class _Boundary:
                 f"refused {host} {certificate}", f"refused calls from {host}", f"refused a call from {error.line}"
             )
             self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
+        if isinstance(error, _TooManyCallsError):
+            self._quiet.say(error.message, error.message, error.message)
+            self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         if isinstance(error, FedSiloError):
             cause = f"{type(error).__name__} {error.code}"
             self._quiet.say(cause, f"calls that ended by {cause}", f"a call ended: {error.line}", level=logging.ERROR)
@@ -154,7 +161,7 @@ class FederationService:
         """One message in, one message out."""
         with _Boundary(context, self._quiet):
             peer = self._peer(context)
-            with self._one_more(peer, context), contextlib.ExitStack() as stack:
+            with self._one_more(peer), contextlib.ExitStack() as stack:
                 with self.watchdog.watching(context, self._limits.receive_timeout_seconds):
                     reply = self._take(peer, requests, stack)
                 if isinstance(reply, Reply):
@@ -218,15 +225,14 @@ class FederationService:
             raise NotAllowedError(f"{address_of(context.peer())}: {error.message}", hint=error.hint) from error
 
     @contextlib.contextmanager
-    def _one_more(self, peer: PeerIdentity, context: grpc.ServicerContext) -> Iterator[None]:
+    def _one_more(self, peer: PeerIdentity) -> Iterator[None]:
         with self._lock:
             self._calls[peer.spiffe_id] += 1
             too_many = self._calls[peer.spiffe_id] > self._limits.concurrent_calls_per_silo
         try:
             if too_many:
-                line = f"{peer.spiffe_id} has too many calls open"
-                self._quiet.say(line, line, line)
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+                # not ended here: what `abort` raises would pass for a fault of ours further out
+                raise _TooManyCallsError(f"{peer.spiffe_id} has too many calls open")
             yield
         finally:
             with self._lock:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from fedsilo.treaty.errors import WireCode
 from fedsilo.treaty.isolation import RUNGS
+from fedsilo.treaty.plan import PLAN_CHARACTERS_MAX
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 
@@ -64,7 +65,6 @@ DIAGNOSTICS = (
     "zero_variance_swapped",
 )
 NAMES_MAX = 64
-PLAN_CHARACTERS_MAX = 65536
 
 _LOADS = frozenset({"fp32", "bf16", "nf4", "fp8"})
 _CODES: dict[str, frozenset[Any]] = {
@@ -180,6 +180,11 @@ _SHAPES: dict[FieldClass, Callable[[str, Any], bool]] = {
 
 def is_name(value: str) -> bool:
     return bool(_NAME.fullmatch(value))
+
+
+def digest_of(value: str) -> str:
+    """The value where it is a digest, else empty: what is none may be any text, and facts hold none."""
+    return value if _DIGEST.fullmatch(value) else ""
 
 
 def names_of(values: Iterable[str]) -> tuple[list[str], int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.catalogue import DIAGNOSTICS, names_of
+from policies.catalogue import DIAGNOSTICS, digest_of, names_of
 from policies.facts_text import index_facts, text_facts
 from policies.message import Context, Facts, Message
 
@@ -61,7 +61,7 @@ def _answers(responses: list[pb.Response], context: Context) -> Facts:
 
 def _sets(header: str, context: Context) -> Facts:
     """The set that a message names, and the party's own copy."""
-    return {"header_set_sha256": header, "public_set_sha256": context.public_set_sha256}
+    return {"header_set_sha256": digest_of(header), "public_set_sha256": context.public_set_sha256}
 
 
 def _exemplar_counts(exemplars: Iterable[Sequence[int]]) -> Facts:
@@ -76,7 +76,7 @@ def _public_rewards(body: pb.PublicRewards, message: Message, context: Context) 
     plan = context.plan
     return {
         **index_facts([prompt.prompt_index for prompt in body.prompts], context),
-        "header_set_sha256": body.public_set_sha256,
+        "header_set_sha256": digest_of(body.public_set_sha256),
         "samples_max": max((len(prompt.rewards) for prompt in body.prompts), default=0),
         "plan_samples_per_prompt": plan.samples_per_prompt if plan else 0,
         "step_is_public": plan is not None and context.open_step in plan.public_steps(),

@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
 from policies.message import Facts, Message
 
 LAYERS_MAX = 256
@@ -37,7 +38,7 @@ def reft_facts(message: Message) -> Facts:
         "header_schema_empty": header.schema_sha256 == "",
         "header_rank": header.rank,
         "header_scale": header.scale,
-        "dtype": header.dtype,
+        "dtype": header.dtype if header.dtype in DTYPE_ITEM_BYTES else "",
         "layers": layers,
         "groups": groups,
         "rank": rank,
@@ -45,7 +46,6 @@ def reft_facts(message: Message) -> Facts:
         "tensors": len(names),
         "tensors_missing": len(whole - set(names)),
         "tensors_unexpected": len(names) - sum(name in whole for name in names),
-        "tensors_repeated": len(names) - len(set(names)),
         "tensors_given": given is not None and sorted(given) == names,
         "shapes_wrong": sum(shape != ((rank,) if name.endswith(".b") else (rank, width)) for name, shape in shapes),
     }

@@ -9,7 +9,9 @@ import numpy as np
 
 from fedsilo.treaty.freezing import FrozenDigest, is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
 from fedsilo.treaty.wire.services import UPDATE_KINDS
+from policies.catalogue import digest_of
 from policies.message import Context, Facts, Message
 
 _TILE_ELEMENTS = 1 << 20
@@ -25,9 +27,9 @@ def tensor_facts(message: Message, context: Context) -> Facts:
     given = message.tensors
     facts: Facts = {
         "schema_sha256": schema.digest if schema else "",
-        "header_schema_sha256": header.schema_sha256,
+        "header_schema_sha256": digest_of(header.schema_sha256),
         "freeze": freeze,
-        "dtype": header.dtype,
+        "dtype": header.dtype if header.dtype in DTYPE_ITEM_BYTES else "",
         "dtype_of_schema": schema is not None and header.dtype == schema.dtype,
         "rank": header.rank,
         "rank_of_schema": schema is not None and header.rank == schema.rank,

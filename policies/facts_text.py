@@ -7,7 +7,7 @@ from collections import Counter
 
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.catalogue import names_of
+from policies.catalogue import digest_of, names_of
 from policies.message import Context, Facts
 from policies.screening import screen_facts
 
@@ -59,7 +59,7 @@ def response_facts(body: pb.PublicResponses, context: Context) -> Facts:
     return {
         **text_facts([response for prompt in body.prompts for response in prompt.responses], context),
         **index_facts([prompt.prompt_index for prompt in body.prompts], context),
-        "header_set_sha256": body.public_set_sha256,
+        "header_set_sha256": digest_of(body.public_set_sha256),
         "samples_max": max((prompt.samples for prompt in body.prompts), default=0),
         "responses_per_prompt_max": max((len(prompt.responses) for prompt in body.prompts), default=0),
         "prompts_over_samples": sum(len(prompt.responses) > prompt.samples for prompt in body.prompts),

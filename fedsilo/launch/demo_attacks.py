@@ -71,7 +71,7 @@ def rounds_needed(attacks: Sequence[Attack], *, public_steps: int) -> int:
     kinds = [ATTACKS[name].kind for name in names]
     if attacks and attacks[0].party == "coordinator":
         # those of rounds and adapters take a round each, after the others; one more has honest donors
-        rounds = sum(DEVIATIONS[name].stage == 2 for name in names)
+        rounds = sum(DEVIATIONS[name].stage >= 2 for name in names)
         return 2 + rounds + math.ceil(kinds.count("public.donors") / max(1, public_steps))
     answers = math.ceil(kinds.count("public.responses") / max(1, public_steps))
     evaluations = kinds.count("metrics.eval")

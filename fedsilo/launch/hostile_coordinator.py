@@ -57,6 +57,7 @@ class HostileReplies(Replies):
         self._left = sorted(attacks, key=lambda name: DEVIATIONS[name].stage)
         self._targets = (frozenset(plan_targets or targets), frozenset(targets))
         self._of_run: dict[str, str] = {}
+        self._attacked: set[str] = set()
         self._report = report
         self.memory = Memory(schema)
 
@@ -94,6 +95,7 @@ class HostileReplies(Replies):
             self.memory.delivered.setdefault(silo, reply)
         elif not said.is_prepared:
             self._left = [each for each in self._left if each != name]
+            self._attacked.add(said.run)
             envelope = reply.envelope
             self._report(
                 {"name": name, "silo": silo, "kind": envelope.kind, "run": envelope.run,
@@ -110,6 +112,8 @@ class HostileReplies(Replies):
         for name in self._left:
             deviation = DEVIATIONS[name]
             if deviation.stage != stage or said.silo not in self._targets[min(stage, 1)]:
+                continue
+            if deviation.stage == 3 and said.run in self._attacked:
                 continue
             changed = deviation.change(said, self.memory)
             if changed is not None:

@@ -103,8 +103,9 @@ class Deviation:
     """How one attack is made.
 
     Attributes:
-        stage: 0 with the plan of a run, to all silos; 1 within an open round; 2 with or after the opening of a round,
-            which the silo then sits out. A later stage waits until nothing is left of the earlier ones.
+        stage: 0 with the plan of a run; 1 within an open round; 2 with or after the opening of a round, which the silo
+            then sits out; 3 likewise, in a run in which nothing else is tried. A later stage waits until nothing is
+            left of the earlier ones.
     """
 
     stage: int
@@ -407,6 +408,6 @@ DEVIATIONS: dict[str, Deviation] = {
     "same_prompts_each_round": Deviation(2, _same_prompts),
     "adapter_norm_jump": _forged(_scale(1e9)),
     "adapter_of_another_shape": _forged(_one_tensor_more),
-    "adapter_of_one_silo": _forged(lambda tensors: None),
+    "adapter_of_one_silo": replace(_forged(lambda tensors: None), stage=3),
     "adapter_of_another_digest": Deviation(2, _other_bytes),
 }

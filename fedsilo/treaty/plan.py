@@ -13,6 +13,8 @@ from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.freezing import UPDATE_KIND, Freeze
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 
+PLAN_CHARACTERS_MAX = 65536
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 
@@ -138,8 +140,11 @@ def plan_from_canonical(text: str) -> Plan:
     """Parse a plan received from the coordinator.
 
     Raises:
-        PeerError: not a valid plan, or not in canonical form.
+        PeerError: too long, not a valid plan, or not in canonical form.
     """
+    if len(text) > PLAN_CHARACTERS_MAX:
+        # a million keys that do not belong there make a million complaints, some gigabytes of them (T23)
+        raise PeerError(WireCode.TOO_LARGE, f"the plan has {len(text)} characters, at most {PLAN_CHARACTERS_MAX} fit")
     try:
         plan = Plan.model_validate_json(text)
     except ValidationError as error:

@@ -32,7 +32,7 @@ def tensor_set(facts: Facts, policy: Policy, history: History) -> Judgement:
     for key in ("layers", "groups"):
         if tuple(facts[key]) != getattr(block, key):
             return holds(False, (*path, key), measured=len(facts[key]), limit=list(getattr(block, key)))
-    wrong = facts["tensors_missing"] + facts["tensors_unexpected"] + facts["tensors_repeated"]
+    wrong = facts["tensors_missing"] + facts["tensors_unexpected"]
     return holds(facts["tensors_given"], path) if wrong == 0 else none_of(wrong, (*path, "layers"))
 
 

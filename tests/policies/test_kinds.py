@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,14 +39,17 @@ from tests.policies.kinds import (
     package,
     policy_named,
     profile,
+    public_rewards,
+    reft,
     reward_ask,
     rewards,
     ruleset_text,
     score,
+    update,
     worth,
 )
 from tests.policies.kinds_bounds import BOUNDS, FINE_REWARDS, FURTHER, KNEXA, REFT, R, changed_reft, setting
-from tests.policies.setting import PLAN, policy_of
+from tests.policies.setting import PLAN, SCHEMA, policy_of
 
 # pubswap-strict asks for them in its first rounds.
 TWO_PERSONS = History(approvals=tuple(Approval(person, ("approver",)) for person in ("ada", "bob")))
@@ -276,6 +280,12 @@ def test_T34_a_meet_of_equal_policies_allows_the_same() -> None:
 # ---- facts -----------------------------------------------------------------------------------------
 
 MARK = "Mr Smith, born 1962"
+
+
+def _with_body(case: Case, body: Message) -> Case:
+    return Case(dataclasses.replace(case.message, body=body), case.known)
+
+
 MARKED = [
     answers((0, MARK)),
     package((0, MARK)),
@@ -285,6 +295,10 @@ MARKED = [
     directive(part=MARK),
     drift((MARK, 0.5)),
     score(sha256=MARK),
+    public_rewards(sha256=MARK),
+    reft(schema_sha256=MARK),
+    _with_body(good("public.responses", "pubswap"), pb.PublicResponses(public_set_sha256=MARK)),
+    _with_body(update("lora.factors", SCHEMA), pb.Factors(schema_sha256=MARK, dtype=MARK, base_digest=MARK)),
     changed_reft(lambda tensors: tensors.update({MARK: tensors["layers.0.prefix.b"]})),
 ]
 
@@ -297,11 +311,10 @@ def test_T40_facts_hold_no_text_and_can_be_written_down(case: Case) -> None:
 
 def test_T40_a_marked_message_is_refused_where_the_mark_is_no_answer() -> None:
     """So the marks above are seen, and not dropped on the way."""
-    refused = {
-        case.message.kind
-        for case in MARKED
-        if case.decided(FURTHER if "drift" in case.message.kind else KNEXA).verdict == "deny"
-    }
+    policies = {"diag.drift": FURTHER, "reft.intervention": REFT}
+    kinds = [case.message.kind for case in MARKED]
+    verdicts = [case.decided(policies.get(case.message.kind, KNEXA)).verdict for case in MARKED]
+    refused = {kind for kind, verdict in zip(kinds, verdicts, strict=True) if verdict == "deny"}
     assert {"knowledge.package", "match.directive", "diag.drift", "competence.score", "reft.intervention"} <= refused
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -133,7 +134,7 @@ def test_T38_an_edited_record_with_a_repaired_chain_is_detected(honest: tuple[Pa
 def test_T38_a_log_rebuilt_from_nothing_is_shown_by_the_witness(
     honest: tuple[Path, Path], tmp_path: Path, key: str
 ) -> None:
-    changes = {} if key == "own" else {"key": OTHER_KEY}
+    changes: dict[str, Any] = {} if key == "own" else {"key": OTHER_KEY}
     with open_log(tmp_path / "silo", **changes) as rebuilt:
         rebuilt.append("start")
         for sequence in range(10):

@@ -139,7 +139,15 @@ class Bench:
             clock=lambda: self.clock_now, screens=self.screens, archive=self.archive if self.archives else None,
         )  # fmt: skip
         self.gate.view = RunView(
-            setting.PLAN, 1, setting.BASE_DIGEST, 1.0, STEPS, 2, {1: setting.BASE_DIGEST}, training=Training(6, 1, 4)
+            setting.PLAN,
+            1,
+            setting.BASE_DIGEST,
+            1.0,
+            STEPS,
+            2,
+            {1: setting.BASE_DIGEST},
+            training=Training(6, 1, 4),
+            witnesses=1,
         )
         self.releases = Releases(self.gate, self.ledger, silo="hospital_a", destination={"address": "host:1"})
 

@@ -82,7 +82,9 @@ def test_a_round_that_opens_again_is_its_redelivery_or_not_let_in(bench: Bench) 
     deliver(body, 2)
     bench.gate.view = bench.gate.view.opened(2, body)
     deliver(body, 2)
-    bench.gate.view = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.gate.view.to_json())))
+    restored = RunView.from_json(setting.PLAN, json.loads(json.dumps(bench.gate.view.to_json())))
+    assert restored.witnesses is None  # nobody's word is carried over a restart: joining asks again
+    bench.gate.view = restored.witnessed(1)
     deliver(body, 2)  # killed before the acknowledgement was sent
     for changed, number in ((pb.RoundOpen(base_digest="ef" * 32, public_steps=steps), 2), (body, 1)):
         with pytest.raises(IngressDenied):

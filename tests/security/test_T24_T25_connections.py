@@ -1,0 +1,285 @@
+"""T23, T24, T25 against a real coordinator process: silos that stall, send drop by drop or send bombs, and clients that
+speak no TLS or an old one, while another silo goes about its business.
+
+What this does not stop: a flood of connections that fills the machine's own tables; that is the network's to limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.config import load_config
+from fedsilo.edge.identity_files import load_identity
+from fedsilo.launch.provision import init_ca, provision_site
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.wire import codec, services
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.coordinator_folder import write_coordinator
+
+MEGABYTE = 1 << 20
+LIMIT_SECONDS = 60.0  # a limit that is reached means that something hangs
+RECEIVE_TIMEOUT_SECONDS = 5.0
+EXCHANGES = 25
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Place:
+    """A federation CA, two silos and the coordinator that runs."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    port: int
+    sequence: int = 0
+
+    def credentials(self, silo: str) -> grpc.ChannelCredentials:
+        files = self.folder / silo / "id"
+        return grpc.ssl_channel_credentials(
+            (files / "federation_ca.crt").read_bytes(), (files / f"{silo}.key").read_bytes(),
+            (files / f"{silo}.crt").read_bytes(),
+        )  # fmt: skip
+
+    def opening(self, silo: str, kind: str, payload: bytes, *, announced: int | None = None) -> pb.Frame:
+        files = self.folder / silo / "id"
+        identity = load_identity(
+            files / f"{silo}.crt", files / f"{silo}.key", files / f"{silo}.ed25519", files / "federation_ca.crt",
+            role="silo",
+        )  # fmt: skip
+        self.sequence += 1
+        envelope = pb.Envelope(
+            federation="cardio-net", attempt=1, kind=kind, sender=identity.spiffe_id, sequence=self.sequence,
+            payload_digest=bytes.fromhex(codec.sha256_hex(payload)),
+        )  # fmt: skip
+        envelope.signature = identity.signing_key.sign(codec.signing_bytes(envelope))
+        size = len(payload) if announced is None else announced
+        return pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=size))
+
+    def heartbeat(self, channel: grpc.Channel, silo: str) -> str:
+        """The kind of the answer to a complete message."""
+        frames = list(exchange(channel)(iter([self.opening(silo, "control.heartbeat", b"")]), timeout=LIMIT_SECONDS))
+        return str(frames[0].opening.envelope.kind)
+
+    def memory(self, name: str) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name))
+
+
+def exchange(channel: grpc.Channel) -> Any:
+    return channel.stream_stream(
+        services.EXCHANGE, request_serializer=pb.Frame.SerializeToString, response_deserializer=pb.Frame.FromString
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("T24")
+    init_ca(folder / "ca", name="cardio-net", kind="federation")
+    people: dict[str, Any] = {"alice": ["operator"]}
+    provision_site(folder / "main", site="main", federation_ca=folder / "ca", people=people, is_coordinator=True)
+    public_key = (folder / "main" / "id" / "coordinator.pub").read_bytes()
+    for silo in ("hospital_a", "hospital_b"):
+        provision_site(
+            folder / silo, site=silo, federation_ca=folder / "ca", people={}, coordinator_public_key=public_key
+        )
+    config = write_coordinator(folder / "main", ("hospital_a", "hospital_b"))
+    config.write_text(f"{config.read_text()}limits: {{receive_timeout_seconds: {RECEIVE_TIMEOUT_SECONDS}}}\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedsilo.launch", "coordinator", "start", "--config", str(config), "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        yield Place(folder, process, int(json.loads(process.stdout.readline())["data"]["port"]))
+        process.terminate()
+        assert process.wait(LIMIT_SECONDS) == 0
+
+
+@pytest.fixture
+def healthy(place: Place) -> Iterator[grpc.Channel]:
+    with grpc.secure_channel(f"127.0.0.1:{place.port}", place.credentials("hospital_a")) as channel:
+        yield channel
+
+
+class Stalled:
+    """Calls of hospital_b that announce a message and do not send it: nothing at all, or a byte now and then."""
+
+    def __init__(self, place: Place, *, drops: bool) -> None:
+        self._ended = threading.Event()
+        self._channel = grpc.secure_channel(f"127.0.0.1:{place.port}", place.credentials("hospital_b"))
+        self._place, self._drops = place, drops
+        self.calls: list[Any] = []
+
+    def open(self) -> None:
+        frame = self._place.opening("hospital_b", "control.progress", b"", announced=MEGABYTE)
+
+        def frames() -> Iterator[pb.Frame]:
+            yield frame
+            while not self._ended.wait(1.0):
+                if self._drops:
+                    yield pb.Frame(chunk=b"x")
+
+        self.calls.append(exchange(self._channel)(frames(), timeout=LIMIT_SECONDS))
+
+    def close(self) -> None:
+        self._ended.set()
+        self._channel.close()
+
+
+def code_of(call: Any) -> grpc.StatusCode:
+    """How a call ended, waited for."""
+    try:
+        list(call)
+    except grpc.RpcError as error:
+        code = getattr(error, "code", lambda: None)()
+        assert isinstance(code, grpc.StatusCode)
+        return code
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["half-open", "a-byte-a-second"])
+def test_T24_a_silo_that_stalls_holds_up_nobody_and_is_cut_off(
+    place: Place, healthy: grpc.Channel, drops: bool
+) -> None:
+    stalled = Stalled(place, drops=drops)
+    try:
+        for _ in range(5):
+            stalled.open()
+        answers = [place.heartbeat(healthy, "hospital_a") for _ in range(EXCHANGES)]
+        assert answers == ["control.ack"] * EXCHANGES
+        # all that while they stood open, as many as one silo may have; one more was refused, in whichever order
+        assert sum(call.is_active() for call in stalled.calls) == 4
+        codes = Counter(code_of(call) for call in stalled.calls)
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED: 1, grpc.StatusCode.CANCELLED: 4}
+    finally:
+        stalled.close()
+    with grpc.secure_channel(f"127.0.0.1:{place.port}", place.credentials("hospital_b")) as channel:
+        assert place.heartbeat(channel, "hospital_b") == "control.ack"  # and it may come again
+
+
+def test_T24_connections_that_say_nothing_hold_up_nobody(place: Place, healthy: grpc.Channel) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(60):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", place.port), timeout=LIMIT_SECONDS))
+            if number % 2:
+                silent.sendall(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a TLS greeting
+        answers = [place.heartbeat(healthy, "hospital_a") for _ in range(EXCHANGES)]
+    assert answers == ["control.ack"] * EXCHANGES
+
+
+def test_T23_64_mebibytes_of_zeros_in_gzip_are_refused_and_take_no_memory(place: Place, healthy: grpc.Channel) -> None:
+    assert place.heartbeat(healthy, "hospital_a") == "control.ack"
+    Path(f"/proc/{place.process.pid}/clear_refs").write_text("5")  # the peak counts from here
+    before = place.memory("VmRSS:")
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.secure_channel(
+        f"127.0.0.1:{place.port}", place.credentials("hospital_b"), options=options, compression=grpc.Compression.Gzip
+    ) as channel:
+        frames = [
+            place.opening("hospital_b", "control.progress", b"", announced=MEGABYTE),
+            pb.Frame(chunk=bytes(64 * MEGABYTE)),
+        ]
+        assert code_of(exchange(channel)(iter(frames), timeout=LIMIT_SECONDS)) in (
+            grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL,
+        )  # fmt: skip
+        assert place.memory("VmHWM:") - before < 16 * MEGABYTE
+    assert place.heartbeat(healthy, "hospital_a") == "control.ack"
+
+
+# ---- T25 ---------------------------------------------------------------------------------------------
+
+
+def frame_of_http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def call_over(connection: socket.socket) -> bytes:
+    """An empty Exchange in HTTP/2 (RFC 9113, header fields never indexed), and all that is answered to it."""
+    fields = {
+        ":method": "POST", ":scheme": "https", ":path": services.EXCHANGE, ":authority": "coordinator",
+        "te": "trailers", "content-type": "application/grpc",
+    }  # fmt: skip
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+    connection.sendall(
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        + frame_of_http2(4, 0, 0, b"") + frame_of_http2(1, 4, 1, block) + frame_of_http2(0, 1, 1, b"")
+    )  # fmt: skip
+    answered = b""
+    connection.settimeout(LIMIT_SECONDS)
+    while b"grpc-status" not in answered:
+        part = connection.recv(1 << 16)
+        if not part:
+            break
+        answered += part
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [(ssl.TLSVersion.TLSv1_2, b"\x0216"), (ssl.TLSVersion.TLSv1_3, b"\x010")],
+    ids=["tls-1.2", "tls-1.3"],
+)
+def test_T25_a_silo_that_speaks_tls_1_2_is_refused_in_the_same_call_that_1_3_may_make(
+    place: Place, version: ssl.TLSVersion, status: bytes
+) -> None:
+    """16 is UNAUTHENTICATED. The call itself is empty, so the one that is let in is answered with a refusal."""
+    files = place.folder / "hospital_a" / "id"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = context.maximum_version = version
+    context.load_verify_locations(files / "federation_ca.crt")
+    context.load_cert_chain(files / "hospital_a.crt", files / "hospital_a.key")
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", place.port), timeout=LIMIT_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+    ):
+        answered = call_over(connection)
+    assert b"grpc-status" + status in answered and b"TLS" not in answered  # no reason is told
+
+
+def test_T25_plaintext_gets_no_answer(place: Place) -> None:
+    with socket.create_connection(("127.0.0.1", place.port), timeout=LIMIT_SECONDS) as plain:
+        try:
+            answered = call_over(plain)
+        except ConnectionError:
+            answered = b""
+    assert b"grpc-status" not in answered and b"HTTP" not in answered
+
+
+@pytest.mark.parametrize("line", ["insecure: true", "simulate: true", "tls: false", "plaintext: true"])
+def test_T25_there_is_no_mode_without_tls_to_be_switched_on(place: Place, tmp_path: Path, line: str) -> None:
+    """Neither for real data nor for a simulation, on whatever address: no key of the configuration asks for one."""
+    good = (place.folder / "main" / "coordinator.yaml").read_text()
+    path = tmp_path / "coordinator.yaml"
+    path.write_text(good)
+    load_config(path)  # the counterpart
+    path.write_text(f"{good}{line}\n")
+    with pytest.raises(UsageError, match=line.partition(":")[0]):
+        load_config(path)
+
+
+def test_T25_a_port_without_tls_is_opened_on_unix_sockets_only() -> None:
+    """Beyond the configuration: where the product calls gRPC's functions without TLS, it is with a unix address."""
+    found: list[str] = []
+    for package in ("coordinator", "silo", "console", "fedsilo"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            found += re.findall(r"(?:add_insecure_port|insecure_channel)\(\s*(\S+)", text)
+    assert len(found) == 3 and all(argument.startswith('f"unix:{') for argument in found), found
