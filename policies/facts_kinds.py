@@ -216,7 +216,7 @@ def _match_directive(body: pb.MatchDirective, message: Message, context: Context
     return {
         "match": body.match,
         "match_is_fresh": body.match > asked.match,
-        "match_repeated": asked.match > 0 and asked.after(body) == asked,
+        "match_repeated": asked.after(body) == asked,
         "part": body.part if body.part in ("give", "take") else "",
         "peer_in_plan": plan is not None and body.peer in plan.silos,
         "names": names,

@@ -91,7 +91,7 @@ def match_peer(facts: Facts, policy: Policy, history: History) -> Judgement:
     if facts["peer_in_plan"] is not True:
         return holds(False, path)
     prefix = f"spiffe://{policy.file.federation.id}/silo/"
-    return none_of(facts["names_at_fault"] + sum(prefix + name not in policy.peers for name in facts["names"]), path)
+    return none_of(sum(prefix + name not in policy.peers for name in facts["names"]), path)
 
 
 @rule("reward of the open match", "MATCH", "bandit.reward")

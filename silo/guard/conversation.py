@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.errors import FedSiloError, OperationError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
@@ -34,7 +33,7 @@ class Conversation:
     """Args:
         site: what hello says.
         gate: the way out.
-        audit: our log, for the exchange of checkpoints.
+        witnessing: our part in the exchange of checkpoints.
         code_sha256: hash of the program that runs here.
         monotonic: seconds.
 
@@ -47,17 +46,11 @@ class Conversation:
     """
 
     def __init__(
-        self, site: Site, gate: Gate, audit: AuditLog, *, code_sha256: str, monotonic: Callable[[], float]
+        self, site: Site, gate: Gate, witnessing: Witnessing, *, code_sha256: str, monotonic: Callable[[], float]
     ) -> None:
         self._site = site
         self._gate = gate
-        self._witnessing = Witnessing(
-            audit,
-            lambda: gate.policy,
-            own_id=site.config.spiffe_id,
-            trust_root_pem=site.identity.trust_root_pem,
-            now_seconds=gate.now,
-        )
+        self._witnessing = witnessing
         self._code_sha256 = code_sha256
         self._monotonic = monotonic
         self._backoff_seconds = 0.0

@@ -46,6 +46,7 @@ from silo.guard.releases import Releases
 from silo.guard.runs import AdapterRefused, RunKeeper
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
+from silo.guard.witnessing import Witnessing
 from silo.link import LinkClosed, LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
@@ -118,7 +119,11 @@ class Guard:
         self._failure: FedSiloError | None = None
         self._halt_said = False
         self.panel = Panel(site, gate, ledger, audit, releases, desk)
-        self._talk = Conversation(site, gate, audit, code_sha256=code_sha256, monotonic=monotonic)
+        witnessing = Witnessing(
+            audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
+            now_seconds=gate.now,
+        )  # fmt: skip
+        self._talk = Conversation(site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic)
         self.keeper = RunKeeper(
             site=site,
             gate=gate,

@@ -199,7 +199,7 @@ def reft_tensors() -> dict[str, Array]:
         for group in ("prefix", "suffix"):
             place = f"layers.{layer}.{group}"
             tensors[f"{place}.R"] = np.eye(8, 16, k=layer, dtype=np.float32)
-            tensors[f"{place}.W"] = np.full((8, 16), 0.125, np.float32)
+            tensors[f"{place}.W"] = np.full((8, 16), 0.1, np.float32)  # no number of bfloat16
             tensors[f"{place}.b"] = np.full((8,), 0.25, np.float32)
     return tensors
 

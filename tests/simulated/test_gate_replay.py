@@ -102,11 +102,12 @@ def test_explain_as_text_has_its_heads_above_their_columns_and_cuts_nothing(logg
     rules = json.loads(CliRunner().invoke(policy_app, [*arguments, "--json"]).stdout)["data"]["rules"]
     shown = [rule for rule in rules if rule["outcome"] != "n.a."]
     _, head, *rows = CliRunner().invoke(policy_app, arguments).stdout.splitlines()[: len(shown) + 2]
-    assert head.split() == ["verdict", "rule", "line", "measured", "limit"]
+    assert head.split() == ["verdict", "rule", "file:line", "measured", "limit"]
     starts = [head.index(word) for word in head.split()]
     for row, rule in zip(rows, shown, strict=True):
         cells = [row[start:end].strip() for start, end in itertools.pairwise([*starts, len(row) + 1])]
-        assert cells[:3] == [rule["outcome"], rule["rule"], str(rule["line"])]
+        assert cells[:2] == [rule["outcome"], rule["rule"]]
+        assert cells[2] == f"same.yaml:{rule['line']}"
         for cell, value in zip(cells[3:], (rule["measured"], rule["limit"]), strict=True):
             if isinstance(value, int | float):
                 assert cell == str(value)
