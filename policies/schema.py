@@ -83,9 +83,7 @@ class LoraSchema:
         return self._payload_bytes(self.tensors, "float32")
 
     def _payload_bytes(self, tensors: tuple[tuple[str, tuple[int, ...]], ...], dtype: str) -> int:
-        header = pb.Factors(
-            base_digest="0" * 64, schema_sha256="0" * 64, rank=self.rank, scale=self.scale, dtype=dtype
-        )
+        header = pb.Factors(base_digest="0" * 64, schema_sha256="0" * 64, rank=self.rank, scale=self.scale, dtype=dtype)
         for name, shape in tensors:
             header.tensors.append(pb.TensorEntry(name=name, shape=shape))
         elements = sum(math.prod(shape) for _, shape in tensors)

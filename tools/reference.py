@@ -39,6 +39,8 @@ def main() -> int:
 
 def pages() -> dict[str, str]:
     """File name -> whole text of each page."""
+    from tools.threats import threats_page
+
     made: dict[str, Callable[[], str]] = {
         "cli.md": commands_page,
         "configuration.md": configuration_page,
@@ -47,6 +49,7 @@ def pages() -> dict[str, str]:
         "messages.md": messages_page,
         "audit-record.md": audit_page,
         "exit-codes.md": exit_codes_page,
+        "threats.md": threats_page,
     }
     return {name: HEADING + re.sub(r"\n{3,}", "\n\n", make()).strip() + "\n" for name, make in made.items()}
 

@@ -20,7 +20,7 @@ from fedsilo.treaty.errors import UsageError
 NOT_STOPPED = (
     "Not stopped by this ruleset: a private prompt with the right answer written after it, wherever the public set's "
     "verifier reads an answer out of a longer text (math, choice, numeric) and the token limit leaves room. Only text "
-    "screens could stop that, and there are none yet."
+    "screens may catch that, and ruleset pubswap names none."
 )
 _TRAINER_WAIT_SECONDS = 120
 # A run in which only the beginning counts; a silo that was given something else than the others ends no round of it.

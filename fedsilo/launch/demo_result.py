@@ -92,7 +92,8 @@ def result_of(
     bad_rounds = [row["round"] for row in record["rounds"] if row["state"] != "committed"]
     if unverified:
         error = _failed(f"the audit log of {', '.join(unverified)} does not verify", 7)
-    elif disagreements:
+    elif disagreements and (hostile is None or hostile.is_trainer):
+        # what a hostile coordinator writes into its own log proves nothing about the silos'
         error = _failed(f"silo and coordinator count differently: {'; '.join(disagreements)}", 7)
     elif record["state"] != "finished" or bad_rounds or (compared and compared["state"] != "finished"):
         error = _failed(f"the run ended as {record['state']}: {record['reason'] or bad_rounds or 'see the logs'}", 1)

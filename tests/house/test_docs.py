@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from fedsilo.launch.hostile_attacks import ATTACKS
 from tools.pictures import BYTES_MAX, NAMESPACES
 from tools.reference import FOLDER, pages, programs
+from tools.threats import CONTROLS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -128,6 +130,13 @@ def test_the_reference_is_what_the_code_says() -> None:
     assert written.keys() == made.keys()
     stale = [name for name in made if made[name] != written[name]]
     assert stale == [], "run `make reference`"
+
+
+def test_each_threat_of_the_table_has_a_test_named_after_it() -> None:
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    without = [name for name in CONTROLS if not re.search(rf"def test_\w*T0?{name[1:]}_", tests)]
+    assert CONTROLS and without == []
+    assert {threat for attack in ATTACKS.values() for threat in attack.threats} <= CONTROLS.keys()
 
 
 @pytest.mark.parametrize("name", ["approval.svg", "confirm.svg", "demo.svg"])

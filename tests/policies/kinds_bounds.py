@@ -703,6 +703,13 @@ TENSORS: list[Bound] = [
         reft(),
         changed_reft(lambda t: t.update({"layers.0.prefix.b": np.zeros((8, 1), np.float32)})),
     ),
+    (
+        "intervention shapes",
+        "values of another shape than the header says",
+        REFT,
+        reft(),
+        reft().but(tensors={**reft_tensors(), "layers.0.prefix.W": np.zeros((16, 8), np.float32)}),
+    ),
     ("intervention header", "dtype", REFT, reft(), reft(dtype="bfloat16")),
     ("intervention header", "rank", REFT, reft(), reft(rank=7)),
     ("intervention header", "scale", REFT, reft(), reft(scale=1.5)),

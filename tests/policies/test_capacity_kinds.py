@@ -163,14 +163,17 @@ def test_interventions_count_every_value() -> None:
     expected = free * math.log2(grid_points(limit, "float32")) + rotation * math.log2(
         grid_points(math.sqrt(1.0001), "float32")
     )
-    assert bits(policy, "reft.intervention") == pytest.approx(expected)
+    assert bits(policy, "reft.intervention") == pytest.approx(expected, rel=1e-12)
 
 
 def test_text_is_counted_by_its_bytes_and_its_frames() -> None:
     policy = with_block("knowledge.package", "fedid-central", max_entries=1, max_bytes_per_answer=1, max_bytes=1)
     # one entry: absent, or an empty text or one of 256 bytes, finished in one of two ways, with 101 confidences or none
     messages = 1 + 2 * (1 + 256) * 102
-    assert 2 ** bits(policy, "knowledge.package") >= messages
+    found = bits(policy, "knowledge.package")
+    assert 2**found >= messages
+    # the byte, the frame (absent, or 0 or 1 bytes that finished in one of two ways), and the confidence
+    assert found == pytest.approx(8 + math.log2(1 + 2 * 2) + math.log2(102), rel=1e-12)
 
 
 @pytest.mark.parametrize("ruleset", [*RULESETS, "further"])

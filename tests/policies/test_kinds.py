@@ -297,6 +297,7 @@ MARKED = [
     score(sha256=MARK),
     public_rewards(sha256=MARK),
     reft(schema_sha256=MARK),
+    _with_body(reft(), pb.Factors(dtype=MARK)),
     _with_body(good("public.responses", "pubswap"), pb.PublicResponses(public_set_sha256=MARK)),
     _with_body(update("lora.factors", SCHEMA), pb.Factors(schema_sha256=MARK, dtype=MARK, base_digest=MARK)),
     changed_reft(lambda tensors: tensors.update({MARK: tensors["layers.0.prefix.b"]})),

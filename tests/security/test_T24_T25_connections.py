@@ -72,7 +72,8 @@ class Place:
 
     def heartbeat(self, channel: grpc.Channel, silo: str) -> str:
         """The kind of the answer to a complete message."""
-        frames = list(exchange(channel)(iter([self.opening(silo, "control.heartbeat", b"")]), timeout=LIMIT_SECONDS))
+        opening = iter([self.opening(silo, "control.heartbeat", b"")])
+        frames = list(exchange(channel)(opening, timeout=LIMIT_SECONDS, wait_for_ready=True))
         return str(frames[0].opening.envelope.kind)
 
     def memory(self, name: str) -> int:

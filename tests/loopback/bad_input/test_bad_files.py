@@ -20,7 +20,7 @@ from tests.loopback.bad_input.place import HASH, ROOT, Place, command, daemon, e
 @pytest.mark.parametrize(
     ("old", "new", "error", "hint"),
     [
-        ("^mode: enforce", "mode: enforce\ncolour: red", r":6: unknown key 'colour' \[", "known keys here: approval_"),
+        ("^mode: enforce", "mode: enforce\ncolour: red", r":6: unknown key 'colour' \[", "known keys here: approvals"),
         ("^name: pubswap", "name: a\nname: pubswap", r":5: key 'name' stands twice \[", "first at line 4"),
         ("min_peers: 2", "min_peers: 1e-6", r":15: '1e-6' is a string in YAML, not a number \[", "write 1.0e-6"),
         ("^mode: enforce", "mode: no", r":5: 'no' is ambiguous in YAML \[", "write true or false, or quote it"),
@@ -195,4 +195,4 @@ def test_too_many_bad_private_lines_end_the_start_and_the_check(place: Place) ->
     done = command("silo", "check", "--offline", "--config", place.config)
     assert done.exit_code == 2 and "[TASK_FILE_INVALID]" in done.error
     assert f"43 of {good + 43} lines are bad" in done.stdout and "lines are bad" not in done.stderr
-    assert f"1 of 5 checks failed: private data {place.private.name} [" in done.error
+    assert f"1 of 7 checks failed: private data {place.private.name} [" in done.error

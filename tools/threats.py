@@ -1,0 +1,82 @@
+"""The page that says, threat by threat, what stands in the way, which tests try it and which attack of
+`fedsilo demo --attack` shows it. Attacks come from the code's own list; a control is a sentence here."""
+
+from __future__ import annotations
+
+# Threat -> (what is tried, what stands in the way). Tests are named after the threat: `test_T01_...`.
+CONTROLS: dict[str, tuple[str, str]] = {
+    "T1": ("tensors added, left out or renamed", "exactly the schema's names; rules `tensor set`, `schema`"),
+    "T2": (
+        "other shapes and number formats, names that carry text",
+        "rules `tensor shapes`, `tensor dtype`, `rank and scale`",
+    ),
+    "T3": (
+        "padding, unknown fields, a second encoding",
+        "bytes are rebuilt from values; only the canonical encoding parses",
+    ),
+    "T4": ("bits that a number does not need", "rule `finite values`; -0 and denormals become 0"),
+    "T5": ("low bits of allowed values", "narrowed by size and `randomise_low_bits`; the rest is N1"),
+    "T6": (
+        "data in a frozen factor",
+        "a frozen factor is not in the schema of what is sent, and its digest is compared",
+    ),
+    "T7": ("a huge update, or one of a single record", "clipped, then the norms judged; rule `records of the round`"),
+    "T8": ("private text in errors, status texts, metadata", "codes of a closed list; a call ends with a bare status"),
+    "T9": ("metrics and counts that say something else", "named fields, ranges, a grid, one order"),
+    "T10": ("telemetry and downloads of libraries", "no network at the trainer, probed at start"),
+    "T11": ("bursts and counts of messages", "budgets and buckets on disk, counted before anything is sent"),
+    "T12": ("prompts from outside the public set", "rows by number, of this site's own copy, whose hash is pinned"),
+    "T13": ("other generation settings", "ranges in the policy; rule `plan stands` once a plan is accepted"),
+    "T14": ("private text in a public answer", "answers are graded again here; screens where the policy names them"),
+    "T15": ("memorised passages and canaries", "screens `pii_basic`, `overlap`, `canary`"),
+    "T16": ("the same in disguise", "screens decode and normalise; what is missed is N3"),
+    "T17": ("token ids and their spelling", "text only, and limits on its length"),
+    "T18": (
+        "asking again to learn from what is withheld",
+        "rounds open once; one code for every no; a day's hits halt a kind",
+    ),
+    "T19": ("plans with extreme steps or on chosen records", "ranges in the policy; the guard draws the records"),
+    "T20": ("an adapter with a trap, or another for one silo", "norm and schema; the digest that the round names"),
+    "T21": ("poisoned answers of others", "graded again, peers only, a share each, never shown raw"),
+    "T22": (
+        "code in files and messages",
+        "no pickle, no remote code; verifiers by name, in a process that can be killed",
+    ),
+    "T23": ("bombs: size, number, depth", "declared and bounded before it is read"),
+    "T24": ("stalled and slow senders", "deadlines, and so many calls a silo"),
+    "T25": ("no TLS, or an old one", "TLS 1.3 or nothing, in each call; there is no mode without"),
+    "T29": ("replays, other rounds, runs and federations", "a signature over all of it, and numbers that only rise"),
+    "T30": ("somebody else as the coordinator", "its certificate's role and its pinned signing key"),
+    "T37": ("text that acts on a terminal", "shown as text, control characters spelled out"),
+    "T48": ("silos that nobody knows", "peers are listed in the policy, and a least number of them"),
+    "T50": ("all of the above from a silo without a guard", "the coordinator judges everything with the same rules"),
+}
+
+
+def threats_page() -> str:
+    from fedsilo.launch.hostile_attacks import ATTACKS
+    from tools.reference import markdown_table
+
+    rows = [
+        (threat, tried, control, ", ".join(f"`{name}`" for name, each in ATTACKS.items() if threat in each.threats) or "-")
+        for threat, (tried, control) in CONTROLS.items()
+    ]
+    attacks = [
+        (f"`{attack.name}`", attack.party, attack.sentence, attack.consequence) for attack in ATTACKS.values()
+    ]
+    return "\n\n".join(
+        [
+            "# Threats, controls, attacks",
+            "What is tried, what stands in the way, and which attack of the demo shows it. Each threat has tests named "
+            "after it: `pytest -k T01` runs those of T1. What none of it stops is said in "
+            "[the threat model](../explain/threat-model.md).",
+            markdown_table(("threat", "what is tried", "what stands in the way", "`--attack`"), rows),
+            "## The attacks\n\n`fedsilo demo --attack NAME` makes one of them in a federation on this machine, "
+            "`--attack all-trainer` and `--attack all-coordinator` every one of that party. The demo ends with exit "
+            "code 1 if one did not come to what stands here, or was not made at all. *Denied* and *refused*: recorded "
+            "with the rule or reason, and nothing is generated, trained on or sent for it. *Stopped*: the trainer is "
+            "ended and the run goes on without its silo. *Rebuilt*: let out without what was put beside the values. "
+            "*Survives*: the limit named is not closed, and an attack that is stopped there is a mistake of this page.",
+            markdown_table(("attack", "who", "what it does", "what must come of it"), attacks),
+        ]
+    )
