@@ -58,12 +58,15 @@ def threats_page() -> str:
     from tools.reference import markdown_table
 
     rows = [
-        (threat, tried, control, ", ".join(f"`{name}`" for name, each in ATTACKS.items() if threat in each.threats) or "-")
+        (
+            threat,
+            tried,
+            control,
+            ", ".join(f"`{name}`" for name, one in ATTACKS.items() if threat in one.threats) or "-",
+        )
         for threat, (tried, control) in CONTROLS.items()
     ]
-    attacks = [
-        (f"`{attack.name}`", attack.party, attack.sentence, attack.consequence) for attack in ATTACKS.values()
-    ]
+    attacks = [(f"`{attack.name}`", attack.party, attack.sentence, attack.consequence) for attack in ATTACKS.values()]
     return "\n\n".join(
         [
             "# Threats, controls, attacks",
