@@ -44,7 +44,9 @@ def test_T34_a_running_silo_tightens_and_never_loosens(sites: Federation) -> Non
     path.write_text(tighter)  # what the next start finds
 
     log = records(site.audit_log)
-    assert [line["detail"]["change"] for line in log if line["event"] == "policy.load"][-2:] == ["first", "tighter"]
+    loaded = [line["detail"]["change"] for line in log if line["event"] == "policy.load"]
+    # Other tests of these sites may have started this one again, with the policy it had.
+    assert (loaded[0], set(loaded[1:-1]) <= {"same"}, loaded[-1]) == ("first", True, "tighter")
     assert [line["reasons"] for line in log if line["event"] == "policy.reload_refused"] == [
         ["POLICY_LOOSER"], ["INVALID_INPUT"],
     ]  # fmt: skip
