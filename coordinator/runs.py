@@ -120,7 +120,6 @@ class ActiveRun:
         run = self._row(session)
         self.deadlines.pop(JOIN, None)
         if len(ready) < self.plan.quorum:
-            self._dismiss(session, "failed")  # who said yes would else wait in it, and decline every other run
             self.end(session, "failed", "QUORUM_NOT_REACHED")
             return
         self.left |= set(self.plan.silos) - set(ready)
@@ -159,16 +158,12 @@ class ActiveRun:
 
     def abort(self, session: Session) -> None:
         """End at once: what is queued is withdrawn, every silo is told."""
-        self._dismiss(session, "aborted")
-        self.end(session, "aborted", "ABORTED")
-
-    def _dismiss(self, session: Session, outcome: str) -> None:
-        """Take back what is queued, and tell every silo that the run is over."""
-        body = encode(pb.RunEnd(outcome=outcome, adapter_digest=self._row(session).adapter_digest))
+        body = encode(pb.RunEnd(outcome="aborted", adapter_digest=self._row(session).adapter_digest))
         number = self.open_round(session)
         for silo in self.silos:
             withdraw(session, silo, self.name)
             queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
+        self.end(session, "aborted", "ABORTED")
 
     def pause(self, session: Session) -> None:
         """Deliver nothing and let no deadline pass until resumed."""

@@ -156,27 +156,6 @@ def test_T13_a_plan_changed_within_its_ranges_in_the_middle_of_its_run_changes_n
     assert len(content(attacked, "run-1")) > ROUNDS
 
 
-def test_a_peer_that_declines_leaves_nobody_in_a_run_that_never_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else one no would keep every silo that said yes out of all later runs: a guard takes part in one at a time."""
-    federation = Federation(tmp_path)
-    honest = federation.b.react
-
-    def decline(envelope: pb.Envelope, body: Any) -> None:
-        if isinstance(body, pb.RunPlan) and envelope.run == "run-1":
-            federation.b.say("control.abstain", pb.Abstain(), run=envelope.run)
-        elif envelope.run != "run-1":
-            honest(envelope, body)
-
-    monkeypatch.setattr(federation.b, "react", decline)
-    assert federation.run("run-1", quorum=2) == "failed"
-    assert federation.loop.bench.ledger.run_state("run-1") == "failed"
-    assert federation.run("run-2", rounds=1, quorum=2) == "finished"
-    assert federation.loop.bench.ledger.run_state("run-2") == "finished"
-    federation.close()
-
-
 # ---- prompts -----------------------------------------------------------------------------------------
 
 
