@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check fix install proto reference pictures clean
+.PHONY: demo test threats check fix install proto reference pictures clean
 
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
@@ -17,6 +17,10 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback $(TEST_FLAGS)
 	$(BIN)/python -m pytest tests/loopback $(TEST_FLAGS)
+
+# The tests named after a threat (T1 ...) or a cross-cutting demand (X1 ...).
+threats: $(VENV)/.dev
+	$(BIN)/python -m pytest --numprocesses 2 -k "test_T or test_X" $(TEST_FLAGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

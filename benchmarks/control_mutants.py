@@ -66,6 +66,19 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("hits are not counted", GATE, "self._judge.count_hits(message, screened)", "pass"),
     ("what is allowed is not kept until it is sent", GATE, "outbox_id = self._ledger.keep_until_sent(item)", "pass"),
     (
+        "what is about to leave need not be on disk",
+        "silo/guard/archive.py",
+        "self._ledger.payloads.write(digest, payload)",
+        "pass",
+    ),
+    ("what is kept has no limit", "silo/guard/archive.py", "self._make_room(len(payload))", "pass"),
+    (
+        "settled payloads stay where the policy archives none",
+        "silo/guard/ledger.py",
+        'self.drop_payloads([row["digest"]])',
+        "pass",
+    ),
+    (
         "an exchange that broke off leaves no record",
         GATE,
         'self._outcome("egress.indeterminate", allowed)',
@@ -90,8 +103,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "what the policy does not let in is let in",
         ENTRANCE,
-        'if decision.verdict == "deny":\n            raise IngressDenied(envelope, decision)',
-        "if False:\n            raise IngressDenied(envelope, decision)",
+        'if decision.verdict == "deny":\n            raise IngressDenied(envelope, decision, body)',
+        "if False:\n            raise IngressDenied(envelope, decision, body)",
     ),
     ("a peer's donors have no largest share", ENTRANCE, "keep = within_share(body, good, most)", "keep = good"),
     (
@@ -167,8 +180,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("an approval of other bytes counts", RELEASES, "if given != value:", "if False:"),
     (
         "stored bytes may have changed",
-        RELEASES,
-        "if sha256_hex(release.payload) != release.digest:",
+        "silo/guard/payloads.py",
+        "if sha256_hex(payload) != digest:",
         "if False:",
     ),
     ("one person is enough", RELEASES, "if len(approvals) < release.persons:", "if len(approvals) < 1:"),

@@ -1,15 +1,15 @@
 """What the border costs: `python -m benchmarks.gate --json`.
 
     gate_seconds                   offer of a 69.6 MB set of factors (392 float32 arrays) to the real gate: measure,
-                                   rules, clip, rebuild, hash, rules again, record on disk; until it may be sent
+                                   rules, rebuild, hash, rules again, payload and record on disk; until it may be sent
+    clipped_seconds                the same where the policy's clip_l2 shortens it: scaled, and hashed as offered too
     gate_extra_payloads            memory beyond the offered arrays while that happens, in payloads
     audit_append_median_seconds    one record, flushed to disk
     audit_verify_million_seconds   a log of 10^6 records, by the verifier that an auditor runs
     screen_seconds                 256 answers of 500 tokens through every text screen, index of 100,000 records
 
-Beside them, what this machine can do at best: SHA-256 and a copy of as many bytes. The gate hashes once what it lets
-out, and once more what was offered where clipping changed it. Real gate, ledger, audit log and policy; only the
-network is a channel in memory, which `offer` never reaches.
+Beside them, what this machine can do at best: SHA-256 of as many bytes, a copy, and a file of them flushed to disk.
+Real gate, ledger, audit log and policy; only the network is a channel in memory, which `offer` never reaches.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 
 from benchmarks.audit_log import append_median_seconds, verify_million_seconds
 from benchmarks.screens import screen_seconds
+from fedsilo.edge.files import write_durably
 from policies.schema import LoraSchema
 from tests.policies import setting
 from tests.simulated.guarded import Bench
@@ -74,23 +76,30 @@ def gate_figures(folder: Path) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     tensors = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in pinned.tensors}
     norm = float(np.sqrt(sum(float(np.dot(values.ravel(), values.ravel())) for values in tensors.values())))
-    payload = bytearray(pinned.payload_bytes)
+    payload = memoryview(bytearray(pinned.payload_bytes))
     figures: dict[str, Any] = {"payload_bytes": pinned.payload_bytes}
     parties = {
         "within": bench(folder / "within", pinned, 2 * norm),
         "clipped": bench(folder / "clipped", pinned, norm / 2),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in (*parties, "sha256", "copy")}
+    work: dict[str, Callable[[], object]] = {
+        "sha256": lambda: hashlib.sha256(payload).digest(),
+        "copy": lambda: bytes(payload),
+        "file": lambda: write_durably(folder / "file", payload),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in (*parties, *work)}
     for turn in range(REPEATS + 1):
         for name, party in parties.items():
+            first = next(iter(tensors.values()))
+            first.flat[0] += 0.001  # other bytes than before: nothing is on the disk yet
             begun = time.perf_counter()
             offered = party.factors(tensors)
             seconds[name].append(time.perf_counter() - begun)
             assert type(offered).__name__ == "Allowed", offered
             party.ledger.settle_outbox(offered.outbox_id, "sent")
-        for name, work in (("sha256", lambda: hashlib.sha256(payload).digest()), ("copy", lambda: bytes(payload))):
+        for name, done in work.items():
             begun = time.perf_counter()
-            work()
+            done()
             seconds[name].append(time.perf_counter() - begun)
         if turn == 0:  # the first one touches every page and file for the first time
             seconds = {name: [] for name in seconds}
@@ -106,7 +115,7 @@ def gate_figures(folder: Path) -> dict[str, Any]:
         figures[f"{name}_extra_payloads"] = round((peak - held) / pinned.payload_bytes, 3)
         party.ledger.settle_outbox(offered.outbox_id, "sent")
         party.close()
-    figures["gate_seconds"] = max(figures["within_seconds"], figures["clipped_seconds"])
+    figures["gate_seconds"] = figures.pop("within_seconds")
     figures["gate_extra_payloads"] = max(figures["within_extra_payloads"], figures["clipped_extra_payloads"])
     return figures
 

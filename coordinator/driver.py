@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session
 from certs.identity import PeerIdentity
 from coordinator import store as db
 from coordinator.aggregate import l2_norm
+from coordinator.agreement import Agreements
 from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.effects import Effects
 from coordinator.ingress import Arrived, OpenPlace, Ruling
@@ -72,6 +73,12 @@ class Driver:
             publish=self.parts.publish,
             checkpoint=self._checkpoint,
             finished=self.parts.finished,
+            agreements=Agreements(
+                self.parts.spiffe_id,
+                self.parts.signing_key,
+                self.parts.ingress.policy.file.federation.min_peers,
+                self.parts.audit.append,
+            ),
         )
 
     # ---- life ----------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ class Effects:
                 return self._hello(session, peer, silo, body)
             case pb.Poll():
                 self._acknowledge(session, silo, body.acknowledged_sequence)
+                if body.countersignature:
+                    self._countersign(session, peer, body.countersignature)
                 return ack()
             case pb.Fetch():
                 return self._fetch(session, envelope, body)
@@ -147,6 +149,7 @@ class Effects:
             step = body.step if not (isinstance(body, pb.Declined) and body.kind != "public.responses") else 0
             declined = body.kind if isinstance(body, pb.Declined) else ""
             run.feed(session, SiloAbstained(silo, body.round, step, declined))
+            run.look_at_agreement(session)
         self.forget_ended()
         self._notify()
         return ack()
@@ -215,6 +218,12 @@ class Effects:
                 run.start_if_accepted(session)
                 self._notify()
         self.forget_ended()
+
+    def _countersign(self, session: Session, peer: PeerIdentity, signature: bytes) -> None:
+        """A silo's signature under the transcript of a round that is open; polls do not say of which run."""
+        for run in self._runs.values():
+            if peer.name in run.silos and run.countersign(session, peer, signature):
+                self._notify()
 
     def _leave(self, session: Session, name: str, silo: str) -> None:
         self._parts.publish("silo.left", {"run": name, "silo": silo})

@@ -41,6 +41,7 @@ class HelloFacts:
     code_sha256: str
     isolation: str
     role: str
+    policy_sha256: str
 
 
 _CHECKS = (

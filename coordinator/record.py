@@ -14,13 +14,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator import agreement
 from coordinator import store as db
 from coordinator.aggregate import write_peft_folder
 from coordinator.blobs import Blobs
 from fedsilo import __version__
 from fedsilo.edge.files import write_durably
-from fedsilo.treaty.errors import OperationError, VerificationError
-from fedsilo.treaty.wire.codec import canonical_json
+from fedsilo.treaty.errors import OperationError, PeerError, VerificationError
+from fedsilo.treaty.transcript import is_signed, silo_id, transcript_from_canonical
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from policies.schema import LoraSchema
 
@@ -104,6 +106,7 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
         "adapter_sha256": row.adapter_digest if row else "",
         "participants": json.loads(row.participants) if row else [],
         "public_steps": json.loads(row.public_steps) if row else {},
+        "transcript": agreement.figures(session, run, number),
         "uploads": [
             {"silo": upload.silo, "kind": upload.kind, "step": upload.step, "sha256": upload.digest,
              "bytes": upload.payload_bytes, "l2": upload.norm}
@@ -141,6 +144,44 @@ def verify_record(document: bytes, public_key: Ed25519PublicKey) -> dict[str, An
     except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError) as error:
         raise VerificationError("the run record is not signed by that key") from error
     return record
+
+
+def verify_rounds(document: bytes, public_key: Ed25519PublicKey) -> int:
+    """Check the transcript of every round of a record whose own signature was checked, and all signatures under it.
+
+    Returns:
+        how many rounds have one.
+
+    Raises:
+        VerificationError: a signature, a digest, or a round that does not belong to its transcript.
+    """
+    parsed = json.loads(document)
+    record, signer, verified = parsed["record"], str(parsed["signer"]), 0
+    for row in record["rounds"]:
+        shown, number = row.get("transcript"), row["round"]
+        if not shown:
+            continue
+        try:
+            transcript = transcript_from_canonical(canonical_json(shown["transcript"]).decode())
+            plan_sha256 = sha256_hex(canonical_json(record["plan"]))
+            stands = {
+                "digest": transcript.digest == shown["sha256"],
+                "run": (transcript.run, transcript.round) == (record["run"], number),
+                "plan": transcript.plan_sha256 == plan_sha256,
+                "base adapter": transcript.base_digest == row["base_sha256"],
+                "coordinator's signature": is_signed(transcript, signer, public_key, bytes.fromhex(shown["signature"])),
+                "participants": set(row["participants"]) <= shown["countersignatures"].keys() & set(transcript.silos),
+            }
+            for silo, each in shown["countersignatures"].items():
+                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(each["key"]))
+                signature, party = bytes.fromhex(each["signature"]), silo_id(transcript.federation, silo)
+                stands[f"signature of {silo}"] = is_signed(transcript, party, key, signature)
+        except (PeerError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise VerificationError(f"the transcript of round {number} is malformed") from error
+        if wrong := [name for name, good in stands.items() if not good]:
+            raise VerificationError(f"round {number} does not fit its transcript: {', '.join(wrong)}")
+        verified += 1
+    return verified
 
 
 class Outcome:

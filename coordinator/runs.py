@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from certs.identity import PeerIdentity
+from coordinator import agreement
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError, aggregate
 from coordinator.blobs import Blobs, whole
@@ -56,6 +58,7 @@ class Surroundings:
         publish: tells watchers (name, fields).
         checkpoint: closes a round in the audit log.
         finished: writes adapter folder and run record of a run that ended.
+        agreements: what is signed before a round begins.
     """
 
     blobs: Blobs
@@ -64,6 +67,7 @@ class Surroundings:
     publish: Callable[[str, dict[str, Any]], None]
     checkpoint: Callable[[], None]
     finished: Callable[[Session, db.Run], None]
+    agreements: agreement.Agreements
 
 
 @dataclass
@@ -86,6 +90,7 @@ class ActiveRun:
     ended: bool = False
     paused_at: float | None = None
     asked: dict[str, Asked] = field(default_factory=dict)
+    _out: set[tuple[int, str]] = field(default_factory=set)  # (round, silo) that said it takes no part in that round
     _opened_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -139,6 +144,7 @@ class ActiveRun:
         withdraw(session, silo, self.name)
         if self.started:
             self.feed(session, SiloLeft(silo))
+            self.look_at_agreement(session)
             return
         figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=db.PLAN_DECLINED, fields="{}")
         session.add(figure)
@@ -188,8 +194,30 @@ class ActiveRun:
         self.deadlines.pop(name, None)
         if name == JOIN:
             self.start_if_accepted(session, deadline_passed=True)
+        elif name.startswith(agreement.DEADLINE):
+            self.look_at_agreement(session, deadline_passed=True)
         else:
             self.feed(session, DeadlinePassed(name))
+
+    # ---- agreement -----------------------------------------------------------------------------------
+
+    def countersign(self, session: Session, peer: PeerIdentity, signature: bytes) -> bool:
+        """A silo signed the open round's transcript. False: it did not."""
+        number = self.open_round(session)
+        if not self.around.agreements.countersign(session, self.plan, number, peer, signature):
+            return False
+        self.look_at_agreement(session)
+        return True
+
+    def look_at_agreement(self, session: Session, *, deadline_passed: bool = False) -> None:
+        """Let the open round begin at those who signed, once nobody is left to wait for."""
+        number = 0 if self.ended else self.open_round(session)
+        out = frozenset({silo for absent, silo in self._out if absent == number} | self.left)
+        agreements = self.around.agreements
+        for silo, payload in agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):
+            queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="round.agreed", payload=payload)
+            self.deadlines.pop(agreement.deadline_name(number), None)
+            self.around.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
 
     # ---- the fold ------------------------------------------------------------------------------------
 
@@ -204,6 +232,7 @@ class ActiveRun:
                 )
             )
             session.flush()
+            self._note_out(event)
             self._state, actions = self.method.coordinator.on_event(self._state, event)
             for action in actions:
                 pending.extend(self._carry_out(session, action))
@@ -222,6 +251,7 @@ class ActiveRun:
                 self.left.add(event.silo)
             elif isinstance(event, DeadlinePassed):
                 passed.add(event.name)
+            self._note_out(event)
             self._state, actions = self.method.coordinator.on_event(self._state, event)
             for action in actions:
                 if isinstance(action, StartDeadline):
@@ -238,6 +268,9 @@ class ActiveRun:
             # whose plan is no longer queued has taken it in
             queued = select(db.OutboxItem.silo).where(db.OutboxItem.run == self.name)
             self.accepted = set(self.plan.silos) - set(session.scalars(queued)) - self.left
+        transcript = session.get(db.RoundTranscript, (self.name, self.open_round(session)))
+        if transcript is not None and transcript.state == "signing":
+            self._await_signatures(transcript.round)
         if self._row(session).state == "paused":
             self.paused_at = self.around.monotonic()
 
@@ -254,6 +287,7 @@ class ActiveRun:
         match action:
             case Send():
                 self._note_round(session, action)
+                action = self._with_transcript(session, action)
                 self._note_asked(action)
                 queue(
                     session,
@@ -279,6 +313,25 @@ class ActiveRun:
             case FinishRun(outcome, reason):
                 self.end(session, outcome, reason)
         return []
+
+    def _with_transcript(self, session: Session, action: Send) -> Send:
+        """What opens or ends a round names its transcript, whatever the method."""
+        agreements = self.around.agreements
+        if isinstance(action.body, pb.RoundOpen):
+            body, made = agreements.opening(session, self.plan, action.round, action.body, self.silos)
+            if made:
+                self._await_signatures(action.round)
+            return replace(action, body=body)
+        if isinstance(action.body, pb.RoundResult):
+            return replace(action, body=agreements.result(session, self.plan, action.round, action.body))
+        return action
+
+    def _await_signatures(self, number: int) -> None:
+        self.deadlines[agreement.deadline_name(number)] = self.around.monotonic() + agreement.seconds_for(self.plan)
+
+    def _note_out(self, event: CoordinatorEvent) -> None:
+        if isinstance(event, SiloAbstained) and event.step == 0:
+            self._out.add((event.round, event.silo))
 
     def _note_asked(self, action: Send) -> None:
         self.asked[action.silo] = self.asked.get(action.silo, Asked()).after(action.body, action.step)
@@ -339,6 +392,7 @@ class ActiveRun:
         row.closed_at = self.around.now()
         row.seconds = round(self.around.monotonic() - self._opened_at.get(row.number, self.around.monotonic()), 3)
         self.deadlines.pop(f"round/{row.number}", None)
+        self.deadlines.pop(agreement.deadline_name(row.number), None)
 
     def _row(self, session: Session) -> db.Run:
         run = session.get(db.Run, self.name)

@@ -16,7 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import BigInteger, Engine, Float, Integer, LargeBinary, String, Text, create_engine, event, select
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Engine,
+    Float,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    create_engine,
+    event,
+    select,
+)
 from sqlalchemy import func as sql
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -64,6 +76,31 @@ class Round(Base):
     opened_at: Mapped[str] = mapped_column(String(32))
     closed_at: Mapped[str] = mapped_column(String(32), default="")
     seconds: Mapped[float] = mapped_column(Float, default=0.0)
+
+
+class RoundTranscript(Base):
+    """state: signing | late (its time has passed) | agreed | over."""
+
+    __tablename__ = "round_transcripts"
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    canonical: Mapped[str] = mapped_column(Text)
+    signature: Mapped[bytes] = mapped_column(LargeBinary)  # the coordinator's
+    state: Mapped[str] = mapped_column(String(16))
+
+
+class RoundSignature(Base):
+    """A silo's signature under a round's transcript; `delivered`: round.agreed is queued for it."""
+
+    __tablename__ = "round_signatures"
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
+    signature: Mapped[bytes] = mapped_column(LargeBinary)
+    public_key: Mapped[bytes] = mapped_column(LargeBinary)
+    certificate: Mapped[str] = mapped_column(Text)
+    delivered: Mapped[bool] = mapped_column(Boolean)
 
 
 class Member(Base):

@@ -13,9 +13,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fedsilo.treaty.errors import WireCode
+from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.isolation import RUNGS
 from fedsilo.treaty.plan import PLAN_CHARACTERS_MAX
+from fedsilo.treaty.transcript import SIGNATURE_BYTES, transcript_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 
@@ -38,6 +39,8 @@ class FieldClass(StrEnum):
     NOTE = "note"  # C2SP signed note of an audit log, or empty
     CERTIFICATE = "certificate"  # one certificate in PEM, or empty
     PLAN = "plan"  # canonical JSON of a Plan, parsed by the plan rules
+    TRANSCRIPT = "transcript"  # canonical JSON of a round's Transcript: names, numbers and digests alone; or empty
+    SIGNATURE = "signature"  # 64 bytes of Ed25519, or empty
     SHORT = "short"  # at most 128 printable characters, from the coordinator only
 
 
@@ -77,6 +80,7 @@ _CODES: dict[str, frozenset[Any]] = {
     "Factors.dtype": frozenset({"float32", "bfloat16"}),
     "MetricsEval.split": frozenset({"held_out"}),
     "RunEnd.outcome": frozenset({"finished", "failed", "aborted"}),
+    "SiloVerdict.verdict": frozenset({"accepted", "left_out", "absent"}),
     "Diagnostic.name": frozenset(DIAGNOSTICS),
     "MatchDirective.part": frozenset({"give", "take"}),
     "Response.finish": frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH}),
@@ -98,8 +102,13 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
         "code_sha256": _F.DIGEST,
         "isolation": _F.CODE,
         "role": _F.CODE,
+        "policy_sha256": _F.DIGEST,
     },
-    "Poll": {"wait_milliseconds": _F.NUMBER, "acknowledged_sequence": _F.NUMBER},
+    "Poll": {
+        "wait_milliseconds": _F.NUMBER,
+        "acknowledged_sequence": _F.NUMBER,
+        "countersignature": _F.SIGNATURE,
+    },
     "Fetch": {"digest": _F.DIGEST},
     "Heartbeat": {},
     "Progress": {"round": _F.NUMBER, "step": _F.NUMBER},
@@ -147,7 +156,14 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "Refusal": {"code": _F.CODE, "field": _F.SHORT, "expected": _F.SHORT, "got": _F.SHORT},
     "RunPlan": {"canonical_json": _F.PLAN},
     "PublicStep": {"step": _F.NUMBER, "prompt_indices": _F.NUMBER},
-    "RoundOpen": {"base_digest": _F.DIGEST},
+    "RoundOpen": {"base_digest": _F.DIGEST, "transcript": _F.TRANSCRIPT, "transcript_signature": _F.SIGNATURE},
+    "Countersignature": {
+        "silo": _F.NAME,
+        "transcript_sha256": _F.DIGEST,
+        "signature": _F.SIGNATURE,
+        "certificate_pem": _F.CERTIFICATE,
+    },
+    "RoundAgreed": {"transcript_sha256": _F.DIGEST},
     "Donor": {"origin": _F.NAME, "position": _F.NUMBER},
     "PromptDonors": {"prompt_index": _F.NUMBER},
     "PublicDonors": {},
@@ -156,7 +172,13 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "QuestionCandidates": {"question": _F.NUMBER},
     "RewardAsk": {"question_set_sha256": _F.DIGEST},
     "MatchDirective": {"match": _F.NUMBER, "peer": _F.NAME, "part": _F.CODE},
-    "RoundResult": {"committed": _F.NUMBER, "adapter_digest": _F.DIGEST, "participants": _F.NAME},
+    "RoundResult": {
+        "committed": _F.NUMBER,
+        "adapter_digest": _F.DIGEST,
+        "participants": _F.NAME,
+        "transcript_sha256": _F.DIGEST,
+    },
+    "SiloVerdict": {"silo": _F.NAME, "verdict": _F.CODE},
     "RunEnd": {"outcome": _F.CODE, "adapter_digest": _F.DIGEST},
 }
 
@@ -174,12 +196,22 @@ _SHAPES: dict[FieldClass, Callable[[str, Any], bool]] = {
     _F.NOTE: lambda _place, value: bool(_NOTE.fullmatch(value)),
     _F.CERTIFICATE: lambda _place, value: bool(_CERTIFICATE.fullmatch(value)),
     _F.PLAN: lambda _place, value: len(value) <= PLAN_CHARACTERS_MAX,
+    _F.TRANSCRIPT: lambda _place, value: value == "" or is_transcript(value),
+    _F.SIGNATURE: lambda _place, value: len(value) in (0, SIGNATURE_BYTES),
     _F.SHORT: lambda _place, value: len(value) <= 128 and value.isprintable(),
 }
 
 
 def is_name(value: str) -> bool:
     return bool(_NAME.fullmatch(value))
+
+
+def is_transcript(value: str) -> bool:
+    try:
+        transcript_from_canonical(value)
+    except PeerError:
+        return False
+    return True
 
 
 def digest_of(value: str) -> str:

@@ -68,8 +68,11 @@ def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
             facts.update(_plan_facts(message.body, message.run, context))
         elif isinstance(message.body, pb.RoundOpen):
             facts.update(_round_facts(message.body, message.round, context))
+        elif isinstance(message.body, pb.RoundAgreed):
+            facts["names"], facts["names_at_fault"] = names_of(row.silo for row in message.body.countersignatures)
         elif isinstance(message.body, pb.RoundResult):
-            facts["names"], facts["names_at_fault"] = names_of(message.body.participants)
+            judged = (row.silo for row in message.body.verdicts)
+            facts["names"], facts["names_at_fault"] = names_of((*message.body.participants, *judged))
         elif message.kind.startswith("control."):
             facts.update(_control_facts(message, context))
         else:
@@ -121,9 +124,11 @@ def _control_facts(message: Message, context: Context) -> Facts:
     body, place = message.body, (message.round, message.step)
     placed = isinstance(body, pb.Progress | pb.Declined | pb.Abstain)
     said = (body.round, body.step) if isinstance(body, pb.Progress | pb.Declined | pb.Abstain) else place
-    carried = {}
+    carried: Facts = {}
     if isinstance(body, pb.Checkpoint):
         carried = {"peer_logs": len(body.peers), "countersigned": len(body.countersigned)}
+    if isinstance(body, pb.Poll):
+        carried = {"countersignature_bytes": len(body.countersignature), "countersigns": context.countersigns}
     return carried | {
         "refused_round": context.refused_round,
         "place_in_body": placed,

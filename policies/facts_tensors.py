@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsilo.treaty.freezing import FrozenDigest, is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
+from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, SMALLEST_NORMAL_BITS
 from fedsilo.treaty.wire.services import UPDATE_KINDS
 from policies.catalogue import digest_of
 from policies.message import Context, Facts, Message
@@ -59,12 +59,16 @@ def tensor_facts(message: Message, context: Context) -> Facts:
         for start in range(0, flat.size, _TILE_ELEMENTS):
             tile = flat[start : start + _TILE_ELEMENTS]
             bits = tile.view(np.uint32)
-            exponent = bits & np.uint32(0x7F800000)
-            not_finite += int(np.count_nonzero(exponent == np.uint32(0x7F800000)))
-            not_canonical += int(np.count_nonzero((exponent == 0) & (bits != 0)))  # -0 and denormals (T4)
-            off_bfloat16 += int(np.count_nonzero(bits & np.uint32(0xFFFF)))
+            magnitude = bits & np.uint32(0x7FFFFFFF)
+            if magnitude.min() < SMALLEST_NORMAL_BITS:  # zeros, or -0 and denormals (T4)
+                not_canonical += int(np.count_nonzero((magnitude < SMALLEST_NORMAL_BITS) & (bits != 0)))
+            if not off_bfloat16:  # counted in the first tile that has any: one is too many where none may be
+                off_bfloat16 = int(np.count_nonzero(bits & np.uint32(0xFFFF)))
             wide = tile.astype(np.float64)
-            square += float(np.dot(wide, wide))
+            tile_square = float(np.dot(wide, wide))
+            if not math.isfinite(tile_square):  # no float32 is large enough for that in float64
+                not_finite += int(np.count_nonzero(magnitude >= np.uint32(0x7F800000)))
+            square += tile_square
             if is_kept:
                 frozen.add(tile)
         elements += flat.size

@@ -142,7 +142,7 @@ def _check_references(file: PolicyFile, document: Document) -> None:
         if pin.base_model_sha256 != file.model.base_model_sha256:
             raise refuse(("lora_schemas", name, "base_model_sha256"), "it differs from model.base_model_sha256")
     uses: list[tuple[Path, str, Mapping[str, Any]]] = []
-    for side, kind, block in _blocks(file):
+    for side, kind, block in blocks_of(file):
         if (schema := getattr(block, "schema_name", None)) is not None:
             uses.append(((side, kind, "schema"), schema, file.lora_schemas))
         if (public := getattr(block, "set", None)) is not None:
@@ -164,7 +164,7 @@ def _check_references(file: PolicyFile, document: Document) -> None:
                 raise refuse(("egress", "metrics.eval", "fields", name), "min is above max")
 
 
-def _blocks(file: PolicyFile) -> Iterator[tuple[str, str, object]]:
+def blocks_of(file: PolicyFile) -> Iterator[tuple[str, str, object]]:
     """(side, kind, block) of every kind that the policy names."""
     for side in ("egress", "ingress"):
         half = getattr(file, side)
@@ -174,22 +174,17 @@ def _blocks(file: PolicyFile) -> Iterator[tuple[str, str, object]]:
 
 
 def _check_screens(file: PolicyFile, refuse: Callable[[Path, str, str], UsageError]) -> None:
-    """A screen that is named is defined, and the kind it stands at says how many hits a day may have."""
-    outbound, inbound = file.egress.public_responses, file.ingress.public_donors
-    for side, kind, names in (
-        ("egress", "public.responses", outbound.screens if outbound else ()),
-        ("ingress", "public.donors", inbound.screens if inbound else ()),
-    ):
+    """A screen that is named is defined, and a kind that leaves says how many hits a day may have."""
+    for side, kind, block in blocks_of(file):
+        names, path = getattr(block, "screens", ()), (side, kind, "screens")
         for name in names:
             if getattr(file.text_screens, name) is None:
-                raise refuse(
-                    (side, kind, "screens"), f"screen {name!r} has no definition", f"add {name} under text_screens"
-                )
+                raise refuse(path, f"screen {name!r} has no definition", f"add {name} under text_screens")
         if len(set(names)) != len(names):
-            raise refuse((side, kind, "screens"), "a screen is named twice", "name it once")
-    if outbound is not None and outbound.screens and outbound.max_hits_per_day is None:
-        raise refuse(
-            ("egress", "public.responses", "screens"),
-            "screens need max_hits_per_day",
-            "how many responses with a hit one day may have before public.responses halts; 0 halts at the first",
-        )
+            raise refuse(path, "a screen is named twice", "name it once")
+        if names and getattr(block, "max_hits_per_day", 0) is None:
+            raise refuse(
+                path,
+                "screens need max_hits_per_day",
+                f"how many texts with a hit one day may have before {kind} halts; 0 halts at the first",
+            )

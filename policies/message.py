@@ -99,6 +99,7 @@ class Context:
         screened: what its screens found in the same texts; None if it ran none.
         witnesses: how many parties that the policy counts have countersigned the party's own log as it was after the
             last round; None where nobody asked.
+        countersigns: whether a round waits for the party's signature under its transcript to be heard.
         topics: topic labels of the held-out set.
         now_seconds: UTC; the caller passes max(last seen, clock).
         expected_sender: this party's own SPIFFE id on egress, the certificate's on ingress.
@@ -127,4 +128,5 @@ class Context:
     usable_records: int | None = None
     screened: Screened | None = None
     witnesses: int | None = None
+    countersigns: bool = False
     topics: frozenset[str] = field(default_factory=frozenset)

@@ -40,7 +40,7 @@ from policies.fields import (
 )
 from policies.model_audit import Audit, Retention
 from policies.model_kinds import KindsIn, KindsOut
-from policies.model_screens import ScreenName, TextScreens
+from policies.model_screens import HitsPerDay, ScreenNames, TextScreens
 
 MANTISSA_BITS = {"float32": 23, "bfloat16": 7}  # stored ones
 CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
@@ -132,10 +132,6 @@ class LoraFactors(Closed):
         return self
 
 
-# Absent: no screen. Each name needs its definition in `text_screens`.
-ScreenNames = Annotated[tuple[ScreenName, ...], lattice.UNION]
-
-
 class Generation(Closed):
     max_new_tokens: Limit
     samples_per_prompt: Limit
@@ -157,7 +153,7 @@ class PublicResponses(Closed):
     send_only_verified: Demand
     screens: ScreenNames = ()
     on_hit: Annotated[Literal["withhold", "hold"], lattice.ladder("withhold", "hold")] = "withhold"
-    max_hits_per_day: Annotated[Integer | None, lattice.SMALLEST_STATED] = None  # needed where screens are named
+    max_hits_per_day: HitsPerDay = None
     approvals: Approvals
 
 
@@ -231,7 +227,8 @@ class PublicDonors(Closed):
 
 
 class Announcement(Closed):
-    """round.result and run.end carry digests and names only; naming the kind is all there is to say."""
+    """round.agreed, round.result and run.end carry digests, names and signatures only; naming the kind is all there is
+    to say."""
 
 
 class Ingress(KindsIn):
@@ -239,6 +236,7 @@ class Ingress(KindsIn):
     round_open: RoundOpen | None = Field(None, alias="round.open")
     global_adapter: GlobalAdapter | None = Field(None, alias="global.adapter")
     public_donors: PublicDonors | None = Field(None, alias="public.donors")
+    round_agreed: Announcement | None = Field(None, alias="round.agreed")
     round_result: Announcement | None = Field(None, alias="round.result")
     run_end: Announcement | None = Field(None, alias="run.end")
     control: InboundControl | None = None

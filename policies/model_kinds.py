@@ -28,6 +28,7 @@ from policies.fields import (
     Range,
     plain_number,
 )
+from policies.model_screens import HitsPerDay, ScreenNames, TextOnlyNames
 
 Quantum = Annotated[float, BeforeValidator(plain_number), Field(gt=0), lattice.MULTIPLE]
 Permission = Annotated[Literal["denied", "allowed"], lattice.ladder("denied", "allowed")]
@@ -71,7 +72,10 @@ class CompetenceScore(Closed):
 
 
 class CompetenceAnswers(Closed):
-    """This silo's own answers to exemplars, where the coordinator keeps the labels (`label_hidden`)."""
+    """This silo's own answers to exemplars, where the coordinator keeps the labels (`label_hidden`).
+
+    A screen's hit refuses the message whole, and counts for the day.
+    """
 
     set: PinnedText
     max_per_step: Limit
@@ -79,6 +83,8 @@ class CompetenceAnswers(Closed):
     max_bytes_per_answer: Limit
     max_bytes_per_step: Limit
     per_round: Limit
+    screens: ScreenNames = ()
+    max_hits_per_day: HitsPerDay = None
     approvals: Approvals
 
 
@@ -160,6 +166,8 @@ class BanditReward(Closed):
 class KnowledgePackage(Closed):
     """Answers to the prompts of a public transfer set.
 
+    A screen's hit refuses the message whole, and counts for the day.
+
     Attributes:
         receiver: the matched peer, or the coordinator.
         confidence: of an answer; absent: none is told.
@@ -172,6 +180,8 @@ class KnowledgePackage(Closed):
     max_bytes: Limit
     confidence: Grid | None = None
     per_round: Limit
+    screens: ScreenNames = ()
+    max_hits_per_day: HitsPerDay = None
     approvals: Approvals
 
 
@@ -214,6 +224,7 @@ class RewardAsk(Closed):
     max_questions: Limit
     max_candidates_per_question: Limit
     max_bytes_per_candidate: Limit
+    screens: TextOnlyNames = ()
 
 
 class MatchDirective(Closed):
@@ -228,6 +239,7 @@ class PackageIn(Closed):
     max_entries: Limit
     max_bytes_per_answer: Limit
     max_bytes: Limit
+    screens: TextOnlyNames = ()
 
 
 class ReftAggregate(Interventions):

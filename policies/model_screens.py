@@ -7,7 +7,7 @@ names a screen without a block is denied. The screens are in policies/screens, w
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -15,6 +15,10 @@ from policies import lattice
 from policies.fields import Closed, Integer, Limit, Text, plain_integer, plain_number
 
 ScreenName = Literal["pii_basic", "overlap", "canary", "charset"]
+# Screens that read the text alone: a party without private data can run them too, and what they find tells nothing of
+# anybody's.
+TextOnlyName = Literal["pii_basic", "charset"]
+TEXT_ONLY: frozenset[ScreenName] = frozenset(get_args(TextOnlyName))
 PatternName = Literal[
     "email", "phone", "ssn_us", "nhs_number", "iban", "mrn_like", "date_of_birth", "street_address"
 ]  # fmt: skip
@@ -27,6 +31,14 @@ Alphabet = Literal[
 GRAM_WORDS_MIN, GRAM_WORDS_MAX = 3, 64
 FALSE_POSITIVE_RATE_MAX = 0.01
 EDITS_MAX = 4
+
+
+# The key `screens` of a kind; absent: no screen. Each name needs its definition in `text_screens`.
+ScreenNames = Annotated[tuple[ScreenName, ...], lattice.UNION]
+# The same of what comes in and is refused whole: a screen that knows private data would tell its sender of them (T18).
+TextOnlyNames = Annotated[tuple[TextOnlyName, ...], lattice.UNION]
+# The key `max_hits_per_day` of a kind that leaves; needed where screens are named.
+HitsPerDay = Annotated[Integer | None, lattice.SMALLEST_STATED]
 
 
 class PiiBasic(Closed):

@@ -9,29 +9,55 @@ What this does not stop: private text in words that no screen knows (N3).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from policies.message import EVALUATION_ERRORS, Facts, Screened
-from policies.model import PolicyFile, PublicDonors, PublicResponses
-from policies.model_screens import ScreenName
-from policies.screens import Material, screen_texts
+from policies.model import PolicyFile
+from policies.model_screens import TEXT_ONLY, ScreenName
+from policies.screens import Material, never, screen_texts
 
 __all__ = ["NO_MATERIAL", "TEXT_ONLY", "Material", "Screened", "asked", "kept", "screen", "screen_facts", "settings_of"]
 
-# Screens that read the text alone: a party without private data can run them too.
-TEXT_ONLY: frozenset[ScreenName] = frozenset({"charset", "pii_basic"})
 NO_MATERIAL = Material()
+# Kinds with a text of a silo's own. A hit in one refuses the message, but for responses, which may be withheld.
+TEXT_KINDS_OUT = ("public.responses", "competence.answers", "knowledge.package")
+# And with a text of somebody else.
+TEXT_KINDS_IN = ("public.donors", "reward.ask", "knowledge.package")
+TEXT_KINDS = (*TEXT_KINDS_OUT, *TEXT_KINDS_IN)
 
 
-def asked(block: PublicResponses | PublicDonors | None, kind: str, direction: str) -> tuple[ScreenName, ...]:
-    """Screens that the judging party must have run. A receiver of other silos' answers has none of their data."""
-    if block is None:
-        return ()
-    receives = kind == "public.responses" and direction == "ingress"
-    return tuple(name for name in sorted(block.screens) if not receives or name in TEXT_ONLY)
+def texts_of(body: ProtobufMessage) -> Iterator[str]:
+    """Every text of a model in a message, in its order."""
+    if isinstance(body, pb.Response):
+        yield body.text
+        return
+    for field, value in body.ListFields():
+        if field.message_type is not None:
+            for child in value if field.is_repeated else (value,):
+                yield from texts_of(child)
+
+
+def asked(block: object, kind: str, direction: str) -> tuple[ScreenName, ...]:
+    """Screens that the judging party must have run.
+
+    A coordinator that receives silos' texts has none of their data, and screens answers to public prompts only: other
+    texts are screened where they leave.
+
+    Args:
+        block: of the kind, of the side that sends it; None or one without screens asks for none.
+        kind: of the message.
+        direction: egress at who sends it, ingress at who receives it.
+    """
+    names: tuple[ScreenName, ...] = tuple(sorted(getattr(block, "screens", ())))
+    if direction == "egress" or not hasattr(block, "max_hits_per_day"):
+        return names
+    return tuple(name for name in names if name in TEXT_ONLY) if kind == "public.responses" else ()
 
 
 def settings_of(file: PolicyFile, name: ScreenName) -> str:
@@ -48,13 +74,27 @@ def settings_of(file: PolicyFile, name: ScreenName) -> str:
     return sha256_hex(canonical_json(settings))
 
 
-def screen(file: PolicyFile, names: Sequence[ScreenName], texts: Sequence[str], material: Material) -> Screened:
-    """Run the named screens over every text. Never raises for what a text or the material holds: a failure denies."""
+def screen(
+    file: PolicyFile,
+    names: Sequence[ScreenName],
+    texts: Sequence[str],
+    material: Material,
+    time_is_over: Callable[[], bool] = never,
+) -> Screened:
+    """Run the named screens over every text. Never raises for what a text or the material holds: a failure denies.
+
+    Args:
+        file: the policy with the screens' definitions.
+        names: of the screens.
+        texts: of one message.
+        material: this party's own files, as far as it has them.
+        time_is_over: asked in between; a run that takes too long has failed.
+    """
     if not names:
         return Screened({}, (), tuple({} for _ in texts))
     counts: list[Counter[str]] = [Counter() for _ in texts]
     try:
-        for hit in screen_texts(file.text_screens, names, material, texts):
+        for hit in screen_texts(file.text_screens, names, material, texts, time_is_over):
             counts[hit.text][f"{hit.screen}/{hit.code}"] += hit.count
     except EVALUATION_ERRORS:
         # One that fails leaves nothing known of any text: all count as not run.

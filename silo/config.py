@@ -168,6 +168,15 @@ class SiloConfig(_Closed):
         return max(1, (os.cpu_count() or 1) // self.silos_on_this_host)
 
 
+def place_of(config: SiloConfig, key: str) -> str:
+    """File and line of a key such as "data.canaries", for a message about its value."""
+    try:
+        line = strict_yaml.load(config.source.read_bytes(), str(config.source)).line_of(tuple(key.split(".")))
+    except (OSError, UsageError):  # removed or rewritten since it was read
+        return str(config.source)
+    return f"{config.source}:{line}"
+
+
 def load_config(path: Path) -> SiloConfig:
     """Read a site's configuration.
 

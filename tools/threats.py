@@ -36,7 +36,10 @@ CONTROLS: dict[str, tuple[str, str]] = {
         "rounds open once; one code for every no; a day's hits halt a kind",
     ),
     "T19": ("plans with extreme steps or on chosen records", "ranges in the policy; the guard draws the records"),
-    "T20": ("an adapter with a trap, or another for one silo", "norm and schema; the digest that the round names"),
+    "T20": (
+        "an adapter with a trap, or another for one silo",
+        "one transcript a round, signed by enough silos; norm, schema",
+    ),
     "T21": ("poisoned answers of others", "graded again, peers only, a share each, never shown raw"),
     "T22": (
         "code in files and messages",

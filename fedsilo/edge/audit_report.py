@@ -16,6 +16,7 @@ from typing import Any
 
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_segments import read_records
+from fedsilo.edge.audit_transcripts import check_rounds
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.edge.site_policy import read_pinned_schema
 from fedsilo.treaty.audit.checkpoint import parse_checkpoint, parse_note
@@ -31,7 +32,7 @@ RELEASES_MAX = 1000
 _VERDICTS = ("allow", "deny", "hold")
 _INCIDENTS = frozenset(
     {"halt", "release", "egress.indeterminate", "policy.reload_refused", "screen.hit", "tail.repaired", "clock.jump",
-     "key.expire_warn"}
+     "key.expire_warn", "round.equivocation"}
 )  # fmt: skip
 _KEY_EVENTS = frozenset({"key.enrol", "key.renew", "key.expire_warn", "denylist.load"})
 
@@ -70,6 +71,7 @@ def audit_report(
         NotFoundError: the first is no log folder.
     """
     verification = verify_logs(list(logs))
+    rounds = check_rounds(verification, list(logs))
     tally = Tally()
     unreadable = ""
     try:
@@ -106,6 +108,7 @@ def audit_report(
             "demanded": _demanded(tally.policies, given),
             "two_histories": sorted(path.name for path in (logs[0] / "evidence").glob("*.note")),
         },
+        "rounds": rounds,
         "retention": {"leaf_hashes_only": verification[0]["hashes_only"], **tally.retention},
         "dp": DP,
         "residuals": RESIDUALS,

@@ -123,6 +123,10 @@ class Witnessed(ABC):
         """Whether a party's key is known."""
         return origin in self._peers
 
+    def key_of(self, origin: str) -> Ed25519PublicKey:
+        """A party's key. Raises VerificationError: it was never introduced."""
+        return self._peer_key(origin)
+
     def _load_pinned(self) -> None:
         """Keys pinned before a restart. Of a party that had several, none: whoever deals with it says which."""
         found: dict[str, set[bytes]] = {}

@@ -347,6 +347,29 @@ def _answer(answer: Mapping[str, Any]) -> str:
     return text(f"{_when(answer['t'])}: {_ANSWERS[answer['answer']]}{who}{why}")
 
 
+def _rounds(report: Mapping[str, Any]) -> str:
+    """What was signed before each round; nothing for a log without rounds."""
+    rows = [
+        (
+            row["run"],
+            row["round"],
+            _digest(row["sha256"]),
+            f"{len(row['signed'])} of {len(row['silos'])}: {', '.join(row['signed'])}",
+            ", ".join(row["survivors"]),
+            _digest(row["aggregate"]) if row["aggregate"] else "",
+            f"{row['logs_alike']} of {len(report['verification'])}",
+        )
+        for row in report["rounds"]
+    ]
+    if not rows:
+        return ""
+    return (
+        "<h3>Transcripts of rounds</h3>"
+        "<p>Plan, policies, base adapter and public set of a round, as silos signed them before they trained.</p>"
+        + _table(("run", "round", "transcript", "signed by", "updates of", "aggregate", "same in logs"), rows)
+    )
+
+
 def _verification(report: Mapping[str, Any]) -> str:
     rows = [
         (
@@ -396,6 +419,7 @@ def _verification(report: Mapping[str, Any]) -> str:
             if forks
             else ""
         )
+        + _rounds(report)
         + '<p class="soft">Compare each key with the one its owner gave you by another way. Do it yourself: '
         '<span class="code">fedsilo audit verify LOG...</span></p>'
     )

@@ -63,8 +63,9 @@ def approvals_list(
 
 
 def _halt_line(row: Mapping[str, Any]) -> str:
+    what = "this silo is halted, two transcripts of one round are signed," if row["kind"] == "round.open" else ""
     return (
-        f"{row['kind']} is halted by its text screens since {_utc(row['since'])}: {len(row['given'])} of "
+        f"{what or row['kind'] + ' is halted by its text screens'} since {_utc(row['since'])}: {len(row['given'])} of "
         f"{row['needed']} approvers have released it (silo approvals release {row['kind']})"
     )
 
@@ -187,14 +188,15 @@ def reject(
 @app.command("release")
 @guarded("silo approvals release")
 def release(
-    kind: Annotated[str, typer.Argument(help="The halted kind, such as public.responses.")],
+    kind: Annotated[str, typer.Argument(help="The halted kind, such as public.responses; or round.open.")],
     operator: OperatorOption,
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="Of the halt, as you were shown it.")] = "",
     request_id: RequestOption = "",
     config: ConfigOption = CONFIG_DEFAULT,
     json_output: JsonOption = False,
 ) -> None:
-    """Let a kind leave again that its text screens halted. Look first at what they found: fedsilo audit tail."""
+    """Let a kind leave again that its text screens halted, or this silo go on after two transcripts of one round
+    (round.open). Look first at what was found: fedsilo audit tail."""
     loaded = load_site(config)
     digest = expect_digest.removeprefix("sha256:") or _halt_shown(loaded, kind)
     data = command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)

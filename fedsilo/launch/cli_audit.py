@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +18,14 @@ if TYPE_CHECKING:
     from fedsilo.launch.check_reports import Check
     from fedsilo.treaty.audit.merkle import MerkleTree
     from fedsilo.treaty.errors import NotFoundError
+    from policies.load import Policy
+    from silo.config import SiloConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check, read and hand out audit logs, offline.")
 
 _NOT_VERIFIED = {"LOG_NOT_VERIFIED": "A record, a proof or a signature of an audit log is not what it should be."}
+
+_WHYS_SHOWN_MAX = 8
 
 LogOption = Annotated[Path, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")]
 
@@ -35,6 +41,7 @@ def verify(
     json_output: JsonOption = False,
 ) -> None:
     """Check logs alone and against each other. Exit status 7 if anything is wrong."""
+    from fedsilo.edge.audit_transcripts import check_rounds
     from fedsilo.edge.audit_verify import verify_logs
     from fedsilo.launch.check_reports import output_format, written
     from fedsilo.treaty.errors import VerificationError
@@ -44,6 +51,7 @@ def verify(
     for folder in folders:
         _refuse_no_log(folder)
     results = verify_logs(folders, min_witnesses)
+    check_rounds(results, folders)
     failed = [result for result in results if not result["verified"]]
     error = (
         VerificationError(
@@ -160,25 +168,85 @@ def tail(
 @app.command()
 @guarded("audit replay")
 def replay(
-    log: LogOption,
     policy: Annotated[Path, typer.Option("--policy", help="The policy to ask; a draft, or the one in force.")],
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
+    ] = None,
     charter: Annotated[
         Path | None, typer.Option("--charter", help="The federation's charter: judge by what both allow.")
     ] = None,
     since: Annotated[int, typer.Option("--since", min=0, help="First record to look at.")] = 0,
+    rescreen: Annotated[
+        bool, typer.Option("--rescreen", help="Ask a running silo to screen archived texts again; recorded there.")
+    ] = False,
+    config: Annotated[Path, typer.Option("--config", help="The site's configuration file, for --rescreen.")] = (
+        CONFIG_DEFAULT
+    ),
+    operator: Annotated[str, typer.Option("--operator", help="Who asks it, an auditor or approver.")] = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Judge every recorded message again by another policy and list the decisions that change."""
+    """Judge every recorded message again by another policy and list the decisions that change.
+
+    Where that policy's text screens are other ones, recorded facts do not tell: --rescreen takes the archived texts.
+    """
     from fedsilo.edge.audit_segments import read_records
     from fedsilo.edge.site_policy import read_effective
+    from fedsilo.launch.silo_control import load_site
+    from fedsilo.treaty.errors import UsageError
     from policies.replay import replay as decide_again
 
     asked = read_effective(existing(policy), charter and existing(charter))
-    judged = list(decide_again(read_records(log_folder(log), since), asked))
+    rows: dict[int, dict[str, Any]] = {}
+    if rescreen:
+        site = load_site(config)
+        rows = _rescreened(site, operator, asked, policy, charter, since)
+        log = log or site.state_dir
+    if log is None:
+        raise UsageError("which log? --log DIR", hint="--rescreen takes that of the silo it asks")
+    records = _same_log(read_records(log_folder(log), since), rows)
+    judged = list(decide_again(records, asked, {seq: row.get("facts") or row["why"] for seq, row in rows.items()}))
     changed = [row.to_json() for row in judged if row.changed]
     passed_over = [row.to_json() for row in judged if row.decision is None]
-    data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over}
+    again = sum(row.rescreened for row in judged)
+    data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over, "rescreened": again}
     emit("audit replay", data, json_output=json_output, text=lambda: _replay_text(data))
+
+
+def _rescreened(
+    site: SiloConfig, operator: str, asked: Policy, policy: Path, charter: Path | None, since: int
+) -> dict[int, dict[str, Any]]:
+    """What a running silo finds in its archived texts by this policy's screens, by record; command after command, since
+    one looks at so many."""
+    from fedsilo.launch.silo_control import command
+    from fedsilo.treaty.errors import ConflictError, UsageError
+    from silo.guard.rescreening import COMMAND
+
+    if not operator:
+        raise UsageError("who asks? --operator NAME", hint="an auditor or approver of this site; it is recorded")
+    texts = {"policy": policy.read_text("utf-8"), "charter": charter.read_text("utf-8") if charter else ""}
+    rows: dict[int, dict[str, Any]] = {}
+    next_record: int | None = since
+    while next_record is not None:
+        answer = command(site, operator, COMMAND, {**texts, "since": next_record}, "")
+        if answer["policy"] != asked.digest:
+            raise ConflictError("the silo reads another policy out of these files", hint="is it of another version?")
+        rows |= {row["seq"]: row for row in answer["rows"]}
+        next_record = answer["next"]
+    return rows
+
+
+def _same_log(records: Iterable[dict[str, Any]], rows: Mapping[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The records, as long as they are of the log that the rows are about."""
+    from fedsilo.treaty.errors import ConflictError
+
+    for record in records:
+        row = rows.get(record["seq"])
+        if row is not None and row["hmac_sha256"] != record.get("payload", {}).get("hmac_sha256", ""):
+            raise ConflictError(
+                f"record {record['seq']} is not the one that the silo has screened again",
+                hint="--log is another party's log; leave it out, or ask that party",
+            )
+        yield record
 
 
 @app.command()
@@ -351,16 +419,23 @@ def _replay_text(data: dict[str, Any]) -> str:
         for row in data["changed"]
     ]  # fmt: skip
     again = data["decisions"] - len(data["not_replayed"])
-    lines = [f"{again} decisions judged again, {len(rows)} change"]
+    screened = f", {data['rescreened']} of them with their archived texts screened again" if data["rescreened"] else ""
+    lines = [f"{again} decisions judged again{screened}; {len(rows)} change"]
     if rows:
         lines.append(table(("record", "kind", "round.step", "was", "would be", "reasons"), rows))
-    clipped = [str(row["seq"]) for row in data["changed"] if row["clipped_first"]]
-    if clipped:
-        shown = f"{', '.join(clipped[:8])}{' ...' if len(clipped) > 8 else ''}"
-        lines.append(
-            f"factors denied only for their length (record {shown}): a guard under this policy would have scaled them "
-            "down to its clip_l2 first, so this alone would not have kept them in"
-        )
+    for name, what, instead in (
+        ("clipped_first", "factors denied only for their length", "scaled them down to its clip_l2"),
+        ("withheld_first", "answers denied only for a screen's hit", "left out those with a hit"),
+    ):
+        found = [str(row["seq"]) for row in data["changed"] if row[name]]
+        if found:
+            shown = f"{', '.join(found[:8])}{' ...' if len(found) > 8 else ''}"
+            lines.append(
+                f"{what} (record {shown}): a guard under this policy would have {instead} first, so this alone would "
+                "not have stopped the message"
+            )
     if data["not_replayed"]:
         lines.append(f"{len(data['not_replayed'])} cannot be judged from facts (--json lists them)")
+        whys = Counter(row["not_replayed"] for row in data["not_replayed"])
+        lines += [f"  {count}: {why}" for why, count in whys.most_common(_WHYS_SHOWN_MAX)]
     return "\n".join(lines)

@@ -181,8 +181,9 @@ def verify(
     key: Annotated[Path, typer.Option("--key", help="The coordinator's public signing key, id/coordinator.pub.")],
     json_output: JsonOption = False,
 ) -> None:
-    """Check a run record's signature, offline. Exit 7 if it is not the record that the coordinator signed."""
-    from coordinator.record import verify_record
+    """Check a run record's signature, and those under the transcript of each round, offline. Exit 7 if it is not the
+    record that the coordinator signed, or not what the silos signed."""
+    from coordinator.record import verify_record, verify_rounds
     from fedsilo.edge.identity_files import load_coordinator_key
     from fedsilo.treaty.errors import NotFoundError
 
@@ -190,12 +191,15 @@ def verify(
     if not file.is_file():
         raise NotFoundError(f"{file} does not exist")
     record = verify_record(file.read_bytes(), public_key)
+    rounds = verify_rounds(file.read_bytes(), public_key)
     data = {name: record.get(name) for name in ("run", "state", "ended_at", "adapter_sha256")}
+    data["transcripts"] = rounds
     emit(
         "run verify",
         data,
         json_output=json_output,
-        text=f"run {data['run']}, {data['state']} {data['ended_at']}: the record is signed by the key in {key}",
+        text=f"run {data['run']}, {data['state']} {data['ended_at']}: the record is signed by the key in {key}; "
+        f"{rounds} rounds with a transcript that the coordinator and the silos signed",
     )
 
 

@@ -81,7 +81,7 @@ def init(
     person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     json_output: JsonOption = False,
 ) -> None:
-    """Write the site's configuration, policy and LoRA schema from its own files. Keys come from `fedsilo certs`.
+    """Write the site's configuration, policy, LoRA schema and canaries. Keys come from `fedsilo certs`.
 
     The policy's limits follow from the size of plan that the federation's bundle states; the options from --rounds to
     --learning-rate put the site's own numbers in its place.
@@ -127,9 +127,9 @@ def init(
         written,
         json_output=json_output,
         warnings=warnings,
-        text=f"wrote {written['config']}, {written['policy']}, {written['schema']}\n"
+        text=f"wrote {written['config']}, {written['policy']}, {written['schema']}, {written['canaries']}\n"
         f"{size_text(written['plan_size'])}\n"
-        f"next: read the policy; {keys}silo check --config {config}; silo start --config {config}",
+        f"next: read the policy; plant canaries; {keys}silo check --config {config}; silo start --config {config}",
     )
 
 

@@ -193,7 +193,8 @@ TRAINER = _of(
         "fails with private text as code, message and hint",
     ),
 )
-_PLAN, _ROUND, _ADAPTER, _DONORS, _ACK = "run.plan", "round.open", "global.adapter", "public.donors", "control.ack"
+_PLAN, _ROUND, _AGREED, _ADAPTER = "run.plan", "round.open", "round.agreed", "global.adapter"
+_DONORS, _ACK = "public.donors", "control.ack"
 COORDINATOR = _of(
     "coordinator",
     # ---- plans ----
@@ -299,21 +300,28 @@ COORDINATOR = _of(
     ("same_prompts_each_round", "T18", _ROUND, "survives", "N3", "asks the same prompts in every round"),
     # ---- adapters ----
     (
-        "adapter_norm_jump",
+        "adapter_beside_transcript",
         "T20",
-        _ADAPTER,
-        "denied",
-        "L2 of the adapter",
-        "hands out an adapter a million times as large",
+        _ROUND,
+        "refused",
+        "TRANSCRIPT_DIFFERS",
+        "names another adapter than the transcript that all sign",
     ),
-    ("adapter_of_another_shape", "T20", _ADAPTER, "denied", "tensor set", "hands out an adapter with one tensor more"),
+    (
+        "transcript_unsigned",
+        "T20",
+        _ROUND,
+        "refused",
+        "TRANSCRIPT_UNSIGNED",
+        "changes the transcript without signing it again",
+    ),
     (
         "adapter_of_one_silo",
         "T20",
-        _ADAPTER,
-        "survives",
-        "both silos' logs name it",
-        "gives one silo another adapter than the others",
+        _AGREED,
+        "refused",
+        "TOO_FEW_SIGNATURES",
+        "signs one transcript for one silo and another, with another adapter, for the rest",
     ),
     (
         "adapter_of_another_digest",

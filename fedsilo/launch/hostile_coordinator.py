@@ -26,7 +26,6 @@ from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.replies import Replies, Reply
 from fedsilo.launch.hostile_deviations import DEVIATIONS, Memory, Said
 from fedsilo.treaty.wire import codec
-from policies.schema import LoraSchema
 
 
 class HostileReplies(Replies):
@@ -37,7 +36,6 @@ class HostileReplies(Replies):
         attacks: names. Each that belongs to plans takes a run of its own.
         targets: silos that they are tried on.
         plan_targets: silos that get a changed plan; by default the same.
-        schema: of the adapters.
         report: told {name, silo, kind, run, round, step, sequence} of each attempt.
     """
 
@@ -50,7 +48,6 @@ class HostileReplies(Replies):
         attacks: Sequence[str],
         targets: Sequence[str],
         plan_targets: Sequence[str] = (),
-        schema: LoraSchema,
         report: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__(federation, sender, key)
@@ -59,7 +56,7 @@ class HostileReplies(Replies):
         self._of_run: dict[str, str] = {}
         self._attacked: set[str] = set()
         self._report = report
-        self.memory = Memory(schema)
+        self.memory = Memory(sender, key)
 
     def seal(
         self,
@@ -128,8 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from coordinator.native_log import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)
-    from coordinator.config import load_config
-    from coordinator.daemon import Ready, check, run_coordinator
+    from coordinator.daemon import Ready, run_coordinator
     from fedsilo.launch.output import emit, guarded
 
     parser = argparse.ArgumentParser(prog="python -m fedsilo.launch.hostile_coordinator", description=__doc__)
@@ -146,12 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             out.write(json.dumps(attempt) + "\n")
 
     with guarded("coordinator start", json_output=True):
-        schema = check(load_config(options.config)).schema
 
         def replies(federation: str, sender: str, key: Ed25519PrivateKey) -> HostileReplies:
             return HostileReplies(
                 federation, sender, key, attacks=options.attack, targets=options.target,
-                plan_targets=options.plan_target, schema=schema, report=report,
+                plan_targets=options.plan_target, report=report,
             )  # fmt: skip
 
         def ready(where: Ready) -> None:

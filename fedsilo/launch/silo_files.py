@@ -1,4 +1,4 @@
-"""Writes the files of a new site: configuration, policy and LoRA schema. What `silo init` and the demo share.
+"""Writes the files of a new site: configuration, policy, LoRA schema, canaries. What `silo init` and the demo share.
 
 The configuration is `examples/hospital_a.yaml` in content; its comments are written along, so that the site's own file
 explains itself.
@@ -7,18 +7,26 @@ explains itself.
 from __future__ import annotations
 
 import json
+import secrets
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import make_private_directory, write_durably
+from fedsilo.edge.files import make_private_directory, write_durably, write_private
 from fedsilo.edge.site_policy import SiteInputs, charter_of, make_site_policy, read_bundle
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import ConflictError
 from policies.compare import effective
 from policies.load import load_policy
 from silo.config import load_config
+from silo.guard.screens import read_canaries
+
+CANARIES = "canaries.txt"
+_CANARIES = 8
+# 117 random bits; as letters alone, since digits read as letters are one and the same to the screen.
+_CANARY_GROUPS = _CANARY_LETTERS = 5
 
 HOLDOUT_SHARE = 0.1  # what `silo init` writes; a configuration that says nothing sets nothing aside
 
@@ -63,20 +71,21 @@ class SiloFiles:
 
 
 def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
-    """Write `silo.yaml`, `policy.yaml` and `lora_schema.json` into the site's folder, and the federation's charter
-    beside them where the bundle carries one.
+    """Write `silo.yaml`, `policy.yaml`, `lora_schema.json` and `canaries.txt` into the site's folder, and the
+    federation's charter beside them where the bundle carries one. Canaries that are there already stay: they may be
+    planted by now.
 
     Args:
         files: what the site has.
         now_seconds: start of the policy's validity.
 
     Returns:
-        {"config", "policy", "schema", "control_socket"} and perhaps "charter": paths; "plan_size": what the limits
-        allow; "warnings": of the policy, for a person.
+        {"config", "policy", "schema", "canaries", "control_socket"} and perhaps "charter": paths; "plan_size": what
+        the limits allow; "warnings": of the policy, for a person.
 
     Raises:
         ConflictError: one of the files exists.
-        UsageError: a named file is missing or wrong.
+        UsageError, NotAllowedError: a named file is missing or wrong, or the canaries that are there.
     """
     out = files.out
     paths = {"config": out / "silo.yaml", "policy": out / "policy.yaml", "schema": out / "lora_schema.json"}
@@ -104,6 +113,9 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
             limits=files.limits,
         )
     )
+    canaries = out / CANARIES
+    if canaries.exists():
+        read_canaries(canaries)
     address = files.address or str(bundle.get("coordinator_address", ""))
     if charter is not None:
         effective(load_policy(made.policy_text.encode(), str(paths["policy"])), charter.policy)
@@ -113,14 +125,25 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
         write_durably(paths["charter"], charter.text)
     write_durably(paths["schema"], made.schema_text)
     write_durably(paths["policy"], made.policy_text.encode())
+    if not canaries.exists():
+        write_private(canaries, "".join(f"{random_canary()}\n" for _ in range(_CANARIES)).encode())
     write_durably(paths["config"], text.encode())
     socket = load_config(paths["config"]).control.socket
     return {
         **{name: str(path) for name, path in paths.items()},
+        "canaries": str(canaries),
         "control_socket": str(socket),
         "plan_size": made.size.to_json(),
         "warnings": list(made.warnings),
     }
+
+
+def random_canary() -> str:
+    """A text that nobody writes by chance, and that a person can plant in a record: groups of letters."""
+    groups = (
+        "".join(secrets.choice(string.ascii_lowercase) for _ in range(_CANARY_LETTERS)) for _ in range(_CANARY_GROUPS)
+    )
+    return "-".join(groups)
 
 
 def _config_text(files: SiloFiles, federation: str, address: str, charter_sha256: str) -> str:
@@ -179,6 +202,10 @@ data:
     path: {at(files.held_out)}
     sha256: "{read_tasks(files.held_out).sha256}"
     verifier: {files.held_out_verifier or files.public_verifier}
+  # Random texts that must never leave, one a line. Plant some of them in records or files that nobody should repeat:
+  # the screen `canary` of a policy stops every text that holds one. Keep the file secret, mode 0600; the guard alone
+  # reads it. One of them found at anybody else's place proves that something of this site has leaked.
+  canaries: {CANARIES}
 model: {{path: {at(files.model)}, load: {files.load}}}
 trainer:
   # child: the guard starts it behind walls. external: somebody else does, and it dials the address.

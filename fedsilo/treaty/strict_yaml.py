@@ -44,6 +44,28 @@ class Document:
         return f"{self.source}:{self.line_of(path)}" if self.lines else self.source
 
 
+class _RefusedError(Exception):
+    """args: line, what, hint."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops at the first anchor or alias, and at the first node that lies too deep, before anything is made of it."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise _RefusedError(line, "anchors and aliases are not allowed", "write it out")
+        if self._depth > DEPTH_MAX:
+            raise _RefusedError(line, f"nested deeper than {DEPTH_MAX}", "")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 def load(text: bytes, source: str) -> Document:
     """Parse one strict YAML document.
 
@@ -53,16 +75,9 @@ def load(text: bytes, source: str) -> Document:
     if len(text) > BYTES_MAX:
         raise UsageError(f"{source}: {len(text)} bytes, the limit is {BYTES_MAX}")
     try:
-        decoded = text.decode("utf-8")
-        for event in yaml.parse(decoded, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise _error(
-                    source,
-                    event.start_mark.line + 1 if event.start_mark else 1,
-                    "anchors and aliases are not allowed",
-                    "write it out",
-                )
-        node = yaml.compose(decoded, Loader=yaml.SafeLoader)
+        node = yaml.compose(text.decode("utf-8"), Loader=_Loader)
+    except _RefusedError as error:
+        raise _error(source, *error.args) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{source}: not UTF-8 at byte {error.start}") from error
     except yaml.YAMLError as error:
@@ -136,8 +151,6 @@ def _error(source: str, line: int, message: str, hint: str) -> UsageError:
 def _build(node: yaml.Node, path: Path, lines: dict[Path, int], source: str) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
     line = node.start_mark.line + 1
-    if len(path) > DEPTH_MAX:
-        raise _error(source, line, f"nested deeper than {DEPTH_MAX}", "")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.strict_yaml import Path
+from fedsilo.treaty.transcript import SIGNATURE_BYTES
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, canonical_json, encode, sha256_hex
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
@@ -25,7 +26,7 @@ from policies.cases import format as form
 from policies.cases.amount import Amount
 from policies.cases.format import ANOTHER, Case
 from policies.cases.plans import plan_in, resolved
-from policies.cases.screened import CANARIES, CORPUS, texts_of
+from policies.cases.screened import CANARIES, CORPUS
 from policies.cases.site import ANOTHER_DIGEST, Site
 from policies.cases.values import (
     Filled,
@@ -45,6 +46,7 @@ from policies.history import Approval, History, bucket_of
 from policies.message import Context, Facts, Message
 from policies.rules.base import block_of
 from policies.schema import LoraSchema
+from policies.screening import texts_of
 
 _BASE_DIGEST = sha256_hex(b"base adapter of the round")
 _ANOTHER_RUN = "another-run"
@@ -190,6 +192,7 @@ class _Builder:
             asked=self._question(),
             usable_records=setting.usable_records,
             witnesses=self._witnesses(),
+            countersigns=setting.countersigns,
         )
 
     def _question(self) -> Asked:
@@ -281,6 +284,9 @@ class _Builder:
             case form.ResultMessage():
                 names = self.site.names[:1] if self.form.participants is None else self.form.participants
                 made = pb.RoundResult(committed=True, adapter_digest=_BASE_DIGEST, participants=names), {}
+                if self.kind == "round.agreed":
+                    signed = [pb.Countersignature(silo=name, signature=bytes(SIGNATURE_BYTES)) for name in names]
+                    made = pb.RoundAgreed(countersignatures=signed), {}
             case _:
                 made = KINDS[self.kind](), {}
         body, known = made

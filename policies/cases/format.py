@@ -30,6 +30,7 @@ from policies.rules import RULES
 
 ANOTHER = "another"  # wherever a name or digest is asked for: one that the policy does not list
 UNNAMED = "unnamed"  # as a kind: each kind of this version that the policy does not name
+UPDATE = "update"  # as a kind: each adapter update that the policy lets out, such as lora.factors
 
 Verdict = Literal["allow", "deny", "hold"]
 Grading = Literal["correct", "wrong", "one wrong", "not graded"]
@@ -130,16 +131,17 @@ class RoundMessage(Message):
 
 
 class ResultMessage(Message):
-    participants: tuple[Text, ...] | None = None
+    participants: tuple[Text, ...] | None = None  # of round.agreed: who signed
 
 
 FORMS: dict[str, type[Message]] = {
-    **dict.fromkeys(TENSOR_KINDS, TensorMessage),
+    **dict.fromkeys((*TENSOR_KINDS, UPDATE), TensorMessage),
     "public.responses": ResponsesMessage,
     "public.donors": DonorsMessage,
     "metrics.eval": MetricsMessage,
     "run.plan": PlanMessage,
     "round.open": RoundMessage,
+    "round.agreed": ResultMessage,
     "round.result": ResultMessage,
 }
 
@@ -167,6 +169,7 @@ class Setting(Closed):
     usable_records: Integer | None = None  # private records that the trainer can use
     witnesses: AmountField | Literal["unknown"] | None = None  # of this site's log; least: min_witnesses
     refused_round: Integer = 0
+    countersigns: Boolean = False  # a round waits for this silo's signature
 
 
 class Before(Closed):
@@ -222,8 +225,9 @@ class Case:
         return self.document.line_of(())
 
     def of_kind(self, kind: str) -> Case:
-        """The same with a message of that kind that says nothing but its kind."""
-        return replace(self, message=Message(kind=kind))
+        """The same with a message of that kind; one of an unnamed kind says nothing else."""
+        said = self.message.kind == UPDATE
+        return replace(self, message=self.message.model_copy(update={"kind": kind}) if said else Message(kind=kind))
 
     def mistake(self, path: Path, message: str, hint: str = "") -> UsageError:
         return UsageError(f"{self.document.place(path)}: {message}", hint=hint)

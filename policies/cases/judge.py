@@ -223,11 +223,22 @@ def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
     for path in limits(policy.file):
         if path in beyond:
             continue
+        if path[0] == "text_screens":
+            ran = [hits_of(outcome, path[1]) for outcome, _ in judged if path[1] in outcome.facts.get("screens", {})]
+            yield Seen(
+                "limit", ".".join(path), policy.source, policy.line_of(path), ran.count(0), len(ran) - ran.count(0)
+            )
+            continue
         places = _places_for(path, named_by)
         rules = {name for place in places for name in named_by[place]}
         passed = sum(passed_by[name] for name in rules)
         stopped = sum(stopped_at[place] for place in places)
         yield Seen("limit", ".".join(path), policy.source, policy.line_of(path), passed, stopped)
+
+
+def hits_of(outcome: Outcome, screen: str) -> int:
+    """What a screen found in the texts of one message. No rule names a screen's own settings: the screen keeps them."""
+    return sum(count for code, count in outcome.facts["screen_hits"].items() if code.partition("/")[0] == screen)
 
 
 def _places_for(limit: Path, named: Mapping[Path, object]) -> list[Path]:

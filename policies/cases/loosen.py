@@ -21,7 +21,7 @@ from policies.compare import order_of
 from policies.fields import Approvals, MetricField, epoch_seconds
 from policies.lattice import NothingInCommon, Order
 from policies.load import Policy
-from policies.model import PolicyFile
+from policies.model import PolicyFile, PublicDonors
 
 Path = tuple[str, ...]
 
@@ -42,6 +42,8 @@ BEYOND_MESSAGES: dict[Path, str] = {
     ("retention", "records_years"): "the guard; how long what stays here is kept",
     ("retention", "payload_days"): "the guard; how long what stays here is kept",
     ("retention", "outbox_max_gb"): "the guard; how much of it is kept",
+    ("text_screens", "overlap", "background_set"): "the trainer, which makes the index of what is not public",
+    ("text_screens", "overlap", "false_positive_rate"): "the trainer, which makes the index so fine",
     ("approvals", "policy_change"): "who brings a looser policy into force",
     ("approvals", "release_after_halt"): "who lifts a halt; a halted kind is denied whatever it says",
     ("approvals", "expiry_hours"): "the approvals desk; what has expired was never approved",
@@ -55,7 +57,8 @@ class _Place:
 
     Attributes:
         field: None for what has no order of its own: a mapping of entries, the rounds of Approvals.
-        unit: the least by which it can differ, where another key says so (a metric's quantum).
+        unit: the least by which it can differ, where another key says so: a metric's quantum, or for a share of answers
+            one of those to a prompt.
     """
 
     path: Path
@@ -143,6 +146,8 @@ def _places(block: BaseModel, path: Path = ()) -> Iterator[_Place]:
         if block.then:
             yield _Place((*path, "then"), None, held)
     unit = block.quantum if isinstance(block, MetricField) else None
+    if isinstance(block, PublicDonors):
+        unit = 1 / max(block.max_donors_per_prompt, 1)
     for name, field in type(block).model_fields.items():
         here, value, order = (*path, field.alias or name), getattr(block, name), order_of(field)
         if order is lattice.LABEL or _has_one_value(field):

@@ -1,13 +1,10 @@
-"""What a site's text screens find in the answers of a case, with the private records and canaries that it gives."""
+"""What a site's text screens find in the texts of a case, with the private records and canaries that it gives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from google.protobuf.message import Message as ProtobufMessage
-
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies import screening
 from policies.load import Policy
 from policies.message import Message, Screened
@@ -22,23 +19,11 @@ CANARIES = ("canary-of-no-case-4c1f7a",)
 _KEY = bytes(32)
 
 
-def texts_of(body: ProtobufMessage) -> Iterator[str]:
-    """Every answer in a message, in its order."""
-    if isinstance(body, pb.Response):
-        yield body.text
-        return
-    for field, value in body.ListFields():
-        if field.message_type is not None:
-            for child in value if field.is_repeated else (value,):
-                yield from texts_of(child)
-
-
 def screens_of(message: Message, policy: Policy) -> tuple[TextScreens | None, tuple[Any, ...]]:
     """What decides a screen's result beside the texts: its settings, and which screens the policy asks for."""
     block, _ = block_of({"kind": message.kind, "sender": message.sender}, policy)
-    if not getattr(block, "screens", ()):
-        return None, ()
-    return policy.file.text_screens, screening.asked(block, message.kind, message.direction)
+    names = screening.asked(block, message.kind, message.direction)
+    return (policy.file.text_screens, names) if names else (None, ())
 
 
 def screened(message: Message, policy: Policy, corpus: Sequence[str], canaries: Sequence[str]) -> Screened | None:
@@ -51,4 +36,4 @@ def screened(message: Message, policy: Policy, corpus: Sequence[str], canaries: 
         built = build_index(corpus, key=_KEY, n=overlap.n, false_positive_rate=overlap.false_positive_rate)
         index = OverlapIndex.from_bytes(built, key=_KEY)
     material = Material(overlap=index, canaries=tuple(canaries))
-    return screening.screen(policy.file, names, list(texts_of(message.body)), material)
+    return screening.screen(policy.file, names, list(screening.texts_of(message.body)), material)

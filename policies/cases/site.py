@@ -9,7 +9,7 @@ from fedsilo.treaty.averaging import initial_frozen_sha256
 from fedsilo.treaty.methods import METHODS
 from fedsilo.treaty.plan import Lora, Optimiser, Plan, Rollout
 from fedsilo.treaty.wire.codec import sha256_hex
-from policies.cases.format import ANOTHER, UNNAMED, Case
+from policies.cases.format import ANOTHER, UNNAMED, UPDATE, Case
 from policies.catalogue import KINDS
 from policies.load import Policy
 from policies.schema import LoraSchema
@@ -117,7 +117,10 @@ class Site:
 
 
 def kinds_of(case: Case, policy: Policy) -> list[str]:
-    """The kind of a case; for `unnamed` each kind of this version that the policy names in neither direction."""
+    """The kind of a case; for `unnamed` each kind of this version that the policy names in neither direction, for
+    `update` each adapter update that it lets out."""
+    if case.message.kind == UPDATE:
+        return list(policy.file.egress.updates)
     if case.message.kind != UNNAMED:
         return [case.message.kind]
     named = named_kinds(policy)

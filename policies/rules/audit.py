@@ -1,7 +1,9 @@
-"""Rules on checkpoints of audit logs: what a silo says of others' logs, and who has witnessed its own (T38)."""
+"""Rules on what silos sign for each other: what a silo says of others' logs, who has witnessed its own (T38), and its
+signature under the transcript of a round (T20)."""
 
 from __future__ import annotations
 
+from fedsilo.treaty.transcript import SIGNATURE_BYTES
 from policies.catalogue import NAMES_MAX
 from policies.history import History
 from policies.load import Policy
@@ -33,4 +35,14 @@ def witnesses(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_least(facts["witnesses"], policy.file.audit.min_witnesses, ("audit", "min_witnesses"))
 
 
-RULES = (others, witnesses)
+@rule("countersignature", "COUNTERSIGNATURE", "control.poll")
+def countersignature(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A poll carries a signature of exactly its length while a round waits for it, and nothing at any other time (T9).
+    Whether it verifies, its receiver looks; there it may also come late."""
+    _, path = block_of(facts, policy)
+    size = facts["countersignature_bytes"]
+    most = SIGNATURE_BYTES if facts["countersigns"] is True or facts["direction"] == "ingress" else 0
+    return holds(size in (0, most), path, measured=size, limit=f"0 or {most} bytes")
+
+
+RULES = (others, witnesses, countersignature)

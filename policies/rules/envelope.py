@@ -21,6 +21,7 @@ _OF_A_ROUND = (
     "count.examples",
     "reft.aggregate",
     "match.directive",
+    "round.agreed",
 )
 _OF_A_STEP = (
     "public.responses",

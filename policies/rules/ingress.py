@@ -100,6 +100,8 @@ def plan_method(facts: Facts, policy: Policy, history: History) -> Judgement:
         asks = _ASKS.get(kind)
         if asks is not None and _named(ingress, asks) is None:
             return holds(False, ("ingress",), measured=method, limit=f"{asks} under ingress")
+    if ingress.round_open is not None and ingress.round_agreed is None:
+        return holds(False, ("ingress",), measured=method, limit="round.agreed under ingress")
     if "public.responses" not in facts["method_kinds"] or facts["public_steps"] == 0:
         return holds(True, ("egress",), measured=method)
     if egress.public_responses is None:
@@ -258,7 +260,7 @@ def donors_of_step(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(facts["prompts_not_of_step"], path)
 
 
-@rule("donors are peers", "NOT_A_PEER", "public.donors", "round.result")
+@rule("donors are peers", "NOT_A_PEER", "public.donors", "round.agreed", "round.result")
 def donor_peers(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Every silo named is a peer in the policy; at most one (the receiver) is named without its text."""
     strangers = _strangers(facts, policy) + max(0, facts.get("origins_without_response", 0) - 1)

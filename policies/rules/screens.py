@@ -1,4 +1,4 @@
-"""Rules on what text screens found in answers to public prompts (threats T14 to T18, T21).
+"""Rules on what text screens found in the texts of a message (threats T14 to T18, T21).
 
 A screen's hit is counted, never quoted: a fact is a code of a closed list and a number. What they do not stop: private
 text in words that no screen knows (N3), and a trainer that lies about the corpus its overlap index is made of (N1).
@@ -12,10 +12,8 @@ from policies.load import Policy
 from policies.message import OFFERED, Facts
 from policies.rules.base import Judgement, at_most, block_of, holds, none_of, not_applicable, rule
 
-_KINDS = ("public.responses", "public.donors")
 
-
-@rule("screens ran", "SCREEN_FAILED", *_KINDS)
+@rule("screens ran", "SCREEN_FAILED", *screening.TEXT_KINDS)
 def screens_ran(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Each screen that the policy names ran over every text, with the settings that stand in this very policy."""
     block, path = block_of(facts, policy)
@@ -27,14 +25,17 @@ def screens_ran(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(lacking, (*path, "screens"))
 
 
-@rule("screen hits", "SCREEN_HIT", *_KINDS)
+@rule("screen hits", "SCREEN_HIT", *screening.TEXT_KINDS)
 def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
-    """No hit in what goes out or is let in, or, with on_hit hold, persons who have approved exactly these bytes."""
+    """No hit in what goes out or is let in, or, with on_hit hold, persons who have approved exactly these bytes.
+
+    Only responses can be held: of them a hit can be one of many, and a person can look at it.
+    """
     block, path = block_of(facts, policy)
     if not screening.asked(block, facts["kind"], facts["direction"]) or facts["stage"] == OFFERED:
         return not_applicable()
     hits = facts["responses_hit"]
-    if facts["kind"] == "public.donors" or facts["direction"] == "ingress" or block.on_hit == "withhold":
+    if facts["direction"] == "ingress" or getattr(block, "on_hit", "withhold") == "withhold":
         return none_of(hits, (*path, "screens"))
     if hits == 0:
         return Judgement("ok", 0, 0, (*path, "on_hit"))
@@ -43,7 +44,7 @@ def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
     return Judgement("ok" if len(people) >= asked.persons else "hold", len(people), asked.persons, (*path, "on_hit"))
 
 
-@rule("screen hits per day", "SCREEN_HALT", "public.responses")
+@rule("screen hits per day", "SCREEN_HALT", *screening.TEXT_KINDS_OUT)
 def hits_per_day(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Beyond the day's hits the kind is halted, so that nobody asks the screens about the private corpus (T18)."""
     block, path = block_of(facts, policy)

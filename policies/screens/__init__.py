@@ -27,7 +27,7 @@ from policies.screens.normalise import Reading, readings, rotated, words
 from policies.screens.overlap import OverlapIndex
 from policies.screens.patterns import count_patterns
 
-__all__ = ["Hit", "Material", "OverlapIndex", "ScreenFailed", "screen_texts"]
+__all__ = ["Hit", "Material", "OverlapIndex", "ScreenFailed", "never", "screen_texts"]
 
 
 class ScreenFailed(OperationError):
@@ -61,20 +61,45 @@ class Material:
     canaries: tuple[str, ...] = ()
 
 
+def never() -> bool:
+    return False
+
+
 def screen_texts(
-    definitions: TextScreens, names: Sequence[ScreenName], material: Material, texts: Sequence[str]
+    definitions: TextScreens,
+    names: Sequence[ScreenName],
+    material: Material,
+    texts: Sequence[str],
+    time_is_over: Callable[[], bool] = never,
 ) -> list[Hit]:
     """Hits of every named screen in every text, by screen in the order of the names and by text.
 
+    Args:
+        definitions: the policy's.
+        names: of the screens.
+        material: this party's own files, as far as it has them.
+        texts: of one message.
+        time_is_over: asked before each text is read and before each screen runs (B5: too slow is a failure).
+
     Raises:
-        ScreenFailed: a screen is not defined, or lacks its material, or its material does not fit its definition.
+        ScreenFailed: a screen is not defined, or lacks its material, or its material does not fit its definition, or
+            the time was over before the last one had run.
     """
-    read = [readings(text) for text in texts] if set(names) - {"charset"} else []
+    read: list[list[Reading]] = []
+    for text in texts if set(names) - {"charset"} else ():
+        _in_time(time_is_over)
+        read.append(readings(text))
     hits: list[Hit] = []
     for name in names:
+        _in_time(time_is_over)
         for number, found in enumerate(_counts(definitions, name, material, texts, read)):
             hits += [Hit(number, name, code, count) for code, count in sorted(found.items())]
     return hits
+
+
+def _in_time(time_is_over: Callable[[], bool]) -> None:
+    if time_is_over():
+        raise ScreenFailed("the screens took longer than they may")
 
 
 def _counts(

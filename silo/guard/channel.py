@@ -69,7 +69,7 @@ class Channel(Protocol):
     """What the gate needs; the tests put an in-memory one in its place."""
 
     def exchange(
-        self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int
+        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int
     ) -> Reply: ...
 
     def interrupt(self, *, for_good: bool = False) -> None: ...
@@ -92,7 +92,9 @@ class GrpcChannel:
         self._call: grpc.Call | None = None
         self._channel: grpc.Channel | None = None
 
-    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int) -> Reply:
+    def exchange(
+        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int
+    ) -> Reply:
         """Send one message, wait for the one that answers it.
 
         Args:

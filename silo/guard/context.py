@@ -34,6 +34,7 @@ class RunView:
         refused_round: the last round whose round.open was not let in; 0 is none.
         witnesses: of this site's log as it was after the last round, as its policy counts them; None before the first.
         asked: what the coordinator has asked in this run, beside the public steps.
+        agreeing: the open round waits until enough silos have signed its transcript.
         usable_records: private records that the trainer says it can use; None before it said so.
         training: what the open round's update was trained on, as this guard gave it out; None before there is one.
     """
@@ -50,6 +51,7 @@ class RunView:
     asked: Asked = field(default_factory=Asked)
     usable_records: int | None = None
     witnesses: int | None = None
+    agreeing: bool = False
 
     @property
     def run(self) -> str:
@@ -59,8 +61,13 @@ class RunView:
         steps = {row.step: tuple(row.prompt_indices) for row in body.public_steps}
         base = body.base_digest
         return replace(
-            self, round=round_number, base_digest=base, base_l2=None, steps=steps, open_step=0, training=None
-        )
+            self, round=round_number, base_digest=base, base_l2=None, steps=steps, open_step=0, training=None,
+            agreeing=True,
+        )  # fmt: skip
+
+    def settled(self) -> RunView:
+        """The open round waits for no signature any more: it is agreed on, or over."""
+        return replace(self, agreeing=False)
 
     def asking(self, body: ProtobufMessage, step: int) -> RunView:
         """The coordinator's message was let in."""
@@ -94,6 +101,7 @@ class RunView:
             "base_l2": self.base_l2,
             "steps": {str(step): list(rows) for step, rows in self.steps.items()},
             "open_step": self.open_step,
+            "agreeing": self.agreeing,
             "evaluated": {str(number): digest for number, digest in self.evaluated.items()},
             "asked": self.asked.to_json(),
             "usable_records": self.usable_records,
@@ -109,6 +117,7 @@ class RunView:
             base_l2=value.get("base_l2"),
             steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
             open_step=int(value.get("open_step", 0)),
+            agreeing=bool(value.get("agreeing", False)),
             evaluated={int(number): str(digest) for number, digest in value.get("evaluated", {}).items()},
             asked=Asked.from_json(value.get("asked", {})),
             usable_records=value.get("usable_records"),
@@ -176,5 +185,6 @@ def context_of(
         epochs=view.training.epochs if view.training else None,
         steps=view.training.steps if view.training else None,
         witnesses=view.witnesses,
+        countersigns=view.agreeing,
         topics=site.topics,
     )

@@ -41,6 +41,7 @@ class Conversation:
         joined: hello was answered with yes.
         poll_now: an answer said that something waits.
         checkpoints_wait: an answer said that other silos' checkpoints or cosignatures wait.
+        policy_said: digest of the policy that hello named last; empty before the first.
         last_sent: when something was last said.
         retry_at: not before then, after trouble.
     """
@@ -55,7 +56,7 @@ class Conversation:
         self._monotonic = monotonic
         self._backoff_seconds = 0.0
         self.joined = False
-        self._isolation_said = ""
+        self._isolation_said = self.policy_said = ""
         self.poll_now = False
         self.checkpoints_wait = False
         self._witnessed_at = self._shown_at = 0.0
@@ -69,7 +70,7 @@ class Conversation:
         Raises:
             OperationError: the coordinator refuses this silo; names both values.
         """
-        site, fingerprints = self._site, self._site.fingerprints
+        site, fingerprints, policy = self._site, self._site.fingerprints, self._gate.policy.digest
         answer = self.say(
             "control.hello",
             pb.Hello(
@@ -85,12 +86,13 @@ class Conversation:
                 code_sha256=self._code_sha256,
                 isolation=isolation,
                 role=site.config.role,
+                policy_sha256=policy,
             ),
             run="",
         )
         if isinstance(answer.body, pb.Refusal):
             raise self._refused(answer.body)
-        self.joined, self._isolation_said = True, isolation
+        self.joined, self._isolation_said, self.policy_said = True, isolation, policy
         _log.info("joined %s at %s", site.config.federation, site.config.coordinator.address)
         self.witness()
 
@@ -122,6 +124,11 @@ class Conversation:
         """A trainer was started anew: if its walls are others than the coordinator was told, hello is due again."""
         if self._isolation_said and rung != self._isolation_said:
             _log.warning("the trainer's isolation was %s and is %s", self._isolation_said, rung)
+            self.joined = False
+
+    def look_at_policy(self) -> None:
+        """If another policy decides than the coordinator was told, hello is due again: transcripts name it."""
+        if self.policy_said and self._gate.policy.digest != self.policy_said:
             self.joined = False
 
     def say(self, kind: str, body: Any, **routing: Any) -> Inbound:

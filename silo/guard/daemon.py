@@ -32,6 +32,7 @@ from fedsilo.treaty.errors import (
     WireCode,
 )
 from fedsilo.treaty.method import TrainerTask
+from fedsilo.treaty.transcript import Equivocation
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
@@ -46,6 +47,7 @@ from silo.guard.releases import Releases
 from silo.guard.runs import AdapterRefused, RunKeeper
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
+from silo.guard.transcripts import EQUIVOCATION, Agreement
 from silo.guard.witnessing import Witnessing
 from silo.link import LinkClosed, LinkMessage
 
@@ -124,6 +126,7 @@ class Guard:
             now_seconds=gate.now,
         )  # fmt: skip
         self._talk = Conversation(site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic)
+        self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, talk=self._talk)
         self.keeper = RunKeeper(
             site=site,
             gate=gate,
@@ -132,6 +135,7 @@ class Guard:
             adapters=adapters,
             panel=self.panel,
             talk=self._talk,
+            agreement=self._agreement,
             trainer=trainer,
             monotonic=monotonic,
         )
@@ -190,6 +194,8 @@ class Guard:
                 raise
         except (UnreachableError, NotAllowedError) as error:
             self._talk.back_off(error)
+        except Equivocation as error:
+            self._equivocated(error)
         except IngressDenied as error:
             self._refuse(error)
         except DeniedError as error:
@@ -274,8 +280,12 @@ class Guard:
 
     def _exchange(self) -> None:
         """Hello, what is left in the outbox, then a poll or a heartbeat."""
+        if not self._gate.halted and (told := self._agreement.halted):
+            self._gate.halted = told  # as before a restart
+            self._halt()
         if self._gate.halted:
             return
+        self._talk.look_at_policy()
         if not self._talk.joined:
             self._talk.join(self._trainer.rung)
             return
@@ -299,7 +309,10 @@ class Guard:
 
     def _poll(self, wait_seconds: float) -> None:
         self._talk.poll_now = False
-        body = pb.Poll(wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged)
+        body = pb.Poll(
+            wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
+            countersignature=self._agreement.countersignature,
+        )  # fmt: skip
         item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
         if item.kind in {"control.ack", "control.refusal"}:
             return
@@ -371,13 +384,21 @@ class Guard:
         if self._halt_said:
             return
         self._halt_said = True
-        _log.critical(
-            "halted: %s; nothing is sent until space is free in %s and this silo is started again",
-            self._gate.halted, self._site.config.state_dir,
-        )  # fmt: skip
+        until = f"space is free in {self._site.config.state_dir} and this silo is started again"
+        code = self._gate.halt_code or "STATE_UNWRITABLE"
+        if self._agreement.halted:
+            until, code = "approvers release it (silo approvals list)", EQUIVOCATION
+        _log.critical("halted: %s; nothing is sent until %s", self._gate.halted, until)
         self.panel.publish("halted", {"reason": self._gate.halted})
         with contextlib.suppress(OperationError):
-            self._audit.append("halt", reasons=[self._gate.halt_code or "STATE_UNWRITABLE"])
+            self._audit.append("halt", reasons=[code])
+
+    def _equivocated(self, error: Equivocation) -> None:
+        """Somebody signed two transcripts of one round (T20): keep both, and halt until people release it."""
+        _log.critical("%s; %s", error.message, error.hint)
+        self._agreement.keep(error)
+        self._gate.halted = error.message
+        self._halt()
 
     def _refuse(self, error: IngressDenied) -> None:
         """A genuine message that our policy does not let in: tell the coordinator a code, and go on without it.
@@ -386,6 +407,12 @@ class Guard:
         nothing, and to acknowledge it would take in an item that waits before it.
         """
         envelope = error.envelope
+        if isinstance(error.body, pb.RoundOpen):
+            try:
+                self._agreement.compare(error.body)
+            except Equivocation as equivocation:
+                self._equivocated(equivocation)
+                return
         _log.error("%s\n%s", error.message, error.hint)
         self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
         self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=envelope.run)
@@ -411,6 +438,8 @@ class Guard:
                 body = pb.Abstain(round=envelope.round)
                 self._gate.view = self._gate.view.refused(envelope.round)
                 self._talk.say("control.abstain", body, run=envelope.run, round_number=envelope.round)
+            case "round.agreed" if (waiting := self._agreement.waiting) and waiting.opening.round == envelope.round:
+                self._agreement.leave(envelope.run)
             case "public.donors":
                 self.keeper.without_donors(envelope.run, envelope.round, envelope.step)
 
@@ -426,10 +455,7 @@ class Guard:
         with contextlib.suppress(FedSiloError):
             self._gate.record("stop", detail={"run": self._gate.view.run})
         if self._talk.joined and not self._gate.halted and not self._gate.counters.last_fault:
-            if self.keeper.run is not None and self._gate.view.round:
-                number = self._gate.view.round
-                run = self.keeper.run.plan.run
-                self._talk.tell("control.abstain", pb.Abstain(round=number), run=run, round_number=number)
+            self._agreement.leave(self.keeper.run.plan.run if self.keeper.run is not None else "")
             try:
                 self._talk.witness()
             except FedSiloError as error:

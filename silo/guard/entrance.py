@@ -73,7 +73,7 @@ class Entrance:
         digests = judge.digests(envelope.kind, payload)
         judge.record_decision(facts, decision, digests, sequence=envelope.sequence, original=original)
         if decision.verdict == "deny":
-            raise IngressDenied(envelope, decision)
+            raise IngressDenied(envelope, decision, body)
         return Inbound(
             envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sequence, message.body, payload,
             sha256_hex(payload), facts, decision if decision.verdict == "hold" else None,
@@ -97,7 +97,7 @@ class Entrance:
         keep = within_share(body, good, most)
         kept, dropped = drop_wrong_donors(body, keep)
         record = {"donors_dropped": dropped, "donors_hit": sum(hits), "donors_over_share": sum(good) - sum(keep)}
-        original = Original(len(payload), sha256_hex(payload), facts, record)
+        original = Original(len(payload), facts, record)
         places = [place for place, each in enumerate(keep) if each]
         return replace(message, body=self._places_as_offered(message, kept)), original, readings.of(places)
 

@@ -22,21 +22,22 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.errors import (
-    ConflictError,
     DeniedError,
     FedSiloError,
     NotAllowedError,
+    NotFoundError,
     OperationError,
     PeerError,
     UnreachableError,
+    VerificationError,
 )
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, sha256_hex, sha256_of
+from fedsilo.treaty.wire.codec import Array, Buffer, sha256_hex, sha256_of
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.load import Policy
-from policies.screening import screen_facts
+from policies.screening import screen_facts, texts_of
 from policies.transform import changes_bytes, transform_factors, withhold_responses
 from silo.guard import envelopes
 from silo.guard.archive import Archive
@@ -57,7 +58,7 @@ from silo.guard.messages import (
     factors_header,
     parsed,
 )
-from silo.guard.public import answers_of, places_by_row
+from silo.guard.public import places_by_row
 from silo.guard.records import overruled, tensor_digests
 from silo.guard.screens import Screens
 
@@ -80,7 +81,7 @@ class Gate:
         site_key: keys the digests of short payloads in the log (T40).
         clock: UTC seconds.
         screens: read texts as the policy says; without any, every kind that the policy wants screened is denied.
-        archive: makes room for what leaves, and keeps it; without one nothing is kept.
+        archive: makes room for what leaves, and keeps it until it is answered, or longer.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class Gate:
         federation: str,
         site_key: bytes,
         clock: Callable[[], float],
+        archive: Archive,
         screens: Screens | None = None,
-        archive: Archive | None = None,
     ) -> None:
         self._channel = channel
         self._archive = archive
@@ -172,8 +173,8 @@ class Gate:
             return self._offer_update((kind, run, round_number, step), body, tensors)
         payload = codec.encode(body)
         message = self._message(kind, run, round_number, step, payload)
-        if isinstance(message.body, pb.PublicResponses) and self._judge.screens_asked(message):
-            return self._offer_answers(message, message.body, payload)
+        if self._judge.screens_asked(message):
+            return self._offer_texts(message, payload)
         return self.decide_payload(kind, run, round_number, step, payload)
 
     def _offer_update(
@@ -208,14 +209,15 @@ class Gate:
         payload = codec.joined_factors(header, payload_bytes, tensors, fit)
         digest = sha256_hex(payload)
         before = digest_as_offered() if changes_bytes(transform, header.dtype) else digest
-        original = Original(payload_bytes, before, facts, transform)
+        original = Original(payload_bytes, facts, transform, before)
         return self.decide_payload(*place, payload, original=original, digest=digest)
 
-    def _offer_answers(self, message: Message, body: pb.PublicResponses, payload: bytes) -> Allowed | Denied | Held:
-        """Answers that the policy wants screened: every screen over every text, then what is left is decided on.
+    def _offer_texts(self, message: Message, payload: bytes) -> Allowed | Denied | Held:
+        """Texts that the policy wants screened: every screen over every text, then what is left is decided on.
 
         With on_hit withhold a response with a hit is dropped here. What leaves are the bytes of a message in which it
-        had been graded wrong, and the screens have run the same once, so the coordinator learns of no hit (T18).
+        had been graded wrong, and the screens have run the same once, so the coordinator learns of no hit (T18). Of
+        other kinds nothing is dropped: a hit denies the message, and so many a day halt the kind.
         """
         place = (message.kind, message.run, message.round, message.step)
         readings = self._judge.graded(message)
@@ -223,12 +225,16 @@ class Gate:
         if decision.verdict == "deny":
             return self._deny(facts, decision, self._judge.digests(message.kind, payload))
         readings = self._judge.screened(message, readings)
-        screened, block = readings.screened, self.policy.file.egress.public_responses
-        assert screened is not None and block is not None  # noqa: S101  # screens are asked for
+        screened, body = readings.screened, message.body
+        assert screened is not None  # noqa: S101  # screens are asked for
         self._judge.count_hits(message, screened)
-        facts |= screen_facts(screened, len(answers_of(body)))
+        facts |= screen_facts(screened, len(list(texts_of(body))))
+        block = self.policy.file.egress.public_responses
+        if not isinstance(body, pb.PublicResponses) or block is None:
+            original = Original(len(payload), facts, {})
+            return self.decide_payload(*place, payload, original=original, readings=readings)
         withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]
-        original = Original(len(payload), sha256_hex(payload), facts, {"responses_withheld": sum(withheld)})
+        original = Original(len(payload), facts, {"responses_withheld": sum(withheld)})
         if not screened.failed:
             left, places = withhold_responses(body, withheld)
             self._judge.places_sent = place[1:], places_by_row(body, places)
@@ -241,7 +247,7 @@ class Gate:
         run: str,
         round_number: int,
         step: int,
-        payload: bytes,
+        payload: Buffer,
         *,
         approvals: tuple[Approval, ...] = (),
         original: Original | None = None,
@@ -259,7 +265,7 @@ class Gate:
             approvals: persons whose signature over this payload's digest has been verified.
             original: what it was before the transforms.
             readings: what was found in its texts; None: they are graded and screened now.
-            digest: of the payload, where it is known already.
+            digest: SHA-256 of the payload, where it is known already.
         """
         message = self._message(kind, run, round_number, step, payload)
         digest = digest or sha256_hex(payload)
@@ -268,10 +274,13 @@ class Gate:
         judged_by = self._judge.book.view(facts, approvals).to_json()  # before this message counts: the log replays
         if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):
             return self._deny(facts, decision, digests, original=original, history=judged_by)
+        content, archived = not kind.startswith("control."), False
+        if content:
+            with self._judge.halting():
+                archived = self._archive.keep(payload, digest)
         if decision.verdict == "hold":
             self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
             return Held(decision, facts, payload)
-        archived = not kind.startswith("control.") and self._archived(payload)
         # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
         sequence = self._judge.count(facts, run)
         decision_seq = self._judge.record_decision(
@@ -279,19 +288,14 @@ class Gate:
             approvals=[approval.person for approval in approvals],
         )  # fmt: skip
         outbox_id = None
-        if not kind.startswith("control."):
+        if content:
             item = OutboxItem(
-                0, run, round_number, step, kind, digest, payload, len(payload), decision_seq,
-                self._clock(), "allowed", 0,
+                0, run, round_number, step, kind, digest, len(payload), decision_seq, self._clock(), "allowed", 0,
+                archived,
             )  # fmt: skip
             with self._judge.halting():
                 outbox_id = self._ledger.keep_until_sent(item)
         return Allowed(kind, run, round_number, step, payload, digest, decision_seq, sequence, 0, outbox_id)
-
-    def _archived(self, payload: bytes) -> bool:
-        """Room is made, or nothing leaves; whether the payload is kept."""
-        with self._judge.halting():
-            return self._archive is not None and self._archive.keep(payload)
 
     def transmit(self, allowed: Allowed, *, wait_seconds: float = 0.0) -> Sent:
         """Send what was allowed, record the outcome, let the answer in.
@@ -338,16 +342,29 @@ class Gate:
         return Sent(inbound)
 
     def retry(self, item: OutboxItem) -> Sent:
-        """Send an allowed content message again: the same bytes under a new sequence. Raises as `transmit` does."""
-        if item.payload is None:
-            raise ConflictError(f"message {item.id} of the outbox was settled already")
+        """Send an allowed content message again: the same bytes under a new sequence.
+
+        Raises:
+            DeniedError: its bytes are gone, or are not those that were allowed; recorded, and never tried again.
+            UnreachableError, NotAllowedError, OperationError, PeerError: as `transmit`.
+        """
+        try:
+            payload = self._ledger.payloads.read(item.digest)
+        except (NotFoundError, VerificationError) as error:
+            with self._judge.halting():
+                self._ledger.settle_outbox(item.id, "dropped")
+            self.record(
+                "egress.indeterminate", kind=item.kind, run=item.run, round=item.round, step=item.step,
+                reasons=[error.code], link={"decision": item.decision_seq}, direction="egress",
+            )  # fmt: skip
+            raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
         with self._judge.halting():
             attempt = self._ledger.count_attempt(item.id)
             sequence = self._ledger.next_sequence(item.run)
         return self.transmit(
             Allowed(
-                item.kind, item.run, item.round, item.step, item.payload, item.digest, item.decision_seq, sequence,
-                attempt, item.id,
+                item.kind, item.run, item.round, item.step, payload, item.digest, item.decision_seq, sequence, attempt,
+                item.id,
             )
         )  # fmt: skip
 
@@ -407,7 +424,7 @@ class Gate:
         """Append to the audit log; a full disk halts the gate. Raises LogFullError, OperationError."""
         return self._judge.record(event, **fields)
 
-    def digests(self, kind: str, payload: bytes) -> dict[str, Any]:
+    def digests(self, kind: str, payload: Buffer) -> dict[str, Any]:
         """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""
         return self._judge.digests(kind, payload)
 
@@ -430,7 +447,7 @@ class Gate:
 
     # ---- making and sending ------------------------------------------------------------------------
 
-    def _message(self, kind: str, run: str, round_number: int, step: int, payload: bytes) -> Message:
+    def _message(self, kind: str, run: str, round_number: int, step: int, payload: Buffer) -> Message:
         """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
         body, tensors = parsed(kind, payload, OUTBOUND_KINDS)
         return Message("egress", kind, run, round_number, step, self._site.spiffe_id, len(payload), body, tensors)

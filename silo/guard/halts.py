@@ -1,4 +1,5 @@
-"""A kind that its screens halted, and the persons who let it leave again (threat T18, threat model 6).
+"""What halts until persons release it: a kind that its screens halted (T18), or all of this silo, where somebody signed
+two transcripts of one round (T20); threat model 6.
 
 More hits on one UTC day than `max_hits_per_day` halt the kind: whoever may choose what is asked could otherwise learn
 from what is withheld. The halt outlives the day and every restart. It ends when as many approvers as the policy's
@@ -17,6 +18,7 @@ from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger
 
 ROLE = "approver"
+EQUIVOCATION_KIND = "round.open"  # what it is listed and released as: no round opens meanwhile
 
 
 class Halts:
@@ -40,8 +42,12 @@ class Halts:
                 "needed": self._gate.policy.file.approvals.release_after_halt,
                 "given": self._given(kind, since),
             }
-            for kind, since in sorted(self._gate.screen_halts.items())
+            for kind, since in sorted(self._halts().items())
         ]
+
+    def _halts(self) -> dict[str, float]:
+        told = self._ledger.equivocation
+        return self._gate.screen_halts | ({EQUIVOCATION_KIND: float(told["since"])} if told else {})
 
     def release(self, command: VerifiedCommand) -> dict[str, Any]:
         """Count one approver's yes; the last one needed ends the halt.
@@ -55,7 +61,7 @@ class Halts:
             ConflictError: it is another halt or another policy than the person was shown, or a second yes.
         """
         kind, digest = str(command.arguments.get("kind", "")), str(command.arguments.get("digest", ""))
-        since = self._gate.screen_halts.get(kind)
+        since = self._halts().get(kind)
         if since is None:
             raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
         if ROLE not in command.roles:
@@ -71,14 +77,33 @@ class Halts:
             )
         )
         given, needed = self._given(kind, since), self._gate.policy.file.approvals.release_after_halt
+        told, halted = kind == EQUIVOCATION_KIND, self._gate.halted
+        if told:
+            self._gate.halted = ""  # a halted gate records nothing
+        try:
+            self._gate.record(
+                "approval.grant", kind=kind, reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
+                detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
+                policy={"effective": self._gate.policy.digest},
+            )  # fmt: skip
+            if len(given) >= needed:
+                self._end(kind, given)
+                halted = ""
+        finally:
+            if told:
+                self._gate.halted = self._gate.halted or halted
+        return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed}
+
+    def _end(self, kind: str, given: list[str]) -> None:
+        """Recorded first, so that no release is without the names behind it."""
+        if kind != EQUIVOCATION_KIND:
+            self._gate.release_halt(kind, given)
+            return
         self._gate.record(
-            "approval.grant", kind=kind, reasons=["SCREEN_HALT"],
-            detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
+            "release", kind=kind, reasons=["EQUIVOCATION"], detail={"persons": given},
             policy={"effective": self._gate.policy.digest},
         )  # fmt: skip
-        if len(given) >= needed:
-            self._gate.release_halt(kind, given)
-        return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed}
+        self._ledger.keep_equivocation({})
 
     def _given(self, kind: str, since: float) -> list[str]:
         """Who has signed over this halt under the policy in force; what was signed under another one is void."""

@@ -17,22 +17,23 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.edge.audit_log import AuditLog, LogFullError
 from fedsilo.treaty.errors import FedSiloError, OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import TENSOR_KINDS
+from fedsilo.treaty.wire.codec import Buffer
 from policies import screening
 from policies.engine import FINAL, Approval, Decision, Facts, HistoryBook, Message, decide, measure
 from policies.load import Policy
-from policies.model import PublicDonors, PublicResponses
 from policies.model_screens import ScreenName
+from policies.rules.base import block_of
 from policies.screening import Screened
 from silo.guard.context import RunView, SiteView, context_of
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Original
+from silo.guard.payloads import UNWRITABLE
 from silo.guard.public import answers_of, donated_answers_of
 from silo.guard.records import decision_fields, payload_digests
 from silo.guard.screens import Screens
 
 # Nothing may leave that cannot be written down, or kept as the policy says.
-_HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", "ARCHIVE_UNWRITABLE"})
+_HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", UNWRITABLE})
 
 
 @dataclass(frozen=True)
@@ -137,19 +138,18 @@ class Judge:
 
     def screens_asked(self, message: Message) -> tuple[ScreenName, ...]:
         """The screens that the policy wants run over this message's texts."""
-        block: PublicResponses | PublicDonors | None = None
-        if isinstance(message.body, pb.PublicResponses):
-            block = self.policy.file.egress.public_responses
-        elif isinstance(message.body, pb.PublicDonors):
-            block = self.policy.file.ingress.public_donors
-        return screening.asked(block, message.kind, message.direction)
+        return screening.asked(self._block(message), message.kind, message.direction)
+
+    def _block(self, message: Message) -> object:
+        return block_of({"kind": message.kind, "sender": message.sender}, self.policy)[0]
 
     def screened(self, message: Message, readings: Readings) -> Readings:
         """The same with what the screens find: one run of all of them over all texts, hit or no hit (T18)."""
-        names, answers = self.screens_asked(message), _answers_of(message.body)
-        if answers is None or not names:
+        names = self.screens_asked(message)
+        if not names:
             return readings
-        return replace(readings, screened=self._screens.screen(self.policy, names, [text for _, text in answers]))
+        texts = list(screening.texts_of(message.body))
+        return replace(readings, screened=self._screens.screen(self.policy, names, texts))
 
     # ---- counting ----------------------------------------------------------------------------------
 
@@ -159,9 +159,8 @@ class Judge:
         Beyond the policy's hits a day the kind is halted until persons release it (T18). The ledger is written with
         and without a hit.
         """
-        block = self.policy.file.egress.public_responses
         hits = sum(bool(found) for found in screened.hits)
-        limit = block.max_hits_per_day if block is not None and block.max_hits_per_day is not None else 0
+        limit = getattr(self._block(message), "max_hits_per_day", None) or 0
         halts = self.book.count_hits(message.kind, self.now(), hits, limit)
         self._keep_book()
         place = {"kind": message.kind, "run": message.run, "round": message.round, "step": message.step}
@@ -222,7 +221,7 @@ class Judge:
         )  # fmt: skip
         if original is not None:
             fields["payload"] |= {"bytes_before": original.payload_bytes}
-            if facts["kind"] in TENSOR_KINDS:
+            if original.digest:
                 fields["payload"] |= {"sha256_before": original.digest}
             fields["facts"] |= {"offered": original.facts, "transform": original.transform}
         if archived:
@@ -241,7 +240,7 @@ class Judge:
         with self.halting():
             return self._audit.append(event, **fields)
 
-    def digests(self, kind: str, payload: bytes, digest: str = "") -> dict[str, Any]:
+    def digests(self, kind: str, payload: Buffer, digest: str = "") -> dict[str, Any]:
         """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40).
 
         digest: its SHA-256, where it is known already.

@@ -1,6 +1,7 @@
-"""What the guard must remember across a kill: sequence counters, what was allowed out, what was let in, held releases
-with their exact bytes, approvals, the policy in force, the run it takes part in. One SQLite file in `state_dir`, every
-write flushed before it returns. The audit log says what happened; the ledger is what the next decision is made from.
+"""What the guard must remember across a kill: sequence counters, what was allowed out, what was let in, held releases,
+approvals, the policy in force, the run it takes part in. One SQLite file in `state_dir`, every write flushed before it
+returns; the bytes of messages lie beside it, one file each (`payloads.py`). The audit log says what happened; the
+ledger is what the next decision is made from.
 
 Time only moves forward here: `now` is the latest time ever seen, so a clock set back revives nothing (threat T41).
 Does not stop: a restored older copy of the file. The audit log's witnesses show that (T42).
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,31 +21,36 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
+from fedsilo.treaty.wire.codec import Buffer
 from policies.model import PolicyFile
+from silo.guard.payloads import FOLDER, Payloads
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS sequences (direction TEXT, run TEXT, value INTEGER NOT NULL, PRIMARY KEY (direction, run));
 CREATE TABLE IF NOT EXISTS outbox (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
-  digest TEXT NOT NULL, payload BLOB, payload_bytes INTEGER NOT NULL, decision_seq INTEGER NOT NULL, at REAL NOT NULL,
-  state TEXT NOT NULL, attempts INTEGER NOT NULL);
+  digest TEXT NOT NULL, payload_bytes INTEGER NOT NULL, decision_seq INTEGER NOT NULL, at REAL NOT NULL,
+  state TEXT NOT NULL, attempts INTEGER NOT NULL, archived INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS releases (
   id TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
-  digest TEXT NOT NULL, policy_digest TEXT NOT NULL, payload BLOB NOT NULL, facts TEXT NOT NULL, rules TEXT NOT NULL,
-  persons INTEGER NOT NULL, requested_at REAL NOT NULL, expires_at REAL NOT NULL, expiry_outcome TEXT NOT NULL,
-  state TEXT NOT NULL, revision INTEGER NOT NULL);
+  digest TEXT NOT NULL, policy_digest TEXT NOT NULL, payload_bytes INTEGER NOT NULL, recorded TEXT NOT NULL,
+  facts TEXT NOT NULL, rules TEXT NOT NULL, persons INTEGER NOT NULL, requested_at REAL NOT NULL,
+  expires_at REAL NOT NULL, expiry_outcome TEXT NOT NULL, state TEXT NOT NULL, revision INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS approvals (
   release_id TEXT, person TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL, verdict TEXT NOT NULL,
   reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (release_id, person));
 CREATE TABLE IF NOT EXISTS policy_changes (proposal TEXT PRIMARY KEY, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state TEXT NOT NULL, view TEXT NOT NULL);
 """
+_REFERRED = (
+    "SELECT digest FROM outbox WHERE state='allowed' OR archived UNION SELECT digest FROM releases WHERE state='held'"
+)
 
 
 @dataclass(frozen=True)
 class OutboxItem:
-    """One content message that the gate allowed. `payload` is kept until the coordinator has answered it."""
+    """One content message that the gate allowed. Its bytes are kept until the coordinator has answered it."""
 
     id: int
     run: str
@@ -52,33 +58,17 @@ class OutboxItem:
     step: int
     kind: str
     digest: str
-    payload: bytes | None
     payload_bytes: int
     decision_seq: int  # of the audit record
     at: float  # seconds since 1970
     state: str  # allowed | sent | dropped (its round is over)
     attempts: int
-
-
-@dataclass(frozen=True)
-class OutboxEntry:
-    """An item of the outbox without its bytes."""
-
-    id: int
-    run: str
-    round: int
-    step: int
-    kind: str
-    digest: str
-    payload_bytes: int
-    decision_seq: int
-    at: float
-    state: str
+    archived: bool  # its bytes stay when it is settled, until retention takes them
 
 
 @dataclass(frozen=True)
 class Release:
-    """A held message. `payload` is what will be sent, byte for byte, if persons approve."""
+    """A held message. The payload of this digest is what will be sent, byte for byte, if persons approve."""
 
     id: str
     run: str
@@ -87,7 +77,8 @@ class Release:
     kind: str
     digest: str
     policy_digest: str
-    payload: bytes
+    payload_bytes: int
+    recorded: Mapping[str, Any]  # size and digest as they may stand in the audit log (T40)
     facts: Mapping[str, Any]
     rules: list[dict[str, Any]]
     persons: int
@@ -139,7 +130,12 @@ class Ledger:
     Args:
         path: the SQLite file; its folder exists.
         read_only: for a process beside the daemon; the file must be there, and every write is an OperationError.
+
+    Attributes:
+        payloads: bytes of messages, beside the file; none for a reader.
     """
+
+    payloads: Payloads
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._lock = threading.RLock()
@@ -156,6 +152,9 @@ class Ledger:
             self._database.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise OperationError(f"cannot open {path}: {error}") from error
+        self.payloads = Payloads(path.parent / FOLDER)
+        # Written just before a kill: without a row that refers to them they never left and never will.
+        self.drop_payloads(self.payloads.sizes)
 
     def close(self) -> None:
         with self._lock:
@@ -211,21 +210,39 @@ class Ledger:
         self._set_fact("history_book", json.dumps(book))
 
     def keep_until_sent(self, item: OutboxItem) -> int:
-        """Remember the bytes of an allowed content message, so that a lost connection or a restart can retry them."""
+        """Remember an allowed content message, so that a lost connection or a restart can retry it."""
         with self._writing() as database:
             cursor = database.execute(
-                "INSERT INTO outbox (run, round, step, kind, digest, payload, payload_bytes, decision_seq, at, state, "
-                "attempts) VALUES (?,?,?,?,?,?,?,?,?,'allowed',0)",
+                "INSERT INTO outbox (run, round, step, kind, digest, payload_bytes, decision_seq, at, state, attempts, "
+                "archived) VALUES (?,?,?,?,?,?,?,?,'allowed',0,?)",
                 (
-                    item.run, item.round, item.step, item.kind, item.digest, item.payload, item.payload_bytes,
-                    item.decision_seq, item.at,
+                    item.run, item.round, item.step, item.kind, item.digest, item.payload_bytes, item.decision_seq,
+                    item.at, item.archived,
                 ),
             )  # fmt: skip
             return int(cursor.lastrowid or 0)
 
     def settle_outbox(self, item_id: int, state: str) -> None:
+        """It was answered, or is not wanted any more: its bytes go, unless they are archived."""
         with self._writing() as database:
-            database.execute("UPDATE outbox SET state=?, payload=NULL WHERE id=?", (state, item_id))
+            database.execute("UPDATE outbox SET state=? WHERE id=?", (state, item_id))
+            row = database.execute("SELECT digest FROM outbox WHERE id=?", (item_id,)).fetchone()
+        if row:
+            self.drop_payloads([row["digest"]])
+
+    def drop_payloads(self, digests: Iterable[str], *, archived: bool = False) -> None:
+        """Delete payloads that nothing refers to: no message that waits to be sent, no hold, no archive.
+
+        Args:
+            digests: of the payloads.
+            archived: the archive gives them up too.
+        """
+        digests = list(digests)
+        if archived:
+            with self._writing() as database:
+                database.executemany("UPDATE outbox SET archived=0 WHERE digest=?", [(digest,) for digest in digests])
+        wanted = {row["digest"] for row in self._all(_REFERRED, ())}
+        self.payloads.remove([digest for digest in digests if digest not in wanted])
 
     def count_attempt(self, item_id: int) -> int:
         with self._writing() as database:
@@ -236,26 +253,21 @@ class Ledger:
     def outbox(self, state: str | None = None) -> list[OutboxItem]:
         """Content messages that were allowed, oldest first."""
         where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
-        return [OutboxItem(**dict(row)) for row in self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)]  # noqa: S608  # constant text
-
-    def outbox_entries(self, state: str | None = None) -> list[OutboxEntry]:
-        """The same without the bytes."""
-        where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
-        columns = "id, run, round, step, kind, digest, payload_bytes, decision_seq, at, state"
-        rows = self._all(f"SELECT {columns} FROM outbox{where} ORDER BY id", arguments)  # noqa: S608  # constant text
-        return [OutboxEntry(**dict(row)) for row in rows]
+        rows = self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)  # noqa: S608  # constant text
+        return [OutboxItem(**{**dict(row), "archived": bool(row["archived"])}) for row in rows]
 
     # ---- held releases -----------------------------------------------------------------------------
 
-    def hold(self, release: Release) -> None:
+    def hold(self, release: Release, payload: Buffer) -> None:
+        self.payloads.write(release.digest, payload)
         with self._writing() as database:
             database.execute(
-                "INSERT INTO releases VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO releases VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     release.id, release.run, release.round, release.step, release.kind, release.digest,
-                    release.policy_digest, release.payload, json.dumps(release.facts), json.dumps(release.rules),
-                    release.persons, release.requested_at, release.expires_at, release.expiry_outcome, release.state,
-                    release.revision,
+                    release.policy_digest, release.payload_bytes, json.dumps(release.recorded),
+                    json.dumps(release.facts), json.dumps(release.rules), release.persons, release.requested_at,
+                    release.expires_at, release.expiry_outcome, release.state, release.revision,
                 ),
             )  # fmt: skip
 
@@ -409,6 +421,23 @@ class Ledger:
             {"run": row["run"], "state": row["state"], "round": json.loads(row["view"]).get("round", 0)} for row in rows
         ]
 
+    def keep_transcript(self, run: str, round_number: int, kept: Mapping[str, Any]) -> None:
+        """What was signed for a round, and how far it is agreed on (threat T20)."""
+        self._set_fact(f"run/{run}/transcript/{round_number}", json.dumps(kept))
+
+    def transcript(self, run: str, round_number: int) -> dict[str, Any] | None:
+        text = self._fact(f"run/{run}/transcript/{round_number}")
+        return None if text is None else dict(json.loads(text))
+
+    @property
+    def equivocation(self) -> dict[str, Any]:
+        """Both sides of a round that was told in two ways, while nobody has released the halt; else empty."""
+        return dict(json.loads(self._fact("equivocation") or "{}"))
+
+    def keep_equivocation(self, evidence: Mapping[str, Any]) -> None:
+        """Empty evidence ends the halt."""
+        self._set_fact("equivocation", json.dumps(evidence))
+
     # ---- storage -----------------------------------------------------------------------------------
 
     def _fact(self, name: str) -> str | None:
@@ -462,4 +491,4 @@ def _advance(database: sqlite3.Connection, run: str) -> int:
 
 def _release(row: sqlite3.Row) -> Release:
     values = dict(row)
-    return Release(**{**values, "facts": json.loads(values["facts"]), "rules": json.loads(values["rules"])})
+    return Release(**values | {name: json.loads(values[name]) for name in ("recorded", "facts", "rules")})

@@ -12,7 +12,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.treaty.errors import OperationError, PeerError, WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.treaty.wire.codec import Array, Buffer
 from fedsilo.treaty.wire.services import REFT_KINDS, TENSOR_KINDS
 from policies.engine import Decision, Facts
 from policies.schema import LoraSchema
@@ -50,23 +50,28 @@ class ExchangeInterrupted(OperationError):
 class IngressDenied(PeerError):
     """The coordinator's message is genuine and was not let in. It is taken in as far as acknowledging goes."""
 
-    def __init__(self, envelope: pb.Envelope, decision: Decision) -> None:
+    def __init__(self, envelope: pb.Envelope, decision: Decision, body: ProtobufMessage) -> None:
         super().__init__(
             WireCode.INGRESS_DENIED,
             f"this site's policy does not let {envelope.kind} in: {', '.join(decision.reasons)}",
             hint=decision.explain()[:500],
         )
         self.envelope = envelope
+        self.body = body
 
 
 @dataclass(frozen=True)
 class Original:
-    """A message before the transforms, for the record."""
+    """A message before the transforms, for the record.
+
+    Attributes:
+        digest: SHA-256 of its bytes; empty where the log may not hold it (T40).
+    """
 
     payload_bytes: int
-    digest: str
     facts: Facts
     transform: dict[str, Any]
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Allowed:
     run: str
     round: int
     step: int
-    payload: bytes
+    payload: Buffer
     digest: str
     decision_seq: int
     sequence: int
@@ -102,7 +107,7 @@ class Held:
 
     decision: Decision
     facts: Facts
-    payload: bytes
+    payload: Buffer
 
 
 @dataclass
@@ -131,7 +136,7 @@ def factors_header(
     )  # fmt: skip
 
 
-def decoded_factors(payload: bytes) -> codec.Factors:
+def decoded_factors(payload: Buffer) -> codec.Factors:
     """Raises PeerError: not canonical, or shapes that no array can have."""
     try:
         return codec.decode_factors(payload)
@@ -140,7 +145,7 @@ def decoded_factors(payload: bytes) -> codec.Factors:
 
 
 def parsed(
-    kind: str, payload: bytes, kinds: Mapping[str, type[ProtobufMessage]]
+    kind: str, payload: Buffer, kinds: Mapping[str, type[ProtobufMessage]]
 ) -> tuple[ProtobufMessage, Mapping[str, Array] | None]:
     """Canonical bytes as a message, and arrays for a tensor kind.
 
@@ -152,4 +157,4 @@ def parsed(
     if kind in TENSOR_KINDS:
         factors = decoded_factors(payload)
         return factors.header, factors.tensors
-    return codec.decode(kinds[kind], payload), None
+    return codec.decode(kinds[kind], bytes(payload)), None

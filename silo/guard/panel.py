@@ -180,7 +180,7 @@ class Panel:
                     "run": release.run,
                     "round": release.round,
                     "step": release.step,
-                    "bytes": len(release.payload),
+                    "bytes": release.payload_bytes,
                     "digest": release.digest,
                     "policy_digest": release.policy_digest,
                     "revision": release.revision,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX, keyed_digest, shortened
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.codec import Buffer, sha256_hex
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.engine import Decision, Facts, RuleResult
 from policies.load import Policy
@@ -69,11 +69,11 @@ def overruled(decision: Decision, reason: str, measured: str) -> Decision:
     return replace(decision, verdict="deny", would_be="deny", results=(*decision.results, result), reasons=reasons)
 
 
-def payload_digests(kind: str, payload: bytes, site_key: bytes, digest: str = "") -> dict[str, Any]:
+def payload_digests(kind: str, payload: Buffer, site_key: bytes, digest: str = "") -> dict[str, Any]:
     """Size and digest of a payload: plain only where nobody can guess the content, which is tensors (T40)."""
     if kind in TENSOR_KINDS:
         return tensor_digests(len(payload), digest or sha256_hex(payload))
-    return {"bytes": len(payload), "hmac_sha256": keyed_digest(site_key, payload)}
+    return {"bytes": len(payload), "hmac_sha256": keyed_digest(site_key, bytes(payload))}
 
 
 def tensor_digests(payload_bytes: int, digest: str) -> dict[str, Any]:

@@ -13,8 +13,15 @@ from typing import Any
 
 from certs.commands import VerifiedCommand
 from fedsilo.treaty.audit.record import shortened
-from fedsilo.treaty.errors import ConflictError, DeniedError, NotAllowedError, UsageError
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.errors import (
+    ConflictError,
+    DeniedError,
+    NotAllowedError,
+    NotFoundError,
+    UsageError,
+    VerificationError,
+)
+from fedsilo.treaty.wire.codec import Buffer, sha256_hex
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies import engine
 from policies.engine import Decision, Facts
@@ -81,7 +88,7 @@ class Releases:
         )  # fmt: skip
 
     def _keep(
-        self, kind: str, run: str, round_number: int, step: int, payload: bytes, facts: Facts, decision: Decision,
+        self, kind: str, run: str, round_number: int, step: int, payload: Buffer, facts: Facts, decision: Decision,
         deadline_seconds: float | None,
     ) -> Release:  # fmt: skip
         now = self._gate.now()
@@ -95,7 +102,8 @@ class Releases:
             kind=kind,
             digest=sha256_hex(payload),
             policy_digest=self._gate.policy.digest,
-            payload=payload,
+            payload_bytes=len(payload),
+            recorded=self._gate.digests(kind, payload),
             facts=facts,
             rules=[result.to_json() for result in decision.results],
             persons=self._asked(kind).persons,
@@ -105,7 +113,7 @@ class Releases:
             state="held",
             revision=1,
         )
-        self._ledger.hold(release)
+        self._ledger.hold(release, payload)
         self._record("approval.request", release, reasons=list(decision.reasons))
         return release
 
@@ -157,20 +165,26 @@ class Releases:
         return self._gate.decide_inbound(inbound, self._given(release)).verdict == "allow"
 
     def _free(self, release: Release, approvals: tuple[engine.Approval, ...]) -> tuple[Release, Settled | None]:
-        # Ended first: whatever happens next, this approval frees nothing a second time.
-        if sha256_hex(release.payload) != release.digest:
-            release = self._ledger.settle_release(release.id, "denied")
+        try:
+            payload = self._ledger.payloads.read(release.digest)
+        except (NotFoundError, VerificationError) as error:
+            release = self._settle(release, "denied")
             self._record("approval.deny", release, reasons=["DIGEST"])
-            raise ConflictError(f"the stored bytes of {release.id} are not those that were held", code="TAMPERED")
+            raise ConflictError(
+                f"the stored bytes of {release.id} are not those that were held", code="TAMPERED"
+            ) from error
+        # Ended first: whatever happens next, this approval frees nothing a second time.
         release = self._ledger.settle_release(release.id, "approved")
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
-            inbound = self._inbound(release)
+            inbound = self._inbound(release, payload)
             decision = self._gate.decide_inbound(inbound, approvals)
+            self._ledger.drop_payloads([release.digest])
             outcome = "allowed" if decision.verdict == "allow" else "denied"
             return release, Settled(release, outcome, inbound=inbound if outcome == "allowed" else None)
         decided = self._gate.decide_payload(
-            release.kind, release.run, release.round, release.step, release.payload, approvals=approvals
+            release.kind, release.run, release.round, release.step, payload, approvals=approvals
         )
+        self._ledger.drop_payloads([release.digest])
         if isinstance(decided, Allowed):
             return release, Settled(release, "allowed", allowed=decided)
         return release, Settled(release, "denied")
@@ -189,7 +203,7 @@ class Releases:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
         release = self._shown(command)
         self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))))
-        release = self._ledger.settle_release(release.id, "rejected")
+        release = self._settle(release, "rejected")
         self._record(
             "approval.deny", release, person=command.person, fingerprint=command.certificate_fingerprint, reasons=[code]
         )
@@ -248,9 +262,15 @@ class Releases:
         ]
 
     def _end(self, release: Release, outcome: str, reason: str) -> Settled:
-        release = self._ledger.settle_release(release.id, "missed" if outcome == "missed" else "expired")
+        release = self._settle(release, "missed" if outcome == "missed" else "expired")
         self._record("approval.expire", release, reasons=[reason])
         return Settled(release, outcome)
+
+    def _settle(self, release: Release, state: str) -> Release:
+        """A no, in whichever way: the bytes go."""
+        settled = self._ledger.settle_release(release.id, state)
+        self._ledger.drop_payloads([release.digest])
+        return settled
 
     def judge_again(self) -> list[Settled]:
         """Under another policy than a release was held: shown anew, and approvals given so far are void (T36).
@@ -273,10 +293,11 @@ class Releases:
             )  # fmt: skip
         return ended
 
-    def _inbound(self, release: Release) -> Inbound:
-        body, _ = parsed(release.kind, release.payload, INBOUND_KINDS)
+    @staticmethod
+    def _inbound(release: Release, payload: bytes) -> Inbound:
+        body, _ = parsed(release.kind, payload, INBOUND_KINDS)
         return Inbound(
-            release.kind, release.run, release.round, release.step, 0, body, release.payload, release.digest,
+            release.kind, release.run, release.round, release.step, 0, body, payload, release.digest,
             dict(release.facts),
         )  # fmt: skip
 
@@ -289,7 +310,7 @@ class Releases:
         self._gate.record(
             event, kind=release.kind, run=release.run, round=release.round, step=release.step, reasons=reasons or [],
             detail=detail, policy={"effective": self._gate.policy.digest},
-            payload=self._gate.digests(release.kind, release.payload),
+            payload=release.recorded,
         )  # fmt: skip
 
     # ---- for people --------------------------------------------------------------------------------
@@ -318,7 +339,7 @@ class Releases:
         ]
         last = earlier[-1] if earlier else None
         difference = (
-            f"{len(release.payload) - last.payload_bytes:+d} bytes against round {last.round} of "
+            f"{release.payload_bytes - last.payload_bytes:+d} bytes against round {last.round} of "
             f"{'this run' if last.run == release.run else f'the earlier run {last.run}'}"
             if last
             else "first release, nothing to compare"
@@ -341,11 +362,11 @@ class Releases:
                     {
                         "kind": release.kind,
                         "items": items_of(facts),
-                        "bytes": len(release.payload),
+                        "bytes": release.payload_bytes,
                         "covered_by_epsilon": "NO",
                     }
                 ],
-                "bytes": len(release.payload),
+                "bytes": release.payload_bytes,
                 "stays": list(STAYS),
             },
             "policy": {

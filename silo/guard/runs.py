@@ -35,6 +35,7 @@ from silo.guard.participation import Participation
 from silo.guard.releases import Releases, Settled
 from silo.guard.startup import Site, trained_with
 from silo.guard.supervisor import TrainerHandle
+from silo.guard.transcripts import Agreement, TranscriptRefused
 from silo.link import LinkClosed, LinkMessage
 from silo.sampling import TaskGiver, Training
 
@@ -49,6 +50,7 @@ class RunKeeper:
     """Args:
         site, gate, ledger, releases, adapters, panel: the guard's parts.
         talk: the conversation with the coordinator.
+        agreement: what is signed before a round begins.
         trainer: carries out tasks; begun anew for each run.
         monotonic: seconds; deadlines go by it.
 
@@ -68,6 +70,7 @@ class RunKeeper:
         adapters: AdapterStore,
         panel: Panel,
         talk: Conversation,
+        agreement: Agreement,
         trainer: TrainerHandle,
         monotonic: Callable[[], float],
     ) -> None:
@@ -78,6 +81,7 @@ class RunKeeper:
         self._adapters = adapters
         self._panel = panel
         self._talk = talk
+        self.agreement = agreement
         self._trainer = trainer
         self._monotonic = monotonic
         self._trainer_used = False
@@ -104,6 +108,12 @@ class RunKeeper:
         mark = (item.kind, item.round, item.step, item.digest)
         if mark in self._fed:
             return True
+        try:
+            told = self.agreement.take_in(item, run.plan)
+        except TranscriptRefused as error:
+            if self.agreement.refuse(item, error):
+                self._ignored_round = max(self._ignored_round, item.round)
+            return True
         self._fed.add(mark)
         if isinstance(item.body, pb.RoundOpen):
             self._talk.round_opened()
@@ -113,6 +123,8 @@ class RunKeeper:
             self._offered.clear()
         elif item.kind == "public.donors":
             self._miss(item.run, item.round, item.step)
+        elif isinstance(item.body, pb.RoundAgreed):
+            self._set_view(self._gate.view)
         elif isinstance(item.body, pb.RoundResult):
             self._miss(item.run, item.round, None)
             if item.body.committed:
@@ -120,7 +132,10 @@ class RunKeeper:
         if (view := self._gate.view.asking(item.body, item.step)) != self._gate.view:
             self._set_view(view)
         self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
-        run.feed(MessageArrived("", item.kind, item.round, item.step, item.body, item.digest))
+        if told is not None:
+            run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
+        elif isinstance(item.body, pb.RoundResult):
+            self._ignored_round = max(self._ignored_round, item.round)  # it ended before it began here
         if item.kind == "round.result":
             self._talk.witness_round(item.round)
         if isinstance(item.body, pb.RunEnd):
@@ -248,6 +263,9 @@ class RunKeeper:
         round_number = self._gate.view.round
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
+        if self._gate.view.agreeing and self.agreement.resume(run, round_number):
+            self._ignored_round = round_number - 1
+            return  # nothing of the round has begun anywhere
         self._ignored_round = round_number
         _log.warning("run %s is taken up again after round %d", run, round_number)
         if round_number and round_number not in waiting:
@@ -258,6 +276,7 @@ class RunKeeper:
         if run is None:
             return
         self._ledger.end_run(run.plan.run, outcome or "ended")
+        self.agreement.drop()
         _log.info("run %s has ended: %s", run.plan.run, outcome)
         self._panel.publish("run.ended", {"run": run.plan.run, "outcome": outcome})
         self.run = None
@@ -276,6 +295,7 @@ class RunKeeper:
             return
         run, number = self.run.plan.run, self._gate.view.round
         _log.warning("round %d of run %s goes on without this silo", number, run)
+        self.agreement.drop()
         self.run.abandon_round()
         self._ignored_round = max(self._ignored_round, number)
         self._offered.clear()
@@ -348,7 +368,12 @@ class RunKeeper:
 
     def retry(self, item: OutboxItem) -> bool:
         """Send what the outbox kept. False: the coordinator still does not answer."""
-        outcome = self._outcome_of(item.kind, item.round, lambda: self._gate.retry(item).reply)
+        outcome: str | None
+        try:
+            outcome = self._outcome_of(item.kind, item.round, lambda: self._gate.retry(item).reply)
+        except DeniedError as error:
+            outcome = "denied"
+            self._declined(item.kind, item.run, item.round, item.step, error.message)
         if outcome is not None:
             self._settled(item.kind, item.round, item.step, outcome)
         return outcome is not None

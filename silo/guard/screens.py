@@ -15,22 +15,24 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.files import read_private
 from fedsilo.treaty.audit.record import shortened
-from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 from policies import screening
-from policies.load import Policy
+from policies.load import Policy, blocks_of
 from policies.model import PolicyFile
 from policies.model_screens import ScreenName
 from policies.screening import Material, Screened
 from policies.screens.overlap import OverlapIndex
-from silo.config import SiloConfig
+from silo.config import SiloConfig, place_of
 
 INDEX_BYTES_MAX = 1 << 28  # 256 MiB: a hundred times what 100 k records take
+SCREEN_SECONDS_MAX = 60.0  # a hundred times what 256 answers of 500 tokens take
 CANARIES_MAX = 10_000
 CANARY_CHARACTERS_MIN = 8  # with two edits allowed, a shorter one is found in any text
 CANARY_CHARACTERS_MAX = 1024
@@ -51,32 +53,43 @@ class Screens:
     canaries: texts that must never leave; read by `read_canaries`.
     key: of the overlap index, from `index_key`.
     public_sha256: of this site's public file.
+    monotonic: seconds, for how long one message may take.
 
     Attributes:
         trouble_of_index: why there is no overlap index, while there is none.
         runs: how often the screens were run over a message's texts. It is the same with and without a hit (T18).
     """
 
-    def __init__(self, *, canaries: Sequence[str] = (), key: bytes = b"", public_sha256: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        canaries: Sequence[str] = (),
+        key: bytes = b"",
+        public_sha256: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
         self._canaries = tuple(canaries)
         self._key = key
         self._public_sha256 = public_sha256
         self._index: OverlapIndex | None = None
+        self._index_settings: Mapping[str, Any] | None = None
         self.trouble_of_index = _WORDS_OF_ABSENCE["overlap"]
         self.runs = 0
 
     def screen(self, policy: Policy, names: Sequence[ScreenName], texts: Sequence[str]) -> Screened:
-        """One run of the named screens over every text, hit or no hit."""
+        """One run of the named screens over every text, hit or no hit. Too slow is a failure, which denies (B5)."""
         self.runs += 1
-        return screening.screen(policy.file, names, texts, Material(overlap=self._index, canaries=self._canaries))
+        end = self._monotonic() + SCREEN_SECONDS_MAX
+        material = Material(overlap=self._index, canaries=self._canaries)
+        return screening.screen(policy.file, names, texts, material, time_is_over=lambda: self._monotonic() > end)
 
     def index_wanted(self, file: PolicyFile) -> dict[str, Any] | None:
         """What the trainer is told to build, as a field of `configure`; None where no kind is screened for overlap.
 
         Passages of the background set count as public only where that set is the public file of this site.
         """
-        blocks = (file.egress.public_responses, file.ingress.public_donors)
-        wanted = any("overlap" in block.screens for block in blocks if block is not None)
+        wanted = any("overlap" in getattr(block, "screens", ()) for _, _, block in blocks_of(file))
         settings = file.text_screens.overlap
         if not wanted or settings is None:
             return None
@@ -88,13 +101,15 @@ class Screens:
             "background": background is not None and background.sha256 == self._public_sha256,
         }
 
-    def take_index(self, folder: Path | None, told: object) -> None:
+    def take_index(self, folder: Path | None, told: object, wanted: Mapping[str, Any] | None = None) -> None:
         """Open the index that the trainer says it has written. Whatever is wrong with it, there is none then.
 
         Args:
             folder: the trainer's scratch folder, as the guard sees it; None where it cannot.
             told: `screen_index` of the trainer's `ready`.
+            wanted: `index_wanted`, by which it was told to make it.
         """
+        self._index_settings = wanted
         self._index, self.trouble_of_index = None, _WORDS_OF_ABSENCE["overlap"]
         name = told.get("file") if isinstance(told, Mapping) else None
         if folder is None:
@@ -108,6 +123,13 @@ class Screens:
             self._index = OverlapIndex.from_bytes(_read_untrusted(folder / name), key=self._key)
         except FedSiloError as error:
             self.trouble_of_index = f"the trainer's overlap index cannot be used: {error.message}"
+
+    def lacking(self, file: PolicyFile, names: Sequence[ScreenName]) -> list[str]:
+        """Why some of these screens cannot run here as this file sets them, which need not be the one in force."""
+        whys = [("overlap", self._overlap_missing), ("canary", self._canary_missing)]
+        if not self._overlap_missing and self.index_wanted(file) != self._index_settings:
+            whys[0] = ("overlap", "the trainer's overlap index was made with other settings")
+        return [f"screen {name} cannot run: {why}" for name, why in whys if name in names and why]
 
     def troubles(self, policy: Policy) -> list[str]:
         """Why a screen that the policy names cannot run here; a line for each."""
@@ -129,12 +151,8 @@ class Screens:
 
 def screens_named(policy: Policy) -> list[tuple[tuple[str, str, str], tuple[ScreenName, ...]]]:
     """Each key `screens` of a policy: its place in the file and the names in it."""
-    file = policy.file
-    blocks = {
-        ("egress", "public.responses", "screens"): file.egress.public_responses,
-        ("ingress", "public.donors", "screens"): file.ingress.public_donors,
-    }
-    return [(path, block.screens) for path, block in blocks.items() if block is not None and block.screens]
+    named = (((side, kind, "screens"), getattr(block, "screens", ())) for side, kind, block in blocks_of(policy.file))
+    return [(path, names) for path, names in named if names]
 
 
 def check_screens(config: SiloConfig, policy: Policy) -> str:
@@ -142,9 +160,9 @@ def check_screens(config: SiloConfig, policy: Policy) -> str:
 
     Raises:
         UsageError: one cannot, with the policy's line; until it can, its kind is denied.
-        NotFoundError, NotAllowedError: the file of canaries.
+        NotFoundError, NotAllowedError: as `site_canaries`.
     """
-    canaries = read_canaries(config.data.canaries) if config.data.canaries is not None else ()
+    canaries = site_canaries(config, policy)
     screens = Screens(canaries=canaries)
     if config.trainer.launch == "child" or config.trainer.scratch is not None:
         screens.trouble_of_index = ""  # the trainer makes it when it starts
@@ -155,6 +173,30 @@ def check_screens(config: SiloConfig, policy: Policy) -> str:
         raise UsageError("; ".join(troubles), hint="docs/how-to/screen-answers.md", code="SCREEN_FAILED")
     named = sorted({name for _, names in screens_named(policy) for name in names})
     return f"{', '.join(named)}; {len(canaries)} canaries" if named else "the policy names none"
+
+
+def site_canaries(config: SiloConfig, policy: Policy) -> tuple[str, ...]:
+    """This site's canaries, before a start and in `silo check`.
+
+    Raises:
+        UsageError: the policy screens for canaries and the configuration names no file of them, with both lines.
+        NotFoundError, NotAllowedError: there is no such file, or others may read it.
+    """
+    path, place = config.data.canaries, place_of(config, "data.canaries")
+    asking = next((path for path, names in screens_named(policy) if "canary" in names), None)
+    asks = f"{policy.source}:{policy.line_of(asking)}: {asking[1]} is screened for canaries" if asking else ""
+    hint = "random texts, one a line, mode 0600, as `silo init` makes them; docs/how-to/screen-answers.md"
+    if path is None:
+        if asks:
+            raise UsageError(
+                f"{asks}, and data.canaries names no file of them ({place})", hint=hint, code="SCREEN_FAILED"
+            )
+        return ()
+    try:
+        return read_canaries(path)
+    except NotFoundError as error:
+        message = f"{place}: data.canaries: {error.message}" + (f", and {asks}" if asks else "")
+        raise NotFoundError(message, hint=f"put it back, or write one: {hint}") from error
 
 
 def read_canaries(path: Path) -> tuple[str, ...]:

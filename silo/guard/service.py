@@ -39,12 +39,12 @@ from silo.guard.ledger import Ledger
 from silo.guard.preflight import check_coordinator
 from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
-from silo.guard.screens import Screens, index_key, read_canaries
+from silo.guard.rescreening import Rescreening
+from silo.guard.screens import Screens, index_key, site_canaries
 from silo.guard.startup import (
     AUDIT,
     LEDGER,
     LOCK,
-    PAYLOADS,
     Site,
     code_sha256,
     load_site_parts,
@@ -87,21 +87,22 @@ class SupervisedTrainer(TrainerHandle):
         self._supervisor = supervisor
         # Until it has been probed, nothing is known of it.
         self._rung, self._description = "waived", {}
+        wanted = self._screens.index_wanted(self._policy().file) if self._screens is not None else None
         state = supervisor.start(
             self._site.site_secret,
             probe_fields(config, os.getpid()),
             never=never_shown(config),
             accepted=self._accepted,
-            screen_index=self._screens.index_wanted(self._policy().file) if self._screens is not None else None,
+            screen_index=wanted,
         )
         self._description["ready"] = state.ready
         if self._screens is not None:
-            self._take_index(self._screens, state.ready.get("screen_index"))
+            self._take_index(self._screens, state.ready.get("screen_index"), wanted)
 
-    def _take_index(self, screens: Screens, told: object) -> None:
+    def _take_index(self, screens: Screens, told: object, wanted: dict[str, Any] | None) -> None:
         config = self._site.config
         scratch = config.trainer.scratch if config.trainer.launch == "external" else config.state_dir / "scratch"
-        screens.take_index(scratch, told)
+        screens.take_index(scratch, told, wanted)
         for trouble in screens.troubles(self._policy()):
             _log.error("%s", trouble)
 
@@ -158,6 +159,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
 
 def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict[str, Any]], None]) -> None:
     config, policy = site.config, site.policy
+    canaries = site_canaries(config, policy)
     stopped: list[int] = []
     guards: list[Guard] = []
 
@@ -182,12 +184,13 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     started = {"version": fedsilo.__version__, "code": program}
     step = take_over(site, ledger, audit, now=time.time(), started=started, program=program)
     _log.info("policy %s is in force: %s", policy.digest[:12], step.how)
-    canaries = read_canaries(config.data.canaries) if config.data.canaries is not None else ()
     screens = Screens(canaries=canaries, key=index_key(site.site_secret), public_sha256=site.public.sha256)
     archive = Archive(
-        config.state_dir / PAYLOADS, ledger, audit, lambda: gate.policy,
+        ledger,
+        audit,
+        lambda: gate.policy,
         now_seconds=lambda: gate.now(),  # noqa: PLW0108  # the gate is made with it
-    )  # fmt: skip
+    )
     gate = Gate(
         channel=open_channel(config.coordinator.address, site.tls),
         policy=policy,
@@ -227,6 +230,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     )  # fmt: skip
     guards.append(guard)
     guard.register(desk)
+    Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
     control = ControlServer(desk, config.control.socket, config.control.group)
     stack.callback(control.close)
     try:

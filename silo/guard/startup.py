@@ -37,7 +37,6 @@ from silo.guard.trainer_link import key_files
 
 AUDIT = "audit"  # below state_dir
 LEDGER = "ledger.sqlite3"  # below state_dir
-PAYLOADS = "payloads"  # below state_dir: what left, kept for the site's own auditors
 LOCK = "lock"  # below state_dir; held by the daemon
 DISK_BYTES_MIN = 64 << 20
 SITE_SECRET_BYTES = 32

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from certs.identity import peer_identity
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_witness import TwoHistories
@@ -118,6 +120,23 @@ class Witnessing:
         except (VerificationError, NotAllowedError) as error:
             if self._tell(peer, error):
                 _log.warning("the log of %s is not countersigned: %s", peer or "a silo", error.message)
+
+    def key_of(self, peer: str, certificate_pem: str) -> Ed25519PublicKey | None:
+        """The message-signing key of a silo that the policy lists; None where nobody vouches for one.
+
+        Args:
+            peer: its SPIFFE id.
+            certificate_pem: shown for it, in case that it is met for the first time.
+        """
+        if peer not in self.peers:
+            return None
+        try:
+            if not self._audit.knows(peer):
+                self._introduce(peer, certificate_pem)
+            return self._audit.key_of(peer)
+        except (VerificationError, NotAllowedError) as error:
+            _log.warning("no signature of %s counts: %s", peer, error.message)
+            return None
 
     def _introduce(self, peer: str, certificate_pem: str) -> None:
         now = datetime.fromtimestamp(self._now_seconds(), UTC)

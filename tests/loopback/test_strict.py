@@ -1,5 +1,5 @@
-"""Ruleset pubswap-strict on real processes: A is nobody's choice and never leaves, two people look at every update, the
-text screens run, and a round must be made of 64 records."""
+"""Ruleset pubswap-strict on real processes, with a site's files as `silo init` writes them: A is nobody's choice and
+never leaves, two people look at every update, the text screens run, and a round must be made of 64 records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsilo.edge.site_policy import read_policy, read_schema
-from fedsilo.launch.demo_sites import Site
 from fedsilo.treaty.averaging import initial_factors, initial_frozen_sha256
 from policies.schema import LoraSchema
 from tests.loopback.federation import RUN, Federation, command, counted, federation, records
@@ -22,20 +21,11 @@ SCREENS = {"pii_basic", "overlap", "canary", "charset"}
 PLAN = {"rounds": 2, "local_steps": 12, "swap_period": 3, "prompts_per_step": 8}
 
 
-def with_canaries(site: Site) -> None:
-    """What the screen for canaries needs: a file of the site with texts that must never leave."""
-    file = site.folder / "canaries.txt"
-    file.write_text("harbour lantern seven\n", encoding="utf-8")
-    file.chmod(0o600)
-    text = site.config.read_text(encoding="utf-8")
-    site.config.write_text(text.replace("\ndata:\n", f"\ndata:\n  canaries: {file}\n"), encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with federation(
         tmp_path_factory.mktemp("strict"), silos=2, ruleset="pubswap-strict", holds=SILOS[0], viewer="dave",
-        rows_per_silo=96, local_steps=12, before_start=with_canaries,
+        rows_per_silo=96, local_steps=12,
     ) as running:  # fmt: skip
         yield running
 
@@ -133,3 +123,36 @@ def test_T07_a_plan_of_too_few_records_is_refused_by_both_before_anything_is_tra
 def test_the_site_was_made_by_the_shipped_ruleset(sites: Federation) -> None:
     policy = read_policy(Path(sites.site(SILOS[0]).folder / "policy.yaml"))
     assert policy.file.name == "pubswap-strict" and list(policy.file.egress.updates) == ["lora.factor_b"]
+
+
+def test_T15_T40_a_stricter_draft_is_asked_about_the_archived_answers(sites: Federation, tmp_path: Path) -> None:
+    """The answers of the digit tasks hold digits, and a draft that allows letters alone would have kept them in."""
+    site = sites.site(SILOS[0])
+    allowed = "allow: [latin, greek, digits, punctuation, math]"
+    text = (site.folder / "policy.yaml").read_text(encoding="utf-8")
+    assert text.count(allowed) == 1
+    draft = tmp_path / "draft.yaml"
+    draft.write_text(text.replace(allowed, "allow: [latin]"), encoding="utf-8")
+
+    def asked(person: str) -> Any:
+        return command(
+            "fedsilo", "audit", "replay", "--rescreen", "--policy", draft, "--charter", site.folder / "charter.yaml",
+            "--config", site.config, "--operator", person,
+        )  # fmt: skip
+
+    assert asked("dave").exit_code == 4  # a viewer
+    answers = [
+        line["seq"]
+        for line in records(site.audit_log)
+        if line["event"] == "egress.decision"
+        and line["kind"] == "public.responses"
+        and line["facts"]["final"]["responses"]
+    ]
+    assert answers and not [line for line in records(site.audit_log) if line["event"] == "payload.read"]
+    told = asked("bob").data
+    changed = [row for row in told["changed"] if row["kind"] == "public.responses"]
+    assert [row["seq"] for row in changed] == answers
+    assert {(row["recorded"], row["replayed"], *row["reasons"]) for row in changed} == {("allow", "deny", "SCREEN_HIT")}
+    read = [line for line in records(site.audit_log) if line["event"] == "payload.read"]
+    assert {line["detail"]["person"] for line in read} == {"bob"}
+    assert set(answers) <= {line["link"]["decision"] for line in read}

@@ -17,6 +17,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, decode_factors, encode, encode_factors
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.asked import Asked
+from policies.cases.screened import CANARIES, CORPUS, screened
 from policies.catalogue import DIAGNOSTICS
 from policies.engine import Context, Decision, History, Message, decide, measure
 from policies.load import Policy
@@ -146,7 +147,11 @@ class Case:
         return context(**{**changes, **self.known})
 
     def decided(self, policy: Policy) -> Decision:
-        return decide(measure(self.message, self.context()), policy, self.history)
+        """With the policy's own screens over the texts, and nothing in them that these look for."""
+        context = self.context()
+        if context.screened is None:
+            context = dataclasses.replace(context, screened=screened(self.message, policy, CORPUS, CANARIES))
+        return decide(measure(self.message, context), policy, self.history)
 
     def but(self, **changes: Any) -> Case:
         """With other known things or another history; `message` fields by their names."""
@@ -310,7 +315,7 @@ def good(kind: str, ruleset: str, *, inbound: bool = False) -> Case:
     cases = {
         "reft.intervention": reft,
         "reft.aggregate": lambda: reft("reft.aggregate"),
-        "public.responses": lambda: Case(responses_message(), GRADED | {"screened": _screened(ruleset)}),
+        "public.responses": lambda: Case(responses_message(), GRADED),
         "public.rewards": public_rewards,
         "competence.score": score,
         "competence.answers": answers,
@@ -325,16 +330,6 @@ def good(kind: str, ruleset: str, *, inbound: bool = False) -> Case:
         "match.directive": directive,
     }
     return cases[kind]()
-
-
-def _screened(ruleset: str) -> Any:
-    from policies.message import Screened
-    from policies.screening import settings_of
-
-    policy = policy_named(ruleset).file
-    block = policy.egress.public_responses
-    names = block.screens if block else ()
-    return Screened({name: settings_of(policy, name) for name in names}, (), ({}, {}, {}))
 
 
 FURTHER_INBOUND = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,12 @@ def site_facts(**changes: Any) -> SiteFacts:
     return dataclasses.replace(facts, **changes)
 
 
+@functools.cache
 def policy_text(ruleset: str = "pubswap", **changes: Any) -> str:
     return render_policy(read_ruleset(ruleset), site_facts(**changes))
 
 
+@functools.cache  # policies never change, and hundreds of tests load the same few
 def policy_of(text: str) -> Policy:
     return load_policy(text.encode(), "policy.yaml")
 
@@ -232,6 +235,14 @@ def good_cases() -> dict[str, tuple[Message, dict[str, Any]]]:
         "public.donors": (
             donors_message((1, "hospital_b", "12"), (7, "hospital_a", None)),
             {**FROM_COORDINATOR, "verdicts": (True,)},
+        ),
+        "round.agreed": (
+            inbound(
+                "round.agreed",
+                pb.RoundAgreed(countersignatures=[pb.Countersignature(silo="hospital_b", signature=bytes(64))]),
+                round_number=1,
+            ),
+            FROM_COORDINATOR,
         ),
         "round.result": (
             inbound("round.result", pb.RoundResult(committed=True, participants=["hospital_a"]), round_number=1),

@@ -15,10 +15,10 @@ from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire import codec
 from policies.cases.amount import Amount, read_amount
 from policies.cases.build import Situation, build
-from policies.cases.format import COUNTS, FORMS, Case, TensorMessage, load_cases
+from policies.cases.format import COUNTS, FORMS, UNNAMED, UPDATE, Case, TensorMessage, load_cases
 from policies.cases.judge import as_expected, coverage, judge, mutate
 from policies.cases.loosen import BEYOND_MESSAGES, beyond_messages, limits, loosened
-from policies.cases.site import Site, named_kinds
+from policies.cases.site import Site, kinds_of, named_kinds
 from policies.cases.values import fit
 from policies.catalogue import KINDS
 from policies.compare import compare
@@ -82,7 +82,7 @@ def test_the_shipped_cases_hold_and_show_every_rule_and_limit(cases: list[Case],
 def test_a_rule_that_this_policy_never_asks_is_told_apart_from_one_that_no_case_shows() -> None:
     rows = {row.name: row for row in coverage(list(judge(PUBSWAP, SITE)), SITE).rows}
     assert not rows["value grid"].asked  # float32
-    without = [case for case in PUBSWAP if case.message.kind != "lora.factors"]
+    without = [case for case in PUBSWAP if case.message.kind != UPDATE]
     rows = {row.name: row for row in coverage(list(judge(without, SITE)), SITE).rows}
     assert rows["L2 of the delta"].asked and not rows["L2 of the delta"].covered
     assert not rows["value grid"].covered  # nobody knows
@@ -123,7 +123,9 @@ def test_a_case_expects_a_verdict_and_exactly_or_at_least_its_reasons(wanted: st
 
 
 def made_of(cases: list[Case]) -> list[tuple[Case, Situation]]:
-    return [(case, build(case, SITE)) for case in cases if case.message.kind in KINDS]
+    kinds = [(case, kind) for case in cases for kind in kinds_of(case, SITE.policy) if case.message.kind != UNNAMED]
+    return [(case, build(case.of_kind(kind) if case.message.kind == UPDATE else case, SITE)) for case, kind in kinds
+            if kind in KINDS]  # fmt: skip
 
 
 def test_what_cases_build_crosses_the_wire() -> None:
@@ -319,7 +321,7 @@ def test_every_limit_is_loosened_by_the_lattice_alone_and_each_mutant_is_one_cha
         if path[-1] in AT_LEAST_ONE and value == 1:
             continue
         if not any(path[: len(place)] == place for place in reached):
-            assert path[:1] in (("text_screens",),) or path[-1] in ("round.result", "run.end"), path
+            assert path[:1] in (("text_screens",),) or path[-1] in ("round.agreed", "round.result", "run.end"), path
 
 
 def test_lists_of_control_kinds_are_loosened_by_each_kind_that_they_lack() -> None:
@@ -338,7 +340,8 @@ def test_limits_beyond_messages_change_no_decision_and_all_others_do() -> None:
         for outcome in outcomes:
             again = decide(outcome.facts, mutant.policy, outcome.history)
             assert (again.would_be, again.reasons) == (outcome.decision.would_be, outcome.decision.reasons), mutant.path
-    places = limits(SITE.policy.file)
+    strict = policy_of(policy_text("pubswap-strict", schema=dataclasses.replace(BFLOAT16, freeze="A")))
+    places = [*limits(SITE.policy.file), *limits(strict.file)]
     for pattern in BEYOND_MESSAGES:
         assert any(
             len(pattern) == len(path) and all(a in ("*", b) for a, b in zip(pattern, path, strict=True))
@@ -466,4 +469,4 @@ def test_every_count_of_the_history_can_be_set() -> None:
         field.name for field in dataclasses.fields(HistoryFields) if isinstance(field.default, int)
     } - {"screen_halted"}
     assert dataclasses.fields(History) == dataclasses.fields(HistoryFields)
-    assert set(FORMS) <= KINDS.keys()
+    assert set(FORMS) - {UPDATE} <= KINDS.keys()

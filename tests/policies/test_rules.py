@@ -105,6 +105,12 @@ FREE_TEXT = small_message("control.error", pb.ErrorReport(code="x"))
 TWO = History(messages_in_round=2)
 
 
+def _countersigned(size: int, *, countersigns: bool) -> Decision:
+    """A poll with so many bytes of signature, while a round waits for it or not."""
+    message = small_message("control.poll", pb.Poll(countersignature=bytes(size)), run="")
+    return judged(message, POLICY, countersigns=countersigns)
+
+
 # (rule, what is wrong, decision)
 def opened_witnessed(count: int | None) -> Decision:
     """round.open of a further round, when so many parties have countersigned this site's log."""
@@ -367,6 +373,9 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
         "more than there are",
         lambda: judged(small_message("control.checkpoint", pb.Checkpoint(countersigned=[""] * 4), run=""), POLICY),
     ),
+    ("countersignature", "T20 no round waits for it", lambda: _countersigned(64, countersigns=False)),
+    ("countersignature", "T09 longer than a signature", lambda: _countersigned(65, countersigns=True)),
+    ("countersignature", "T09 a few bytes", lambda: _countersigned(3, countersigns=True)),
 ]  # fmt: skip
 
 

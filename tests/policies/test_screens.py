@@ -79,6 +79,17 @@ def test_T40_a_hit_holds_a_code_of_a_closed_list_and_never_what_matched() -> Non
     assert not any(part in str(found).lower() for part in (secret, "zebulon", "harbour", "crushing", "1961"))
 
 
+@pytest.mark.parametrize("answers_left", range(8))
+def test_screens_that_take_too_long_have_found_nothing(answers_left: int) -> None:
+    left = iter([False] * answers_left + [True] * 8)
+    texts = ["one", "two"]  # asked before each of two texts and of four screens
+    if answers_left >= len(texts) + len(NAMES):
+        assert screen_texts(EVERYTHING, NAMES, material(), texts, lambda: next(left)) == []
+    else:
+        with pytest.raises(ScreenFailed, match="longer than they may"):
+            screen_texts(EVERYTHING, NAMES, material(), texts, lambda: next(left))
+
+
 @pytest.mark.parametrize(
     ("name", "definitions", "given", "why"),
     [

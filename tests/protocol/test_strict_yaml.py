@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -103,3 +105,20 @@ def test_a_key_that_is_only_missing_is_called_missing() -> None:
     with pytest.raises(UsageError) as error:
         validate(Outer, load(b"inner: {rate: 1.0}\nmaybe:\n  name: x\n", "c.yaml"))
     assert error.value.message == "c.yaml:2: 'maybe.rate' is missing"
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(("depth", "good"), [(20, True), (21, False), (5_000, False), (400_000, False)])
+def test_T35_depth_is_bounded_before_the_parser_follows_it(depth: int, good: bool) -> None:
+    text = b"a: " + b"[" * depth + b"]" * depth
+    if good:
+        assert load(text, "x.yaml").value["a"] == nested(depth)
+    else:
+        with pytest.raises(UsageError, match=r"x\.yaml:1: nested deeper than 20"):
+            load(text, "x.yaml")

@@ -50,6 +50,7 @@ ONE_SIDED: dict[tuple[str, str], str] = {
     ("screen hits", "silo"): "overlap and canary need the site's own data",
     ("screen hits per day", "silo"): "hits are counted where the screens run",
     ("approvals", "silo"): "a site's persons approve for their own site",
+    ("countersignature", "silo"): "a signature may come once more after its round has begun",
     ("place of a control message", "silo"): "a run that is over there may be open here still",
     ("round", "silo"): "answers may come for any public step of the open round: silos are not in lockstep",
 }

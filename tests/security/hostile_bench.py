@@ -63,7 +63,7 @@ class ToDriver(Coordinator):
             spiffe_id=setting.SILO, role="silo", name="hospital_a", signing_public_key=OUR_KEY.public_key(),
             fingerprint="f" * 64, not_after=datetime(2030, 1, 1, tzinfo=UTC),
         )  # fmt: skip
-        reply = self.house.driver.receive(peer, envelope, payload)
+        reply = self.house.driver.receive(peer, envelope, bytes(payload))
         return Reply(reply.envelope, bytes(reply.payload.read_at(0, reply.payload.size_bytes)))
 
 
@@ -151,9 +151,7 @@ class Federation:
         policy: Policy | None = None,
     ) -> None:
         self.made: list[dict[str, Any]] = []
-        replies = partial(
-            HostileReplies, attacks=attacks, targets=["hospital_a"], schema=setting.SCHEMA, report=self.made.append
-        )
+        replies = partial(HostileReplies, attacks=attacks, targets=["hospital_a"], report=self.made.append)
         folder.mkdir(parents=True, exist_ok=True)
         self.house = House(folder / "coordinator", key=COORDINATOR_KEY, replies=replies, references=(ANSWER,) * 10)
         self.b = HonestB(self.house, "hospital_b")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from coordinator import store as db
 from fedsilo.launch.demo_attacks import found_in
 from fedsilo.launch.hostile_attacks import ATTACKS, COORDINATOR
 from fedsilo.launch.hostile_deviations import DEVIATIONS, ESCAPES, TEXT
@@ -305,13 +304,16 @@ def test_T21_right_donors_of_a_peer_are_trained_on(attacked: Federation) -> None
 # ---- adapters ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", of("T20"))
-def test_T20_an_adapter_with_a_jump_or_of_another_shape(attacked: Federation, name: str) -> None:
-    denied_by_its_rule(attacked, name)
-    number = attempt(attacked, name)["round"]
+@pytest.mark.parametrize("name", ["adapter_beside_transcript", "transcript_unsigned"])
+def test_T20_an_adapter_that_is_not_in_the_transcript_of_the_round(attacked: Federation, name: str) -> None:
+    rule, number = ATTACKS[name].rule, attempt(attacked, name)["round"]
+    (record,) = (row for row in attacked.records() if row["reasons"] == [rule])
+    assert (record["decision"], record["kind"], record["round"]) == ("deny", "round.open", number)
     assert content(attacked, "run-1", number) == []
     loaded = [m.fields["round"] for m in attacked.trainer.told if m.fields.get("task") == "LoadAdapter"]
     assert number not in loaded
+    said = [pb.Abstain.FromString(raw).round for _, raw in attacked.left("control.abstain")]
+    assert number in said
 
 
 def test_T20_bytes_that_the_round_does_not_name_are_not_loaded(attacked: Federation) -> None:
@@ -323,20 +325,24 @@ def test_T20_bytes_that_the_round_does_not_name_are_not_loaded(attacked: Federat
     assert record["payload"]["sha256"] not in named
 
 
-def test_T20_another_adapter_for_one_silo_shows_in_the_logs(tmp_path: Path) -> None:
-    """The documented limit: within the norms a silo trains on what it alone was given. Its own log names the digest,
-    so that comparing two logs of one round shows it, and its update, against that base, is of no use to anybody."""
+def test_T20_another_adapter_for_one_silo_trains_neither(tmp_path: Path) -> None:
+    """Each silo signs what it is shown; neither can be given the other's signature under it, so neither trains."""
     federation = Federation(tmp_path, [APART])
-    assert federation.run(rounds=1, round_deadline_seconds=8.0) == "finished"
-    row = attempt(federation, APART)
-    record = decided(federation, APART)
-    assert record["decision"] == "allow"
-    stated = federation.house.rows(lambda session: session.get_one(db.Round, ("run-1", row["round"])).base_digest)
-    others = [codec.sha256_hex(content) for content in federation.b.adapters.values()]
-    assert stated in others and record["payload"]["sha256"] not in others
-    refused = [
-        line for line in federation.house.audit.records()
-        if line.get("kind") == "lora.factors" and line.get("peer", "").endswith("hospital_a")
-    ]  # fmt: skip
-    assert [line["reasons"] for line in refused] == [["BASE_DIGEST"]]
+    assert federation.run(rounds=1, round_deadline_seconds=8.0) == "failed"
+    assert attempt(federation, APART)["round"] == 1
+    (record,) = (row for row in federation.records() if row["decision"] == "deny")
+    assert (record["kind"], record["reasons"]) == ("round.agreed", ["TOO_FEW_SIGNATURES"])
+    shown = {row["detail"]["sha256"] for row in federation.records("round.transcript")}
+    stated = {row["detail"]["sha256"] for row in federation.house.audit.records() if row["event"] == "round.transcript"}
+    assert len(shown) == len(stated) == 1 and shown != stated
+    assert content(federation, "run-1") == []
+    assert not [message for message in federation.trainer.told if message.type == "task"]
+    taken = [line for line in federation.house.audit.records() if line.get("kind") in ("lora.factors", "metrics.eval")]
+    assert taken == []
+    # the counterpart: told the same, both sign, and both train
+    honest = Federation(tmp_path / "honest")
+    assert honest.run(rounds=1) == "finished"
+    givers = {line["peer"] for line in honest.house.audit.records() if line.get("kind") == "lora.factors"}
+    assert len(givers) == 2 and [len(row["detail"]["signatures"]) for row in honest.records("round.agreed")] == [2]
+    honest.close()
     federation.close()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,3 +164,44 @@ def test_who_waits_for_the_end_of_a_daemon_waits_for_its_lock(tmp_path: Path) ->
             holder_of(path)
     assert holder_of(path) == 0
     wait_for_end(path, 0.0)
+
+
+@pytest.mark.parametrize("extra_bytes", [0, 1, 4095, 4096, 5000])
+@pytest.mark.parametrize("offset", [0, 1, 512])
+def test_a_large_file_is_the_same_from_any_address_and_of_any_length(
+    tmp_path: Path, extra_bytes: int, offset: int
+) -> None:
+    room = mmap.mmap(-1, (1 << 20) + 3 * 4096)  # starts on a page
+    room[:] = random.Random(extra_bytes).randbytes(len(room))
+    data = memoryview(room)[offset : offset + (1 << 20) + extra_bytes]
+    write_durably(tmp_path / "large", data, mode=0o600)
+    assert (tmp_path / "large").read_bytes() == bytes(data)
+    assert [path.name for path in tmp_path.iterdir()] == ["large"]
+
+
+def test_a_large_file_goes_past_the_page_cache_where_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def short(descriptor: int, data: memoryview) -> int:
+        sizes.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        return write(descriptor, data[: 1 << 19])  # a disk may take less than it is given
+
+    write = os.write
+    monkeypatch.setattr(os, "write", short)
+    room = mmap.mmap(-1, (1 << 20) + 4096)
+    data = memoryview(room)[: (1 << 20) + 7]
+    write_durably(tmp_path / "large", data, mode=0o600)
+    assert (tmp_path / "large").read_bytes() == bytes(data)
+    assert sizes[-1] == 0 and len(sizes) == 3 and len(set(sizes[:-1])) == 1
+
+
+def test_a_large_file_that_the_disk_refuses_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OperationError):
+        write_durably(tmp_path / "large", bytes(1 << 20))
+    assert list(tmp_path.iterdir()) == []

@@ -34,6 +34,7 @@ from fedsilo.treaty import method as events
 from fedsilo.treaty.grading import Verdict, grade
 from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan, plan_from_canonical
+from fedsilo.treaty.transcript import sign_transcript, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS, UPDATE_KINDS
@@ -235,6 +236,8 @@ class SimulatedSilo:
         self.deltas: dict[int, dict[str, Any]] = {}
         self.mute: set[str] = set()  # kinds this silo never sends: a drop-out
         self.last: tuple[pb.Envelope, bytes] | None = None
+        self.opening: events.MessageArrived | None = None  # of a round that waits for the others' signatures
+        self.countersignature = b""
 
     # ---- one message ---------------------------------------------------------------------------------
 
@@ -287,12 +290,15 @@ class SimulatedSilo:
 
     def poll(self) -> tuple[pb.Envelope, Any] | None:
         """The next item, taken in, or None. It is acknowledged with the next poll."""
-        body = self.say("control.poll", pb.Poll(acknowledged_sequence=self.acknowledged))
+        body = self.say("control.poll", self.poll_body())
         if isinstance(body, pb.Ack | pb.Refusal):
             return None
         envelope = self.heard[-1][0]
         self.acknowledged = envelope.sequence
         return envelope, body
+
+    def poll_body(self) -> pb.Poll:
+        return pb.Poll(acknowledged_sequence=self.acknowledged, countersignature=self.countersignature)
 
     def live(self) -> bool:
         """Take in everything pending and react. Returns whether anything came."""
@@ -310,6 +316,18 @@ class SimulatedSilo:
             return
         assert self.plan is not None
         message = events.MessageArrived("", envelope.kind, envelope.round, envelope.step, body, "")
+        if isinstance(body, pb.RoundOpen):
+            # signs whatever it is shown; what a real silo looks at is tested with a real guard
+            shown = transcript_from_canonical(body.transcript)
+            self.opening, self.countersignature = message, sign_transcript(shown, self.peer.spiffe_id, self.key)
+            return
+        if isinstance(body, pb.RoundAgreed):
+            self.countersignature = b""
+            assert self.opening is not None and self.opening.round == envelope.round
+            message, number = self.opening, envelope.round
+            if len(body.countersignatures) < min(2, len(self.plan.silos)):
+                self.say("control.abstain", pb.Abstain(round=number), run=self.plan.run, number=number)
+                return
         self.feed(message)
 
     def feed(self, event: events.SiloEvent) -> None:

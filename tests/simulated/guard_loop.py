@@ -11,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.audit.witness import Offer
 from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.transcript import Transcript, sign_transcript, silo_id
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
@@ -28,6 +30,9 @@ from silo.link import LinkMessage
 from tests.policies import setting
 from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, MemoryChannel, small_factors
 
+PEER_KEYS = {
+    name: Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b".")) for name in setting.PLAN.silos[1:]
+}
 Answer = tuple[str, ProtobufMessage | bytes, dict[str, Any]] | BaseException
 ADAPTER = codec.encode_factors(
     small_factors(), base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32"
@@ -128,7 +133,9 @@ class Loop:
         self.desk = Desk()
         bench.gate.view = RunView()
         bench.audit.trust_peer(setting.COORDINATOR, COORDINATOR_KEY.public_key())
-        tasks = SimpleNamespace(sha256="0" * 64)
+        tasks = SimpleNamespace(sha256=setting.HASH["public"])
+        for name, key in PEER_KEYS.items():
+            bench.audit.pin_peer(silo_id(setting.PLAN.federation, name), key.public_key())
         config = SimpleNamespace(
             silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder, spiffe_id=setting.SILO,
             model=SimpleNamespace(load=self.load), coordinator=SimpleNamespace(address="host:1"),
@@ -137,7 +144,10 @@ class Loop:
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=setting.SCHEMA, public=tasks, held_out=tasks,
             site_secret=b"s" * 32,
-            identity=SimpleNamespace(not_after=datetime(2030, 1, 1, tzinfo=UTC), trust_root_pem=b""),
+            coordinator_key=COORDINATOR_KEY.public_key(),
+            identity=SimpleNamespace(
+                not_after=datetime(2030, 1, 1, tzinfo=UTC), trust_root_pem=b"", signing_key=OUR_KEY
+            ),
             fingerprints=SimpleNamespace(
                 base_model_sha256="0" * 64, tokenizer_sha256="0" * 64, template_sha256="0" * 64
             ),
@@ -197,11 +207,41 @@ class Loop:
         self.coordinator.says("control.poll", "run.plan", pb.RunPlan(canonical_json=plan.canonical()), run=plan.run)
         self.turn()
 
-    def open_round(self, number: int = 1, adapter: bytes = ADAPTER) -> None:
+    def open_round(
+        self, number: int = 1, adapter: bytes = ADAPTER, *, plan: Plan = setting.PLAN, public: bool = True
+    ) -> None:
+        """The round opens, and everybody has signed the same transcript."""
+        self.show_round(number, codec.sha256_hex(adapter), plan=plan, public=public)
+        self.coordinator.says("control.poll", "round.agreed", self.signed_by(*PEER_KEYS), run=plan.run, round=number)
+        self.turn(2)
+
+    def show_round(
+        self, number: int, base_digest: str, *, plan: Plan = setting.PLAN, public: bool = True, **changes: Any
+    ) -> Transcript:
+        """Have the coordinator say round.open with the next poll; the transcript in it, signed by the coordinator."""
+        fields: dict[str, Any] = {
+            "federation": plan.federation, "run": plan.run, "round": number, "silos": plan.silos,
+            "plan_sha256": plan.digest, "policies": dict.fromkeys(plan.silos, self.policy.digest),
+            "base_digest": base_digest, "schema_sha256": plan.lora.schema_sha256,
+            "public_set_sha256": plan.public_set_sha256,
+        }  # fmt: skip
+        self.shown = Transcript(**{**fields, **changes})
         steps = [pb.PublicStep(step=step, prompt_indices=rows) for step, rows in ((2, (1, 4, 7)), (4, (0, 2, 3)))]
-        body = pb.RoundOpen(base_digest=codec.sha256_hex(adapter), public_steps=steps)
-        self.coordinator.says("control.poll", "round.open", body, run="run-1", round=number)
-        self.turn()
+        body = pb.RoundOpen(
+            base_digest=base_digest, public_steps=steps if public else [], transcript=self.shown.canonical(),
+            transcript_signature=sign_transcript(self.shown, setting.COORDINATOR, COORDINATOR_KEY),
+        )  # fmt: skip
+        self.coordinator.says("control.poll", "round.open", body, run=plan.run, round=number)
+        return self.shown
+
+    def signed_by(self, *names: str, transcript: Transcript | None = None) -> pb.RoundAgreed:
+        """round.agreed with signatures of these peers under a transcript, by default the one shown last."""
+        over = transcript or self.shown
+        body = pb.RoundAgreed(transcript_sha256=self.shown.digest)
+        for name in names:
+            signature = sign_transcript(over, silo_id(over.federation, name), PEER_KEYS[name])
+            body.countersignatures.add(silo=name, transcript_sha256=over.digest, signature=signature)
+        return body
 
     def base_evaluated(self) -> None:
         # it came before anything else of the trainer, at no turn of its own

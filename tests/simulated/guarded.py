@@ -59,7 +59,7 @@ class MemoryChannel:
     on_send: Callable[[], None] | None = None
     routing: dict[str, Any] = field(default_factory=dict)
 
-    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int) -> Reply:
+    def exchange(self, envelope: pb.Envelope, payload: Any, *, wait_seconds: float, reply_bytes_max: int) -> Reply:
         if self.on_send:
             self.on_send()
         if self.fails and self.before_sending:
@@ -113,7 +113,6 @@ class Bench:
     screens: Screens = field(default_factory=Screens)
     grader: Grader = field(default_factory=EqualityGrader)
     count_tokens: Callable[[str], int] = len
-    archives: bool = False
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -130,13 +129,15 @@ class Bench:
         )
         site = SiteView(setting.SILO, setting.COORDINATOR, self.schema, public, frozenset({"sort up", "rotate"}))
         self.archive = Archive(
-            self.folder / "payloads", self.ledger, self.audit, lambda: self.gate.policy,
+            self.ledger,
+            self.audit,
+            lambda: self.gate.policy,
             now_seconds=lambda: self.gate.now(),  # noqa: PLW0108  # the gate is made with it
-        )  # fmt: skip
+        )
         self.gate = Gate(
             channel=self.channel, policy=self.policy, ledger=self.ledger, audit=self.audit, signing_key=OUR_KEY,
             coordinator_key=COORDINATOR_KEY.public_key(), site=site, federation="cardio-net", site_key=b"s" * 32,
-            clock=lambda: self.clock_now, screens=self.screens, archive=self.archive if self.archives else None,
+            clock=lambda: self.clock_now, screens=self.screens, archive=self.archive,
         )  # fmt: skip
         self.gate.view = RunView(
             setting.PLAN,

@@ -10,7 +10,7 @@ from typing import Any
 from fedsilo.edge.task_files import Task
 from policies.load import Policy
 from silo.guard.screens import Screens, index_key
-from silo.trainer.screen_index import IndexSettings, provide_index
+from silo.trainer.screen_index import provide_index, settings_from
 from tests.policies import setting
 from tests.simulated.guarded import Bench
 
@@ -92,11 +92,10 @@ def policy(names: Sequence[str] = NAMES, **changes: Any) -> Policy:
 
 def screens(folder: Path, *, canaries: Sequence[str] = (CANARY,), index: bool = True) -> Screens:
     """The guard's screens with this site's canaries and the index that a trainer has made in `folder`."""
-    key = index_key(SITE_SECRET)
-    made = Screens(canaries=canaries, key=key)
+    made = Screens(canaries=canaries, key=index_key(SITE_SECRET), public_sha256=setting.HASH["public"])
     if index:
-        told = provide_index(IndexSettings(key, 8, 1e-6, True), PRIVATE, PUBLIC, folder)
-        made.take_index(folder, told)
+        wanted = made.index_wanted(policy(["overlap"]).file)
+        made.take_index(folder, provide_index(settings_from(wanted), PRIVATE, PUBLIC, folder), wanted)
     return made
 
 

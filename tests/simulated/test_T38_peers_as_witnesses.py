@@ -24,6 +24,7 @@ from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.treaty.audit.checkpoint import Checkpoint, cosign, parse_checkpoint, parse_note, sign_checkpoint
 from fedsilo.treaty.errors import VerificationError
+from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
 from silo.guard.witnessing import Witnessing
@@ -487,7 +488,8 @@ def after_a_round(folder: Path, least: int) -> Loop:
     loop = Loop(folder, setting.policy_of(text))
     loop.offer_plan()
     loop.open_round(adapter=ADAPTER)
-    loop.coordinator.says("control.poll", "round.result", pb.RoundResult(), run="run-1", round=1)
+    ended = pb.RoundResult(transcript_sha256=loop.shown.digest)
+    loop.coordinator.says("control.poll", "round.result", ended, run="run-1", round=1)
     loop.turn()
     return loop
 
@@ -505,7 +507,8 @@ def test_T38_the_loop_waits_for_witnesses_and_then_goes_on_without_the_round(
         assert len(loop.coordinator.bodies("control.poll")) == polls + (1 if opens else 0)
         shown = [pb.Checkpoint.FromString(raw).note for _, raw in loop.coordinator.bodies("control.checkpoint")]
         assert len(set(shown)) == 1  # asking again makes no further checkpoint
-        loop.open_round(2)
+        loop.show_round(2, codec.sha256_hex(ADAPTER))
+        loop.turn()
         assert loop.bench.gate.view.round == (2 if opens else 1)
         abstained = [pb.Abstain.FromString(raw).round for _, raw in loop.coordinator.bodies("control.abstain")]
         assert abstained == ([] if opens else [2])

@@ -28,6 +28,7 @@ from tests.policies.kinds import (
     policy_named,
 )
 from tests.simulated.guarded import STEPS, Bench
+from tests.simulated.screening import screens
 
 # These have tests of their own with real screens, donors and transforms.
 _ELSEWHERE = {"public.responses"}
@@ -40,7 +41,10 @@ def _probe() -> Iterator[None]:
 
 
 def bench_of(folder: Path, ruleset: str, part: str = "give") -> Bench:
-    bench = Bench(folder / "state", policy_named(ruleset), schema=SCHEMAS.get(ruleset, setting.SCHEMA))
+    bench = Bench(
+        folder / "state", policy_named(ruleset), schema=SCHEMAS.get(ruleset, setting.SCHEMA),
+        screens=screens(folder / "scratch"),
+    )  # fmt: skip
     bench.gate.view = RunView(
         setting.PLAN.model_copy(update={"method": PROBE}), 1, setting.BASE_DIGEST, 1.0, STEPS, 2,
         {1: setting.BASE_DIGEST}, training=Training(64, 1, 4), asked=ASKED if part == "give" else TAKES,

@@ -67,10 +67,9 @@ def test_T09_progress_carries_the_step_that_was_given_and_not_what_the_trainer_s
 
 
 def test_T07_the_guard_hands_out_the_rows_and_an_update_is_judged_by_them(loop: Loop) -> None:
-    loop.offer_plan(setting.PLAN.model_copy(update={"method": "fedavg-grpo"}))
-    opened = pb.RoundOpen(base_digest=codec.sha256_hex(ADAPTER))
-    loop.coordinator.says("control.poll", "round.open", opened, run="run-1", round=1)
-    loop.turn()
+    plan = setting.PLAN.model_copy(update={"method": "fedavg-grpo"})
+    loop.offer_plan(plan)
+    loop.open_round(plan=plan, public=False)
     loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
     loop.base_evaluated()
     for task in ("LoadAdapter", *["PrivateStep"] * 4):
@@ -81,7 +80,7 @@ def test_T07_the_guard_hands_out_the_rows_and_an_update_is_judged_by_them(loop: 
     assert handed == [sampler.draw(3) for _ in range(4)]
     update = codec.encode_factors(
         {name: values * np.float32(1e-3) for name, values in codec.decode_factors(ADAPTER).tensors.items()},
-        base_digest=opened.base_digest, schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
+        base_digest=codec.sha256_hex(ADAPTER), schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
     )  # fmt: skip
     loop.trainer_says("done", update, task="ExportDelta", round=1, metrics={"records": 1})
     (decided,) = [each for each in loop.bench.events("egress.decision") if each["kind"] == "lora.factors"]

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,20 @@ from fedsilo.edge.files import remove_durably, write_durably
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.audit.checkpoint import open_checkpoint, parse_verifier_key
 from fedsilo.treaty.audit.merkle import leaf_hash, verify_inclusion
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, OperationError, UnreachableError, VerificationError
+from fedsilo.treaty.errors import (
+    DeniedError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UnreachableError,
+    VerificationError,
+)
+from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.load import Policy
 from silo.guard import archive as archive_module
-from silo.guard.messages import Allowed
+from silo.guard import payloads as payloads_module
+from silo.guard.messages import Allowed, Held, parsed
 from tests.policies import setting
 from tests.protocol.audit_parties import Clock, append_send, open_log
 from tests.simulated.guarded import Bench, Killed, MemoryChannel, command
@@ -42,7 +53,7 @@ def policy(**changes: object) -> Policy:
 
 
 def bench_of(folder: Path, **changes: object) -> Bench:
-    return Bench(folder, policy(**changes), archives=True)
+    return Bench(folder, policy(**changes))
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +75,10 @@ def released(bench: Bench, step: int = 2) -> Allowed:
     assert isinstance(offered, Allowed)
     bench.gate.transmit(offered)
     return offered
+
+
+def keep(bench: Bench, payload: bytes) -> bool:
+    return bench.archive.keep(payload, sha256_hex(payload))
 
 
 def kept(bench: Bench) -> dict[str, bytes]:
@@ -90,13 +105,13 @@ def test_what_cannot_be_kept_does_not_leave(bench: Bench, monkeypatch: pytest.Mo
     def full(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise OperationError(f"cannot write {path}: No space left on device")
 
-    monkeypatch.setattr(archive_module, "write_durably", full)
+    monkeypatch.setattr(payloads_module, "write_durably", full)
     with pytest.raises(OperationError) as raised:
         bench.responses()
-    assert raised.value.code == "ARCHIVE_UNWRITABLE" == bench.gate.halt_code and bench.gate.halted
+    assert raised.value.code == "PAYLOADS_UNWRITABLE" == bench.gate.halt_code and bench.gate.halted
     assert bench.channel.sent == [] and bench.events("egress.decision") == []
     # the counterpart: with room the same answers leave
-    monkeypatch.setattr(archive_module, "write_durably", write_durably)
+    monkeypatch.setattr(payloads_module, "write_durably", write_durably)
     again = bench.restart()
     assert isinstance(again.responses(), Allowed)
     again.close()
@@ -115,7 +130,7 @@ def test_payloads_go_when_they_are_too_old_and_the_log_says_so(bench: Bench, day
 
 
 def test_what_was_not_answered_is_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tmp_path / "a", policy(), MemoryChannel(fails=UnreachableError("down")), archives=True)
+    bench = Bench(tmp_path / "a", policy(), MemoryChannel(fails=UnreachableError("down")))
     offered = bench.responses()
     assert isinstance(offered, Allowed)
     with pytest.raises(UnreachableError):
@@ -123,9 +138,9 @@ def test_what_was_not_answered_is_never_deleted(tmp_path: Path, monkeypatch: pyt
     bench.clock_now += 400 * DAY
     bench.archive.expire()
     assert list(kept(bench)) == [offered.digest]
-    monkeypatch.setattr(archive_module, "_GB", 2 * len(offered.payload) / 50)  # 50 of them: just what is there
+    monkeypatch.setattr(archive_module, "_GB", len(offered.payload) / 50)  # 50 of them: just what is there
     with pytest.raises(OperationError, match="outbox_max_gb"):
-        bench.archive.keep(b"x")
+        bench.archive.keep(b"x", sha256_hex(b"x"))
     assert list(kept(bench)) == [offered.digest]
     bench.close()
 
@@ -135,16 +150,16 @@ def test_the_oldest_answered_payload_makes_room_and_without_room_nothing_leaves(
 ) -> None:
     answers = released(bench)
     factors = released(bench, step=0)
-    room = len(answers.payload) + len(factors.payload) + 2 * 100
+    room = len(answers.payload) + len(factors.payload) + 100
     monkeypatch.setattr(archive_module, "_GB", (room + 49) // 50)  # in all 50 of them
-    assert bench.archive.keep(b"x" * 100)
+    assert keep(bench, b"x" * 100)
     assert {factors.digest, answers.digest} <= kept(bench).keys()
-    assert bench.archive.keep(b"y" * 100)
+    assert keep(bench, b"y" * 100)
     assert factors.digest in kept(bench) and answers.digest not in kept(bench)  # the older one went
     (told,) = bench.events("retention.payloads")
     assert told["detail"] == {"payloads": 1, "bytes": len(answers.payload), "why": "space"}
     with pytest.raises(OperationError) as raised:
-        bench.archive.keep(b"z" * room)
+        keep(bench, b"z" * room)
     assert raised.value.code == "OUTBOX_FULL"
 
 
@@ -158,8 +173,86 @@ def test_T39_a_full_outbox_halts_the_gate_with_its_reason(
         return
     with pytest.raises(OperationError):
         bench.responses()
-    assert bench.gate.halt_code == "OUTBOX_FULL" and "answered yet" in bench.gate.halted
+    assert bench.gate.halt_code == "OUTBOX_FULL" and "waits for an answer" in bench.gate.halted
     assert bench.channel.sent == [] and bench.ledger.outbox() == []
+
+
+@pytest.mark.parametrize(("wanted", "count"), [("true", 1), ("false", 0)])
+def test_bytes_wait_on_the_disk_until_they_are_answered_and_then_go_unless_archived(
+    tmp_path: Path, wanted: str, count: int
+) -> None:
+    bench = bench_of(tmp_path / "a", payload_archive=wanted)
+    offered = bench.responses()
+    assert isinstance(offered, Allowed) and kept(bench) == {offered.digest: offered.payload}
+    bench.gate.transmit(offered)
+    assert len(kept(bench)) == count
+    bench.close()
+
+
+def test_bytes_that_two_messages_share_stay_until_both_are_answered(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path / "a", payload_archive="false")
+    first = bench.responses()
+    bench.gate.view = replace(bench.gate.view, round=2)
+    second = bench.gate.offer(
+        "public.responses", parsed(first.kind, first.payload, OUTBOUND_KINDS)[0], round_number=2, step=2
+    )
+    assert isinstance(first, Allowed) and isinstance(second, Allowed) and first.digest == second.digest
+    bench.gate.transmit(first)
+    assert kept(bench) == {second.digest: second.payload}
+    bench.gate.transmit(second)
+    assert kept(bench) == {}
+    bench.close()
+
+
+def test_what_was_written_just_before_a_kill_and_never_left_is_gone_at_the_next_start(bench: Bench) -> None:
+    sent = released(bench)
+    assert keep(bench, b"never decided")
+    again = bench.restart()
+    assert list(kept(again)) == [sent.digest]
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["changed", "removed", "none"])
+def test_bytes_that_changed_while_they_waited_are_not_sent(tmp_path: Path, damage: str) -> None:
+    bench = Bench(tmp_path / "a", policy(), MemoryChannel(fails=UnreachableError("down")))
+    offered = bench.responses()
+    assert isinstance(offered, Allowed)
+    with pytest.raises(UnreachableError):
+        bench.gate.transmit(offered)
+    bench.channel.fails = None
+    path = bench.folder / "payloads" / offered.digest
+    if damage == "none":
+        bench.gate.retry(bench.ledger.outbox("allowed")[0])
+        assert [payload for _, payload in bench.channel.sent][-1] == offered.payload
+    else:
+        path.write_bytes(b"other") if damage == "changed" else path.unlink()
+        with pytest.raises(DeniedError):
+            bench.gate.retry(bench.ledger.outbox("allowed")[0])
+        reasons = [record["reasons"] for record in bench.events("egress.indeterminate") if "reasons" in record]
+        assert reasons[-1] == ["PAYLOAD_CHANGED" if damage == "changed" else "NOT_FOUND"]
+        assert bench.ledger.outbox("allowed") == []
+        assert [payload for _, payload in bench.channel.sent] == [offered.payload]  # the first try
+    bench.close()
+
+
+@pytest.mark.parametrize("gigabyte", [1, 10**9])
+def test_what_is_held_takes_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gigabyte: int) -> None:
+    monkeypatch.setattr(archive_module, "_GB", gigabyte)
+    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))
+    if gigabyte == 1:
+        with pytest.raises(OperationError) as raised:
+            bench.factors()
+        assert raised.value.code == "OUTBOX_FULL" and kept(bench) == {}
+    else:
+        offered = bench.factors()
+        assert isinstance(offered, Held) and list(kept(bench).values()) == [offered.payload]
+        release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+        bench.archive.expire()
+        assert list(kept(bench)) == [release.digest]  # waits for persons, however old
+        bench.clock_now += 400 * DAY
+        bench.releases.expire()
+        assert kept(bench) == {}
+    bench.close()
 
 
 def test_the_archive_is_found_again_after_a_restart(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fedsilo.edge.files import write_private
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UsageError
 from silo.guard import screens as guard_screens
-from silo.guard.screens import Screens, check_screens, index_key, read_canaries
+from silo.guard.screens import Screens, check_screens, index_key, read_canaries, site_canaries
 from tests.policies import setting
 from tests.simulated import screening as site
 
@@ -100,7 +100,11 @@ def test_an_index_taken_before_is_gone_when_the_next_trainer_has_none(tmp_path: 
 
 def config(folder: Path, *, launch: str = "child", scratch: Path | None = None, canaries: bool = True) -> Any:
     path = canaries_file(folder, f"{site.CANARY}\n") if canaries else None
-    return SimpleNamespace(data=SimpleNamespace(canaries=path), trainer=SimpleNamespace(launch=launch, scratch=scratch))
+    source = folder / "silo.yaml"
+    source.write_text("silo: hospital_a\ndata:\n  collection: c\n  canaries: canaries.txt\n")
+    return SimpleNamespace(
+        data=SimpleNamespace(canaries=path), trainer=SimpleNamespace(launch=launch, scratch=scratch), source=source
+    )
 
 
 def test_silo_check_says_why_a_screen_cannot_run_here(tmp_path: Path) -> None:
@@ -118,3 +122,26 @@ def test_silo_check_says_why_a_screen_cannot_run_here(tmp_path: Path) -> None:
     assert check_screens(config(tmp_path, canaries=False), site.policy(["charset"])) == "charset; 0 canaries"
     plain = setting.policy_of(setting.policy_text())
     assert check_screens(config(tmp_path, launch="external", canaries=False), plain) == "the policy names none"
+
+
+def test_canaries_that_are_gone_are_named_with_both_lines_before_the_start(tmp_path: Path) -> None:
+    policy, given = site.policy(["canary"]), config(tmp_path)
+    assert site_canaries(given, policy) == (site.CANARY,)
+    given.data.canaries.unlink()
+    asks = next(
+        number for number, line in enumerate(site.policy_text(["canary"]).splitlines(), 1) if "screens:" in line
+    )
+    for refuse in (site_canaries, check_screens):
+        with pytest.raises(NotFoundError) as gone:
+            refuse(given, policy)
+        assert gone.value.message.startswith(f"{tmp_path / 'silo.yaml'}:4: data.canaries: {given.data.canaries}")
+        assert f"policy.yaml:{asks}: public.responses is screened for canaries" in gone.value.message
+        assert "silo init" in gone.value.hint
+    # A policy that does not ask for them is not blamed, and where no file is named there is none to miss.
+    with pytest.raises(NotFoundError) as gone:
+        site_canaries(given, site.policy(["charset"]))
+    assert "policy.yaml" not in gone.value.message
+    assert site_canaries(config(tmp_path, canaries=False), site.policy(["charset"])) == ()
+    with pytest.raises(UsageError, match=r"data\.canaries names no file") as unnamed:
+        site_canaries(config(tmp_path, canaries=False), policy)
+    assert unnamed.value.code == "SCREEN_FAILED" and f"{tmp_path / 'silo.yaml'}:4" in unnamed.value.message

@@ -36,6 +36,7 @@ EVENTS: Final = frozenset(
     {
         "start", "stop", "policy.load", "policy.reload_refused", "plan.accept",
         "egress.decision", "egress.sent", "egress.acked", "egress.indeterminate", "ingress.decision",
+        "round.transcript", "round.agreed", "round.result", "round.equivocation",
         "approval.request", "approval.grant", "approval.deny", "approval.expire",
         "screen.hit", "dp.debit", "ledger.check", "key.enrol", "key.renew", "key.expire_warn", "denylist.load",
         "secagg.step", "halt", "release", "tail.repaired", "segment.close", "clock.jump",

@@ -54,6 +54,7 @@ INBOUND_KINDS = {
     "control.checkpoint": federation.Checkpoint,
     "run.plan": federation.RunPlan,
     "round.open": federation.RoundOpen,
+    "round.agreed": federation.RoundAgreed,
     "global.adapter": federation.Factors,
     "reft.aggregate": federation.Factors,
     "public.donors": federation.PublicDonors,

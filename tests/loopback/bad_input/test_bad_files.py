@@ -61,6 +61,32 @@ def test_T35_a_configuration_with_an_unknown_key_names_its_line(place: Place) ->
         assert " source" not in done.hint  # not a key of the file
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_T15_a_policy_that_screens_for_canaries_starts_no_silo_without_them(place: Place, named: bool) -> None:
+    edit(
+        place.policy,
+        "^    send_only_verified:",
+        "    screens: [canary]\n    max_hits_per_day: 5\n    send_only_verified:",
+    )
+    edit(place.policy, "^approvals:", "text_screens:\n  canary: {max_edit_distance: 2, decode: []}\napprovals:")
+    check = ("silo", "check", "--offline", "--config", place.config)
+    assert re.search(r"ok +text screens", command(*check).stdout)
+    if named:
+        (place.config.parent / "canaries.txt").unlink()
+    else:
+        edit(place.config, "^  canaries: .*", "  canaries: null")
+    line = next(n for n, text in enumerate(place.config.read_text().splitlines(), 1) if "canaries:" in text)
+    asking = next(n for n, text in enumerate(place.policy.read_text().splitlines(), 1) if "screens: [canary]" in text)
+    done = place.start()
+    assert done.exit_code == (8 if named else 2)
+    assert f"{place.config}:{line}" in done.error and "data.canaries" in done.error
+    assert f"{place.policy}:{asking}: public.responses is screened for canaries" in done.error
+    assert "silo init" in done.hint
+    assert not (place.state / "audit").exists()
+    done = command(*check)
+    assert f"{place.config}:{line}" in done.stdout and "1 of 7 checks failed: text screens" in done.error
+
+
 def test_a_socket_path_that_the_kernel_cannot_take_is_named(place: Place) -> None:
     for path, program in ((place.config, "silo"), (place.coordinator, "coordinator")):
         edit(path, "^state_dir: .*", f"state_dir: {'d' * 110}")

@@ -57,7 +57,7 @@ class Frame(_message.Message):
     def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "base_model_sha256", "tokenizer_sha256", "template_sha256", "load", "lora_schema_sha256", "public_set_sha256", "held_out_sha256", "code_sha256", "isolation", "role")
+    __slots__ = ("protocol_min", "protocol_max", "base_model_sha256", "tokenizer_sha256", "template_sha256", "load", "lora_schema_sha256", "public_set_sha256", "held_out_sha256", "code_sha256", "isolation", "role", "policy_sha256")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class Hello(_message.Message):
     CODE_SHA256_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_SHA256_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     base_model_sha256: str
@@ -82,15 +83,18 @@ class Hello(_message.Message):
     code_sha256: str
     isolation: str
     role: str
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., base_model_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., template_sha256: _Optional[str] = ..., load: _Optional[str] = ..., lora_schema_sha256: _Optional[str] = ..., public_set_sha256: _Optional[str] = ..., held_out_sha256: _Optional[str] = ..., code_sha256: _Optional[str] = ..., isolation: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+    policy_sha256: str
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., base_model_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., template_sha256: _Optional[str] = ..., load: _Optional[str] = ..., lora_schema_sha256: _Optional[str] = ..., public_set_sha256: _Optional[str] = ..., held_out_sha256: _Optional[str] = ..., code_sha256: _Optional[str] = ..., isolation: _Optional[str] = ..., role: _Optional[str] = ..., policy_sha256: _Optional[str] = ...) -> None: ...
 
 class Poll(_message.Message):
-    __slots__ = ("wait_milliseconds", "acknowledged_sequence")
+    __slots__ = ("wait_milliseconds", "acknowledged_sequence", "countersignature")
     WAIT_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COUNTERSIGNATURE_FIELD_NUMBER: _ClassVar[int]
     wait_milliseconds: int
     acknowledged_sequence: int
-    def __init__(self, wait_milliseconds: _Optional[int] = ..., acknowledged_sequence: _Optional[int] = ...) -> None: ...
+    countersignature: bytes
+    def __init__(self, wait_milliseconds: _Optional[int] = ..., acknowledged_sequence: _Optional[int] = ..., countersignature: _Optional[bytes] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("digest",)
@@ -399,12 +403,36 @@ class PublicStep(_message.Message):
     def __init__(self, step: _Optional[int] = ..., prompt_indices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RoundOpen(_message.Message):
-    __slots__ = ("base_digest", "public_steps")
+    __slots__ = ("base_digest", "public_steps", "transcript", "transcript_signature")
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     base_digest: str
     public_steps: _containers.RepeatedCompositeFieldContainer[PublicStep]
-    def __init__(self, base_digest: _Optional[str] = ..., public_steps: _Optional[_Iterable[_Union[PublicStep, _Mapping]]] = ...) -> None: ...
+    transcript: str
+    transcript_signature: bytes
+    def __init__(self, base_digest: _Optional[str] = ..., public_steps: _Optional[_Iterable[_Union[PublicStep, _Mapping]]] = ..., transcript: _Optional[str] = ..., transcript_signature: _Optional[bytes] = ...) -> None: ...
+
+class Countersignature(_message.Message):
+    __slots__ = ("silo", "transcript_sha256", "signature", "certificate_pem")
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    silo: str
+    transcript_sha256: str
+    signature: bytes
+    certificate_pem: str
+    def __init__(self, silo: _Optional[str] = ..., transcript_sha256: _Optional[str] = ..., signature: _Optional[bytes] = ..., certificate_pem: _Optional[str] = ...) -> None: ...
+
+class RoundAgreed(_message.Message):
+    __slots__ = ("transcript_sha256", "countersignatures")
+    TRANSCRIPT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    COUNTERSIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    transcript_sha256: str
+    countersignatures: _containers.RepeatedCompositeFieldContainer[Countersignature]
+    def __init__(self, transcript_sha256: _Optional[str] = ..., countersignatures: _Optional[_Iterable[_Union[Countersignature, _Mapping]]] = ...) -> None: ...
 
 class Donor(_message.Message):
     __slots__ = ("origin", "position", "response")
@@ -431,14 +459,26 @@ class PublicDonors(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[_Union[PromptDonors, _Mapping]]] = ...) -> None: ...
 
 class RoundResult(_message.Message):
-    __slots__ = ("committed", "adapter_digest", "participants")
+    __slots__ = ("committed", "adapter_digest", "participants", "transcript_sha256", "verdicts")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
     committed: bool
     adapter_digest: str
     participants: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, committed: _Optional[bool] = ..., adapter_digest: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ...) -> None: ...
+    transcript_sha256: str
+    verdicts: _containers.RepeatedCompositeFieldContainer[SiloVerdict]
+    def __init__(self, committed: _Optional[bool] = ..., adapter_digest: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ..., transcript_sha256: _Optional[str] = ..., verdicts: _Optional[_Iterable[_Union[SiloVerdict, _Mapping]]] = ...) -> None: ...
+
+class SiloVerdict(_message.Message):
+    __slots__ = ("silo", "verdict")
+    SILO_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    silo: str
+    verdict: str
+    def __init__(self, silo: _Optional[str] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class RunEnd(_message.Message):
     __slots__ = ("outcome", "adapter_digest")

@@ -1,0 +1,232 @@
+"""Before a round begins: its transcript, the silos' signatures under it, and `round.agreed` (threat model 7, T20).
+
+The transcript is made, signed, recorded and stored with the first round.open of a round, and goes to every silo of the
+roster. Their signatures come with their polls. When nobody is left to wait for, or when the time for it has passed and
+enough have signed, those who signed get everybody's signatures; who signs later gets them then. The method knows
+nothing of this: it opened the round, and waits for what the silos give.
+
+What it does not stop: silos that sign and then train on something else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from certs.identity import PeerIdentity
+from coordinator import store as db
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.transcript import Transcript, is_signed, needed, sign_transcript, transcript_from_canonical
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import encode
+
+log = logging.getLogger("fedsilo.coordinator")
+
+DEADLINE = "agreement/"  # and the number of the round
+ROUND_SHARE = 4  # the part of a round's time that signing it may take, at most
+
+
+def deadline_name(number: int) -> str:
+    return f"{DEADLINE}{number}"
+
+
+def seconds_for(plan: Plan) -> float:
+    """How long a round waits for the last signature once enough are there."""
+    return min(plan.join_deadline_seconds, plan.round_deadline_seconds / ROUND_SHARE)
+
+
+@dataclass(frozen=True)
+class Agreements:
+    """Args:
+    coordinator_id: SPIFFE id.
+    signing_key: the coordinator's.
+    min_peers: of its charter.
+    record: appends to the audit log.
+    """
+
+    coordinator_id: str
+    signing_key: Ed25519PrivateKey
+    min_peers: int
+    record: Callable[..., Any]
+
+    # ---- a round opens -------------------------------------------------------------------------------
+
+    def opening(
+        self, session: Session, plan: Plan, number: int, body: pb.RoundOpen, roster: tuple[str, ...]
+    ) -> tuple[pb.RoundOpen, bool]:
+        """A method's round.open with the round's transcript, and whether that was made with it.
+
+        Args:
+            session: the caller's transaction.
+            plan: of the run.
+            number: of the round.
+            body: as the method made it.
+            roster: silos that take part.
+        """
+        row = session.get(db.RoundTranscript, (plan.run, number))
+        made = row is None
+        if row is None:
+            transcript = Transcript(
+                federation=plan.federation,
+                run=plan.run,
+                round=number,
+                silos=roster,
+                plan_sha256=plan.digest,
+                policies={silo: _policy_of(session, silo) for silo in roster},
+                base_digest=body.base_digest,
+                schema_sha256=plan.lora.schema_sha256,
+                public_set_sha256=plan.public_set_sha256,
+            )
+            signature = sign_transcript(transcript, self.coordinator_id, self.signing_key)
+            row = db.RoundTranscript(
+                run=plan.run, round=number, digest=transcript.digest, canonical=transcript.canonical(),
+                signature=signature, state="signing",
+            )  # fmt: skip
+            detail = {"sha256": transcript.digest, "transcript": transcript.to_json()}
+            detail |= {"party": self.coordinator_id, "signature": signature.hex()}
+            self.record("round.transcript", run=plan.run, round=number, kind="round.open", detail=detail)
+            session.add(row)
+            session.flush()
+        whole = pb.RoundOpen()
+        whole.CopyFrom(body)
+        whole.transcript, whole.transcript_signature = row.canonical, row.signature
+        return whole, made
+
+    # ---- signatures ----------------------------------------------------------------------------------
+
+    def countersign(self, session: Session, plan: Plan, number: int, peer: PeerIdentity, signature: bytes) -> bool:
+        """Keep a silo's signature under the open round's transcript. False: it is none, or was there already."""
+        row = session.get(db.RoundTranscript, (plan.run, number))
+        if row is None or session.get(db.RoundSignature, (plan.run, number, peer.name)) is not None:
+            return False
+        transcript = transcript_from_canonical(row.canonical)
+        good = is_signed(transcript, peer.spiffe_id, peer.signing_public_key, signature)
+        if peer.name not in transcript.silos or not good:
+            # of the round before, most of the time: it is said with every poll until round.agreed is taken in
+            log.info("%s: no signature under the transcript of round %d of %s", peer.spiffe_id, number, plan.run)
+            return False
+        session.add(
+            db.RoundSignature(
+                run=plan.run, round=number, silo=peer.name, signature=signature,
+                public_key=peer.signing_public_key.public_bytes_raw(), certificate=peer.certificate_pem.decode("ascii"),
+                delivered=False,
+            )
+        )  # fmt: skip
+        session.flush()
+        return True
+
+    def look(
+        self, session: Session, plan: Plan, number: int, *, out: frozenset[str], deadline_passed: bool = False
+    ) -> list[tuple[str, bytes]]:
+        """Who is to get `round.agreed` at this moment: (silo, payload).
+
+        Args:
+            session: the caller's transaction.
+            plan: of the run.
+            number: of the open round.
+            out: silos that take no part in it.
+            deadline_passed: the time to sign has passed, at this moment or before.
+        """
+        row = session.get(db.RoundTranscript, (plan.run, number))
+        if row is None:
+            return []
+        if deadline_passed and row.state == "signing":
+            row.state = "late"
+        transcript, signed = transcript_from_canonical(row.canonical), signatures(session, plan.run, number)
+        waited_for = set(transcript.silos) - {each.silo for each in signed} - out
+        enough = len(signed) >= needed(transcript, min_peers=self.min_peers, quorum=plan.quorum)
+        if not signed or (row.state != "agreed" and waited_for and not (row.state == "late" and enough)):
+            return []
+        waiting = [each for each in signed if not each.delivered]
+        if not waiting:
+            return []
+        row.state = "agreed"
+        keys = {each.silo: each.public_key.hex() for each in signed}
+        detail = {
+            "sha256": row.digest,
+            "signatures": {each.silo: each.signature.hex() for each in signed},
+            "keys": keys,
+        }
+        self.record("round.agreed", run=plan.run, round=number, kind="round.agreed", detail=detail)
+        for each in waiting:
+            each.delivered = True
+        session.flush()
+        return [(each.silo, self._agreed(session, row, signed, each.silo)) for each in waiting]
+
+    def _agreed(
+        self, session: Session, row: db.RoundTranscript, signed: list[db.RoundSignature], receiver: str
+    ) -> bytes:
+        body = pb.RoundAgreed(transcript_sha256=row.digest)
+        for each in signed:
+            # who has countersigned a silo's log knows its key
+            known = each.silo == receiver or session.get(db.Countersigned, (each.silo, receiver)) is not None
+            body.countersignatures.add(
+                silo=each.silo, transcript_sha256=row.digest, signature=each.signature,
+                certificate_pem="" if known else each.certificate,
+            )  # fmt: skip
+        return encode(body)
+
+    # ---- a round ends --------------------------------------------------------------------------------
+
+    def result(self, session: Session, plan: Plan, number: int, body: pb.RoundResult) -> pb.RoundResult:
+        """A method's round.result with the transcript that it belongs to and a verdict on each silo of it; recorded."""
+        row = session.get(db.RoundTranscript, (plan.run, number))
+        whole = pb.RoundResult()
+        whole.CopyFrom(body)
+        if row is None:
+            return whole
+        whole.transcript_sha256 = row.digest
+        query = select(db.Upload.silo).where(
+            db.Upload.run == plan.run, db.Upload.round == number, db.Upload.kind == plan.lora.update_kind
+        )
+        gave = set(session.scalars(query))
+        for silo in transcript_from_canonical(row.canonical).silos:
+            verdict = "accepted" if silo in body.participants else "left_out" if silo in gave else "absent"
+            whole.verdicts.add(silo=silo, verdict=verdict)
+        if row.state != "over":
+            row.state = "over"
+            detail = {
+                "sha256": row.digest,
+                "committed": whole.committed,
+                "aggregate": whole.adapter_digest,
+                "survivors": list(whole.participants),
+                "verdicts": {each.silo: each.verdict for each in whole.verdicts},
+            }
+            self.record("round.result", run=plan.run, round=number, kind="round.result", detail=detail)
+            session.flush()
+        return whole
+
+
+def signatures(session: Session, run: str, number: int) -> list[db.RoundSignature]:
+    """Of one round, by silo."""
+    query = select(db.RoundSignature).where(db.RoundSignature.run == run, db.RoundSignature.round == number)
+    return list(session.scalars(query.order_by(db.RoundSignature.silo)))
+
+
+def figures(session: Session, run: str, number: int) -> dict[str, Any]:
+    """What the run record says of a round's transcript; nothing of a round that has none."""
+    row = session.get(db.RoundTranscript, (run, number))
+    if row is None:
+        return {}
+    return {
+        "sha256": row.digest,
+        "transcript": json.loads(row.canonical),
+        "signature": row.signature.hex(),
+        "countersignatures": {
+            each.silo: {"signature": each.signature.hex(), "key": each.public_key.hex()}
+            for each in signatures(session, run, number)
+        },
+    }
+
+
+def _policy_of(session: Session, silo: str) -> str:
+    """Digest of the policy that a silo said it is under."""
+    member = session.get(db.Member, silo)
+    return str(json.loads(member.hello).get("policy_sha256", "")) if member is not None else ""

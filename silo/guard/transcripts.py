@@ -1,0 +1,366 @@
+"""What this silo signs with all others before it trains, and what it waits for (threat model 7, T20).
+
+    round.open with a transcript -> every field compared with what this site knows -> recorded, kept, countersigned
+    (in the next polls) -> round.agreed with the others' signatures -> verified, recorded -> the round begins
+
+Two transcripts of one round, both signed, are evidence: it is kept, and the silo halts until people release it.
+
+Does not stop: a coordinator that tells all silos the same; peers that sign whatever they are shown.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.transcript import (
+    Countersignature,
+    Equivocation,
+    Transcript,
+    conflict,
+    count,
+    is_signed,
+    needed,
+    sign_transcript,
+    silo_id,
+    transcript_from_canonical,
+)
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.conversation import Conversation
+from silo.guard.gate import Gate
+from silo.guard.ledger import Ledger
+from silo.guard.messages import Inbound
+from silo.guard.startup import Site
+from silo.guard.witnessing import Witnessing
+
+_log = logging.getLogger("fedsilo.silo")
+
+EQUIVOCATION = Equivocation.default_code
+_ASK_PEOPLE = "compare both transcripts with the other silos' people; approvers release the halt"
+
+
+class TranscriptRefused(PeerError):
+    """A genuine message about a round that this silo does not take part in. `reason`: for the site's own log."""
+
+    def __init__(self, reason: str, message: str, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(WireCode.INGRESS_DENIED, message)
+        self.reason = reason
+        self.fields = fields
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A round that this silo has signed, before it may begin.
+
+    Attributes:
+        opening: its round.open.
+        signature: ours.
+    """
+
+    opening: Inbound
+    transcript: Transcript
+    signature: bytes
+
+
+class Agreement:
+    """Args:
+        site: whose names, keys and sets the transcript must name.
+        gate: records; knows the policy in force.
+        ledger: keeps transcripts and evidence over a kill.
+        witnessing: knows the peers' keys.
+        talk: the conversation with the coordinator, which also knows which policy that was told of.
+
+    Attributes:
+        waiting: the round that waits for the others, if one does.
+    """
+
+    def __init__(self, *, site: Site, gate: Gate, ledger: Ledger, witnessing: Witnessing, talk: Conversation) -> None:
+        self._site = site
+        self._gate = gate
+        self._ledger = ledger
+        self._witnessing = witnessing
+        self._talk = talk
+        self.waiting: Waiting | None = None
+
+    @property
+    def countersignature(self) -> bytes:
+        """For the next poll: ours, as long as the round waits. Said again with each poll, since one may get lost."""
+        return self.waiting.signature if self.waiting is not None else b""
+
+    @property
+    def halted(self) -> str:
+        """Why this silo halts until people release it; empty while nobody has equivocated."""
+        return str(self._ledger.equivocation.get("message", ""))
+
+    # ---- the way in --------------------------------------------------------------------------------
+
+    def take_in(self, item: Inbound, plan: Plan) -> Inbound | None:
+        """What the method is to be told of an item: nothing of a round before enough have signed its transcript.
+
+        Raises:
+            TranscriptRefused: the item, or the round, is nothing that this silo takes part in.
+            Equivocation: somebody signed two transcripts of this round.
+        """
+        match item.body:
+            case pb.RoundOpen() as body:
+                self._take(item, body, plan)
+                return None
+            case pb.RoundAgreed() as body:
+                return self._agreed(item, body, plan)
+            case pb.RoundResult() as body:
+                waited = self.waiting is not None and self.waiting.transcript.round == item.round
+                self._result(item, body)
+                return None if waited else item
+        return item
+
+    def refuse(self, item: Inbound, error: TranscriptRefused) -> bool:
+        """The round goes on without this silo: recorded, and said to the coordinator in a code.
+
+        Returns:
+            whether it is the round that is refused, and not merely what is said of its end.
+
+        Raises:
+            UnreachableError, NotAllowedError, PeerError, DeniedError: the no is not known to have been heard; the item
+                is not acknowledged then, and comes again.
+        """
+        _log.error("%s", error.message)
+        self._gate.record(
+            "ingress.decision", run=item.run, round=item.round, kind=item.kind, decision="deny",
+            reasons=[error.reason], direction="ingress", peer=self._witnessing.coordinator,
+            payload=self._gate.digests(item.kind, item.payload), detail={"fields": list(error.fields)},
+        )  # fmt: skip
+        self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=item.run)
+        if isinstance(item.body, pb.RoundResult):
+            return False
+        self._gate.view = self._gate.view.refused(item.round)
+        self._talk.say("control.abstain", pb.Abstain(round=item.round), run=item.run, round_number=item.round)
+        self.drop()
+        return True
+
+    # ---- a round opens -----------------------------------------------------------------------------
+
+    def compare(self, body: pb.RoundOpen) -> None:
+        """Look at a genuine round.open, whatever the rules say of it, for a second transcript of a known round.
+
+        Raises:
+            Equivocation: there is one, with the coordinator's signature.
+        """
+        shown = self._signed(body)
+        if shown is None:
+            return
+        kept = self._ledger.transcript(shown.run, shown.round)
+        known = transcript_from_canonical(kept["transcript"]) if kept else shown
+        if kept and (fields := conflict(known, shown)):
+            coordinator = self._witnessing.coordinator
+            raise Equivocation(
+                f"the coordinator signed two transcripts of round {shown.round} of run {shown.run}, "
+                f"{known.digest[:12]} and {shown.digest[:12]}, which differ in {', '.join(fields)}",
+                hint=_ASK_PEOPLE,
+                evidence={
+                    "run": shown.run,
+                    "round": shown.round,
+                    "known": _piece(known, coordinator, bytes.fromhex(kept["signature"])),
+                    "shown": _piece(shown, coordinator, body.transcript_signature),
+                },
+            )
+
+    def _take(self, item: Inbound, body: pb.RoundOpen, plan: Plan) -> None:
+        """Check and sign a round's transcript; from then on the polls carry the signature."""
+        self.compare(body)
+        transcript = self._signed(body)
+        if transcript is None:
+            raise TranscriptRefused("TRANSCRIPT_UNSIGNED", f"round {item.round} opens without a signed transcript")
+        wrong = self._differences(transcript, item, body, plan)
+        if wrong:
+            raise TranscriptRefused(
+                "TRANSCRIPT_DIFFERS",
+                f"the transcript of round {item.round} differs from what is known here in {', '.join(wrong)}",
+                wrong,
+            )
+        signature = sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
+        if self._ledger.transcript(item.run, item.round) is None:
+            detail = _piece(transcript, self._witnessing.coordinator, body.transcript_signature)
+            detail |= {"countersignature": signature.hex()}
+            self._gate.record("round.transcript", run=item.run, round=item.round, kind=item.kind, detail=detail)
+            kept = {
+                "transcript": transcript.canonical(),
+                "signature": body.transcript_signature.hex(),
+                "opening": item.payload.hex(),
+                "agreed": False,
+            }
+            self._ledger.keep_transcript(item.run, item.round, kept)
+        self.waiting = Waiting(item, transcript, signature)
+
+    def resume(self, run: str, round_number: int) -> bool:
+        """After a restart: wait on for a round that was signed and has not begun. False: there is none to wait for."""
+        kept = self._ledger.transcript(run, round_number)
+        if kept is None or kept["agreed"]:
+            return False
+        payload = bytes.fromhex(kept["opening"])
+        body = codec.decode(pb.RoundOpen, payload)
+        opening = Inbound("round.open", run, round_number, 0, 0, body, payload, codec.sha256_hex(payload), {})
+        transcript = transcript_from_canonical(kept["transcript"])
+        signature = sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
+        self.waiting = Waiting(opening, transcript, signature)
+        return True
+
+    def _signed(self, body: pb.RoundOpen) -> Transcript | None:
+        """The transcript, if the coordinator signed it."""
+        try:
+            transcript = transcript_from_canonical(body.transcript)
+        except PeerError:
+            return None
+        coordinator, key = self._witnessing.coordinator, self._site.coordinator_key
+        return transcript if is_signed(transcript, coordinator, key, body.transcript_signature) else None
+
+    def _differences(self, transcript: Transcript, item: Inbound, body: pb.RoundOpen, plan: Plan) -> tuple[str, ...]:
+        config = self._site.config
+        stands = {
+            "federation": transcript.federation == config.federation,
+            "run": transcript.run == item.run == plan.run,
+            "round": transcript.round == item.round,
+            "silos": config.silo in transcript.silos and set(transcript.silos) <= set(plan.silos),
+            "plan_sha256": transcript.plan_sha256 == plan.digest,
+            "policies": transcript.policies.get(config.silo)
+            in {self._gate.policy.digest, self._talk.policy_said} - {""},
+            "base_digest": transcript.base_digest == body.base_digest,
+            "schema_sha256": transcript.schema_sha256 == self._site.schema.digest,
+            "public_set_sha256": transcript.public_set_sha256 == self._site.public.sha256,
+        }
+        return tuple(name for name, good in stands.items() if not good)
+
+    # ---- the others have signed --------------------------------------------------------------------
+
+    def _agreed(self, item: Inbound, body: pb.RoundAgreed, plan: Plan) -> Inbound | None:
+        """The round.open that may begin; None where no round waits for this."""
+        waiting = self.waiting
+        if waiting is None or (item.run, item.round) != (waiting.transcript.run, waiting.transcript.round):
+            return None
+        transcript, own = waiting.transcript, self._site.config.silo
+        brought = [Countersignature(row.silo, row.transcript_sha256, row.signature) for row in body.countersignatures]
+        keys = self._keys(transcript, body)
+        counted = count(transcript, brought, keys)
+        if counted.others:
+            raise self._told_otherwise(waiting, counted.others[0])
+        if body.transcript_sha256 != transcript.digest:
+            raise TranscriptRefused(
+                "TRANSCRIPT_DIFFERS", f"round {item.round} is said to be agreed on another transcript than the signed"
+            )
+        signed = counted.agreed | {own}
+        least = needed(transcript, min_peers=self._gate.policy.file.federation.min_peers, quorum=plan.quorum)
+        if len(signed) < least:
+            raise TranscriptRefused(
+                "TOO_FEW_SIGNATURES",
+                f"{len(signed)} silos signed the transcript of round {item.round}, needed: {least}",
+            )
+        signatures = {row.silo: row.signature.hex() for row in brought if row.silo in counted.agreed}
+        signatures[own] = waiting.signature.hex()
+        detail = {
+            "sha256": transcript.digest,
+            "signatures": signatures,
+            "keys": {name: keys[name].public_bytes_raw().hex() for name in sorted(signatures)},
+        }
+        self._gate.record("round.agreed", run=item.run, round=item.round, kind=item.kind, detail=detail)
+        self._close(agreed=True)
+        return waiting.opening
+
+    def drop(self) -> None:
+        """The round that waits is over, or goes on without this silo."""
+        if self.waiting is not None:
+            self._close(agreed=False)
+
+    def leave(self, run: str) -> None:
+        """This silo stops in an orderly way: its open round goes on without it, also where it has not begun yet."""
+        self.drop()
+        view = self._gate.view = self._gate.view.settled()
+        if run and view.round:
+            self._ledger.save_view(run, view.to_json())
+            self._talk.tell("control.abstain", pb.Abstain(round=view.round), run=run, round_number=view.round)
+
+    def _close(self, *, agreed: bool) -> None:
+        assert self.waiting is not None  # noqa: S101  # the callers looked
+        transcript, self.waiting = self.waiting.transcript, None
+        self._gate.view = self._gate.view.settled()
+        kept = self._ledger.transcript(transcript.run, transcript.round) or {}
+        # the payload was only for a restart in between
+        self._ledger.keep_transcript(transcript.run, transcript.round, kept | {"opening": "", "agreed": agreed})
+
+    def _keys(self, transcript: Transcript, body: pb.RoundAgreed) -> dict[str, Ed25519PublicKey]:
+        own = self._site.config.silo
+        keys = {own: self._site.identity.signing_key.public_key()}
+        for row in body.countersignatures:
+            if row.silo != own and row.silo in transcript.silos:
+                key = self._witnessing.key_of(silo_id(transcript.federation, row.silo), row.certificate_pem)
+                if key is not None:
+                    keys[row.silo] = key
+        return keys
+
+    def _told_otherwise(self, waiting: Waiting, other: Countersignature) -> Equivocation:
+        transcript = waiting.transcript
+        kept = self._ledger.transcript(transcript.run, transcript.round) or {}
+        return Equivocation(
+            f"{other.silo} signed {other.digest[:12]} as the transcript of round {transcript.round} of run "
+            f"{transcript.run}; this silo was shown {transcript.digest[:12]}",
+            hint=_ASK_PEOPLE,
+            evidence={
+                "run": transcript.run,
+                "round": transcript.round,
+                "known": _piece(transcript, self._witnessing.coordinator, bytes.fromhex(kept.get("signature", ""))),
+                "shown": {
+                    "sha256": other.digest,
+                    "party": silo_id(transcript.federation, other.silo),
+                    "signature": other.signature.hex(),
+                },
+            },
+        )
+
+    # ---- the round is over -------------------------------------------------------------------------
+
+    def _result(self, item: Inbound, body: pb.RoundResult) -> None:
+        """A result belongs to the transcript that this silo signed, and names nobody else; recorded."""
+        kept = self._ledger.transcript(item.run, item.round)
+        if kept is None:
+            return  # it was not signed here: the round went on without this silo
+        transcript = transcript_from_canonical(kept["transcript"])
+        named = {*body.participants, *(row.silo for row in body.verdicts)}
+        if body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos):
+            raise TranscriptRefused(
+                "TRANSCRIPT_DIFFERS", f"the result of round {item.round} does not belong to the transcript signed here"
+            )
+        if self.waiting is not None and self.waiting.transcript.digest == transcript.digest:
+            self.drop()
+        self._gate.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=result_detail(body))
+
+    def keep(self, error: Equivocation) -> None:
+        """Both pieces of evidence on record, then in the ledger, where they halt this silo over restarts."""
+        evidence = error.evidence
+        routing = {"run": evidence["run"], "round": evidence["round"], "reasons": [EQUIVOCATION]}
+        self._gate.record("round.equivocation", **routing, detail={name: evidence[name] for name in ("known", "shown")})
+        self._ledger.keep_equivocation({**evidence, "message": error.message, "since": self._gate.now()})
+
+
+def result_detail(body: pb.RoundResult) -> dict[str, Any]:
+    """What the logs of both ends say of a round's end."""
+    return {
+        "sha256": body.transcript_sha256,
+        "committed": body.committed,
+        "aggregate": body.adapter_digest,
+        "survivors": list(body.participants),
+        "verdicts": {row.silo: row.verdict for row in body.verdicts},
+    }
+
+
+def _piece(transcript: Transcript, party: str, signature: bytes) -> dict[str, Any]:
+    """One signed transcript as it stands in a record: whoever has the party's key needs nothing else to check it."""
+    return {
+        "sha256": transcript.digest,
+        "transcript": transcript.to_json(),
+        "party": party,
+        "signature": signature.hex(),
+    }

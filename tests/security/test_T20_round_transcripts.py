@@ -1,0 +1,579 @@
+"""T20: a silo trains in a round only after enough silos have signed the very transcript that it was shown itself.
+
+The real guard against a scripted coordinator, and against the real one with a second silo. Each attack stands beside
+the honest case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator import store as db
+from coordinator.agreement import signatures
+from fedsilo.treaty.transcript import is_signed, sign_transcript, silo_id, transcript_from_canonical
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.halts import EQUIVOCATION_KIND, Halts
+from tests.policies import setting
+from tests.security.hostile_bench import Federation
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
+from tests.simulated.guard_loop import ADAPTER, PEER_KEYS, Loop
+from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, command, small_factors
+
+BASE = codec.sha256_hex(ADAPTER)
+TRAP = "f" * 64
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    made.offer_plan()
+    yield made
+    made.close()
+
+
+def trains(loop: Loop) -> bool:
+    return bool(loop.trainer.tasks())
+
+
+def denied(loop: Loop) -> list[tuple[str, list[str]]]:
+    decisions = loop.bench.events("ingress.decision")
+    return [(row["kind"], row["reasons"]) for row in decisions if row["decision"] == "deny"]
+
+
+def abstained(loop: Loop) -> list[int]:
+    return [pb.Abstain.FromString(raw).round for _, raw in loop.coordinator.bodies("control.abstain")]
+
+
+def countersignatures(loop: Loop) -> list[bytes]:
+    return [pb.Poll.FromString(raw).countersignature for _, raw in loop.coordinator.bodies("control.poll")]
+
+
+def say_agreed(loop: Loop, body: pb.RoundAgreed, number: int = 1) -> None:
+    loop.coordinator.says("control.poll", "round.agreed", body, run="run-1", round=number)
+    loop.turn()
+
+
+# ---- a round opens ---------------------------------------------------------------------------------------
+
+
+def test_T20_nothing_is_trained_before_enough_have_signed_and_then_it_is(loop: Loop) -> None:
+    shown = loop.show_round(1, BASE)
+    loop.turn(3)
+    assert not trains(loop) and loop.bench.gate.view.round == 1
+    first, *later = countersignatures(loop)[-3:]
+    assert first == b"" and later[0] == later[1]  # said with every poll while the round waits
+    assert is_signed(shown, setting.SILO, OUR_KEY.public_key(), later[0])
+    say_agreed(loop, loop.signed_by("hospital_b"))
+    assert loop.trainer.tasks() == ["Evaluate"] and denied(loop) == []
+    loop.turn()
+    assert countersignatures(loop)[-1] == b""
+    (transcript,), (agreed,) = loop.bench.events("round.transcript"), loop.bench.events("round.agreed")
+    text = codec.canonical_json(transcript["detail"]["transcript"]).decode()
+    assert transcript_from_canonical(text) == shown
+    assert set(agreed["detail"]["signatures"]) == {"hospital_a", "hospital_b"}
+    assert agreed["detail"]["sha256"] == codec.sha256_hex(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("federation", "other-net"), ("run", "run-9"), ("round", 2), ("plan_sha256", "0" * 64), ("base_digest", TRAP),
+        ("schema_sha256", "0" * 64), ("public_set_sha256", "0" * 64),
+        ("policies", dict.fromkeys(setting.PLAN.silos, "0" * 64)),
+    ],
+)  # fmt: skip
+def test_T20_a_transcript_that_names_something_else_than_this_silo_knows(loop: Loop, field: str, value: Any) -> None:
+    loop.coordinator.script.clear()
+    body = opening(loop, **{field: value})
+    loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
+    loop.turn()
+    assert denied(loop) == [("round.open", ["TRANSCRIPT_DIFFERS"])] and abstained(loop) == [1]
+    fields = [row["detail"]["fields"] for row in loop.bench.events("ingress.decision") if "fields" in row["detail"]]
+    assert fields == [[field]]
+    say_agreed(loop, loop.signed_by(*PEER_KEYS))
+    assert not trains(loop) and not any(countersignatures(loop))
+    loop.open_round(2)  # the counterpart: the next one is as it should be
+    assert trains(loop)
+
+
+def opening(loop: Loop, **changes: Any) -> pb.RoundOpen:
+    """A round.open that names BASE, with a transcript that is signed and differs in these fields."""
+    loop.show_round(1, BASE)
+    loop.coordinator.script.clear()
+    shown = loop.shown = replace(loop.shown, **changes)
+    return pb.RoundOpen(
+        base_digest=BASE,
+        transcript=shown.canonical(),
+        transcript_signature=sign_transcript(shown, setting.COORDINATOR, COORDINATOR_KEY),
+    )
+
+
+def test_T20_a_roster_without_this_silo_or_with_a_stranger(loop: Loop) -> None:
+    for silos in (("hospital_b", "hospital_c"), ("hospital_a", "hospital_x")):
+        body = opening(loop, silos=silos, policies=dict.fromkeys(silos, loop.policy.digest))
+        loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
+        loop.turn()
+    assert {kind for kind, _ in denied(loop)} == {"round.open"} and not trains(loop)
+
+
+@pytest.mark.parametrize("signed", ["nobody", "stranger", "a silo"])
+def test_T20_a_transcript_that_the_coordinator_did_not_sign(loop: Loop, signed: str) -> None:
+    body = opening(loop)
+    keys = {"stranger": Ed25519PrivateKey.generate(), "a silo": PEER_KEYS["hospital_b"]}
+    body.transcript_signature = (
+        sign_transcript(loop.shown, setting.COORDINATOR, keys[signed]) if signed in keys else b""
+    )
+    loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
+    loop.turn()
+    assert denied(loop) == [("round.open", ["TRANSCRIPT_UNSIGNED"])] and not trains(loop)
+
+
+def test_T20_a_refused_round_is_acknowledged_only_when_the_no_was_heard(loop: Loop) -> None:
+    from fedsilo.treaty.errors import UnreachableError
+
+    body = opening(loop, base_digest=TRAP)
+    for _ in range(2):
+        loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
+    loop.coordinator.fails_at("control.abstain", UnreachableError("the line is down"))
+    loop.turn()
+    taken = loop.bench.ledger.acknowledged
+    loop.turn()
+    assert loop.bench.ledger.acknowledged > taken and abstained(loop) == [1, 1]
+
+
+def test_T20_another_policy_in_force_is_told_before_the_next_round(loop: Loop) -> None:
+    loop.guard._talk.joined = False
+    loop.turn()
+    tighter = setting.policy_of(setting.policy_text().replace("min_peers: 2", "min_peers: 3"))
+    loop.bench.gate.adopt(tighter)
+    loop.show_round(1, BASE)  # made before the coordinator heard of it
+    loop.turn(2)
+    said = [pb.Hello.FromString(raw).policy_sha256 for _, raw in loop.coordinator.bodies("control.hello")]
+    assert said == [loop.policy.digest, tighter.digest]
+    assert denied(loop) == [("round.open", ["TRANSCRIPT_DIFFERS"])]  # by then it was told of the tighter one
+    loop.policy = tighter
+    loop.open_round(2)
+    assert trains(loop)
+
+
+# ---- the others' signatures ------------------------------------------------------------------------------
+
+
+def of_another_round(loop: Loop) -> pb.RoundAgreed:
+    body = loop.signed_by("hospital_b", transcript=replace(loop.shown, round=2))
+    body.countersignatures[0].transcript_sha256 = loop.shown.digest
+    return body
+
+
+def under_another(loop: Loop) -> pb.RoundAgreed:
+    body = loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP))
+    body.countersignatures[0].transcript_sha256 = loop.shown.digest  # passed off as under this one
+    return body
+
+
+def by_a_stranger(loop: Loop) -> pb.RoundAgreed:
+    body = loop.signed_by("hospital_b")
+    party = silo_id(setting.PLAN.federation, "hospital_b")
+    body.countersignatures[0].signature = sign_transcript(loop.shown, party, Ed25519PrivateKey.generate())
+    return body
+
+
+def own_alone(loop: Loop) -> pb.RoundAgreed:
+    body = loop.signed_by()
+    signature = sign_transcript(loop.shown, setting.SILO, OUR_KEY)
+    for _ in range(3):
+        body.countersignatures.add(silo="hospital_a", transcript_sha256=loop.shown.digest, signature=signature)
+    return body
+
+
+@pytest.mark.parametrize("make", [of_another_round, under_another, by_a_stranger, own_alone, Loop.signed_by])
+def test_T20_too_few_signatures_that_count(loop: Loop, make: Any) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    say_agreed(loop, make(loop))
+    assert denied(loop) == [("round.agreed", ["TOO_FEW_SIGNATURES"])] and abstained(loop) == [1]
+    assert not trains(loop) and loop.bench.events("round.agreed") == []
+    say_agreed(loop, loop.signed_by(*PEER_KEYS))  # too late: it has said no
+    assert not trains(loop)
+    loop.open_round(2)
+    assert trains(loop) and loop.bench.gate.halted == ""
+
+
+def test_T20_as_many_signatures_as_policy_and_plan_want(tmp_path: Path) -> None:
+    text = setting.policy_text().replace("min_peers: 2", "min_peers: 3")
+    for names, opens in ((("hospital_b",), False), (("hospital_b", "hospital_d"), True)):
+        loop = Loop(tmp_path / str(len(names)), setting.policy_of(text))
+        loop.offer_plan()
+        loop.show_round(1, BASE)
+        loop.turn()
+        say_agreed(loop, loop.signed_by(*names))
+        assert trains(loop) is opens
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    ("trap", "rule"), [({"scale": 1e9}, "L2 of the adapter"), ({"scale": 1.0, "more": True}, "tensor set")]
+)
+def test_T20_a_trap_that_all_have_agreed_on_is_still_judged(loop: Loop, trap: dict[str, Any], rule: str) -> None:
+    """A coordinator that tells everybody the same lie: the transcript does not see it, norm and schema may."""
+    tensors = {name: values * np.float32(trap["scale"]) for name, values in small_factors().items()}
+    if "more" in trap:
+        tensors["notes"] = np.zeros(4, np.float32)
+    adapter = codec.encode_factors(
+        tensors, base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32"
+    )
+    loop.open_round(adapter=adapter)
+    loop.coordinator.says("control.fetch", "global.adapter", adapter, run="run-1", round=1)
+    loop.base_evaluated()
+    (record,) = (row for row in loop.bench.events("ingress.decision") if row["decision"] == "deny")
+    assert record["kind"] == "global.adapter" and rule in [
+        each["rule"] for each in record["rules"] if each["outcome"] == "deny"
+    ]
+    assert "LoadAdapter" not in loop.trainer.tasks() and abstained(loop) == [1]
+
+
+def test_T20_signatures_that_the_policy_does_not_let_in_end_the_wait(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    body = loop.signed_by("hospital_b")
+    body.countersignatures.add(silo="hospital_x", transcript_sha256=loop.shown.digest, signature=bytes(64))
+    say_agreed(loop, body)
+    assert denied(loop) == [("round.agreed", ["NOT_A_PEER"])] and abstained(loop) == [1]
+    loop.turn()
+    assert countersignatures(loop)[-1] == b"" and not trains(loop)
+
+
+def test_T20_a_policy_that_lets_no_signatures_in_declines_the_plan(tmp_path: Path) -> None:
+    text = setting.policy_text()
+    (line,) = (line for line in text.splitlines(keepends=True) if line.startswith("  round.agreed:"))
+    loop = Loop(tmp_path / "a", setting.policy_of(text.replace(line, "")))
+    loop.offer_plan()
+    assert denied(loop) == [("run.plan", ["PLAN_METHOD"])]
+    assert loop.bench.ledger.run_state("run-1") == "declined"
+    loop.close()
+
+
+# ---- equivocation ----------------------------------------------------------------------------------------
+
+
+def halted_for_good(loop: Loop) -> None:
+    assert "EQUIVOCATION" in [code for row in loop.bench.events("halt") for code in row["reasons"]]
+    assert not trains(loop)
+    sent = len(loop.coordinator.sent)
+    loop.turn(3)
+    assert len(loop.coordinator.sent) == sent and loop.bench.gate.halted
+    loop.restart()
+    loop.turn(3)
+    assert loop.bench.gate.halted and loop.coordinator.kinds().count("control.poll") == 0 and not trains(loop)
+
+
+def test_T20_a_peers_signature_under_another_transcript_of_the_round_halts(loop: Loop) -> None:
+    shown = loop.show_round(1, BASE)
+    loop.turn()
+    other = replace(shown, base_digest=TRAP)
+    say_agreed(loop, loop.signed_by("hospital_b", transcript=other))
+    (evidence,) = loop.bench.events("round.equivocation")
+    piece = evidence["detail"]["shown"]
+    assert piece["party"] == silo_id("cardio-net", "hospital_b") and piece["sha256"] == other.digest
+    # each piece can be checked by whoever has the keys alone
+    signature = bytes.fromhex(piece["signature"])
+    assert is_signed(shown, piece["party"], PEER_KEYS["hospital_b"].public_key(), signature, digest=piece["sha256"])
+    known = bytes.fromhex(evidence["detail"]["known"]["signature"])
+    assert is_signed(shown, setting.COORDINATOR, COORDINATOR_KEY.public_key(), known)
+    halted_for_good(loop)
+
+
+@pytest.mark.parametrize("agreed_before", [False, True])
+@pytest.mark.parametrize(
+    "change", [{"base_digest": TRAP}, {"silos": ("hospital_a", "hospital_b")}], ids=["base", "roster"]
+)
+def test_T20_two_transcripts_of_one_round_by_the_coordinator_halt(
+    loop: Loop, change: dict[str, Any], agreed_before: bool
+) -> None:
+    change = dict(change)
+    if agreed_before:
+        loop.open_round()
+    else:
+        loop.show_round(1, BASE)
+        loop.turn()
+    assert trains(loop) is agreed_before
+    loop.trainer.told.clear()
+    if "silos" in change:
+        change |= {"policies": dict.fromkeys(change["silos"], loop.policy.digest)}
+    first = loop.shown
+    loop.show_round(1, change.pop("base_digest", BASE), **change)
+    loop.turn()
+    (evidence,) = loop.bench.events("round.equivocation")
+    assert [evidence["detail"][side]["sha256"] for side in ("known", "shown")] == [first.digest, loop.shown.digest]
+    for side in ("known", "shown"):
+        piece = evidence["detail"][side]
+        shown = transcript_from_canonical(codec.canonical_json(piece["transcript"]).decode())
+        signature = bytes.fromhex(piece["signature"])
+        assert is_signed(shown, setting.COORDINATOR, COORDINATOR_KEY.public_key(), signature)
+    halted_for_good(loop)
+
+
+def test_T20_the_same_transcript_again_is_no_equivocation(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    loop.show_round(1, BASE)
+    loop.turn()
+    assert not loop.bench.gate.halted and len(loop.bench.events("round.transcript")) == 1
+
+
+def test_T20_a_second_transcript_that_the_coordinator_did_not_sign_halts_nobody(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    body = opening(loop, silos=("hospital_a",), policies={"hospital_a": loop.policy.digest})
+    body.transcript_signature = bytes(64)
+    loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
+    loop.turn()
+    assert not loop.bench.gate.halted
+
+
+def test_T20_approvers_release_the_halt_after_they_have_looked(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    say_agreed(loop, loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP)))
+    halts = Halts(loop.bench.gate, loop.bench.ledger)
+    (row,) = halts.rows()
+    assert row["kind"] == EQUIVOCATION_KIND and row["needed"] == 1
+    answer = halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+    assert answer["released"] and halts.rows() == [] and not loop.bench.gate.halted
+    assert loop.bench.events("release")[-1]["reasons"] == ["EQUIVOCATION"]
+    loop.restart()
+    polls = len(loop.coordinator.bodies("control.poll"))
+    loop.turn()
+    assert not loop.bench.gate.halted and len(loop.coordinator.bodies("control.poll")) > polls
+
+
+def test_T20_T36_one_approver_of_two_releases_nothing(tmp_path: Path) -> None:
+    text = setting.policy_text().replace("release_after_halt: 1", "release_after_halt: 2")
+    loop = Loop(tmp_path / "a", setting.policy_of(text))
+    loop.offer_plan()
+    loop.show_round(1, BASE)
+    loop.turn()
+    say_agreed(loop, loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP)))
+    halts = Halts(loop.bench.gate, loop.bench.ledger)
+    for person, released in (("alice", False), ("bob", True)):
+        (row,) = halts.rows()
+        order = command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}, person=person)
+        assert halts.release(order)["released"] is released and bool(loop.bench.gate.halted) is not released
+        polls = len(loop.coordinator.bodies("control.poll"))
+        loop.turn()
+        assert (len(loop.coordinator.bodies("control.poll")) > polls) is released
+    loop.close()
+
+
+# ---- kills in between ------------------------------------------------------------------------------------
+
+
+def test_T20_T39_a_silo_that_is_killed_between_signing_and_agreement_goes_on(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn(2)
+    signature = countersignatures(loop)[-1]
+    loop.restart()
+    say_agreed(loop, loop.signed_by("hospital_b"))
+    assert countersignatures(loop) == [signature] and abstained(loop) == []
+    assert loop.trainer.tasks() == ["Evaluate"]
+
+
+def test_T20_T39_a_silo_that_is_killed_after_agreement_sits_the_round_out(loop: Loop) -> None:
+    loop.open_round()
+    loop.restart()
+    loop.turn()
+    assert abstained(loop) == [1] and not any(countersignatures(loop))
+
+
+def test_T20_a_round_that_ended_before_it_was_agreed_on_is_over(loop: Loop) -> None:
+    shown = loop.show_round(1, BASE)
+    loop.turn()
+    ended = pb.RoundResult(transcript_sha256=shown.digest)
+    loop.coordinator.says("control.poll", "round.result", ended, run="run-1", round=1)
+    loop.turn(2)
+    assert countersignatures(loop)[-1] == b"" and not trains(loop)
+    loop.open_round(2)
+    assert trains(loop)
+
+
+@pytest.mark.parametrize("transcript", ["", TRAP])
+def test_T20_a_result_of_another_transcript_is_not_evaluated(loop: Loop, transcript: str) -> None:
+    loop.open_round()
+    told = len(loop.trainer.told)
+    body = pb.RoundResult(
+        committed=True, adapter_digest=TRAP, participants=["hospital_a"], transcript_sha256=transcript
+    )
+    loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
+    loop.turn()
+    assert denied(loop) == [("round.result", ["TRANSCRIPT_DIFFERS"])] and len(loop.trainer.told) == told
+    assert loop.bench.gate.view.evaluated == {} and loop.bench.events("round.result") == []
+    body.transcript_sha256 = loop.shown.digest
+    loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
+    loop.turn()
+    (record,) = loop.bench.events("round.result")
+    assert record["detail"]["aggregate"] == TRAP and loop.bench.gate.view.evaluated == {1: TRAP}
+
+
+# ---- the coordinator -------------------------------------------------------------------------------------
+
+
+def started(folder: Path, text: str = RUN_YAML) -> tuple[House, list[SimulatedSilo]]:
+    """A coordinator and silos that have taken in the plan and the first round.open, and signed nothing yet."""
+    house, silos = federation(folder)
+    house.submit(text)
+    for silo in silos:
+        silo.join(policy_sha256=codec.sha256_hex(silo.name.encode()))
+    for silo in silos:
+        item = silo.poll()
+        assert item is not None
+        silo.react(*item)
+    for silo in silos:
+        silo.poll_body()
+        item = silo.poll()
+        if item is not None:
+            silo.react(*item)
+    for silo in silos:
+        if silo.opening is None:
+            item = silo.poll()
+            assert item is not None
+            silo.react(*item)
+    return house, silos
+
+
+def heard(silo: SimulatedSilo, kind: str) -> list[Any]:
+    return [body for envelope, body in silo.heard if envelope.kind == kind]
+
+
+def test_T20_the_coordinator_names_every_policy_and_gives_all_signatures_with_the_last(tmp_path: Path) -> None:
+    house, silos = started(tmp_path)
+    for silo in silos[:3]:
+        assert silo.poll() is None
+    until_quiet(silos)
+    shown = transcript_from_canonical(heard(silos[0], "round.open")[0].transcript)
+    assert shown.policies == {name: codec.sha256_hex(name.encode()) for name in SILOS}
+    assert {body.transcript for silo in silos for body in heard(silo, "round.open")[:1]} == {shown.canonical()}
+    for silo in silos:
+        body = heard(silo, "round.agreed")[0]
+        assert [row.silo for row in body.countersignatures] == list(SILOS)
+        for row, other in zip(body.countersignatures, silos, strict=True):
+            assert is_signed(shown, other.peer.spiffe_id, other.key.public_key(), row.signature)
+    result = heard(silos[0], "round.result")[0]
+    assert result.transcript_sha256 == shown.digest
+    assert {row.silo: row.verdict for row in result.verdicts} == dict.fromkeys(SILOS, "accepted")
+    assert house.run().state == "finished"
+    house.close()
+
+
+def test_T20_a_worthless_signature_is_not_kept_and_the_round_waits(tmp_path: Path) -> None:
+    house, silos = started(tmp_path)
+    *rest, last = silos
+    good = last.countersignature
+    last.countersignature = sign_transcript(
+        replace(transcript_from_canonical(heard(last, "round.open")[0].transcript), base_digest=TRAP),
+        last.peer.spiffe_id, last.key,
+    )  # fmt: skip
+    for silo in (*rest, last, *rest):
+        silo.poll()
+    assert [row.silo for row in house.rows(lambda session: signatures(session, "run-1", 1))] == [s.name for s in rest]
+    assert all(heard(silo, "round.agreed") == [] for silo in silos)
+    last.countersignature = good
+    until_quiet([last])
+    assert heard(last, "round.agreed")
+    house.close()
+
+
+def test_T20_whoever_signs_late_gets_the_signatures_then(tmp_path: Path) -> None:
+    house, silos = started(tmp_path)
+    *rest, late = silos
+    until_quiet(rest)
+    assert heard(rest[0], "round.agreed") == []
+    house.advance(59.0)
+    until_quiet(rest)
+    assert heard(rest[0], "round.agreed") == []
+    house.advance(1.0)  # the join deadline of the plan
+    until_quiet(rest)
+    assert [row.silo for row in heard(rest[0], "round.agreed")[0].countersignatures] == list(SILOS[:3])
+    until_quiet(silos)
+    assert [row.silo for row in heard(late, "round.agreed")[0].countersignatures] == list(SILOS)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert first.state == "committed" and late.name in first.participants
+    house.close()
+
+
+def test_T20_below_the_quorum_nobody_begins_however_late_it_is(tmp_path: Path) -> None:
+    house, silos = started(tmp_path, RUN_YAML.replace("quorum: 2", "quorum: 3"))
+    until_quiet(silos[:2])
+    house.advance(120.0)
+    until_quiet(silos[:2])
+    assert heard(silos[0], "round.agreed") == []
+    until_quiet(silos[:3])  # the third has signed
+    assert heard(silos[0], "round.agreed") == [] or len(heard(silos[0], "round.agreed")[0].countersignatures) == 3
+    until_quiet(silos[:3])
+    assert len(heard(silos[0], "round.agreed")[0].countersignatures) == 3
+    house.close()
+
+
+def test_T20_a_silo_that_says_no_is_not_waited_for(tmp_path: Path) -> None:
+    house, silos = started(tmp_path)
+    *rest, last = silos
+    for silo in rest:
+        silo.poll()
+    last.countersignature = b""
+    last.say("control.abstain", pb.Abstain(round=1), run="run-1", number=1)
+    until_quiet(rest)
+    assert [row.silo for row in heard(rest[0], "round.agreed")[0].countersignatures] == list(SILOS[:3])
+    verdicts = {row.silo: row.verdict for row in heard(rest[0], "round.result")[0].verdicts}
+    assert verdicts == {**dict.fromkeys(SILOS[:3], "accepted"), last.name: "absent"}
+    house.close()
+
+
+def test_T20_T39_a_coordinator_that_is_killed_while_it_collects_goes_on(tmp_path: Path) -> None:
+    house, silos = started(tmp_path)
+    for silo in silos[:2]:
+        silo.poll()
+    house.close()
+    house = House(tmp_path, clock=house.clock)
+    for silo in silos:
+        silo.house = house
+    shown = {body.transcript for silo in silos for body in heard(silo, "round.open")}
+    until_quiet(silos)
+    assert len(shown) == 1 and house.run().state == "finished"
+    record = house.record()["rounds"][0]["transcript"]
+    assert set(record["countersignatures"]) == set(SILOS)
+    house.close()
+
+
+def test_T20_T39_the_time_to_sign_begins_anew_after_a_kill(tmp_path: Path) -> None:
+    house, silos = started(tmp_path)
+    *rest, _ = silos
+    until_quiet(rest)
+    house.advance(50.0)
+    house.close()
+    house = House(tmp_path, clock=house.clock)
+    for silo in silos:
+        silo.house = house
+    house.advance(59.0)
+    until_quiet(rest)
+    assert heard(rest[0], "round.agreed") == []
+    house.advance(1.0)
+    until_quiet(rest)
+    assert len(heard(rest[0], "round.agreed")[0].countersignatures) == 3
+    house.close()
+
+
+def test_T20_both_logs_of_an_honest_run_say_the_same_of_each_round(tmp_path: Path) -> None:
+    made = Federation(tmp_path)
+    assert made.run(rounds=2) == "finished"
+    for event in ("round.transcript", "round.agreed", "round.result"):
+        ours = {row["round"]: row["detail"]["sha256"] for row in made.records(event)}
+        theirs = {row["round"]: row["detail"]["sha256"] for row in made.house.audit.records() if row["event"] == event}
+        assert ours == theirs and set(ours) == {1, 2}, event
+    made.close()
