@@ -33,14 +33,19 @@ TEXT_KINDS = (*TEXT_KINDS_OUT, *TEXT_KINDS_IN)
 
 
 def texts_of(body: ProtobufMessage) -> Iterator[str]:
-    """Every text of a model in a message, in its order."""
+    """Every text of a model in a message, in its order; one that is left out is empty, as the facts count it.
+
+    A donor without a text is the receiver's own answer, which is not in the message.
+    """
     if isinstance(body, pb.Response):
         yield body.text
         return
-    for field, value in body.ListFields():
-        if field.message_type is not None:
-            for child in value if field.is_repeated else (value,):
-                yield from texts_of(child)
+    for field in body.DESCRIPTOR.fields:
+        if field.message_type is None or (isinstance(body, pb.Donor) and not body.HasField(field.name)):
+            continue
+        value = getattr(body, field.name)
+        for child in value if field.is_repeated else (value,):
+            yield from texts_of(child)
 
 
 def asked(block: object, kind: str, direction: str) -> tuple[ScreenName, ...]:

@@ -29,6 +29,7 @@ from policies import screening
 from policies.engine import Approval, Decision, HistoryBook, Message, decide, measure
 from policies.load import Policy
 from policies.render import RULESETS
+from policies.rules.base import block_of
 from policies.screens.overlap import OverlapIndex, build_index
 from silo.guard.context import RunView, SiteView, context_of
 from silo.guard.messages import parsed
@@ -125,8 +126,9 @@ class Ends:
         if isinstance(body, pb.PublicResponses):
             answers = answers_of(body)
             graded = self._site.public.judge(answers)
-            names = screening.asked(self.policy.file.egress.public_responses, sent.kind, "egress")
-            texts = [text for _, text in answers]
+        block = block_of({"kind": sent.kind, "sender": SILO}, self.policy)[0]
+        if names := screening.asked(block, sent.kind, "egress"):
+            texts = list(screening.texts_of(body))
             screened = screening.screen(self.policy.file, names, texts, _material(self.ruleset))
         view = RunView(
             plan=self._plan, round=1, base_digest=BASE_DIGEST, base_l2=1.0, steps={2: (1, 4, 7), 4: (0, 9, 2)},
