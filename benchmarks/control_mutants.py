@@ -10,6 +10,7 @@ GATE, ENTRANCE, JUDGE = "silo/guard/gate.py", "silo/guard/entrance.py", "silo/gu
 ENVELOPES, RELEASES, HALTS, FORCE = (
     "silo/guard/envelopes.py", "silo/guard/releases.py", "silo/guard/halts.py", "silo/guard/in_force.py",
 )  # fmt: skip
+TRANSCRIPTS = "silo/guard/transcripts.py"
 CODEC, ENGINE, SCREENING = "fedsilo/treaty/wire/codec.py", "policies/engine.py", "policies/screening.py"
 
 STEPS: tuple[tuple[str, str, str, str], ...] = (
@@ -210,4 +211,40 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "policy = read_effective(config.policy, config.charter, config.charter_sha256)",
         "policy = read_effective(config.policy, None, config.charter_sha256)",
     ),
+    # ---- what all parties of a round sign ----
+    (
+        "a transcript that the coordinator did not sign is signed",
+        TRANSCRIPTS,
+        "return transcript if is_signed(transcript, coordinator, key, body.transcript_signature) else None",
+        "return transcript",
+    ),
+    ("a transcript may name anything", TRANSCRIPTS, "        if wrong:\n", "        if False:\n"),
+    (
+        "a second transcript of a round is nothing",
+        TRANSCRIPTS,
+        "if kept and (fields := conflict(known, shown)):",
+        "if kept and (fields := ()):",
+    ),
+    ("what peers signed instead is nothing", TRANSCRIPTS, "if counted.others:", "if False:"),
+    ("a round begins with too few signatures", TRANSCRIPTS, "if len(signed) < least:", "if False:"),
+    (
+        "an agreement on another transcript begins the round",
+        TRANSCRIPTS,
+        "if body.transcript_sha256 != transcript.digest:\n            raise TranscriptRefused(\n"
+        '                "TRANSCRIPT_DIFFERS", f"round',
+        'if False:\n            raise TranscriptRefused(\n                "TRANSCRIPT_DIFFERS", f"round',
+    ),
+    (
+        "a result of another transcript is believed",
+        TRANSCRIPTS,
+        "if body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos):",
+        "if False:",
+    ),
+    (
+        "countersignatures are not verified",
+        "fedsilo/treaty/transcript.py",
+        "if not is_signed(transcript, party, key, each.signature, digest=each.digest):",
+        "if False:",
+    ),
+    ("one silo alone agrees with itself", "fedsilo/treaty/transcript.py", "min(2, len(transcript.silos))", "1"),
 )

@@ -38,6 +38,8 @@ STAGES = (
     ("tests/simulated",),
     ("tests/security", "tests/protocol"),
 )
+# What takes part in a site or a federation is met there first.
+_STAGES_OF_A_SITE = (STAGES[2], STAGES[3], STAGES[1])
 _SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "fedsilo-demo", "*.egg-info")
 
@@ -167,7 +169,7 @@ def run(wanted: list[Mutant], jobs: int) -> list[dict[str, Any]]:
             begun = time.monotonic()
             original = mutant.apply(tree)
             try:
-                caught = caught_by(tree)
+                caught = caught_by(tree, STAGES if mutant.file.startswith("policies/") else _STAGES_OF_A_SITE)
             finally:
                 (tree / mutant.file).write_text(original)
                 trees.put(tree)

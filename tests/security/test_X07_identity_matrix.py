@@ -117,6 +117,7 @@ class Direct:
     def __init__(self, address: str, files: TlsFiles, sender: str, key: Ed25519PrivateKey, pinned: Any) -> None:
         self.channel = GrpcChannel(address, files)
         self.counters = Counters()
+        self.policy = SimpleNamespace(digest="a" * 64)  # hello names it
         self._sender, self._key, self._pinned = sender, key, pinned
 
     def send(self, kind: str, body: Any, *, run: str = "", **_: Any) -> Inbound:
