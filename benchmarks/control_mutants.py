@@ -97,7 +97,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "any signature is believed",
         ENVELOPES,
-        "key.verify(envelope.signature, codec.signing_bytes(envelope))",
+        "key.verify(envelope.signature, signed)",
         "pass",
     ),
     ("a replayed answer is believed", ENTRANCE, 'self._ledger.accept_sequence("", envelope.sequence)', "pass"),
@@ -171,6 +171,18 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         'facts["fields_at_fault"] = {}',
     ),
     # ---- persons ----
+    (
+        "what waited to be sent is not judged again",
+        GATE,
+        "if reasons := self._judge.denied_by_now(item.kind, item.decision_seq):",
+        "if reasons := []:",
+    ),
+    (
+        "an index of another policy passes for this one's",
+        "silo/guard/screens.py",
+        "index = None if self._misfit(policy.file) else self._index",
+        "index = self._index",
+    ),
     ("an expired hold is approved", RELEASES, "if release.expires_at <= self._gate.now():", "if False:"),
     (
         "anybody may approve",
@@ -190,8 +202,9 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "approvals outlive the policy they were given under",
         "silo/guard/ledger.py",
+        "expires_at, release_id),\n            )\n            "
         'database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))',
-        "pass",
+        "expires_at, release_id),\n            )",
     ),
     ("anybody releases a halted kind", HALTS, "if ROLE not in command.roles:", "if False:"),
     ("one person releases a halted kind", HALTS, "if len(given) >= needed:", "if given:"),
@@ -222,8 +235,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "a second transcript of a round is nothing",
         TRANSCRIPTS,
-        "if kept and (fields := conflict(known, shown)):",
-        "if kept and (fields := ()):",
+        "if fields := conflict(known, shown):",
+        "if fields := ():",
     ),
     ("what peers signed instead is nothing", TRANSCRIPTS, "if counted.others:", "if False:"),
     ("a round begins with too few signatures", TRANSCRIPTS, "if len(signed) < least:", "if False:"),
@@ -246,5 +259,5 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "if not is_signed(transcript, party, key, each.signature, digest=each.digest):",
         "if False:",
     ),
-    ("one silo alone agrees with itself", "fedsilo/treaty/transcript.py", "min(2, len(transcript.silos))", "1"),
+    ("one silo alone agrees with itself", "fedsilo/treaty/transcript.py", "min(2, planned)", "1"),
 )

@@ -2,8 +2,8 @@
 
 The transcript is made, signed, recorded and stored with the first round.open of a round, and goes to every silo of the
 roster. Their signatures come with their polls. When nobody is left to wait for, or when the time for it has passed and
-enough have signed, those who signed get everybody's signatures; who signs later gets them then. The method knows
-nothing of this: it opened the round, and waits for what the silos give.
+enough have signed, those who signed get everybody's signatures; when one more signs later, all get them again. The
+method knows nothing of this: it opened the round, and waits for what the silos give.
 
 What it does not stop: silos that sign and then train on something else.
 """
@@ -22,8 +22,17 @@ from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
 from coordinator import store as db
+from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.transcript import Transcript, is_signed, needed, sign_transcript, transcript_from_canonical
+from fedsilo.treaty.transcript import (
+    RoundEnd,
+    Transcript,
+    is_signed,
+    needed,
+    sign_end,
+    sign_transcript,
+    transcript_from_canonical,
+)
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import encode
 
@@ -48,7 +57,7 @@ class Agreements:
     coordinator_id: SPIFFE id.
     signing_key: the coordinator's.
     min_peers: of its charter.
-    record: appends to the audit log.
+    record: appends to the audit log what a transaction changes, once it is durable.
     """
 
     coordinator_id: str
@@ -91,9 +100,9 @@ class Agreements:
             )  # fmt: skip
             detail = {"sha256": transcript.digest, "transcript": transcript.to_json()}
             detail |= {"party": self.coordinator_id, "signature": signature.hex()}
-            self.record("round.transcript", run=plan.run, round=number, kind="round.open", detail=detail)
             session.add(row)
             session.flush()
+            self.record(session, "round.transcript", run=plan.run, round=number, kind="round.open", detail=detail)
         whole = pb.RoundOpen()
         whole.CopyFrom(body)
         whole.transcript, whole.transcript_signature = row.canonical, row.signature
@@ -141,7 +150,7 @@ class Agreements:
             row.state = "late"
         transcript, signed = transcript_from_canonical(row.canonical), signatures(session, plan.run, number)
         waited_for = set(transcript.silos) - {each.silo for each in signed} - out
-        enough = len(signed) >= needed(transcript, min_peers=self.min_peers, quorum=plan.quorum)
+        enough = len(signed) >= needed(len(plan.silos), min_peers=self.min_peers, quorum=plan.quorum)
         if not signed or (row.state != "agreed" and waited_for and not (row.state == "late" and enough)):
             return []
         waiting = [each for each in signed if not each.delivered]
@@ -154,11 +163,11 @@ class Agreements:
             "signatures": {each.silo: each.signature.hex() for each in signed},
             "keys": keys,
         }
-        self.record("round.agreed", run=plan.run, round=number, kind="round.agreed", detail=detail)
         for each in waiting:
             each.delivered = True
-        session.flush()
-        return [(each.silo, self._agreed(session, row, signed, each.silo)) for each in waiting]
+        self.record(session, "round.agreed", run=plan.run, round=number, kind="round.agreed", detail=detail)
+        # Also who had fewer of them before: its own policy may ask for more than the plan does.
+        return [(each.silo, self._agreed(session, row, signed, each.silo)) for each in signed if each.silo not in out]
 
     def _agreed(
         self, session: Session, row: db.RoundTranscript, signed: list[db.RoundSignature], receiver: str
@@ -176,7 +185,13 @@ class Agreements:
     # ---- a round ends --------------------------------------------------------------------------------
 
     def result(self, session: Session, plan: Plan, number: int, body: pb.RoundResult) -> pb.RoundResult:
-        """A method's round.result with the transcript that it belongs to and a verdict on each silo of it; recorded."""
+        """A method's round.result with the transcript that it belongs to and a verdict on each silo of it; recorded.
+
+        It is signed for itself, so that two silos that were told of two ends can prove it.
+
+        Raises:
+            OperationError: the method ends one round in two ways; the coordinator signs no second one.
+        """
         row = session.get(db.RoundTranscript, (plan.run, number))
         whole = pb.RoundResult()
         whole.CopyFrom(body)
@@ -187,20 +202,20 @@ class Agreements:
             db.Upload.run == plan.run, db.Upload.round == number, db.Upload.kind == plan.lora.update_kind
         )
         gave = set(session.scalars(query))
-        for silo in transcript_from_canonical(row.canonical).silos:
+        transcript = transcript_from_canonical(row.canonical)
+        for silo in transcript.silos:
             verdict = "accepted" if silo in body.participants else "left_out" if silo in gave else "absent"
             whole.verdicts.add(silo=silo, verdict=verdict)
-        if row.state != "over":
+        signed = sign_end(RoundEnd.of(transcript, whole), self.coordinator_id, self.signing_key)
+        fields, kept = db.as_json(signed.end.to_json()), session.get(db.EndedRound, (plan.run, number))
+        if kept is not None and kept.fields != fields:
+            raise OperationError(f"round {number} of {plan.run} ends in two ways")
+        whole.result_signature = signed.signature
+        if kept is None:
             row.state = "over"
-            detail = {
-                "sha256": row.digest,
-                "committed": whole.committed,
-                "aggregate": whole.adapter_digest,
-                "survivors": list(whole.participants),
-                "verdicts": {each.silo: each.verdict for each in whole.verdicts},
-            }
-            self.record("round.result", run=plan.run, round=number, kind="round.result", detail=detail)
-            session.flush()
+            session.add(db.EndedRound(run=plan.run, round=number, fields=fields, signature=signed.signature))
+            detail = signed.to_detail()
+            self.record(session, "round.result", run=plan.run, round=number, kind="round.result", detail=detail)
         return whole
 
 
@@ -212,7 +227,7 @@ def signatures(session: Session, run: str, number: int) -> list[db.RoundSignatur
 
 def figures(session: Session, run: str, number: int) -> dict[str, Any]:
     """What the run record says of a round's transcript; nothing of a round that has none."""
-    row = session.get(db.RoundTranscript, (run, number))
+    row, ended = session.get(db.RoundTranscript, (run, number)), session.get(db.EndedRound, (run, number))
     if row is None:
         return {}
     return {
@@ -223,6 +238,7 @@ def figures(session: Session, run: str, number: int) -> dict[str, Any]:
             each.silo: {"signature": each.signature.hex(), "key": each.public_key.hex()}
             for each in signatures(session, run, number)
         },
+        "result": {**json.loads(ended.fields), "signature": ended.signature.hex()} if ended is not None else {},
     }
 
 

@@ -31,6 +31,7 @@ from coordinator.agreement import Agreements
 from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.effects import Effects
 from coordinator.ingress import Arrived, OpenPlace, Ruling
+from coordinator.journal import Pending, Refusals
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.replies import Reply
 from coordinator.runs import ActiveRun, Surroundings
@@ -65,6 +66,8 @@ class Driver:
         self._changed = threading.Condition(threading.RLock())
         self.replies = self.parts.replies(self.parts.federation, self.parts.spiffe_id, self.parts.signing_key)
         self._norms: dict[str, float] = {}
+        self.pending = Pending(self.parts.store, self.parts.audit)
+        self.refusals = Refusals(self.parts.audit.append, self.parts.monotonic)
         self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all)
         self.around = Surroundings(
             blobs=self.parts.blobs,
@@ -77,7 +80,7 @@ class Driver:
                 self.parts.spiffe_id,
                 self.parts.signing_key,
                 self.parts.ingress.policy.file.federation.min_peers,
-                self.parts.audit.append,
+                self.pending.record,
             ),
         )
 
@@ -85,6 +88,7 @@ class Driver:
 
     def load(self) -> None:
         """Take up the runs that had not ended when the coordinator stopped, each where it stood."""
+        self.pending.take_up()
         with self._changed, self.parts.store.transaction() as session:
             for row in session.scalars(select(db.Run).where(db.Run.plan != "").order_by(db.Run.ordinal)):
                 if not rounds.is_terminal(rounds.RUN, row.state):
@@ -102,6 +106,11 @@ class Driver:
         with self._changed:
             self.stopping = True
             self._changed.notify_all()
+            if not self.halted:
+                try:
+                    self.refusals.tell(everything=True)
+                except OperationError as error:
+                    self.halt(error)
 
     def changing(self) -> threading.Condition:
         """The lock under which state changes; who holds it and changes an outbox notifies."""
@@ -127,6 +136,7 @@ class Driver:
                     with self._storing() as session:
                         run.pass_deadline(session, name)
             self.effects.forget_ended()
+            self.refusals.tell()
             self._changed.notify_all()
             waits = [at - self.parts.monotonic() for run in self.runs.values() for at in run.deadlines.values()]
             return max(0.0, min(waits)) if waits else None
@@ -181,26 +191,37 @@ class Driver:
                 # the first one was recorded, counted and folded; only its answer was lost (T29)
                 db.raise_sequence(session, silo, envelope.run, envelope.sequence)
                 return ack()
+            if envelope.run and session.get(db.Run, envelope.run) is None:
+                # before anything is stored under a name that the sender made up
+                raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} names a run {envelope.run[:64]!r} that never was")
             book = self._book(session, silo)
             place = self._place(session, arrived)
+            stranger = self.effects.no_member(session, arrived)
         ruling = self.parts.ingress.judge(arrived, place, book)
         allowed = ruling.decision.verdict == "allow"
-        self._record(arrived, ruling)
+        refused = () if allowed and stranger is None else (ruling.decision.reasons or (WireCode.NOT_A_MEMBER.value,))
+        told = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
+        if told:
+            self._record(arrived, ruling)
         with self.parts.store.transaction() as session:
             db.raise_sequence(session, silo, envelope.run, envelope.sequence)
-            self._count(session, silo, envelope.run, envelope.round, envelope.kind, "in", arrived.payload.size_bytes)
+            number = min(envelope.round, place.round)  # a round of its own making has no row of its own
+            self._count(session, silo, envelope.run, number, envelope.kind, "in", arrived.payload.size_bytes)
             if not allowed:
                 refusal = self._why_denied(session, arrived, ruling)
-                log.warning("refused: %s\n%s", refusal.message, ruling.decision.explain())
+                if told:
+                    log.warning("refused: %s\n%s", refusal.message, ruling.decision.explain())
                 return self._refusal(refusal, envelope)
             try:
                 # before it is counted: a silo that is put right may still contribute in this round
-                self.effects.require_member(session, arrived)
+                if stranger is not None:
+                    raise stranger
                 book.record(ruling.facts)
                 session.merge(db.Book(silo=silo, counts=db.as_json(book.to_json())))
                 return self.effects.carry_out(session, peer, arrived)
             except PeerError as error:
-                log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
+                if told:
+                    log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
                 return self._refusal(error, envelope)
 
     def _why_denied(self, session: Session, arrived: Arrived, ruling: Ruling) -> PeerError:
@@ -284,24 +305,28 @@ class Driver:
             session, silo, kind=taken.kind, body=taken.body, payload=taken.payload, run=taken.run,
             round_number=taken.round, step=taken.step,
         )  # fmt: skip
-        self._count(session, silo, taken.run, taken.round, taken.kind, "out", reply.payload.size_bytes)
+        # a refusal names the round that was asked for, which need not be one
+        number = taken.round if session.get(db.Round, (taken.run, taken.round)) is not None else 0
+        self._count(session, silo, taken.run, number, taken.kind, "out", reply.payload.size_bytes)
         return reply
 
     def refuse(self, peer: PeerIdentity, envelope: pb.Envelope, error: PeerError, silo: str = "") -> Reply:
-        """A refusal of what did not get as far as the rules; recorded, since somebody tried."""
-        log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
-        self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
-        kind = envelope.kind if silo else "unknown"
+        """A refusal of what did not get as far as the rules; recorded, since somebody tried, as often as may be."""
         listed = peer.spiffe_id in {f"spiffe://{self.parts.federation}/silo/{name}" for name in self.parts.silos}
         try:
-            self.parts.audit.append(
-                "ingress.decision",
-                kind=kind,
-                decision="deny",
-                reasons=[error.code],
-                direction="ingress",
-                peer=peer.spiffe_id[:128],
-            )
+            with self._changed:
+                told = self.refusals.may_record(peer.spiffe_id, [error.code])
+            if told:
+                log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
+                self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
+                self.parts.audit.append(
+                    "ingress.decision",
+                    kind=envelope.kind if silo else "unknown",
+                    decision="deny",
+                    reasons=[error.code],
+                    direction="ingress",
+                    peer=peer.spiffe_id[:128],
+                )
             return self._reply(peer.name if listed else peer.spiffe_id, self._refusal(error, envelope))
         except OperationError as failure:
             self.halt(failure)

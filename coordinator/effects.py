@@ -42,11 +42,12 @@ class Effects:
         self._notify = notify
         self.relay = Relay(parts.audit, parts.silos)
 
-    def require_member(self, session: Session, arrived: Arrived) -> None:
-        """Raises PeerError: a contribution of a silo whose last hello was refused; whoever differs has no part."""
+    def no_member(self, session: Session, arrived: Arrived) -> PeerError | None:
+        """The refusal of a contribution by a silo whose last hello was refused: whoever differs has no part."""
         member = session.get(db.Member, arrived.silo)
         if arrived.envelope.kind in CONTRIBUTIONS and (member is None or member.state != "joined"):
-            raise PeerError(WireCode.NOT_A_MEMBER, f"{arrived.silo} contributes although it has not joined")
+            return PeerError(WireCode.NOT_A_MEMBER, f"{arrived.silo} contributes although it has not joined")
+        return None
 
     def carry_out(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Taken:
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
@@ -148,8 +149,7 @@ class Effects:
             # whoever keeps a whole-round message back keeps back the round; a step's answers only the step
             step = body.step if not (isinstance(body, pb.Declined) and body.kind != "public.responses") else 0
             declined = body.kind if isinstance(body, pb.Declined) else ""
-            run.feed(session, SiloAbstained(silo, body.round, step, declined))
-            run.look_at_agreement(session)
+            run.abstain(session, SiloAbstained(silo, body.round, step, declined))
         self.forget_ended()
         self._notify()
         return ack()

@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -20,14 +19,13 @@ from coordinator.aggregate import write_peft_folder
 from coordinator.blobs import Blobs
 from fedsilo import __version__
 from fedsilo.edge.files import write_durably
-from fedsilo.treaty.errors import OperationError, PeerError, VerificationError
-from fedsilo.treaty.transcript import is_signed, silo_id, transcript_from_canonical
-from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.transcript_checks import RECORD_PREFIX
+from fedsilo.treaty.wire.codec import canonical_json
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from policies.schema import LoraSchema
 
 RECORD_VERSION = 1
-_PREFIX = b"fedsilo-run-record-v1\n"
 _LIBRARIES = ("cryptography", "fsspec", "grpcio", "numpy", "protobuf", "pydantic", "SQLAlchemy")
 
 
@@ -69,6 +67,7 @@ def run_record(session: Session, run: db.Run, *, charter_digest: str) -> dict[st
             {"silo": member.silo, "certificate": member.fingerprint, **json.loads(member.hello)}
             for member in session.scalars(select(db.Member).order_by(db.Member.silo))
         ],
+        "certificates": _certificates(session, run.name),
         "isolation": db.isolation_of(session, run.name),
         "silo_errors": db.errors_of(session, run.name),
         "before": _round_figures(session, run.name, 0),
@@ -76,6 +75,12 @@ def run_record(session: Session, run: db.Run, *, charter_digest: str) -> dict[st
         "traffic": db.traffic_table(session, run.name),
         "traffic_outside_runs": db.traffic_table(session, ""),
     }
+
+
+def _certificates(session: Session, run: str) -> list[str]:
+    """Of the silos that signed a round's transcript: who has the federation's CA needs nobody's word on their keys."""
+    query = select(db.RoundSignature.certificate).where(db.RoundSignature.run == run)
+    return sorted(set(session.scalars(query)) - {""})
 
 
 def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
@@ -125,7 +130,7 @@ def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
 
 def sign_record(record: Mapping[str, Any], signer: str, key: Ed25519PrivateKey) -> bytes:
     """The record with the coordinator's Ed25519 signature over its canonical JSON."""
-    signature = key.sign(_PREFIX + canonical_json(dict(record)))
+    signature = key.sign(RECORD_PREFIX + canonical_json(dict(record)))
     document = {
         "record": record,
         "signer": signer,
@@ -133,55 +138,6 @@ def sign_record(record: Mapping[str, Any], signer: str, key: Ed25519PrivateKey) 
         "signature": signature.hex(),
     }
     return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
-
-
-def verify_record(document: bytes, public_key: Ed25519PublicKey) -> dict[str, Any]:
-    """The record, once its signature by a known key has been checked. Raises VerificationError."""
-    try:
-        parsed = json.loads(document)
-        record = dict(parsed["record"])
-        public_key.verify(bytes.fromhex(parsed["signature"]), _PREFIX + canonical_json(record))
-    except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise VerificationError("the run record is not signed by that key") from error
-    return record
-
-
-def verify_rounds(document: bytes, public_key: Ed25519PublicKey) -> int:
-    """Check the transcript of every round of a record whose own signature was checked, and all signatures under it.
-
-    Returns:
-        how many rounds have one.
-
-    Raises:
-        VerificationError: a signature, a digest, or a round that does not belong to its transcript.
-    """
-    parsed = json.loads(document)
-    record, signer, verified = parsed["record"], str(parsed["signer"]), 0
-    for row in record["rounds"]:
-        shown, number = row.get("transcript"), row["round"]
-        if not shown:
-            continue
-        try:
-            transcript = transcript_from_canonical(canonical_json(shown["transcript"]).decode())
-            plan_sha256 = sha256_hex(canonical_json(record["plan"]))
-            stands = {
-                "digest": transcript.digest == shown["sha256"],
-                "run": (transcript.run, transcript.round) == (record["run"], number),
-                "plan": transcript.plan_sha256 == plan_sha256,
-                "base adapter": transcript.base_digest == row["base_sha256"],
-                "coordinator's signature": is_signed(transcript, signer, public_key, bytes.fromhex(shown["signature"])),
-                "participants": set(row["participants"]) <= shown["countersignatures"].keys() & set(transcript.silos),
-            }
-            for silo, each in shown["countersignatures"].items():
-                key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(each["key"]))
-                signature, party = bytes.fromhex(each["signature"]), silo_id(transcript.federation, silo)
-                stands[f"signature of {silo}"] = is_signed(transcript, party, key, signature)
-        except (PeerError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise VerificationError(f"the transcript of round {number} is malformed") from error
-        if wrong := [name for name, good in stands.items() if not good]:
-            raise VerificationError(f"round {number} does not fit its transcript: {', '.join(wrong)}")
-        verified += 1
-    return verified
 
 
 class Outcome:

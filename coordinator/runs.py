@@ -46,6 +46,7 @@ from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
 from policies.asked import Asked
 
 JOIN = "join"  # the deadline before a run has a method
+ABSTENTIONS_MAX = 16  # of one silo in one round, beside two for each public step: the round itself, and its kinds
 
 
 @dataclass
@@ -91,6 +92,7 @@ class ActiveRun:
     paused_at: float | None = None
     asked: dict[str, Asked] = field(default_factory=dict)
     _out: set[tuple[int, str]] = field(default_factory=set)  # (round, silo) that said it takes no part in that round
+    _abstained: set[SiloAbstained] = field(default_factory=set)  # of the newest round
     _opened_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -219,6 +221,16 @@ class ActiveRun:
             self.deadlines.pop(agreement.deadline_name(number), None)
             self.around.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
 
+    def abstain(self, session: Session, event: SiloAbstained) -> None:
+        """A silo keeps something back. What it has said before, or says of another round, changes and stores nothing,
+        and it has no more to say than a round can ask of it (T11)."""
+        if event.round != self.newest_round(session) or event in self._abstained:
+            return
+        told = sum((each.round, each.silo) == (event.round, event.silo) for each in self._abstained)
+        if told < 2 * len(self.plan.public_steps()) + ABSTENTIONS_MAX:
+            self.feed(session, event)
+            self.look_at_agreement(session)
+
     # ---- the fold ------------------------------------------------------------------------------------
 
     def feed(self, session: Session, event: CoordinatorEvent) -> None:
@@ -330,8 +342,10 @@ class ActiveRun:
         self.deadlines[agreement.deadline_name(number)] = self.around.monotonic() + agreement.seconds_for(self.plan)
 
     def _note_out(self, event: CoordinatorEvent) -> None:
-        if isinstance(event, SiloAbstained) and event.step == 0:
-            self._out.add((event.round, event.silo))
+        if isinstance(event, SiloAbstained):
+            self._abstained = {each for each in self._abstained if each.round == event.round} | {event}
+            if event.step == 0:
+                self._out.add((event.round, event.silo))
 
     def _note_asked(self, action: Send) -> None:
         self.asked[action.silo] = self.asked.get(action.silo, Asked()).after(action.body, action.step)

@@ -103,6 +103,25 @@ class RoundSignature(Base):
     delivered: Mapped[bool] = mapped_column(Boolean)
 
 
+class EndedRound(Base):
+    """What the coordinator signed of a round's end: once, so that it never signs another."""
+
+    __tablename__ = "ended_rounds"
+    run: Mapped[str] = mapped_column(String(64), primary_key=True)
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    fields: Mapped[str] = mapped_column(Text)  # RoundEnd as JSON
+    signature: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class PendingRecord(Base):
+    """A record that belongs to the transaction it was stored with, until it is in the audit log."""
+
+    __tablename__ = "pending_records"
+    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
+    event: Mapped[str] = mapped_column(String(64))
+    fields: Mapped[str] = mapped_column(Text)
+
+
 class Member(Base):
     __tablename__ = "members"
     silo: Mapped[str] = mapped_column(String(64), primary_key=True)

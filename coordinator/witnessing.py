@@ -119,6 +119,8 @@ def _keep_step(session: Session, peer: PeerIdentity, offer: Offer, size: int) ->
             silo=peer.name, size=size, previous_size=offer.previous_size, note=offer.note, consistency=packed
         )
     )
+    session.flush()
+    _prune(session, peer.name)  # also where nobody countersigns it: its owner alone decides how often it shows one
     return True
 
 
@@ -152,15 +154,9 @@ def _keep_cosignature(session: Session, witness: PeerIdentity, text: str, others
 def _prune(session: Session, owner: str) -> None:
     """Keep of a chain what the slowest witness still needs, and its end."""
     rows = session.scalars(select(db.Countersigned.size).where(db.Countersigned.silo == owner)).all()
-    sizes = list(
-        session.scalars(
-            select(db.ShownCheckpoint.size)
-            .where(db.ShownCheckpoint.silo == owner)
-            .order_by(db.ShownCheckpoint.size.desc())
-            .limit(CHAIN_MAX)
-        )
-    )
-    least = max(min(rows, default=0), sizes[-1] if len(sizes) == CHAIN_MAX else 0)
+    chain = select(db.ShownCheckpoint.size).where(db.ShownCheckpoint.silo == owner)
+    oldest = session.scalar(chain.order_by(db.ShownCheckpoint.size.desc()).offset(CHAIN_MAX - 1).limit(1))
+    least = max(min(rows, default=0), oldest or 0)
     session.execute(delete(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner, db.ShownCheckpoint.size < least))
 
 

@@ -177,6 +177,7 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
         "adapter_digest": _F.DIGEST,
         "participants": _F.NAME,
         "transcript_sha256": _F.DIGEST,
+        "result_signature": _F.SIGNATURE,
     },
     "SiloVerdict": {"silo": _F.NAME, "verdict": _F.CODE},
     "RunEnd": {"outcome": _F.CODE, "adapter_digest": _F.DIGEST},

@@ -37,7 +37,7 @@ def reft_facts(message: Message) -> Facts:
         "base_digest_empty": header.base_digest == "",
         "header_schema_empty": header.schema_sha256 == "",
         "header_rank": header.rank,
-        "header_scale": header.scale,
+        "header_scale": header.scale if math.isfinite(header.scale) else None,
         "dtype": header.dtype if header.dtype in DTYPE_ITEM_BYTES else "",
         "layers": layers,
         "groups": groups,

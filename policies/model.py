@@ -55,7 +55,9 @@ class Federation(Closed):
     coordinator: Annotated[SpiffeId, lattice.SAME]
     coordinator_key_sha256: Annotated[tuple[Sha256, ...], Field(min_length=1), lattice.INTERSECTION]
     peers: Annotated[tuple[SpiffeId, ...], Field(min_length=1), lattice.INTERSECTION]
-    min_peers: Least
+    min_peers: Annotated[
+        Least, Field(description="above half of a plan's silos, no two groups agree on two transcripts of one round")
+    ]
 
 
 class Valid(Closed):

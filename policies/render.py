@@ -326,6 +326,36 @@ def text_warnings(policy: Policy) -> list[str]:
     ]
 
 
+def record_warnings(policy: Policy) -> list[str]:
+    """A number of records that plans of the allowed size cannot give a round: the site would refuse each of them (T7).
+
+    The rule `plan gives enough records` counts a round's private steps times the prompts of each.
+    """
+    egress, asked = policy.file.egress, policy.file.ingress.run_plan
+    if asked is None:
+        return []
+    steps, prompts, found = asked.local_steps[1], asked.prompts_per_step[1], []
+    answers, public = egress.public_responses, 0
+    if answers is not None:
+        public = min(steps, answers.max_responses_per_round // (prompts * asked.samples_per_prompt[1]))
+    for kind, block in egress.updates.items():
+        place = f"{policy.source}:{policy.line_of(('egress', kind, 'min_records'))}"
+        local, each = (policy.line_of(("ingress", "run.plan", key)) for key in ("local_steps", "prompts_per_step"))
+        sizes = f"local_steps {steps} at line {local}, prompts_per_step {prompts} at line {each}"
+        if (most := steps * prompts) < block.min_records:
+            found.append(
+                f"{place}: min_records is {block.min_records} and no allowed plan gives a round more than {most} records "
+                f"({sizes}), so no run can start here; allow larger plans, or ask for fewer records"
+            )
+        elif 0 < (least := (steps - public) * prompts) < block.min_records:
+            found.append(
+                f"{place}: min_records is {block.min_records} and the largest plan ({sizes}) gives a round {least} "
+                f"records where {public} of its steps are public, so no such run can start here; allow larger plans, "
+                "ask for fewer records, or agree on a larger swap_period"
+            )
+    return found
+
+
 def ruleset_name(name: str, known: Sequence[str] = RULESETS) -> str:
     """The name, if there is such a ruleset. Raises UsageError naming those there are."""
     if name not in known:

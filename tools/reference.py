@@ -180,7 +180,8 @@ def model_rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, 
             if nested.model_fields:
                 yield from model_rows(nested, f"{key}.NAME." if many else f"{key}.")
         else:
-            yield key, _kind(info.annotation, info), _shown_default(info, None)
+            told = f"; {info.description}" if info.description else ""
+            yield key, _kind(info.annotation, info) + told, _shown_default(info, None)
 
 
 def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:

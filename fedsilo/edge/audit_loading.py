@@ -79,7 +79,9 @@ def decision_of(outcome: Mapping[str, Any], decisions: Mapping[int, Mapping[str,
 
 
 def read_note(path: Path) -> str:
-    """A note as it was written (no translation of line ends). Raises VerificationError: not UTF-8."""
+    """A note as it was written (no translation of line ends). Raises VerificationError: no file, or not UTF-8."""
+    if not path.is_file():
+        raise VerificationError(f"{path} is no file")
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from typing import Any
 
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_segments import read_records
+from fedsilo.edge.audit_story import approvals_of, check_stories
 from fedsilo.edge.audit_transcripts import check_rounds
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.edge.site_policy import read_pinned_schema
@@ -72,6 +73,7 @@ def audit_report(
     """
     verification = verify_logs(list(logs))
     rounds = check_rounds(verification, list(logs))
+    check_stories(verification, list(logs))
     tally = Tally()
     unreadable = ""
     try:
@@ -222,6 +224,10 @@ class Tally:
                 "last_t": record["t"],
                 "loads": 1,
                 "decisions": 0,
+                # of a policy that is looser than the one before: who asked for it, and who agreed
+                "proposal": str(detail.get("proposal", "")),
+                "proposer": str(detail.get("proposer", "")),
+                "approvers": sorted(approvals_of(record)),
             }
         )
 

@@ -48,11 +48,20 @@ class LogFullError(OperationError):
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """(number of the first record, path) of every segment, in order. Raises NotFoundError: no such log."""
+    """(number of the first record, path) of every segment, in order.
+
+    Raises:
+        NotFoundError: no such log.
+        VerificationError: what has a segment's name is no file.
+    """
     if not directory.is_dir():
         raise NotFoundError(f"{directory} is not an audit log folder")
-    found = ((_SEGMENT_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    named = ((_SEGMENT_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    found = sorted((int(match[1]), path) for match, path in named if match)
+    for _, path in found:
+        if not path.is_file():
+            raise VerificationError(f"{path} is no file")
+    return found
 
 
 def reduced_segments(directory: Path) -> list[tuple[int, Path]]:

@@ -9,19 +9,21 @@ All given logs together: each holds, in `witnessed/`, the newest checkpoint of e
 which must fit that party's records. So a changed byte, a dropped end, a changed order and a log rebuilt under another
 key show, even if the checkpoints were rebuilt too, as long as one other party is honest. Copies of a log are compared.
 Whoever countersigned a checkpoint is a witness of all records up to it: --min-witnesses demands so many for all but the
-last 24 hours. Not covered: records after the newest checkpoint (`unsigned`), lies told when a record was written, and
-witnesses that a forger invented, unless their own logs are given. Compare the `key` printed for each log with the one
-its owner published. Exit status 0, or 7 if anything is wrong.
+last 24 hours. Not covered: records after the newest checkpoint (`unsigned`), lies told when a record was written,
+witnesses that a forger invented, unless their own logs are given, and what the records mean. `fedsilo audit verify`
+checks that too: who signed each round, whether what left was allowed, and whether the other side says it arrived.
+Compare the `key` printed for each log with the one its owner published. Exit status 0, or 7 if anything is wrong.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+import os
 import re
 import sys
 from array import array
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 LOG_SIGNATURE, COSIGNATURE = 1, 4  # C2SP signature types
 PROBLEMS_MAX, UNWITNESSED_HOURS_MAX = 20, 24  # problems that differ in their numbers only are told once and counted
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, InvalidSignature)
+
+
+def shown(text: object) -> str:  # one line, without what a terminal would obey or not show
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))
+
+
+def read(path: Path) -> bytes:  # a pipe would never end
+    return path.read_bytes() if path.is_file() else b""
 
 
 def roots_at(leaves: bytes | bytearray, sizes: set[int]) -> dict[int, bytes]:
@@ -56,19 +66,11 @@ class Key:
 
     def __init__(self, line: str) -> None:
         self.name, key_id, encoded = line.split("+", 2)
-        data = base64.b64decode(encoded, validate=True)
+        data = b64decode(encoded, validate=True)
         self.kind, self.public = data[0], data[1:]
         self.key_id = hashlib.sha256(self.name.encode() + b"\n" + data).digest()[:4]
-        if self.key_id.hex() != key_id or base64.b64encode(data).decode() != encoded or not line.isprintable():
+        if self.key_id.hex() != key_id or b64encode(data).decode() != encoded or not line.isprintable():
             raise ValueError("a key does not belong to its id")
-
-    def verify(self, text: str, signature: bytes) -> None:
-        """Raises InvalidSignature."""
-        message = text.encode()
-        if self.kind == COSIGNATURE:  # 8 bytes of time, then the signature
-            seconds = int.from_bytes(signature[:8], "big")
-            message, signature = f"cosignature/v1\ntime {seconds}\n".encode() + message, signature[8:]
-        Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
 
 
 class Note:
@@ -78,14 +80,14 @@ class Note:
         body, _, tail = data.decode().rpartition("\n\n")
         self.text = body + "\n"
         origin, size, root = body.split("\n")
-        self.origin, self.size, self.root = origin, int(size), base64.b64decode(root, validate=True)
-        if not tail.endswith("\n") or f"{origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n" != self.text:
+        self.origin, self.size, self.root = origin, int(size), b64decode(root, validate=True)
+        if not tail.endswith("\n") or f"{origin}\n{abs(self.size)}\n{b64encode(self.root).decode()}\n" != self.text:
             raise ValueError("not a checkpoint")
         self.signatures: list[tuple[str, bytes, bytes]] = []
         for line in tail[:-1].split("\n"):
             dash, name, encoded = line.split(" ")
-            blob = base64.b64decode(encoded, validate=True)
-            if dash != "—" or base64.b64encode(blob).decode() != encoded:
+            blob = b64decode(encoded, validate=True)
+            if dash != "—" or b64encode(blob).decode() != encoded:
                 raise ValueError("not a signature line")
             self.signatures.append((name, blob[:4], blob[4:]))
 
@@ -93,7 +95,9 @@ class Note:
         """Whether `key` signed. Raises InvalidSignature: a line says so and is wrong."""
         found = [item[2] for item in self.signatures if item[:2] == (key.name, key.key_id)]
         for signature in found:
-            key.verify(self.text, signature)
+            time = signature[:8] if key.kind == COSIGNATURE else b""
+            message = (b"cosignature/v1\ntime %d\n" % int.from_bytes(time, "big") if time else b"") + self.text.encode()
+            Ed25519PublicKey.from_public_bytes(key.public).verify(signature[len(time) :], message)
         return bool(found)
 
 
@@ -113,7 +117,7 @@ class Log:
         self.notes, self.witnessed = self._read_notes("checkpoints"), self._read_notes("witnessed")
 
     def problem(self, text: str) -> None:
-        self.found.setdefault(re.sub(r"[0-9]+", "#", text), []).append(text)
+        self.found.setdefault(re.sub(r"[0-9]+", "#", text), []).append(shown(text))
 
     def problems(self) -> list[str]:
         told = [one + (f" (and {len(more)} more of this kind)" if more else "") for one, *more in self.found.values()]
@@ -122,7 +126,7 @@ class Log:
     def _read_keys(self) -> None:
         for path in sorted((self.path / "keys").glob("*.vkey")):
             try:
-                keys = [Key(line) for line in path.read_bytes().decode().removesuffix("\n").split("\n")]
+                keys = [Key(line) for line in read(path).decode().removesuffix("\n").split("\n")]
                 if [key.kind for key in keys] != [LOG_SIGNATURE, COSIGNATURE] or len({key.name for key in keys}) != 1:
                     raise ValueError("not a log key and a cosigning key of one name")
                 self.keys += keys
@@ -138,11 +142,12 @@ class Log:
         for name in sorted({path.stem for end in ("jsonl", "leaves") for path in self.path.glob(f"*.{end}")}):
             if name != f"{self.size:012d}":
                 self.problem(f"{name}.jsonl: the log has {self.size} records before this segment")
-            if (self.path / f"{name}.jsonl").exists():
-                previous, shift = self._read_records(self.path / f"{name}.jsonl", previous, shift)
+            if (path := self.path / f"{name}.jsonl").is_file() and os.access(path, os.R_OK):
+                previous, shift = self._read_records(path, previous, shift)
+            elif not (hashes := read(path.with_name(f"{name}.leaves"))):
+                self.problem(f"{name} has no records or leaf hashes that can be read")
             else:
-                hashes = (self.path / f"{name}.leaves").read_bytes()
-                if self.size != self.hashes_only or not hashes or len(hashes) % 32:
+                if self.size != self.hashes_only or len(hashes) % 32:
                     self.problem(f"{name}.leaves is damaged, or stands behind records")
                 self.leaves, previous = self.leaves + hashes, hashes[-32:].hex()
                 self.size = self.hashes_only = len(self.leaves) // 32
@@ -169,13 +174,11 @@ class Log:
                 else:
                     trouble = "" if link == previous else "does not follow the record before it"
                     if gap != shift:
-                        trouble = f"carries number {record['seq']}: records are missing or out of order"
-                    shift = gap
+                        trouble, shift = f"carries number {record['seq']}: records are missing or out of order", gap
                 if trouble:
                     self.problem(f"record {self.size} {trouble}")
                     self.suspects = self.suspects or [max(0, self.size - 1), self.size]
-                leaf = hashlib.sha256(b"\x00" + content).digest()
-                self.leaves += leaf
+                self.leaves += (leaf := hashlib.sha256(b"\x00" + content).digest())
                 self.times.append(t & (1 << 62) - 1)
                 previous, self.size = leaf.hex(), self.size + 1
         return previous, shift
@@ -184,7 +187,7 @@ class Log:
         notes = []
         for path in sorted((self.path / folder).glob("*.note")):
             try:
-                notes.append((f"{folder}/{path.name}", Note(path.read_bytes())))
+                notes.append((f"{folder}/{path.name}", Note(read(path))))
             except _DAMAGED as error:
                 self.problem(f"{folder}/{path.name} is damaged ({str(error)[:80]})")
         return notes
@@ -215,7 +218,6 @@ class Log:
                 self.problem(f"{name} lacks the signature of {note.origin} or this party's cosignature")
 
     def _cosigners(self, name: str, note: Note) -> set[str]:
-        """Who countersigned, by a known key."""
         known = {(key.name, key.key_id): key for key in self.keys}
         keys = [known[item[:2]] for item in note.signatures if item[:2] in known]
         if len(keys) < len(note.signatures):
@@ -234,8 +236,7 @@ class Log:
     def check_against(self, other: Log) -> None:
         """Judge this log by what `other` countersigned, if `other`'s signatures hold."""
         if other.origin == self.origin:  # a copy of the same log
-            shorter = min(self.size, other.size)
-            if self.roots[shorter] != other.roots[shorter]:
+            if self.roots[shorter := min(self.size, other.size)] != other.roots[shorter]:
                 self.problem(f"differs within the first {shorter} records from the copy in {other.path}")
             return
         if other.own[1].public not in [key.public for key in self.keys if key.name == other.origin]:
@@ -259,10 +260,10 @@ class Log:
         counts = [[size, sum(reached >= size for reached in self.reach.values())] for size in sizes]
         name = re.sub(r"[a-z]+://[^/]+/(?:silo/([^/]+)|(coordinator)/.*)", r"\1\2", self.origin) or self.path.name
         key, root = self.own[0].public.hex() if self.own else "", self.roots.get(self.size, b"").hex()
-        one = {"log": name, "path": str(self.path), "verified": not self.found, "problems": self.problems(), "key": key}
+        one = {"log": shown(name), "path": str(self.path), "verified": not self.found, "problems": self.problems()}
         one |= {"size": self.size, "origin": self.origin, "root": root, "cosigned": self.reach, "witnesses": counts}
         one |= {"checkpoints": len(sizes), "unsigned": self.size - min(self.size, max(sizes, default=0))}
-        return one | {"suspects": self.suspects, "hashes_only": self.hashes_only}
+        return one | {"key": key, "suspects": self.suspects, "hashes_only": self.hashes_only}
 
 
 def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[dict[str, Any]]:
@@ -274,9 +275,8 @@ def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[dict[str, Any
         if log.own:
             log.check_alone()
     for log in logs:
-        for other in logs:
-            if other is not log and log.own and other.own:
-                log.check_against(other)
+        for other in (each for each in logs if each is not log and log.own and each.own):
+            log.check_against(other)
         log.check_witnesses(min_witnesses)
     return [log.result() for log in logs]
 
@@ -290,7 +290,7 @@ def main(arguments: list[str]) -> int:
     results = verify_logs(paths, int(least or 0))
     for one in results:
         verdict = f"{one['log']}: {'verified' if one['verified'] else 'NOT VERIFIED'}, {one['size']} records"
-        print(f"{verdict}, {one['unsigned']} of them not signed yet\n    {one['path']}\n    key {one['key']}")
+        print(f"{verdict}, {one['unsigned']} of them not signed yet\n    {shown(one['path'])}\n    key {one['key']}")
         print(f"    witnesses {one['cosigned']}", *one["problems"], sep="\n    problem: ")
     return 0 if all(one["verified"] for one in results) else 7
 

@@ -42,6 +42,8 @@ from fedsilo.treaty.audit.merkle import MerkleTree
 from fedsilo.treaty.audit.witness import LogStep, Offer, TreeHead, judge
 from fedsilo.treaty.errors import ConflictError, OperationError, VerificationError
 
+EVIDENCE_MAX = 16  # notes of one party: one proves it, and a party that lies can sign any number
+
 
 class TwoHistories(VerificationError):
     """A party signed two checkpoints that cannot both be true. Both are kept as evidence."""
@@ -241,12 +243,16 @@ class Witnessed(ABC):
         kept = self.directory / "evidence"
         name = f"{file_stem(peer)}-{seen.size}-{hashlib.sha256(note.encode()).hexdigest()[:16]}.note"
         kept.mkdir(mode=0o700, exist_ok=True)
-        if not (kept / name).exists():
+        earlier = set(kept.glob(f"{file_stem(peer)}-*.note"))
+        where = f"both notes are kept: {self._witnessed_path(peer)} and {kept / name}"
+        if kept / name not in earlier and len(earlier) >= EVIDENCE_MAX:
+            where = f"it signed more such notes than are kept in {kept}; compare one with {self._witnessed_path(peer)}"
+        elif kept / name not in earlier:
             store_note(kept / name, note.encode())
         return TwoHistories(
             f"{peer} signed two logs of {seen.size} records: roots {remembered.root.hex()[:16]} and "
             f"{seen.root.hex()[:16]}",
-            hint=f"both notes are kept: {self._witnessed_path(peer)} and {kept / name}",
+            hint=where,
         )
 
     def countersigned(self, peers: Collection[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def lora_schema_of(
         frozen = freeze_named(freeze)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if rank < 1 or alpha <= 0 or dtype not in DTYPE_ITEM_BYTES:
+    if rank < 1 or not 0 < alpha < math.inf or dtype not in DTYPE_ITEM_BYTES:
         raise UsageError(f"rank {rank}, alpha {alpha}, dtype {dtype!r}: not a LoRA schema", hint="rank 32, alpha 64")
     family = str(_read_config(folder).get("model_type", ""))
     if family in _TRANSPOSED_FAMILIES:

@@ -18,7 +18,7 @@ from fedsilo.treaty.freezing import Freeze, freeze_named
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.compare import effective
 from policies.load import Policy, load_policy
-from policies.render import PlanSize, SiteFacts, render_policy, ruleset_name, text_warnings
+from policies.render import PlanSize, SiteFacts, record_warnings, render_policy, ruleset_name, text_warnings
 from policies.schema import LoraSchema, schema_from_json
 
 DAY_SECONDS = 86400
@@ -125,7 +125,8 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
         warnings.append(f"max_new_tokens {asked.max_new_tokens} is beyond the model's context: {size.max_new_tokens}")
     if looser := size.looser_than(intended):
         warnings.append(f"looser than the federation's bundle: {', '.join(looser)}")
-    warnings += text_warnings(load_policy(text.encode(), f"policy of {inputs.site}"))
+    made = load_policy(text.encode(), f"policy of {inputs.site}")
+    warnings += [*text_warnings(made), *record_warnings(made)]
     return SitePolicy(text, schema.canonical() + b"\n", schema, size, tuple(warnings))
 
 
@@ -165,8 +166,25 @@ def read_ruleset(name: str) -> str:
 
 
 def read_policy(path: Path) -> Policy:
-    """Raises UsageError: no such file, or a mistake in it, with line and hint."""
-    return load_policy(path.read_bytes() if path.is_file() else None, str(path))
+    """Raises UsageError: no such file, no plain one, or a mistake in it, with line and hint."""
+    return load_policy(read_plain_file(path, "policy file") if path.exists() else None, str(path))
+
+
+def read_plain_file(path: Path, what: str) -> bytes:
+    """The bytes of a file that somebody named; a pipe or a device could make the reader wait for ever.
+
+    Args:
+        path: of the file.
+        what: the kind of file, for messages.
+
+    Raises:
+        UsageError: something else than a plain file is there.
+    """
+    if path.is_file():
+        return path.read_bytes()
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory, not a {what}", hint="name a file in it, such as policy.yaml")
+    raise UsageError(f"{path} is no plain file, so it is no {what}", hint="write its content into a file first")
 
 
 def read_effective(path: Path, charter: Path | None, charter_sha256: str | None = None) -> Policy:

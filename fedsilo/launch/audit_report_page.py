@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.edge.audit_transcripts import findings_of
 from fedsilo.launch.output import plain
 
 _STYLE = """
@@ -247,6 +248,14 @@ def _bits(policy: Mapping[str, Any]) -> str:
     return "" if bits is None else text(f"; at most {_size(bits, 'bits')} a round for whoever owns the trainer")
 
 
+def _consent(policy: Mapping[str, Any]) -> str:
+    """Who let a looser policy come into force; nothing for one that needed nobody."""
+    if not (policy["proposer"] or policy["approvers"]):
+        return ""
+    who = f"Proposed by {policy['proposer'] or 'nobody'}, approved by {', '.join(policy['approvers']) or 'nobody'}"
+    return f"<p>{text(who)}; proposal {_digest(policy['proposal'])}</p>"
+
+
 def _policies(report: Mapping[str, Any]) -> str:
     parts = ["<h2>Policy versions</h2>"]
     if not report["policies"]:
@@ -256,7 +265,8 @@ def _policies(report: Mapping[str, Any]) -> str:
         parts.append(
             f"<h3>{number}. {text(item['name'] or 'unnamed')}{mode}</h3>"
             f"<p>{_code(item['effective'])}<br>loaded {text(_when(item['t']))}, record {text(item['seq'])}; "
-            f"starts with it: {text(item['loads'])}; decisions by it: {text(item['decisions'])}{_bits(item)}</p>"
+            f"loaded, at a start or anew: {text(item['loads'])}; decisions by it: {text(item['decisions'])}{_bits(item)}</p>"
+            + _consent(item)
         )
         if item["changes"] is not None:
             changes = [
@@ -348,13 +358,15 @@ def _answer(answer: Mapping[str, Any]) -> str:
 
 
 def _rounds(report: Mapping[str, Any]) -> str:
-    """What was signed before each round; nothing for a log without rounds."""
+    """What was signed before each round, and who signed two things; nothing for a log without rounds."""
+    found = "".join(f"<p>{_verdict(False, sentence)}</p>" for sentence in findings_of(report["verification"]))
     rows = [
         (
             row["run"],
             row["round"],
             _digest(row["sha256"]),
             f"{len(row['signed'])} of {len(row['silos'])}: {', '.join(row['signed'])}",
+            ", ".join(row["keys_not_vouched_for"]),
             ", ".join(row["survivors"]),
             _digest(row["aggregate"]) if row["aggregate"] else "",
             f"{row['logs_alike']} of {len(report['verification'])}",
@@ -362,11 +374,12 @@ def _rounds(report: Mapping[str, Any]) -> str:
         for row in report["rounds"]
     ]
     if not rows:
-        return ""
+        return found
     return (
-        "<h3>Transcripts of rounds</h3>"
-        "<p>Plan, policies, base adapter and public set of a round, as silos signed them before they trained.</p>"
-        + _table(("run", "round", "transcript", "signed by", "updates of", "aggregate", "same in logs"), rows)
+        f"{found}<h3>Transcripts of rounds</h3>"
+        "<p>Plan, policies, base adapter and public set of a round, as silos signed them before they trained. Where "
+        "only this log itself, or nobody, knows a signer's key, the signature proves nothing of that signer.</p>"
+        + _table(("run", "round", "transcript", "signed by", "keys it knows alone", "of", "aggregate", "in logs"), rows)
     )
 
 

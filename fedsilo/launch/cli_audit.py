@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Check, read and hand out audit logs, offline.")
 
-_NOT_VERIFIED = {"LOG_NOT_VERIFIED": "A record, a proof or a signature of an audit log is not what it should be."}
+_NOT_VERIFIED = {
+    "LOG_NOT_VERIFIED": "A record, a proof or a signature of an audit log is not what it should be.",
+    "EQUIVOCATION": "Sound logs prove that somebody signed two transcripts, or two results, of one round.",
+}
 
 _WHYS_SHOWN_MAX = 8
 
@@ -40,29 +43,36 @@ def verify(
     output: Annotated[str, typer.Option("--output", help="text, json, junit or sarif.")] = "text",
     json_output: JsonOption = False,
 ) -> None:
-    """Check logs alone and against each other. Exit status 7 if anything is wrong."""
-    from fedsilo.edge.audit_transcripts import check_rounds
+    """Check logs alone and against each other. Exit status 7 if anything is wrong with a log; 1 if all verify, and
+    prove that somebody signed two transcripts, or two results, of one round.
+    """
+    from fedsilo.edge.audit_story import check_stories
+    from fedsilo.edge.audit_transcripts import check_rounds, findings_of, unvouched_warnings
     from fedsilo.edge.audit_verify import verify_logs
     from fedsilo.launch.check_reports import output_format, written
-    from fedsilo.treaty.errors import VerificationError
+    from fedsilo.treaty.errors import FedSiloError, OperationError, VerificationError
 
     form = output_format(output, json_output)
-    folders = [log_folder(log) for log in logs]
-    for folder in folders:
-        _refuse_no_log(folder)
+    folders = [existing_log(log) for log in logs]
     results = verify_logs(folders, min_witnesses)
     check_rounds(results, folders)
+    check_stories(results, folders)
     failed = [result for result in results if not result["verified"]]
-    error = (
-        VerificationError(
+    findings = findings_of(results)
+    error: FedSiloError | None = None
+    if failed:
+        error = VerificationError(
             f"{len(failed)} of {len(results)} logs do not verify: {', '.join(result['log'] for result in failed)}",
             hint="\n".join(
                 [*_where_to_look(failed), "compare with the other parties' logs: give all of them together"]
             ),
         )
-        if failed
-        else None
-    )
+    elif findings:
+        error = OperationError(
+            findings[0] + (f" (and {len(findings) - 1} more)" if findings[1:] else ""),
+            hint="the logs verify; what they hold is evidence against the signer: keep them",
+            code="EQUIVOCATION",
+        )
     warnings = [
         f"{result['log']}: {result['unsigned']} newest records not signed yet"
         for result in results
@@ -72,6 +82,7 @@ def verify(
         for result in results
         if result["hashes_only"]
     ]
+    warnings += unvouched_warnings(results)
     if form in ("junit", "sarif"):
         report = written(form, "fedsilo audit verify", _verification_checks(results), _NOT_VERIFIED)
         emit("audit verify", results, json_output=False, text=report, warnings=warnings, error=error)
@@ -151,7 +162,7 @@ def tail(
         raise UsageError(f"there is no event {event!r}", hint=f"one of: {', '.join(sorted(EVENTS))}")
     chosen = (
         record
-        for record in read_records(log_folder(log))
+        for record in read_records(existing_log(log))
         if (not event or record["event"] == event)
         and (not kind or record.get("kind") == kind)
         and (not denied or record.get("decision") == "deny")
@@ -203,7 +214,7 @@ def replay(
         log = log or site.state_dir
     if log is None:
         raise UsageError("which log? --log DIR", hint="--rescreen takes that of the silo it asks")
-    records = _same_log(read_records(log_folder(log), since), rows)
+    records = _same_log(read_records(existing_log(log), since), rows)
     judged = list(decide_again(records, asked, {seq: row.get("facts") or row["why"] for seq, row in rows.items()}))
     changed = [row.to_json() for row in judged if row.changed]
     passed_over = [row.to_json() for row in judged if row.decision is None]
@@ -272,6 +283,13 @@ def log_folder(path: Path) -> Path:
     return inner if not (path / "keys" / "log.vkey").exists() and (inner / "keys" / "log.vkey").exists() else path
 
 
+def existing_log(path: Path) -> Path:
+    """`log_folder`, which must hold a log. Raises NotFoundError."""
+    folder = log_folder(path)
+    _refuse_no_log(folder)
+    return folder
+
+
 def _refuse_no_log(folder: Path) -> None:
     """A wrong path must not read as a log that somebody tampered with. Raises NotFoundError."""
     from fedsilo.treaty.errors import NotFoundError
@@ -284,11 +302,13 @@ def _refuse_no_log(folder: Path) -> None:
 
 
 def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
+    from fedsilo.edge.audit_verify import shown
+
     for result in failed:
         if result["suspects"]:
             first, last = result["suspects"]
             which = f"record {first}" if first == last else f"records {first} to {last}"
-            return [f"look at {which} first: `fedsilo audit show {first} --log {result['path']}`"]
+            return [f"look at {which} first: `fedsilo audit show {first} --log {shown(result['path'])}`"]
     return []
 
 
@@ -369,6 +389,7 @@ def _proof(folder: Path, tree: MerkleTree, seq: int) -> dict[str, Any]:
 
 def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
     """Each problem of each log; a log without one is a check that passed."""
+    from fedsilo.edge.audit_transcripts import findings_of
     from fedsilo.launch.check_reports import Check
 
     return [
@@ -378,10 +399,17 @@ def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
         )
         for result in results
         for number, problem in enumerate(result["problems"] or ([""] if result["verified"] else ["not verified"]))
+    ] + [
+        Check(result["log"], f"equivocation {number}", "EQUIVOCATION", finding, result["path"])
+        for result in results
+        for number, finding in enumerate(findings_of([result]))
     ]  # fmt: skip
 
 
 def _verification_text(results: list[dict[str, Any]]) -> str:
+    from fedsilo.edge.audit_transcripts import findings_of
+    from fedsilo.edge.audit_verify import shown
+
     rows = [
         (
             result["log"],
@@ -390,11 +418,12 @@ def _verification_text(results: list[dict[str, Any]]) -> str:
             len(result["cosigned"]),
             max(result["cosigned"].values(), default=0),
             result["key"][:16],
-            result["path"],
+            shown(result["path"]),
         )
         for result in results
     ]
     problems = [f"{result['log']}: {problem}" for result in results for problem in result["problems"]]
+    problems += findings_of(results)
     header = ("log", "result", "records", "witnesses", "countersigned to", "key", "path")
     return "\n".join([table(header, rows), *problems])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded
+from fedsilo.launch.output import JsonOption, emit, existing_policy, guarded
 
 if TYPE_CHECKING:
     from certs.identity import Identity
@@ -52,7 +52,7 @@ def report(
     if out.exists():
         raise ConflictError(f"{out} exists already")
     signer = _signer(sign) if sign else None
-    policies = {path: read_effective(path, charter) for path in policy or ()}
+    policies = {path: read_effective(existing_policy(path), charter) for path in policy or ()}
     made = audit_report(
         [log_folder(log) for log in logs],
         policies=list(policies.values()),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsilo.launch import cli_policy_change, cli_policy_test
-from fedsilo.launch.output import JsonOption, emit, existing, guarded, table
+from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, table
 from fedsilo.launch.size_options import (
     LearningRateOption,
     LocalStepsOption,
@@ -42,6 +43,7 @@ _CharterOption = Annotated[
 ]
 _FileArgument = Annotated[Path, typer.Argument(help="Policy file.")]
 
+_TIMED_RULE = "valid"  # the rule that compares times
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 # N1 to N6 of the threat model, said wherever a policy is judged.
@@ -152,9 +154,9 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy
     from fedsilo.edge.task_files import read_tasks
     from fedsilo.treaty.errors import UsageError
-    from policies.render import text_warnings, worst_case
+    from policies.render import record_warnings, text_warnings, worst_case
 
-    policy = read_policy(file)
+    policy = read_policy(existing_policy(file))
     schema = None
     if policy.file.egress.updates:
         schema = read_pinned_schema(policy, file.parent)
@@ -174,7 +176,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
                 hint="if the file is right, write the policy again with `fedsilo policy init`",
             )
     policy = read_effective(file, charter and existing(charter))
-    rows = worst_case(policy, schema)
+    rows, notices = worst_case(policy, schema), [*NOTICES, *_split_notice(policy)]
     emit(
         "policy check",
         {
@@ -182,7 +184,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
             "name": policy.file.name,
             "worst_case_per_round": rows,
             "capacity_per_round": _capacity(policy, schema),
-            "notices": NOTICES,
+            "notices": notices,
         },
         json_output=json_output,
         text=lambda: "\n".join(
@@ -190,11 +192,22 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
                 f"{file}: good, policy {policy.digest}{f', with {charter}' if charter else ''}",
                 *_worst_case_lines(rows),
                 *_capacity_lines(_capacity(policy, schema)),
-                *(f"not promised: {notice}" for notice in NOTICES),
+                *(f"not promised: {notice}" for notice in notices),
             ]
         ),
-        warnings=[*text_warnings(policy), *unseen],
+        warnings=[*text_warnings(policy), *record_warnings(policy), *unseen],
     )
+
+
+def _split_notice(policy: Any) -> list[str]:
+    """What too few peers that must sign leave open (T20)."""
+    least, peers = policy.file.federation.min_peers, len(policy.file.federation.peers)
+    if 2 * least > peers:
+        return []
+    return [
+        f"T20: two groups of {least} of the {peers} peers can be shown two transcripts of one round, and each trains "
+        f"on its own; federation.min_peers of at least {peers // 2 + 1} excludes it, in a run with all of them"
+    ]
 
 
 @app.command()
@@ -210,7 +223,7 @@ def show(
     from fedsilo.edge.site_policy import read_effective
     from policies.render import worst_case
 
-    policy = read_effective(existing(file), effective and existing(effective))
+    policy = read_effective(existing_policy(file), effective and existing(effective))
     schema, warnings = _pinned_schema(policy.own, file.parent)
     rows = worst_case(policy, schema)
     data = {
@@ -228,7 +241,7 @@ def hash_(file: _FileArgument, json_output: JsonOption = False) -> None:
     """Print a policy's identity: the hash of its meaning, not of its comments."""
     from fedsilo.edge.site_policy import read_policy
 
-    digest = read_policy(existing(file)).digest
+    digest = read_policy(existing_policy(file)).digest
     emit("policy hash", {"policy_sha256": digest}, json_output=json_output, text=digest)
 
 
@@ -249,7 +262,7 @@ def diff(
 
     if fail_on not in ("", "looser"):
         raise UsageError(f"--fail-on {fail_on!r} is not known", hint="--fail-on looser")
-    changes = compare(read_policy(existing(before)).file, read_policy(existing(after)).file)
+    changes = compare(*(read_policy(existing_policy(file)).file for file in (before, after)))
     rows = [
         {"field": change.name, "before": change.before, "after": change.after, "direction": change.direction}
         for change in changes
@@ -286,7 +299,7 @@ def explain(
     found = next((row for row in read_records(folder, record) if row["seq"] == record), None)
     if found is None or found["event"] not in DECISIONS:
         raise NotFoundError(f"record {record} of {folder} is no decision", hint="fedsilo audit tail --log shows them")
-    judged_by = read_effective(existing(policy), charter and existing(charter))
+    judged_by = read_effective(existing_policy(policy), charter and existing(charter))
     judged = replayed(found, judged_by)
     if judged.decision is None:
         raise NotFoundError(f"record {record} cannot be judged again: {judged.why}")
@@ -416,8 +429,8 @@ def _diff_text(rows: list[dict[str, Any]]) -> str:
 def _explain_text(data: dict[str, Any]) -> str:
     rows = [
         [
-            rule["outcome"], rule["rule"], f"{Path(rule['file']).name}:{rule['line']}", _short(rule["measured"]),
-            _short(rule["limit"]),
+            rule["outcome"], rule["rule"], f"{Path(rule['file']).name}:{rule['line']}",
+            *(_short(_dated(rule["rule"], rule[side])) for side in ("measured", "limit")),
         ]
         for rule in data["rules"]
         if rule["outcome"] != "n.a."
@@ -433,6 +446,14 @@ def _explain_text(data: dict[str, Any]) -> str:
             *_capacity_lines(data["capacity_per_round"]),
         ]
     )
+
+
+def _dated(rule: str, value: Any) -> Any:
+    """A rule on times counts seconds; a person reads dates."""
+    if rule != _TIMED_RULE or value is None:
+        return value
+    moments = value if isinstance(value, list) else [value]
+    return [datetime.fromtimestamp(float(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for moment in moments]
 
 
 def _short(value: Any) -> str:

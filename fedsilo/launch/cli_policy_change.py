@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, existing, guarded, plain, table
+from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, load_site
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 
@@ -34,9 +34,10 @@ def fmt(
 ) -> None:
     """Put the keys of a policy in the schema's order, each with its comments. The digest stays the same."""
     from fedsilo.edge.files import write_durably
+    from fedsilo.edge.site_policy import read_plain_file
     from policies.formatting import formatted
 
-    text = existing(file).read_bytes()
+    text = read_plain_file(existing_policy(file), "policy file")
     made = formatted(text, str(file))
     changed = made != text
     error = None
@@ -74,7 +75,7 @@ def propose(
     text = _text(new)
     charter_text = None if charter is None else _text(charter)
     place = charter or site.charter
-    beside = None if place is None else load_policy(existing(place).read_bytes(), str(place))
+    beside = None if place is None else load_policy(_text(place).encode(), str(place))
     policy = effective(load_policy(text.encode(), str(new)), beside)
     changes = _changes(before, policy.file)
     looser = loosened(changes)
@@ -101,6 +102,7 @@ def propose(
     emit(
         "policy propose", data, json_output=json_output,
         text=lambda: f"{_table(changes)}\nproposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
+        f"after {proposal.after}\n"
         f"next: {needed} of {', '.join(_others(people, proposal.proposer)) or 'nobody: no other approver'}: "
         f"fedsilo policy activate {path} --config {config} --operator NAME",
     )  # fmt: skip
@@ -242,10 +244,12 @@ def _table(changes: list[Change]) -> str:
 
 
 def _text(path: Path) -> str:
+    from fedsilo.edge.site_policy import read_plain_file
+
     try:
-        return existing(path).read_text(encoding="utf-8")
+        return read_plain_file(existing_policy(path), "policy file").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from error
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}", hint="save it as UTF-8 text") from error
 
 
 def _utc(moment: datetime) -> str:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, existing, guarded, table
+from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, table
 
 if TYPE_CHECKING:
     from fedsilo.launch.check_reports import Check
     from policies.cases.format import Case
     from policies.cases.judge import Coverage, Outcome, Tried
+    from policies.cases.needs import NotFor
     from policies.cases.site import Site
     from policies.load import Policy
 
@@ -50,16 +51,19 @@ def test(
     from fedsilo.launch.check_reports import output_format, written
     from fedsilo.treaty.errors import OperationError
     from policies.cases import judge
+    from policies.cases.needs import not_for
 
     form = output_format(output, json_output)
-    tested = read_policy(existing(policy))
+    tested = read_policy(existing_policy(policy))
     site = _site(tested, policy.parent)
-    outcomes = list(judge.judge([case for folder in folders for case in read_cases(folder)], site))
+    cases = [case for folder in folders for case in read_cases(folder)]
+    outcomes, left_out = list(judge.judge(cases, site)), list(not_for(cases, site))
     covered = judge.coverage(outcomes, site) if show_coverage else None
     tried = list(judge.mutate(outcomes, site)) if mutate else None
     wrong = _wrong(outcomes, covered, fail_under, tried)
     data = {
         "policy_sha256": tested.digest,
+        "not_for_this_policy": [each.to_json() for each in left_out],
         "cases": [outcome.to_json() for outcome in outcomes],
         "coverage": None if covered is None else _coverage_json(covered),
         "mutants": None if tried is None else [each.to_json() for each in tried],
@@ -67,12 +71,13 @@ def test(
 
     def text() -> str:
         if form == "text":
-            return _text(outcomes, covered, tried, tested)
+            return _text(outcomes, left_out, covered, tried, tested)
         checks = [*_case_checks(outcomes), *_coverage_checks(covered), *_mutation_checks(tried, tested)]
         return written(form, f"fedsilo {COMMAND}", checks, CODES)
 
     error = OperationError("; ".join(wrong), code="CASES_FAILED", hint=_hint(covered, tried)) if wrong else None
-    emit(COMMAND, data, json_output=form == "json", text=text, error=error)
+    unseen = [] if form == "text" else [_not_for(each) for each in left_out]
+    emit(COMMAND, data, json_output=form == "json", text=text, error=error, warnings=unseen)
 
 
 def read_cases(folder: Path) -> list[Case]:
@@ -85,10 +90,16 @@ def read_cases(folder: Path) -> list[Case]:
     from policies.cases.format import load_cases
 
     files = sorted(existing(folder).rglob("*.yaml")) if folder.is_dir() else [existing(folder)]
-    cases = [case for file in files for case in load_cases(file.read_bytes(), str(file))]
+    cases = [case for file in files for case in load_cases(_plain(file), str(file))]
     if not cases:
         raise UsageError(f"{folder}: there are no case files (*.yaml)", hint="docs/how-to/write-a-policy.md shows one")
     return cases
+
+
+def _plain(file: Path) -> bytes:
+    from fedsilo.edge.site_policy import read_plain_file
+
+    return read_plain_file(file, "case file")
 
 
 def _site(policy: Policy, folder: Path) -> Site:
@@ -204,11 +215,18 @@ def _explanation(outcome: Outcome) -> list[str]:
 # ---- as text -----------------------------------------------------------------------------------------
 
 
-def _text(outcomes: list[Outcome], covered: Coverage | None, tried: list[Tried] | None, policy: Policy) -> str:
+def _not_for(each: NotFor) -> str:
+    return f"not for this policy: {each.case.source}:{each.case.line}: {each.name}: {each.why}"
+
+
+def _text(
+    outcomes: list[Outcome], left_out: list[NotFor], covered: Coverage | None, tried: list[Tried] | None, policy: Policy
+) -> str:
     failed = [outcome for outcome in outcomes if not outcome.passed]
     lines = [
         f"{len(outcomes) - len(failed)} of {len(outcomes)} cases passed, policy {policy.source} {policy.digest[:12]}"
     ]
+    lines += [_not_for(each) for each in left_out]
     for outcome in failed:
         lines += [
             f"FAILED {outcome.case.source}:{outcome.case.line}: {outcome.name}",

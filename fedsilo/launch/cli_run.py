@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, facts_text, guarded, table
+from fedsilo.launch.output import JsonOption, emit, existing, facts_text, guarded, table
 
 if TYPE_CHECKING:
     from console.client import ControlClient
@@ -179,28 +179,60 @@ def export(
 def verify(
     file: Annotated[Path, typer.Argument(help="run_record.json, as `fedsilo run export` wrote it.")],
     key: Annotated[Path, typer.Option("--key", help="The coordinator's public signing key, id/coordinator.pub.")],
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option("--log", metavar="LOG", help="Folder of a party's audit log, for its key and those it knows."),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="id/federation_ca.crt: every silo needs a certificate under it.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Check a run record's signature, and those under the transcript of each round, offline. Exit 7 if it is not the
-    record that the coordinator signed, or not what the silos signed."""
-    from coordinator.record import verify_record, verify_rounds
+    record that the coordinator signed, or not what the silos signed.
+
+    Without --log and --ca, silo keys are as the coordinator states them: then it may have invented the silos.
+    """
     from fedsilo.edge.identity_files import load_coordinator_key
-    from fedsilo.treaty.errors import NotFoundError
+    from fedsilo.edge.run_keys import silo_keys
+    from fedsilo.launch.cli_audit import log_folder
+    from fedsilo.treaty.errors import NotFoundError, VerificationError
+    from fedsilo.treaty.transcript_checks import check_record, signer_of, verify_record
 
     public_key = load_coordinator_key(key)
     if not file.is_file():
         raise NotFoundError(f"{file} does not exist")
-    record = verify_record(file.read_bytes(), public_key)
-    rounds = verify_rounds(file.read_bytes(), public_key)
-    data = {name: record.get(name) for name in ("run", "state", "ended_at", "adapter_sha256")}
-    data["transcripts"] = rounds
-    emit(
-        "run verify",
-        data,
-        json_output=json_output,
-        text=f"run {data['run']}, {data['state']} {data['ended_at']}: the record is signed by the key in {key}; "
-        f"{rounds} rounds with a transcript that the coordinator and the silos signed",
+    document = file.read_bytes()
+    record = verify_record(document, public_key)
+    keys, problems = silo_keys(record, [log_folder(existing(log)) for log in logs or ()], ca)
+    found = check_record(
+        record, signer=signer_of(document), public_key=public_key, keys=keys, exhaustive=ca is not None
     )
+    problems += found.problems
+    data = {name: record.get(name) for name in ("run", "state", "ended_at", "adapter_sha256")}
+    sources = " and ".join(["given logs"] * bool(logs) + [f"certificates under {ca}"] * (ca is not None))
+    stated = "silo keys as the coordinator states them"
+    data |= {
+        "transcripts": found.rounds,
+        "silo_keys": f"silo keys from {sources}" if sources else stated,
+        "keys_not_vouched_for": list(found.unvouched),
+        "problems": problems,
+    }
+    text = [
+        f"run {data['run']}, {data['state']} {data['ended_at']}: the record is signed by the key in {key}; "
+        f"{found.rounds} rounds with a transcript that the coordinator and the silos signed; {data['silo_keys']}",
+        *(f"{stated}: {name}" for name in found.unvouched if sources),
+        *problems,
+    ]
+    error = (
+        VerificationError(
+            f"{file} does not verify: {problems[0]}" + (f" (and {len(problems) - 1} more)" if problems[1:] else ""),
+            hint="compare with the audit logs of all parties: `fedsilo audit verify LOG...`",
+        )
+        if problems
+        else None
+    )
+    emit("run verify", data, json_output=json_output, text="\n".join(text), error=error)
 
 
 def _client(config: Path, socket: Path | None) -> ControlClient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fedsilo.treaty.errors import FedSiloError, OperationError, VerificationError
 
 if TYPE_CHECKING:
+    from fedsilo.edge.audit_story import Account
     from fedsilo.launch.demo_attacks import Hostile
-    from fedsilo.launch.demo_sites import Sites
+    from fedsilo.launch.demo_sites import Site, Sites
     from fedsilo.launch.demo_wire import Witness
 
 
@@ -47,10 +49,13 @@ def result_of(
         witness: what crossed.
         hostile: the hostile party.
     """
+    from fedsilo.edge.audit_transcripts import check_rounds
     from fedsilo.edge.audit_verify import verify_logs
 
     left, compared_left, disagreements = _what_left(sites, compared["run"] if compared else "")
-    verdicts = verify_logs([site.audit_log for site in sites.all()])
+    logs = [site.audit_log for site in sites.all()]
+    verdicts = verify_logs(logs)
+    check_rounds(verdicts, logs)
     names = {str(site.audit_log): site for site in sites.all()}
     audit = [
         {
@@ -94,7 +99,7 @@ def result_of(
         error = _failed(f"the audit log of {', '.join(unverified)} does not verify", 7)
     elif disagreements and (hostile is None or hostile.is_trainer):
         # what a hostile coordinator writes into its own log proves nothing about the silos'
-        error = _failed(f"silo and coordinator count differently: {'; '.join(disagreements)}", 7)
+        error = _failed(f"silo and coordinator do not tell the same: {'; '.join(disagreements)}", 7)
     elif record["state"] != "finished" or bad_rounds or (compared and compared["state"] != "finished"):
         error = _failed(f"the run ended as {record['state']}: {record['reason'] or bad_rounds or 'see the logs'}", 1)
     if witness is not None:
@@ -164,23 +169,23 @@ def _what_left(sites: Sites, compared_run: str) -> tuple[list[dict[str, Any]], l
     """Counted from each silo's own audit log, and compared with what the coordinator's log says came in.
 
     Returns:
-        What left for the run itself, what left from the first record of `compared_run` on, and where the two sides'
-        counts of everything differ.
+        What left for the run itself, what left from the first record of `compared_run` on, and which messages only
+        one side's log has.
     """
-    from coordinator.record import received_by_kind
     from fedsilo.edge.audit_log import sent_by_kind
     from fedsilo.edge.audit_segments import read_records
+    from fedsilo.edge.audit_story import differences, read_account
 
-    received = received_by_kind(read_records(sites.coordinator.audit_log))
+    def account(site: Site, records: Iterable[dict[str, Any]]) -> Account:
+        own = (site.audit_log / "keys" / "log.vkey").read_text(encoding="utf-8")
+        return read_account(records, origin=own.partition("+")[0], name=site.name)
+
+    receiver = account(sites.coordinator, read_records(sites.coordinator.audit_log))
     left: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     disagreements = []
     for site in sites.silos:
         records = list(read_records(site.audit_log))
-        sent = sent_by_kind(records)
-        got = next((counts for peer, counts in received.items() if peer.endswith(f"/silo/{site.name}")), {})
-        for kind in sorted(sent.keys() | got.keys()):
-            if sent.get(kind) != got.get(kind):
-                disagreements.append(f"{site.name} {kind}: sent {sent.get(kind)}, received {got.get(kind)}")
+        disagreements += differences(account(site, records), receiver, under_way=False)
         own = list(takewhile(lambda record: not compared_run or record.get("run") != compared_run, records))
         for rows, part in zip(left, (own, records[len(own) :]), strict=True):
             rows += [

@@ -190,11 +190,18 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         raise typer.Exit(raised.exit_code) from raised
 
 
-def existing(path: Path) -> Path:
-    """`path`, which the caller of a command named. Raises NotFoundError: nothing is there."""
+def existing(path: Path, hint: str = "") -> Path:
+    """`path`, which the caller of a command named. Raises NotFoundError, with the hint: nothing is there."""
     if not path.exists():
-        raise NotFoundError(f"{path} does not exist")
+        raise NotFoundError(f"{path} does not exist", hint=hint)
     return path
+
+
+def existing_policy(path: Path) -> Path:
+    """`path` of a policy. Raises NotFoundError: nothing is there."""
+    from policies.load import INIT_HINT
+
+    return existing(path, f"silo.yaml names a site's own under `policy`; a first one is written by: {INIT_HINT}")
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

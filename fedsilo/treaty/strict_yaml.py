@@ -23,6 +23,20 @@ BYTES_MAX = 1 << 20
 DEPTH_MAX = 20
 
 _LOOKS_NUMERIC = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?$")
+_BOUNDS = {"ge": "must be at least", "gt": "must be above", "le": "must be at most", "lt": "must be below"}
+_FORMS = (
+    (
+        ("model_type", "model_attributes_type", "dict_type", "mapping_type"),
+        "must be a block of keys",
+        "write `key: value` lines, indented below it",
+    ),
+    (("tuple_type", "list_type", "set_type", "frozen_set_type"), "must be a list", "write [a, b]"),
+    (("string_type",), "must be text", "quote it"),
+    (("int_type", "int_parsing", "int_from_float"), "must be a whole number", "write it without unit or quotes"),
+    (("float_type", "float_parsing", "finite_number"), "must be a number", "write it without unit or quotes"),
+    (("bool_type", "bool_parsing"), "must be true or false", "write it without quotes"),
+    (("none_required",), "must be null", "leave it out"),
+)
 _YAML_11_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 
@@ -59,7 +73,9 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _RefusedError(line, "anchors and aliases are not allowed", "write it out")
         if self._depth > DEPTH_MAX:
-            raise _RefusedError(line, f"nested deeper than {DEPTH_MAX}", "")
+            raise _RefusedError(
+                line, f"nested deeper than {DEPTH_MAX}", "no file of ours needs that: count the brackets"
+            )
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -73,16 +89,25 @@ def load(text: bytes, source: str) -> Document:
         UsageError: names source, line and the mend.
     """
     if len(text) > BYTES_MAX:
-        raise UsageError(f"{source}: {len(text)} bytes, the limit is {BYTES_MAX}")
+        raise UsageError(
+            f"{source}: {len(text)} bytes, the limit is {BYTES_MAX}",
+            hint="such a file has a few kilobytes: another one?",
+        )
     try:
         node = yaml.compose(text.decode("utf-8"), Loader=_Loader)
     except _RefusedError as error:
         raise _error(source, *error.args) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{source}: not UTF-8 at byte {error.start}") from error
+        raise UsageError(f"{source}: not UTF-8 at byte {error.start}", hint="save it as UTF-8 text") from error
+    except yaml.reader.ReaderError as error:
+        line = text.decode("utf-8")[: error.position].count("\n") + 1
+        message = f"the character U+{error.character:04X} may not stand in YAML"
+        raise _error(source, line, message, "remove it, or write it as an escape in a quoted text") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise _error(source, (mark.line + 1) if mark else 1, str(getattr(error, "problem", error)), "") from error
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        hint = "two spaces for each level, no tabs; quote a text with a colon, a bracket or a # in it"
+        raise _error(source, (mark.line + 1) if mark else 1, f"not YAML: {problem}", hint) from error
     lines: dict[Path, int] = {}
     value = {} if node is None else _build(node, (), lines, source)
     return Document(source, value, lines)
@@ -117,8 +142,30 @@ def mistake(model: type[BaseModel], error: ValidationError, document: Document) 
         hint = f"known keys here: {', '.join(known)}" if known else "remove it"
         return UsageError(f"{place}: unknown key {where!r}{meant}", hint=hint)
     if first["type"] == "missing":
-        return UsageError(f"{place}: {where!r} is missing")
-    return UsageError(f"{place}: {where}: {first['msg']}")
+        return UsageError(f"{place}: {where!r} is missing", hint="add it")
+    wrong, hint = _in_words(first["type"], first.get("ctx", {}), first["msg"])
+    return UsageError(f"{place}: {where}: {wrong}", hint=hint)
+
+
+def _in_words(kind: str, about: Mapping[str, Any], otherwise: str) -> tuple[str, str]:
+    """What is wrong with a value, and what to write: the validator's own words name Python's types, not the file's."""
+    if kind == "value_error":
+        return str(about["error"]), "write the value in that form"
+    for key, words in _BOUNDS.items():
+        if key in about:
+            return f"{words} {about[key]}", "write a number within that"
+    for key, words in (("min_length", "at least"), ("max_length", "at most")):
+        if key in about:
+            what = "character" if kind.startswith("string") else "item"
+            return f"must have {words} {about[key]} {what}{'' if about[key] == 1 else 's'}", f"write {words} so many"
+    for forms, words, hint in _FORMS:
+        if kind in forms:
+            return words, hint
+    if "expected" in about:
+        return f"must be {about['expected']}", "write one of these"
+    if "pattern" in about:
+        return f"must match {about['pattern']}", "write it in that form"
+    return otherwise, "docs/reference has every key with its form"
 
 
 def _known_keys(model: type[BaseModel], path: Path) -> list[str]:

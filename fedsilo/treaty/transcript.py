@@ -6,8 +6,10 @@ A statement names run, round and digest, so one signature is evidence by itself:
 of the coordinator and a silo, about one round with different digests show that somebody was told something else than
 the others. Pure: no clock, no file, no network.
 
-What it does not stop: a coordinator that tells everybody the same lie, and a federation in which fewer silos than
-`min_peers` are honest.
+What it does not stop: a coordinator that tells everybody the same lie; silos that sign what they did not check; and a
+coordinator that splits the federation: two groups of at least `needed` silos each can be shown two transcripts, and
+each group agrees on its own and trains. No two such groups fit into a plan where `min_peers`, or the plan's quorum, is
+above half of its silos.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedsilo.treaty.errors import PeerError, VerificationError, WireCode
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 
 TRANSCRIPT_VERSION = 1
 TRANSCRIPT_CHARACTERS_MAX = 16_384
 SIGNATURE_BYTES = 64
 _PREFIX = b"fedsilo-round-transcript-v1\n"
+_RESULT_PREFIX = b"fedsilo-round-result-v1\n"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SILOS_MAX = 64
@@ -230,19 +234,147 @@ def count(
     return Counted(frozenset(agreed), tuple(others))
 
 
-def needed(transcript: Transcript, *, min_peers: int, quorum: int) -> int:
+def needed(planned: int, *, min_peers: int, quorum: int) -> int:
     """How many silos of the roster, the counting one included, must have signed the same transcript.
 
-    Where there are others, one's own signature alone is no agreement, whatever policy and plan are content with.
+    Where there are others, one's own signature alone is no agreement, whatever policy and plan are content with. The
+    plan says whether there are others: the roster is the coordinator's word, and may name one silo alone.
 
     Args:
-        transcript: whose roster it is.
+        planned: how many silos the plan names.
         min_peers: of the counting party's policy.
         quorum: of the plan.
     """
-    return max(min_peers, quorum, min(2, len(transcript.silos)))
+    return max(min_peers, quorum, min(2, planned))
 
 
 def conflict(known: Transcript, shown: Transcript) -> tuple[str, ...]:
     """The fields in which two transcripts of one round differ; none where they are the same, or of two rounds."""
     return known.differences(shown) if known.coordinates() == shown.coordinates() else ()
+
+
+# ---- how a round ended -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What the coordinator says of a round's end, to every silo of its roster alike.
+
+    Attributes:
+        federation, run, round: which round of what.
+        transcript_sha256: of the round.
+        committed: whether there is another adapter than before.
+        aggregate: digest of the adapter that the round came to.
+        survivors: silos whose updates are in it, in the roster's order.
+        verdicts: by silo of the roster: accepted | left_out | absent.
+    """
+
+    federation: str
+    run: str
+    round: int
+    transcript_sha256: str
+    committed: bool
+    aggregate: str
+    survivors: tuple[str, ...]
+    verdicts: Mapping[str, str]
+
+    @staticmethod
+    def of(transcript: Transcript, body: pb.RoundResult) -> RoundEnd:
+        """What a message says of the end of this transcript's round."""
+        verdicts = {row.silo: row.verdict for row in body.verdicts}
+        return RoundEnd(
+            *transcript.coordinates(), body.transcript_sha256, body.committed, body.adapter_digest,
+            tuple(body.participants), verdicts,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"survivors": list(self.survivors), "verdicts": dict(self.verdicts)}
+
+    def coordinates(self) -> tuple[str, str, int]:
+        return self.federation, self.run, self.round
+
+    def statement(self, party: str) -> bytes:
+        """What a party signs: that the round ended like this.
+
+        Args:
+            party: the signer's SPIFFE id.
+        """
+        return _RESULT_PREFIX + canonical_json(self.to_json() | {"party": party})
+
+
+@dataclass(frozen=True)
+class SignedEnd:
+    """The end of a round with somebody's signature: evidence by itself, offline, with nothing but a public key."""
+
+    end: RoundEnd
+    party: str
+    signature: bytes
+
+    def verifies(self, key: Ed25519PublicKey) -> bool:
+        """Whether the holder of this key said so."""
+        try:
+            key.verify(self.signature, self.end.statement(self.party))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def to_detail(self) -> dict[str, Any]:
+        """As it stands in a `round.result` record, whose own fields name run and round."""
+        return {
+            "sha256": self.end.transcript_sha256,
+            "committed": self.end.committed,
+            "aggregate": self.end.aggregate,
+            "survivors": list(self.end.survivors),
+            "verdicts": dict(self.end.verdicts),
+            "party": self.party,
+            "signature": self.signature.hex(),
+        }
+
+
+def sign_end(end: RoundEnd, party: str, key: Ed25519PrivateKey) -> SignedEnd:
+    return SignedEnd(end, party, key.sign(end.statement(party)))
+
+
+def end_of_record(federation: str, run: str, round_number: int, detail: Mapping[str, Any]) -> SignedEnd:
+    """Read what a `round.result` record says, as `SignedEnd.to_detail` wrote it.
+
+    Args:
+        federation: of the transcript that the record belongs to.
+        run: as the record names it.
+        round_number: as the record names it.
+        detail: of the record.
+
+    Raises:
+        VerificationError: another shape, or without a signature.
+    """
+    try:
+        committed, survivors, verdicts = detail["committed"], list(detail["survivors"]), dict(detail["verdicts"])
+        texts = (detail["sha256"], detail["aggregate"], detail["party"], *survivors, *verdicts, *verdicts.values())
+        if type(committed) is not bool or not all(isinstance(text, str) for text in texts):
+            raise TypeError("a value of another type")
+        end = RoundEnd(
+            federation, run, round_number, detail["sha256"], committed, detail["aggregate"], tuple(survivors), verdicts
+        )
+        return SignedEnd(end, detail["party"], bytes.fromhex(detail["signature"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise VerificationError(f"the result of round {round_number} of run {run} is malformed") from error
+
+
+def two_ends(one: SignedEnd, other: SignedEnd, keys: Iterable[Ed25519PublicKey]) -> tuple[str, ...]:
+    """The fields in which two results of one round differ that one party signed: it told two stories, provably.
+
+    None where they say the same, are of two rounds or two parties, or where a signature does not verify: then it is
+    not the signer who lied.
+
+    Args:
+        one: of one log.
+        other: of another.
+        keys: message-signing keys of the signer that are vouched for; each signature may be by any of them.
+    """
+    if one.party != other.party or one.end.coordinates() != other.end.coordinates():
+        return ()
+    known = tuple(keys)
+    if not all(any(each.verifies(key) for key in known) for each in (one, other)):
+        return ()
+    ours, theirs = one.end.to_json(), other.end.to_json()
+    return tuple(name for name in ours if ours[name] != theirs[name])

@@ -27,7 +27,7 @@ from policies.cases.amount import Amount
 from policies.cases.format import ANOTHER, Case
 from policies.cases.plans import plan_in, resolved
 from policies.cases.screened import CANARIES, CORPUS
-from policies.cases.site import ANOTHER_DIGEST, Site
+from policies.cases.site import ANOTHER_DIGEST, Site, sender_of
 from policies.cases.values import (
     Filled,
     Tensors,
@@ -92,8 +92,7 @@ class _Builder:
         self.dtype = "float32"
         inbound = self.kind in INBOUND_KINDS and self.kind not in OUTBOUND_KINDS
         self.direction = self.form.direction or ("ingress" if inbound else "egress")
-        own = "coordinator" if inbound else "this site"
-        self.sender = site.spiffe(self.form.sender or own)
+        self.sender = sender_of(case, self.kind, site)
         block, _ = block_of({"kind": self.kind, "sender": self.sender}, self.policy)
         self.block: Any = block
         self.plan = plan_in(case, site, ("setting", "plan"))

@@ -24,6 +24,7 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.strict_yaml import Document, Path, load, validate
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.cases.amount import AmountField
+from policies.catalogue import KINDS
 from policies.fields import Boolean, Closed, Integer, Number, Text
 from policies.history import History
 from policies.rules import RULES
@@ -185,6 +186,7 @@ class CaseForm(Closed):
     message: dict[str, Any] = Field(default_factory=dict)
     setting: Setting = Setting()
     before: Before = Before()
+    needs: tuple[Text, ...] = ()  # of the policy, such as: approvals.first_rounds >= 1; without it nothing is judged
     expect: Verdict
     reasons: tuple[Text, ...] | None = None  # exactly these codes
     including: tuple[Text, ...] = ()  # these codes, and maybe others
@@ -194,6 +196,7 @@ class FileForm(Closed):
     message: dict[str, Any] = Field(default_factory=dict)
     setting: dict[str, Any] = Field(default_factory=dict)
     before: dict[str, Any] = Field(default_factory=dict)
+    needs: tuple[Text, ...] = ()  # of every case of the file, before those of its own
     cases: tuple[dict[str, Any], ...]
 
 
@@ -205,6 +208,7 @@ class Case:
         document: the case alone, with the lines of its file.
         reasons: exactly these codes, in any order; None: whatever they are.
         including: codes that must be among them.
+        needs: what it takes of a policy; one without it is not judged by the case (needs.py).
     """
 
     name: str
@@ -215,6 +219,7 @@ class Case:
     reasons: tuple[str, ...] | None
     including: tuple[str, ...]
     document: Document
+    needs: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -235,6 +240,7 @@ class Case:
 
 COUNTS = tuple(field.name for field in fields(History) if field.type in ("int", int))
 _CODES = frozenset(rule.reason for rule in RULES) | {"RULE_FAILED", "NO_RULES"}
+_KINDS = frozenset({*KINDS, UPDATE, UNNAMED, ANOTHER})
 _SHARED = ("message", "setting", "before")
 
 
@@ -261,6 +267,10 @@ def load_cases(text: bytes, source: str) -> list[Case]:
                 for path, line in document.lines.items():
                     if path[:1] == (key,):
                         lines.setdefault(path, line)
+        if shared.needs:
+            own_needs = value.get("needs", [])
+            value = {**value, "needs": [*shared.needs, *own_needs] if isinstance(own_needs, list) else own_needs}
+            lines |= {("needs", index): document.line_of(("needs", index)) for index in range(len(shared.needs))}
         found.append(_case(Document(source, value, lines)))
     names = [case.name for case in found]
     for case in found:
@@ -287,7 +297,9 @@ def _case(document: Document) -> Case:
              line for path, line in document.lines.items()}  # fmt: skip
     form = validate(CaseForm, Document(document.source, value, lines))
     message = _message(document)
-    made = Case(form.name, message, form.setting, form.before, form.expect, form.reasons, form.including, document)
+    made = Case(
+        form.name, message, form.setting, form.before, form.expect, form.reasons, form.including, document, form.needs
+    )
     for key, codes in (("reasons", form.reasons or ()), ("including", form.including)):
         if form.expect == "allow" and codes:
             raise made.mistake((key,), "what is allowed has no reasons")
@@ -311,6 +323,14 @@ def _message(document: Document) -> Message:
     if not isinstance(kind, str):
         raise UsageError(
             f"{document.place(('message',))}: a message has a kind", hint="message: {kind: public.responses}"
+        )
+    if kind not in _KINDS:
+        close = difflib.get_close_matches(kind, _KINDS, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UsageError(
+            f"{document.place(('message', 'kind'))}: there is no kind {kind!r}{meant}",
+            hint=f"docs/reference/messages.md lists them; {UNNAMED!r} is each that the policy does not name, "
+            f"{ANOTHER!r} one that does not exist",
         )
     return validate(FORMS.get(kind, Message), _part(document, ("message",)))
 

@@ -11,10 +11,11 @@ from fedsilo.treaty.strict_yaml import Path
 from policies.cases.build import Situation, build
 from policies.cases.format import UNNAMED, Case
 from policies.cases.loosen import beyond_messages, limits
+from policies.cases.needs import unmet
 from policies.cases.screened import screened, screens_of
 from policies.cases.site import Site, kinds_of, named_kinds
 from policies.engine import Decision, History, decide, measure
-from policies.load import Policy
+from policies.load import Policy, blocks_of
 from policies.message import EVALUATION_ERRORS, Facts
 from policies.rules import RULES
 
@@ -99,13 +100,15 @@ def as_expected(case: Case, decision: Decision) -> bool:
 
 
 def judge(cases: Iterable[Case], site: Site) -> Iterator[Outcome]:
-    """Every case, decided by the site's policy.
+    """Every case, decided by the site's policy, but for those that are not for it (`needs.not_for` says why).
 
     Raises:
         UsageError: a case asks for what cannot be made.
     """
     for case in cases:
         for kind in kinds_of(case, site.policy):
+            if unmet(case, kind, site):
+                continue
             made = build(case if case.message.kind == kind else case.of_kind(kind), site)
             facts = _measured(made, site.policy)
             history = made.history(facts)
@@ -205,8 +208,14 @@ def _rules(judged: _Judged, named: set[str], policy: Policy) -> Iterator[Seen]:
                     seen.stopped += not passed
                     result = next(each for each in outcome.decision.results if each.rule == name)
                     seen.line = max(seen.line, result.line)
-        seen.asked = bool(seen.passed or seen.stopped or not kinds <= allowed)
+        silent = rule.reason == "APPROVAL" and not _asks_somebody(policy)
+        seen.asked = not silent and bool(seen.passed or seen.stopped or not kinds <= allowed)
         yield seen
+
+
+def _asks_somebody(policy: Policy) -> bool:
+    asked = (getattr(block, "approvals", None) for _, _, block in blocks_of(policy.file))
+    return any(each is not None and (each.first_rounds or each.then) for each in asked)
 
 
 def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
@@ -221,7 +230,7 @@ def _limits(judged: _Judged, policy: Policy) -> Iterator[Seen]:
             named_by.setdefault(path, set()).add(name)
     beyond = {path for path, _ in beyond_messages(policy.file)}
     for path in limits(policy.file):
-        if path in beyond:
+        if path in beyond or (path == ("held_out",) and policy.file.held_out is None):
             continue
         if path[0] == "text_screens":
             ran = [hits_of(outcome, path[1]) for outcome, _ in judged if path[1] in outcome.facts.get("screens", {})]

@@ -9,6 +9,7 @@ from fedsilo.treaty.averaging import initial_frozen_sha256
 from fedsilo.treaty.methods import METHODS
 from fedsilo.treaty.plan import Lora, Optimiser, Plan, Rollout
 from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.cases.format import ANOTHER, UNNAMED, UPDATE, Case
 from policies.catalogue import KINDS
 from policies.load import Policy
@@ -114,6 +115,12 @@ class Site:
             held_out_sha256=file.held_out.sha256 if file.held_out else ANOTHER_DIGEST,
             wire_dtype=pin.dtype if pin else "float32",
         )
+
+
+def sender_of(case: Case, kind: str, site: Site) -> str:
+    """SPIFFE id of who sends the message of a case: as it says, or whoever sends such a kind."""
+    inbound = kind in INBOUND_KINDS and kind not in OUTBOUND_KINDS
+    return site.spiffe(case.message.sender or ("coordinator" if inbound else "this site"))
 
 
 def kinds_of(case: Case, policy: Policy) -> list[str]:

@@ -136,3 +136,13 @@ def block_of(facts: Facts, policy: Policy) -> tuple[Any, Path]:
     if kind.startswith("control."):
         return block.control, (side, "control")
     return getattr(block, kind.replace(".", "_"), None), (side, kind)
+
+
+def names_pinned_set(facts: Facts, policy: Policy) -> Judgement:
+    """Whether the message names the set that its block pins, and the party's own copy is that set (T12)."""
+    block, _ = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    pin, path = policy.file.public_sets[block.set], ("public_sets", block.set, "sha256")
+    own = equal(facts["public_set_sha256"], pin.sha256, path)
+    return own if own.outcome == "deny" else equal(facts["header_set_sha256"], pin.sha256, path)

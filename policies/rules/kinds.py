@@ -16,7 +16,7 @@ from policies.rules.base import (
     Rule,
     at_most,
     block_of,
-    equal,
+    names_pinned_set,
     none_of,
     not_applicable,
     rule,
@@ -67,12 +67,7 @@ def out_of_range(values: Iterable[float], grid: MetricField) -> int:
 @rule("pinned set", "PUBLIC_SET", *_OF_A_SET)
 def pinned_set(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The message names the pinned set, and so does the party's own copy (T12)."""
-    block, _ = block_of(facts, policy)
-    if block is None:
-        return not_applicable()
-    pin, path = policy.file.public_sets[block.set], ("public_sets", block.set, "sha256")
-    own = equal(facts["public_set_sha256"], pin.sha256, path)
-    return own if own.outcome == "deny" else equal(facts["header_set_sha256"], pin.sha256, path)
+    return names_pinned_set(facts, policy)
 
 
 @rule("one message of the kind per step", "PER_STEP", *_PER_STEP)

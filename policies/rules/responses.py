@@ -15,8 +15,8 @@ from policies.rules.base import (
     Rule,
     at_most,
     block_of,
-    equal,
     holds,
+    names_pinned_set,
     none_of,
     not_applicable,
     rule,
@@ -28,12 +28,7 @@ _KIND = "public.responses"
 @rule("public set", "PUBLIC_SET", _KIND)
 def public_set(facts: Facts, policy: Policy, history: History) -> Judgement:
     """The message names the pinned set, and so does the party's own copy."""
-    block, _ = block_of(facts, policy)
-    if block is None:
-        return not_applicable()
-    pin, path = policy.file.public_sets[block.set], ("public_sets", block.set, "sha256")
-    own = equal(facts["public_set_sha256"], pin.sha256, path)
-    return own if own.outcome == "deny" else equal(facts["header_set_sha256"], pin.sha256, path)
+    return names_pinned_set(facts, policy)
 
 
 @rule("public prompts of the open step", "PROMPT_NOT_PUBLIC", _KIND)
@@ -120,9 +115,7 @@ def _limit(name: str, reason: str, key: str, measured: Callable[[Facts, History]
     @rule(name, reason, _KIND)
     def check(facts: Facts, policy: Policy, history: History) -> Judgement:
         block, path = block_of(facts, policy)
-        if block is None or (
-            "tokens" in key and facts["tokens_counted"] is not True and facts["direction"] == "ingress"
-        ):
+        if block is None or ("tokens" in key and _nobody_counted(facts)):
             return not_applicable()
         return at_most(measured(facts, history), getattr(block, key), (*path, key))
 

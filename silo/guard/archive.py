@@ -124,7 +124,7 @@ class Archive:
         They are two, since the desk remembers the answer of every command: this one's is a ticket, good for one look.
         """
         desk.register_command("payload.read", "payload.read", lambda command: on_loop(lambda: self.ask(command)))
-        desk.register_query("payload", lambda arguments: on_loop(lambda: self.fetch(arguments)))
+        desk.register_query("payload", self.fetch)  # in the asking thread: a query takes none of the loop's time
 
     def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """What a ticket stands for, once. Raises NotAllowedError: no such ticket."""

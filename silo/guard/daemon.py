@@ -119,7 +119,8 @@ class Guard:
         self._stopping = threading.Event()
         self._last_progress = -PROGRESS_SECONDS
         self._failure: FedSiloError | None = None
-        self._halt_said = False
+        self._halt_said = ""
+        self._taken_up = self._sits_out = False
         self.panel = Panel(site, gate, ledger, audit, releases, desk)
         witnessing = Witnessing(
             audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
@@ -127,18 +128,11 @@ class Guard:
         )  # fmt: skip
         self._talk = Conversation(site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic)
         self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, talk=self._talk)
+        gate.halted = gate.halted or self._agreement.halted  # as before a restart, and before anything can be sent
         self.keeper = RunKeeper(
-            site=site,
-            gate=gate,
-            ledger=ledger,
-            releases=releases,
-            adapters=adapters,
-            panel=self.panel,
-            talk=self._talk,
-            agreement=self._agreement,
-            trainer=trainer,
-            monotonic=monotonic,
-        )
+            site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, panel=self.panel,
+            talk=self._talk, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
+        )  # fmt: skip
         self.orders = Orders(
             site=site, gate=gate, ledger=ledger, audit=audit, releases=releases, halts=Halts(gate, ledger),
             keeper=self.keeper, panel=self.panel, trainer=trainer, on_loop=self.on_loop, stop=self._stopping.set,
@@ -168,7 +162,7 @@ class Guard:
         Raises:
             FedSiloError: why this silo cannot go on (refused at join, trainer dead, policy denies hello).
         """
-        self.keeper.take_up_open_run()
+        self._take_up()
         try:
             while not self.stopping:
                 self._turn()
@@ -176,6 +170,17 @@ class Guard:
                     raise self._failure
         finally:
             self._leave()
+
+    def _take_up(self) -> None:
+        """Go on where a restart, or a halt that people have released, left off; halted, nothing goes on."""
+        if self._gate.halted:
+            return
+        if not self._taken_up:
+            self._taken_up = True
+            self.keeper.take_up_open_run()
+        elif self._sits_out:
+            self._sits_out = False
+            self.keeper.abandon_round()
 
     def _turn(self) -> None:
         """One step of the loop: an event if there is one, else one exchange, else wait."""
@@ -280,11 +285,10 @@ class Guard:
 
     def _exchange(self) -> None:
         """Hello, what is left in the outbox, then a poll or a heartbeat."""
-        if not self._gate.halted and (told := self._agreement.halted):
-            self._gate.halted = told  # as before a restart
-            self._halt()
         if self._gate.halted:
+            self._halt()
             return
+        self._take_up()
         self._talk.look_at_policy()
         if not self._talk.joined:
             self._talk.join(self._trainer.rung)
@@ -297,9 +301,12 @@ class Guard:
             run.advance()
         if self._talk.relay():
             return  # the next round opens once enough parties have countersigned our log
-        if run is None or not run.busy or self._talk.poll_now:
+        quiet_seconds = self._monotonic() - self._talk.last_sent
+        # A lost poll may not silence our signature while the trainer works.
+        signs = self._agreement.waiting is not None and quiet_seconds >= SHORT_POLL_SECONDS
+        if run is None or not run.busy or self._talk.poll_now or signs:
             self._poll(0.0 if run is not None and run.busy else self._poll_seconds())
-        elif self._monotonic() - self._talk.last_sent >= HEARTBEAT_SECONDS:
+        elif quiet_seconds >= HEARTBEAT_SECONDS:
             self._talk.say("control.heartbeat", pb.Heartbeat())
 
     def _poll_seconds(self) -> float:
@@ -381,9 +388,9 @@ class Guard:
 
     def _halt(self) -> None:
         """Say once, everywhere, that nothing is sent any more; in the audit log in the space kept for that (T39)."""
-        if self._halt_said:
+        if self._halt_said == self._gate.halted:
             return
-        self._halt_said = True
+        self._halt_said = self._gate.halted
         until = f"space is free in {self._site.config.state_dir} and this silo is started again"
         code = self._gate.halt_code or "STATE_UNWRITABLE"
         if self._agreement.halted:
@@ -396,8 +403,10 @@ class Guard:
     def _equivocated(self, error: Equivocation) -> None:
         """Somebody signed two transcripts of one round (T20): keep both, and halt until people release it."""
         _log.critical("%s; %s", error.message, error.hint)
-        self._agreement.keep(error)
-        self._gate.halted = error.message
+        with contextlib.suppress(OperationError):  # what cannot be written halts, too
+            self._agreement.keep(error)
+            self._sits_out = self.keeper.sit_out(error.evidence["run"], error.evidence["round"])
+        self._gate.halted = self._gate.halted or error.message
         self._halt()
 
     def _refuse(self, error: IngressDenied) -> None:
@@ -407,12 +416,11 @@ class Guard:
         nothing, and to acknowledge it would take in an item that waits before it.
         """
         envelope = error.envelope
-        if isinstance(error.body, pb.RoundOpen):
-            try:
-                self._agreement.compare(error.body)
-            except Equivocation as equivocation:
-                self._equivocated(equivocation)
-                return
+        try:
+            self._agreement.compare(envelope, error.body)
+        except Equivocation as equivocation:
+            self._equivocated(equivocation)
+            return
         _log.error("%s\n%s", error.message, error.hint)
         self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
         self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=envelope.run)
@@ -439,7 +447,7 @@ class Guard:
                 self._gate.view = self._gate.view.refused(envelope.round)
                 self._talk.say("control.abstain", body, run=envelope.run, round_number=envelope.round)
             case "round.agreed" if (waiting := self._agreement.waiting) and waiting.opening.round == envelope.round:
-                self._agreement.leave(envelope.run)
+                self._agreement.stand_aside()
             case "public.donors":
                 self.keeper.without_donors(envelope.run, envelope.round, envelope.step)
 

@@ -19,6 +19,7 @@ from policies.engine import OFFERED, Approval, Decision, Message
 from policies.facts_text import answers_of_step
 from policies.model import PublicDonors
 from policies.rules.ingress import donors_of_one_peer_most
+from policies.screening import screen_facts, texts_of
 from policies.transform import drop_wrong_donors, within_share
 from silo.guard import envelopes
 from silo.guard.judge import Judge, Readings
@@ -85,8 +86,13 @@ class Entrance:
         """Donors that are wrong by this site's own grading, that a screen finds something in, or that are more than one
         peer's share, are dropped and counted by the silo they are from (T21)."""
         judge = self._judge
-        readings = judge.screened(message, judge.graded(message))
-        facts, _ = judge.judge(message, stage=OFFERED, readings=readings)
+        readings = judge.graded(message)
+        facts, decision = judge.judge(message, stage=OFFERED, readings=readings)
+        if decision.verdict == "deny":
+            # Too large, or nothing that was asked for: not read any further (T23). Without screens it is denied again.
+            return message, Original(len(payload), facts, {}), readings
+        readings = judge.screened(message, readings)
+        facts |= screen_facts(readings.screened, len(list(texts_of(body)))) if readings.screened else {}
         verdicts, _ = readings.graded or ((), ())
         hits = [bool(found) for found in readings.screened.hits] if readings.screened else []
         # A screen that failed has no hits to go by: nothing is dropped for it, and the whole message is denied.

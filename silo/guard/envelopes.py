@@ -65,7 +65,11 @@ def check(
     if envelope.payload_digest.hex() != codec.sha256_hex(payload):
         raise PeerError(WireCode.DIGEST_MISMATCH, "the answer's payload is not the one that was signed")
     try:
-        key.verify(envelope.signature, codec.signing_bytes(envelope))
+        signed = codec.signing_bytes(envelope)
+    except ValueError as error:  # a number beyond what canonical JSON carries, so nobody can have signed it
+        raise PeerError(WireCode.MALFORMED, "the answer's envelope holds a number that nobody can sign") from error
+    try:
+        key.verify(envelope.signature, signed)
     except InvalidSignature as error:
         pinned = codec.sha256_hex(key.public_bytes_raw())
         raise PeerError(

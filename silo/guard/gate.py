@@ -290,7 +290,7 @@ class Gate:
         outbox_id = None
         if content:
             item = OutboxItem(
-                0, run, round_number, step, kind, digest, len(payload), decision_seq, self._clock(), "allowed", 0,
+                0, run, round_number, step, kind, digest, len(payload), decision_seq, self.now(), "allowed", 0,
                 archived,
             )  # fmt: skip
             with self._judge.halting():
@@ -344,20 +344,22 @@ class Gate:
     def retry(self, item: OutboxItem) -> Sent:
         """Send an allowed content message again: the same bytes under a new sequence.
 
+        Its facts are judged again by the policy in force, which may be tighter than the one that let it out (T34); it
+        was counted then, and is not a second time.
+
         Raises:
-            DeniedError: its bytes are gone, or are not those that were allowed; recorded, and never tried again.
+            DeniedError: the policy says no by now, or its bytes are gone, or are not those that were allowed; recorded,
+                and never tried again.
             UnreachableError, NotAllowedError, OperationError, PeerError: as `transmit`.
         """
         try:
             payload = self._ledger.payloads.read(item.digest)
-        except (NotFoundError, VerificationError) as error:
-            with self._judge.halting():
-                self._ledger.settle_outbox(item.id, "dropped")
-            self.record(
-                "egress.indeterminate", kind=item.kind, run=item.run, round=item.round, step=item.step,
-                reasons=[error.code], link={"decision": item.decision_seq}, direction="egress",
-            )  # fmt: skip
+        except (NotFoundError, OperationError, VerificationError) as error:
+            self._drop(item, [error.code])
             raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
+        if reasons := self._judge.denied_by_now(item.kind, item.decision_seq):
+            self._drop(item, reasons)
+            raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
         with self._judge.halting():
             attempt = self._ledger.count_attempt(item.id)
             sequence = self._ledger.next_sequence(item.run)
@@ -367,6 +369,14 @@ class Gate:
                 item.id,
             )
         )  # fmt: skip
+
+    def _drop(self, item: OutboxItem, reasons: list[str]) -> None:
+        self.record(
+            "egress.indeterminate", kind=item.kind, run=item.run, round=item.round, step=item.step, reasons=reasons,
+            link={"decision": item.decision_seq}, direction="egress",
+        )  # fmt: skip
+        with self._judge.halting():
+            self._ledger.settle_outbox(item.id, "dropped")
 
     def interrupt(self, *, for_good: bool = False) -> None:
         """Give up the exchange in flight, or all of them. Safe in a signal handler."""

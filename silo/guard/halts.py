@@ -70,13 +70,19 @@ class Halts:
             raise ConflictError(
                 f"the halt of {kind}, or the policy, is not what was shown", hint="read it again", code="STALE_VIEW"
             )
-        digest = self._digest(kind, since)
-        self._ledger.approve(
-            Approval(
-                _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "", self._gate.now()
-            )
-        )
-        given, needed = self._given(kind, since), self._gate.policy.file.approvals.release_after_halt
+        digest, needed = self._digest(kind, since), self._gate.policy.file.approvals.release_after_halt
+        try:
+            self._ledger.approve(
+                Approval(
+                    _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "",
+                    self._gate.now(),
+                )
+            )  # fmt: skip
+        except ConflictError:
+            # Killed between the last yes and its effect: whoever said yes says it again.
+            if len(given := self._given(kind, since)) < needed or command.person not in given:
+                raise
+        given = self._given(kind, since)
         told, halted = kind == EQUIVOCATION_KIND, self._gate.halted
         if told:
             self._gate.halted = ""  # a halted gate records nothing
@@ -88,6 +94,8 @@ class Halts:
             )  # fmt: skip
             if len(given) >= needed:
                 self._end(kind, given)
+                # A clock that was set back may begin the next halt at the same second: no yes is left for it (T41).
+                self._ledger.forget_approvals(_name(digest))
                 halted = ""
         finally:
             if told:
@@ -110,7 +118,10 @@ class Halts:
         return [approval.person for approval in self._ledger.approvals(_name(self._digest(kind, since)))]
 
     def _digest(self, kind: str, since: float) -> str:
-        return sha256_hex(canonical_json(["fedsilo halt", kind, since, self._gate.policy.digest]))
+        """What a release is signed over: this halt, under this policy, with what people were to look at."""
+        told = self._ledger.equivocation if kind == EQUIVOCATION_KIND else {}
+        evidence = sha256_hex(canonical_json([told.get("known"), told.get("shown")])) if told else ""
+        return sha256_hex(canonical_json(["fedsilo halt", kind, since, evidence, self._gate.policy.digest]))
 
 
 def _name(digest: str) -> str:

@@ -19,7 +19,7 @@ from fedsilo.treaty.errors import FedSiloError, OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Buffer
 from policies import screening
-from policies.engine import FINAL, Approval, Decision, Facts, HistoryBook, Message, decide, measure
+from policies.engine import FINAL, Approval, Decision, Facts, History, HistoryBook, Message, decide, measure
 from policies.load import Policy
 from policies.model_screens import ScreenName
 from policies.rules.base import block_of
@@ -199,6 +199,20 @@ class Judge:
             self._ledger.keep_book(self.book.to_json())
 
     # ---- recording ---------------------------------------------------------------------------------
+
+    def denied_by_now(self, kind: str, decision_seq: int) -> list[str]:
+        """Why the policy in force denies what an earlier decision let out; nothing where it does not.
+
+        Judged by the facts on record and today's time, without counts: the message was counted when it was allowed.
+        """
+        if kind in self.book.screen_halts:
+            return ["SCREEN_HALT"]
+        record = next(self._audit.records(decision_seq), None)
+        facts = record["facts"].get("final") if record is not None and record["seq"] == decision_seq else None
+        if not facts:
+            return ["RECORD_GONE"]
+        decision = decide({**facts, "now": self.now()}, self.policy, History())
+        return list(decision.reasons) if decision.verdict == "deny" else []
 
     def record_decision(
         self,

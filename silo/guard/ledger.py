@@ -61,7 +61,7 @@ class OutboxItem:
     payload_bytes: int
     decision_seq: int  # of the audit record
     at: float  # seconds since 1970
-    state: str  # allowed | sent | dropped (its round is over)
+    state: str  # allowed | sent | dropped (its bytes are gone, or the policy changed its mind while it waited)
     attempts: int
     archived: bool  # its bytes stay when it is settled, until retention takes them
 
@@ -330,6 +330,11 @@ class Ledger:
         except sqlite3.IntegrityError as error:
             raise ConflictError(f"{approval.person} has answered for {approval.release_id!r} already") from error
 
+    def forget_approvals(self, release_id: str) -> None:
+        """They have had their effect."""
+        with self._writing() as database:
+            database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
+
     def approvals(self, release_id: str) -> list[Approval]:
         rows = self._all("SELECT * FROM approvals WHERE release_id=? ORDER BY at", (release_id,))
         return [Approval(**dict(row)) for row in rows]
@@ -422,7 +427,7 @@ class Ledger:
         ]
 
     def keep_transcript(self, run: str, round_number: int, kept: Mapping[str, Any]) -> None:
-        """What was signed for a round, and how far it is agreed on (threat T20)."""
+        """A round's first transcript, how far it is agreed on, and which others were met (threat T20)."""
         self._set_fact(f"run/{run}/transcript/{round_number}", json.dumps(kept))
 
     def transcript(self, run: str, round_number: int) -> dict[str, Any] | None:

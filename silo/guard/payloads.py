@@ -17,7 +17,7 @@ from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationErr
 from fedsilo.treaty.wire.codec import Buffer, sha256_hex
 
 FOLDER = "payloads"  # beside the ledger
-UNWRITABLE = "PAYLOADS_UNWRITABLE"
+UNWRITABLE, UNREADABLE = "PAYLOADS_UNWRITABLE", "PAYLOAD_UNREADABLE"
 
 
 class Payloads:
@@ -57,13 +57,19 @@ class Payloads:
             self._sizes[digest] = len(payload)
 
     def read(self, digest: str) -> bytes:
-        """Raises NotFoundError: it is not kept. VerificationError: the file holds other bytes (`PAYLOAD_CHANGED`)."""
+        """The bytes.
+
+        Raises:
+            NotFoundError: it is not kept.
+            VerificationError: the file holds other bytes (`PAYLOAD_CHANGED`).
+            OperationError: the disk does not give it (`PAYLOAD_UNREADABLE`).
+        """
         try:
             payload = (self._folder / digest).read_bytes()
         except FileNotFoundError as error:
             raise NotFoundError(f"payload {digest[:12]} is not kept here") from error
         except OSError as error:
-            raise OperationError(f"cannot read payload {digest[:12]}: {error.strerror}", code=UNWRITABLE) from error
+            raise OperationError(f"cannot read payload {digest[:12]}: {error.strerror}", code=UNREADABLE) from error
         if sha256_hex(payload) != digest:
             raise VerificationError(f"payload {digest[:12]} was changed on the disk", code="PAYLOAD_CHANGED")
         return payload

@@ -18,6 +18,7 @@ from fedsilo.treaty.errors import (
     DeniedError,
     NotAllowedError,
     NotFoundError,
+    OperationError,
     UsageError,
     VerificationError,
 )
@@ -137,6 +138,7 @@ class Releases:
             NotFoundError, ConflictError: no such release, no longer held, or what was shown is not what is held.
             NotAllowedError: the person has no role that the policy names.
         """
+        self._refuse_while_halted()
         release = self._shown(command)
         if release.expires_at <= self._gate.now():
             raise ConflictError(f"release {release.id} expired", code="EXPIRED")
@@ -168,8 +170,8 @@ class Releases:
         try:
             payload = self._ledger.payloads.read(release.digest)
         except (NotFoundError, VerificationError) as error:
-            release = self._settle(release, "denied")
             self._record("approval.deny", release, reasons=["DIGEST"])
+            self._settle(release, "denied")
             raise ConflictError(
                 f"the stored bytes of {release.id} are not those that were held", code="TAMPERED"
             ) from error
@@ -198,16 +200,16 @@ class Releases:
         Raises:
             UsageError: no such reason code. ConflictError, NotFoundError: as `approve`.
         """
+        self._refuse_while_halted()
         code = str(command.arguments.get("reason_code", ""))
         if code not in REJECT_CODES:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
         release = self._shown(command)
         self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))))
-        release = self._settle(release, "rejected")
         self._record(
             "approval.deny", release, person=command.person, fingerprint=command.certificate_fingerprint, reasons=[code]
         )
-        return Settled(release, "denied")
+        return Settled(self._settle(release, "rejected"), "denied")
 
     def _shown(self, command: VerifiedCommand) -> Release:
         """The release, if it still is what the person was shown."""
@@ -234,18 +236,32 @@ class Releases:
             )
         return release
 
+    def _refuse_while_halted(self) -> None:
+        """Before anything is written: an answer without a record, or without its effect, would be spent for nothing."""
+        if self._gate.halted:
+            raise OperationError(f"nothing is approved or rejected: {self._gate.halted}", code="HALTED")
+
     def _answer(self, release: Release, command: VerifiedCommand, verdict: str, reason: str) -> None:
-        self._ledger.approve(
-            Approval(
-                release.id, command.person, command.certificate_fingerprint, release.digest, verdict, reason,
-                self._gate.now(),
-            )
+        """Raises ConflictError: the person has answered, and that answer was or will be acted upon."""
+        given = Approval(
+            release.id, command.person, command.certificate_fingerprint, release.digest, verdict, reason,
+            self._gate.now(),
         )  # fmt: skip
+        try:
+            self._ledger.approve(given)
+        except ConflictError:
+            # Killed between a no, or the last yes, and its effect: whoever gave it gives it again.
+            same = {(one.person, one.verdict, one.digest) for one in self._ledger.approvals(release.id)}
+            effective = verdict == "reject" or len(self._given(release)) >= release.persons
+            if not effective or (given.person, verdict, release.digest) not in same:
+                raise
 
     # ---- without persons ---------------------------------------------------------------------------
 
     def expire(self) -> list[Settled]:
-        """End the holds whose time is over; each is a refusal."""
+        """End the holds whose time is over; each is a refusal. A halted gate ends none: it could record no end."""
+        if self._gate.halted:
+            return []
         now = self._gate.now()
         return [
             self._end(release, release.expiry_outcome, "EXPIRED")
@@ -262,9 +278,8 @@ class Releases:
         ]
 
     def _end(self, release: Release, outcome: str, reason: str) -> Settled:
-        release = self._settle(release, "missed" if outcome == "missed" else "expired")
         self._record("approval.expire", release, reasons=[reason])
-        return Settled(release, outcome)
+        return Settled(self._settle(release, "missed" if outcome == "missed" else "expired"), outcome)
 
     def _settle(self, release: Release, state: str) -> Release:
         """A no, in whichever way: the bytes go."""

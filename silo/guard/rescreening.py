@@ -8,6 +8,7 @@ Does not tell: what the screens would have found with the records, the index and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from silo.guard.screens import Screens
 COMMAND = "audit.rescreen"
 # Of one command, which the loop's thread carries out between two exchanges: it goes on where the last one ended.
 PAYLOADS_MAX = 64
+SECONDS_MAX = 30.0  # with the last message's 60 s of screens, still less than a command waits for its answer
 RECORDS_MAX = 20_000
 
 _CAME_IN = "what came in is not archived"
@@ -69,15 +71,15 @@ class Rescreening:
             raise UsageError("from which record on? its number is needed")
         left = {item.decision_seq: item for item in self._ledger.outbox()}
         rows: list[dict[str, Any]] = []
-        read = 0
+        self._read, end = 0, time.monotonic() + SECONDS_MAX
         for record in self._audit.records(since):
-            if read == PAYLOADS_MAX or record["seq"] >= since + RECORDS_MAX:
+            over = self._read == PAYLOADS_MAX or time.monotonic() > end
+            if over or record["seq"] >= since + RECORDS_MAX:
                 return {"policy": asked.digest, "rows": rows, "next": record["seq"]}
             final = record.get("facts", {}).get("final", {})
             if record["event"] not in DECISIONS or not final or not screened_otherwise(final, asked):
                 continue
             found = self._found(record, asked, left.get(record["seq"]), command)
-            read += isinstance(found, dict)
             key = "why" if isinstance(found, str) else "facts"
             rows.append({"seq": record["seq"], "hmac_sha256": record["payload"].get("hmac_sha256", ""), key: found})
         return {"policy": asked.digest, "rows": rows, "next": None}
@@ -99,6 +101,7 @@ class Rescreening:
             body, _ = parsed(item.kind, self._ledger.payloads.read(item.digest), OUTBOUND_KINDS)
         except FedSiloError as error:
             return error.message
+        self._read += 1
         self._audit.append(
             "payload.read", kind=item.kind, run=item.run, round=item.round, step=item.step,
             detail={

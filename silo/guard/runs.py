@@ -99,6 +99,7 @@ class RunKeeper:
         _log.info("in: %s %s round %d step %d", item.kind, item.run, item.round, item.step)
         if isinstance(item.body, pb.RunPlan):
             return self._take_plan(item)
+        self.agreement.compare(item, item.body)  # before anything is passed over
         run = self.run
         if run is None or item.run != run.plan.run:
             return True
@@ -131,7 +132,8 @@ class RunKeeper:
                 self._set_view(self._gate.view.evaluating(item.body.adapter_digest))
         if (view := self._gate.view.asking(item.body, item.step)) != self._gate.view:
             self._set_view(view)
-        self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
+        if told is not None or not isinstance(item.body, pb.RoundAgreed):
+            self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
         if told is not None:
             run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
         elif isinstance(item.body, pb.RoundResult):
@@ -263,9 +265,10 @@ class RunKeeper:
         round_number = self._gate.view.round
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
-        if self._gate.view.agreeing and self.agreement.resume(run, round_number):
+        if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
             self._ignored_round = round_number - 1
             return  # nothing of the round has begun anywhere
+        self._set_view(self._gate.view.settled())
         self._ignored_round = round_number
         _log.warning("run %s is taken up again after round %d", run, round_number)
         if round_number and round_number not in waiting:
@@ -295,14 +298,23 @@ class RunKeeper:
             return
         run, number = self.run.plan.run, self._gate.view.round
         _log.warning("round %d of run %s goes on without this silo", number, run)
-        self.agreement.drop()
-        self.run.abandon_round()
-        self._ignored_round = max(self._ignored_round, number)
-        self._offered.clear()
-        self.deadlines.clear()
+        self.sit_out(run, number)
         self._panel.publish("round.abandoned", {"run": run, "round": number})
         if number:
             self._talk.tell("control.abstain", pb.Abstain(round=number), run=run, round_number=number)
+
+    def sit_out(self, run: str, number: int) -> bool:
+        """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
+        if self.run is None or run != self.run.plan.run:
+            return False
+        self._ignored_round = max(self._ignored_round, number)
+        if number != self._gate.view.round:
+            return False
+        self.agreement.drop()
+        self.run.abandon_round()
+        self._offered.clear()
+        self.deadlines.clear()
+        return True
 
     def without_donors(self, run: str, round_number: int, step: int) -> None:
         """The donors of a step are not let in: the step goes on with own answers, as if none had come in time."""

@@ -43,6 +43,9 @@ _WORDS_OF_ABSENCE = {
 }
 
 
+_MADE_OTHERWISE = "the trainer's overlap index was made with other settings"
+
+
 def index_key(site_secret: bytes) -> bytes:
     """The key that grams of private records are hashed by. It tells nothing of the site secret."""
     return hmac.new(site_secret, b"fedsilo overlap index", hashlib.sha256).digest()
@@ -81,7 +84,9 @@ class Screens:
         """One run of the named screens over every text, hit or no hit. Too slow is a failure, which denies (B5)."""
         self.runs += 1
         end = self._monotonic() + SCREEN_SECONDS_MAX
-        material = Material(overlap=self._index, canaries=self._canaries)
+        # An index that exempts what this policy does not would find too little: then the screen fails instead (T15).
+        index = None if self._misfit(policy.file) else self._index
+        material = Material(overlap=index, canaries=self._canaries)
         return screening.screen(policy.file, names, texts, material, time_is_over=lambda: self._monotonic() > end)
 
     def index_wanted(self, file: PolicyFile) -> dict[str, Any] | None:
@@ -127,8 +132,8 @@ class Screens:
     def lacking(self, file: PolicyFile, names: Sequence[ScreenName]) -> list[str]:
         """Why some of these screens cannot run here as this file sets them, which need not be the one in force."""
         whys = [("overlap", self._overlap_missing), ("canary", self._canary_missing)]
-        if not self._overlap_missing and self.index_wanted(file) != self._index_settings:
-            whys[0] = ("overlap", "the trainer's overlap index was made with other settings")
+        if self._misfit(file):
+            whys[0] = ("overlap", _MADE_OTHERWISE)
         return [f"screen {name} cannot run: {why}" for name, why in whys if name in names and why]
 
     def troubles(self, policy: Policy) -> list[str]:
@@ -136,13 +141,20 @@ class Screens:
         return [
             f"{policy.source}:{policy.line_of(path)}: {path[1]} is denied while its screen {name} cannot run: {why}"
             for path, names in screens_named(policy)
-            for name, why in (("overlap", self._overlap_missing), ("canary", self._canary_missing))
+            for name, why in (
+                ("overlap", _MADE_OTHERWISE if self._misfit(policy.file) else self._overlap_missing),
+                ("canary", self._canary_missing),
+            )
             if name in names and why
         ]
 
     @property
     def _overlap_missing(self) -> str:
         return "" if self._index is not None else self.trouble_of_index
+
+    def _misfit(self, file: PolicyFile) -> bool:
+        """The index is there, and was made as another policy than this one wants it."""
+        return self._index is not None and self.index_wanted(file) != self._index_settings
 
     @property
     def _canary_missing(self) -> str:

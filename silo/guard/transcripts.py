@@ -3,9 +3,12 @@
     round.open with a transcript -> every field compared with what this site knows -> recorded, kept, countersigned
     (in the next polls) -> round.agreed with the others' signatures -> verified, recorded -> the round begins
 
-Two transcripts of one round, both signed, are evidence: it is kept, and the silo halts until people release it.
+Two transcripts of one round, both signed, are evidence: it is kept, and the silo halts until people release it. That
+round goes on without it then. Enough signatures for the plan and too few for this site's policy are no reason to
+leave: more may come until the round is over.
 
-Does not stop: a coordinator that tells all silos the same; peers that sign whatever they are shown.
+Does not stop: a coordinator that tells all silos the same; peers that sign whatever they are shown; two groups of
+silos that are each large enough to agree on a transcript of their own (`needed` in `fedsilo.treaty.transcript`).
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.transcript import (
     Countersignature,
     Equivocation,
+    RoundEnd,
+    SignedEnd,
     Transcript,
     conflict,
     count,
@@ -87,6 +93,7 @@ class Agreement:
         self._witnessing = witnessing
         self._talk = talk
         self.waiting: Waiting | None = None
+        self._short: tuple[str, int] = ("", 0)  # the round whose lack of signatures is on record
 
     @property
     def countersignature(self) -> bytes:
@@ -105,7 +112,6 @@ class Agreement:
 
         Raises:
             TranscriptRefused: the item, or the round, is nothing that this silo takes part in.
-            Equivocation: somebody signed two transcripts of this round.
         """
         match item.body:
             case pb.RoundOpen() as body:
@@ -129,12 +135,7 @@ class Agreement:
             UnreachableError, NotAllowedError, PeerError, DeniedError: the no is not known to have been heard; the item
                 is not acknowledged then, and comes again.
         """
-        _log.error("%s", error.message)
-        self._gate.record(
-            "ingress.decision", run=item.run, round=item.round, kind=item.kind, decision="deny",
-            reasons=[error.reason], direction="ingress", peer=self._witnessing.coordinator,
-            payload=self._gate.digests(item.kind, item.payload), detail={"fields": list(error.fields)},
-        )  # fmt: skip
+        self._record_refused(item, error)
         self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=item.run)
         if isinstance(item.body, pb.RoundResult):
             return False
@@ -143,21 +144,52 @@ class Agreement:
         self.drop()
         return True
 
-    # ---- a round opens -----------------------------------------------------------------------------
+    def _record_refused(self, item: Inbound, error: TranscriptRefused) -> None:
+        _log.error("%s", error.message)
+        self._gate.record(
+            "ingress.decision", run=item.run, round=item.round, kind=item.kind, decision="deny",
+            reasons=[error.reason], direction="ingress", peer=self._witnessing.coordinator,
+            payload=self._gate.digests(item.kind, item.payload), detail={"fields": list(error.fields)},
+        )  # fmt: skip
 
-    def compare(self, body: pb.RoundOpen) -> None:
-        """Look at a genuine round.open, whatever the rules say of it, for a second transcript of a known round.
+    # ---- two transcripts of one round --------------------------------------------------------------
+
+    def compare(self, message: Inbound | pb.Envelope, body: ProtobufMessage) -> None:
+        """Look at a genuine message, whatever becomes of it, for a second transcript of a round.
+
+        The first one that the coordinator signed is kept for that, also where this silo refuses it.
+
+        Args:
+            message: says of which round it is.
+            body: its content.
 
         Raises:
-            Equivocation: there is one, with the coordinator's signature.
+            Equivocation: coordinator or peer signed another one, and people have not looked at it yet.
         """
-        shown = self._signed(body)
-        if shown is None:
+        match body:
+            case pb.RoundOpen():
+                self._compare_shown(body, message.sequence)
+            case pb.RoundAgreed() if kept := self._ledger.transcript(message.run, message.round):
+                known = transcript_from_canonical(kept["transcript"])
+                brought = [each for each in _countersignatures(body) if each.digest not in kept["others"]]
+                counted = count(known, brought, self._keys(known, body))
+                if counted.others:
+                    raise self._told_otherwise(known, kept["signature"], counted.others[0], message.sequence)
+
+    def _compare_shown(self, body: pb.RoundOpen, sequence: int) -> None:
+        shown, coordinator = self._signed(body), self._witnessing.coordinator
+        if shown is None or shown.federation != self._site.config.federation:
             return
         kept = self._ledger.transcript(shown.run, shown.round)
-        known = transcript_from_canonical(kept["transcript"]) if kept else shown
-        if kept and (fields := conflict(known, shown)):
-            coordinator = self._witnessing.coordinator
+        if kept is None:
+            first = {"transcript": shown.canonical(), "signature": body.transcript_signature.hex()}
+            state = {"opening": "", "signed": False, "agreed": False, "others": {}}
+            self._ledger.keep_transcript(shown.run, shown.round, first | state)
+            return
+        if shown.digest in kept["others"]:
+            return
+        known = transcript_from_canonical(kept["transcript"])
+        if fields := conflict(known, shown):
             raise Equivocation(
                 f"the coordinator signed two transcripts of round {shown.round} of run {shown.run}, "
                 f"{known.digest[:12]} and {shown.digest[:12]}, which differ in {', '.join(fields)}",
@@ -165,14 +197,53 @@ class Agreement:
                 evidence={
                     "run": shown.run,
                     "round": shown.round,
-                    "known": _piece(known, coordinator, bytes.fromhex(kept["signature"])),
-                    "shown": _piece(shown, coordinator, body.transcript_signature),
+                    "sequence": sequence,
+                    "known": _piece(known, coordinator, kept["signature"]),
+                    "shown": _piece(shown, coordinator, body.transcript_signature.hex()),
                 },
             )
 
+    def _told_otherwise(
+        self, known: Transcript, signature: str, other: Countersignature, sequence: int
+    ) -> Equivocation:
+        return Equivocation(
+            f"{other.silo} signed {other.digest[:12]} as the transcript of round {known.round} of run "
+            f"{known.run}; this silo was shown {known.digest[:12]}",
+            hint=_ASK_PEOPLE,
+            evidence={
+                "run": known.run,
+                "round": known.round,
+                "sequence": sequence,
+                "known": _piece(known, self._witnessing.coordinator, signature),
+                "shown": {
+                    "sha256": other.digest,
+                    "party": silo_id(known.federation, other.silo),
+                    "signature": other.signature.hex(),
+                },
+            },
+        )
+
+    def keep(self, error: Equivocation) -> None:
+        """Both pieces of evidence on record, then in the ledger, where they halt this silo over restarts.
+
+        The message that brought them is taken in with the next poll, which only a release brings, and this pair is no
+        news from then on: else the same message would halt this silo again after every release.
+        """
+        evidence = error.evidence
+        run, number, shown = evidence["run"], evidence["round"], evidence["shown"]
+        pieces = {name: evidence[name] for name in ("known", "shown")}
+        self._gate.record("round.equivocation", run=run, round=number, reasons=[EQUIVOCATION], detail=pieces)
+        self._ledger.keep_equivocation({**evidence, "message": error.message, "since": self._gate.now()})
+        kept = self._ledger.transcript(run, number)
+        assert kept is not None  # noqa: S101  # there are two only where one is kept
+        others = kept["others"] | {shown["sha256"]: shown["signature"]}
+        self._ledger.keep_transcript(run, number, kept | {"others": others})
+        self._ledger.acknowledge(evidence["sequence"])
+
+    # ---- a round opens -----------------------------------------------------------------------------
+
     def _take(self, item: Inbound, body: pb.RoundOpen, plan: Plan) -> None:
         """Check and sign a round's transcript; from then on the polls carry the signature."""
-        self.compare(body)
         transcript = self._signed(body)
         if transcript is None:
             raise TranscriptRefused("TRANSCRIPT_UNSIGNED", f"round {item.round} opens without a signed transcript")
@@ -183,29 +254,31 @@ class Agreement:
                 f"the transcript of round {item.round} differs from what is known here in {', '.join(wrong)}",
                 wrong,
             )
+        kept = self._ledger.transcript(item.run, item.round)
+        assert kept is not None  # noqa: S101  # `compare` kept it
+        if kept["others"] or (kept["signed"] and not kept["opening"]):
+            raise TranscriptRefused(WireCode.ROUND_CLOSED.value, f"round {item.round} goes on without this silo")
         signature = sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
-        if self._ledger.transcript(item.run, item.round) is None:
-            detail = _piece(transcript, self._witnessing.coordinator, body.transcript_signature)
+        if not kept["signed"]:
+            detail = _piece(transcript, self._witnessing.coordinator, body.transcript_signature.hex())
             detail |= {"countersignature": signature.hex()}
             self._gate.record("round.transcript", run=item.run, round=item.round, kind=item.kind, detail=detail)
-            kept = {
-                "transcript": transcript.canonical(),
-                "signature": body.transcript_signature.hex(),
-                "opening": item.payload.hex(),
-                "agreed": False,
-            }
-            self._ledger.keep_transcript(item.run, item.round, kept)
+            self._ledger.keep_transcript(item.run, item.round, kept | {"opening": item.payload.hex(), "signed": True})
         self.waiting = Waiting(item, transcript, signature)
 
-    def resume(self, run: str, round_number: int) -> bool:
-        """After a restart: wait on for a round that was signed and has not begun. False: there is none to wait for."""
+    def resume(self, plan: Plan, round_number: int) -> bool:
+        """After a restart: wait on for a round that was signed and has not begun. False: there is none to wait for, or
+        it differs from what is known here by now."""
+        run = plan.run
         kept = self._ledger.transcript(run, round_number)
-        if kept is None or kept["agreed"]:
+        if kept is None or not kept["opening"] or kept["others"]:
             return False
         payload = bytes.fromhex(kept["opening"])
         body = codec.decode(pb.RoundOpen, payload)
         opening = Inbound("round.open", run, round_number, 0, 0, body, payload, codec.sha256_hex(payload), {})
         transcript = transcript_from_canonical(kept["transcript"])
+        if self._differences(transcript, opening, body, plan):
+            return False
         signature = sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
         self.waiting = Waiting(opening, transcript, signature)
         return True
@@ -238,27 +311,30 @@ class Agreement:
     # ---- the others have signed --------------------------------------------------------------------
 
     def _agreed(self, item: Inbound, body: pb.RoundAgreed, plan: Plan) -> Inbound | None:
-        """The round.open that may begin; None where no round waits for this."""
+        """The round.open that may begin; None where no round waits for this, or it waits on."""
         waiting = self.waiting
         if waiting is None or (item.run, item.round) != (waiting.transcript.run, waiting.transcript.round):
             return None
         transcript, own = waiting.transcript, self._site.config.silo
-        brought = [Countersignature(row.silo, row.transcript_sha256, row.signature) for row in body.countersignatures]
-        keys = self._keys(transcript, body)
+        brought, keys = _countersignatures(body), self._keys(transcript, body)
         counted = count(transcript, brought, keys)
-        if counted.others:
-            raise self._told_otherwise(waiting, counted.others[0])
         if body.transcript_sha256 != transcript.digest:
             raise TranscriptRefused(
                 "TRANSCRIPT_DIFFERS", f"round {item.round} is said to be agreed on another transcript than the signed"
             )
         signed = counted.agreed | {own}
-        least = needed(transcript, min_peers=self._gate.policy.file.federation.min_peers, quorum=plan.quorum)
+        least = needed(len(plan.silos), min_peers=self._gate.policy.file.federation.min_peers, quorum=plan.quorum)
         if len(signed) < least:
-            raise TranscriptRefused(
+            few = TranscriptRefused(
                 "TOO_FEW_SIGNATURES",
                 f"{len(signed)} silos signed the transcript of round {item.round}, needed: {least}",
             )
+            if len(signed) < needed(len(plan.silos), min_peers=1, quorum=plan.quorum):
+                raise few  # not enough for the plan either: it is said so only when nobody else is waited for
+            if self._short != (item.run, item.round):
+                self._short = (item.run, item.round)
+                self._record_refused(item, few)
+            return None
         signatures = {row.silo: row.signature.hex() for row in brought if row.silo in counted.agreed}
         signatures[own] = waiting.signature.hex()
         detail = {
@@ -275,6 +351,19 @@ class Agreement:
         if self.waiting is not None:
             self._close(agreed=False)
 
+    def stand_aside(self) -> None:
+        """The round that waits goes on without this silo.
+
+        Raises:
+            UnreachableError, NotAllowedError, PeerError, DeniedError: the no is not known to have been heard; the round
+                waits on, so that it can be said again.
+        """
+        if self.waiting is None:
+            return
+        shown = self.waiting.transcript
+        self._talk.say("control.abstain", pb.Abstain(round=shown.round), run=shown.run, round_number=shown.round)
+        self.drop()
+
     def leave(self, run: str) -> None:
         """This silo stops in an orderly way: its open round goes on without it, also where it has not begun yet."""
         self.drop()
@@ -288,8 +377,9 @@ class Agreement:
         transcript, self.waiting = self.waiting.transcript, None
         self._gate.view = self._gate.view.settled()
         kept = self._ledger.transcript(transcript.run, transcript.round) or {}
-        # the payload was only for a restart in between
+        # the payload was only for a restart in between; without it the round is not waited for again
         self._ledger.keep_transcript(transcript.run, transcript.round, kept | {"opening": "", "agreed": agreed})
+        self._ledger.save_view(transcript.run, self._gate.view.to_json())
 
     def _keys(self, transcript: Transcript, body: pb.RoundAgreed) -> dict[str, Ed25519PublicKey]:
         own = self._site.config.silo
@@ -301,66 +391,37 @@ class Agreement:
                     keys[row.silo] = key
         return keys
 
-    def _told_otherwise(self, waiting: Waiting, other: Countersignature) -> Equivocation:
-        transcript = waiting.transcript
-        kept = self._ledger.transcript(transcript.run, transcript.round) or {}
-        return Equivocation(
-            f"{other.silo} signed {other.digest[:12]} as the transcript of round {transcript.round} of run "
-            f"{transcript.run}; this silo was shown {transcript.digest[:12]}",
-            hint=_ASK_PEOPLE,
-            evidence={
-                "run": transcript.run,
-                "round": transcript.round,
-                "known": _piece(transcript, self._witnessing.coordinator, bytes.fromhex(kept.get("signature", ""))),
-                "shown": {
-                    "sha256": other.digest,
-                    "party": silo_id(transcript.federation, other.silo),
-                    "signature": other.signature.hex(),
-                },
-            },
-        )
-
     # ---- the round is over -------------------------------------------------------------------------
 
     def _result(self, item: Inbound, body: pb.RoundResult) -> None:
         """A result belongs to the transcript that this silo signed, and names nobody else; recorded."""
         kept = self._ledger.transcript(item.run, item.round)
-        if kept is None:
-            return  # it was not signed here: the round went on without this silo
+        if kept is None or not kept["signed"]:
+            return  # the round went on without this silo
         transcript = transcript_from_canonical(kept["transcript"])
         named = {*body.participants, *(row.silo for row in body.verdicts)}
         if body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos):
             raise TranscriptRefused(
                 "TRANSCRIPT_DIFFERS", f"the result of round {item.round} does not belong to the transcript signed here"
             )
+        signed = SignedEnd(RoundEnd.of(transcript, body), self._witnessing.coordinator, body.result_signature)
+        if not signed.verifies(self._site.coordinator_key):
+            # unsigned it binds nobody: another silo may be told of another end
+            raise TranscriptRefused("RESULT_UNSIGNED", f"the result of round {item.round} is not signed")
         if self.waiting is not None and self.waiting.transcript.digest == transcript.digest:
             self.drop()
-        self._gate.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=result_detail(body))
-
-    def keep(self, error: Equivocation) -> None:
-        """Both pieces of evidence on record, then in the ledger, where they halt this silo over restarts."""
-        evidence = error.evidence
-        routing = {"run": evidence["run"], "round": evidence["round"], "reasons": [EQUIVOCATION]}
-        self._gate.record("round.equivocation", **routing, detail={name: evidence[name] for name in ("known", "shown")})
-        self._ledger.keep_equivocation({**evidence, "message": error.message, "since": self._gate.now()})
+        self._gate.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=signed.to_detail())
 
 
-def result_detail(body: pb.RoundResult) -> dict[str, Any]:
-    """What the logs of both ends say of a round's end."""
-    return {
-        "sha256": body.transcript_sha256,
-        "committed": body.committed,
-        "aggregate": body.adapter_digest,
-        "survivors": list(body.participants),
-        "verdicts": {row.silo: row.verdict for row in body.verdicts},
-    }
+def _countersignatures(body: pb.RoundAgreed) -> list[Countersignature]:
+    return [Countersignature(row.silo, row.transcript_sha256, row.signature) for row in body.countersignatures]
 
 
-def _piece(transcript: Transcript, party: str, signature: bytes) -> dict[str, Any]:
+def _piece(transcript: Transcript, party: str, signature: str) -> dict[str, Any]:
     """One signed transcript as it stands in a record: whoever has the party's key needs nothing else to check it."""
     return {
         "sha256": transcript.digest,
         "transcript": transcript.to_json(),
         "party": party,
-        "signature": signature.hex(),
+        "signature": signature,
     }

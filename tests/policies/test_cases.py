@@ -18,6 +18,7 @@ from policies.cases.build import Situation, build
 from policies.cases.format import COUNTS, FORMS, UNNAMED, UPDATE, Case, TensorMessage, load_cases
 from policies.cases.judge import as_expected, coverage, judge, mutate
 from policies.cases.loosen import BEYOND_MESSAGES, beyond_messages, limits, loosened
+from policies.cases.needs import not_for
 from policies.cases.site import Site, kinds_of, named_kinds
 from policies.cases.values import fit
 from policies.catalogue import KINDS
@@ -25,6 +26,7 @@ from policies.compare import compare
 from policies.engine import History, decide
 from policies.history import History as HistoryFields
 from policies.render import PlanSize
+from policies.schema import LoraSchema
 from tests.policies.setting import SCHEMA, edited, policy_of, policy_text
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "policy_cases"
@@ -77,6 +79,88 @@ def test_the_shipped_cases_hold_and_show_every_rule_and_limit(cases: list[Case],
     tried = list(mutate(outcomes, site))
     assert [each.name for each in tried if not each.noticed_by] == []
     assert len(tried) >= 60 and {each.how for each in tried} == {"looser", "another"}
+
+
+WIDE = dataclasses.replace(
+    SCHEMA,
+    tensors=tuple(
+        (f"model.layers.{layer}.self_attn.q_proj.lora_{half}", (2, 12) if half == "A" else (12, 2))
+        for layer in range(12)
+        for half in "AB"
+    ),
+)
+TUTORIAL = PlanSize(
+    rounds=2, local_steps=4, prompts_per_step=8, samples_per_prompt=8, max_new_tokens=6, learning_rate=0.01
+)
+DEMO = PlanSize(rounds=4, local_steps=20, prompts_per_step=8, samples_per_prompt=8, max_new_tokens=64)
+TWO = PlanSize(local_steps=2, swap_period=1, prompts_per_step=2, samples_per_prompt=2, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("first_rounds", [0, 1])
+@pytest.mark.parametrize("schema", [SCHEMA, WIDE], ids=["two tensors", "many"])
+@pytest.mark.parametrize("silos", [2, 4, 9])
+@pytest.mark.parametrize("size", [TUTORIAL, DEMO, TWO], ids=["tutorial", "demo", "two"])
+def test_the_shipped_cases_hold_whatever_the_size(
+    size: PlanSize, silos: int, schema: LoraSchema, first_rounds: int
+) -> None:
+    peers = tuple(f"spiffe://cardio-net/silo/hospital_{letter}" for letter in "abcdefghi"[:silos])
+    text = policy_text(size=size, peers=peers, schema=schema, first_rounds=first_rounds)
+    site = Site(policy_of(text), schema)
+    outcomes = list(judge(PUBSWAP, site))
+    assert [(outcome.name, outcome.said) for outcome in outcomes if not outcome.passed] == []
+    assert [row.name for row in coverage(outcomes, site).rows if not row.covered] == []
+    left_out = {each.case.source.rpartition("/")[2] for each in not_for(PUBSWAP, site)}
+    asks_nobody = {"approvals.yaml"} if first_rounds == 0 else set()
+    short = {"answers.yaml"} if size is not DEMO else set()  # 16 bytes a token are less than 8 and 64 beside them
+    all_public = {"plans.yaml"} if size is TWO else set()
+    assert left_out == asks_nobody | short | all_public
+
+
+def test_a_site_without_a_held_out_set_has_nothing_to_show_of_it() -> None:
+    bare = policy_text(held_out_file="", held_out_sha256="", held_out_rows=0, topics=(), first_rounds=1)
+    site = Site(policy_of(bare), SCHEMA)
+    outcomes = list(judge(PUBSWAP, site))
+    assert [outcome.name for outcome in outcomes if not outcome.passed] == []
+    assert [row.name for row in coverage(outcomes, site).rows if not row.covered] == []
+    (only,) = not_for(PUBSWAP, site)
+    assert only.name == "with another held-out set" and only.why.endswith("the policy does not set held_out.rows")
+
+
+@pytest.mark.parametrize(
+    ("need", "why"),
+    [
+        ("approvals.first_rounds >= 1", ""),
+        ("approvals.first_rounds > 1", "it needs approvals.first_rounds > 1, and here that is 1 against 1"),
+        ("max_steps x 2 >= 8", ""),
+        ("max_steps x 2 > 8", "it needs max_steps x 2 > 8, and here that is 8 against 8"),
+        ("federation.peers >= 4", ""),
+        ("2 >= federation.peers", "it needs 2 >= federation.peers, and here that is 2 against 4"),
+        ("ingress.run.plan.local_steps >= 4", ""),
+        ("egress.public.responses.max_prompts_per_step >= 4", "it needs egress.public.responses.max_prompts_per_step "
+         ">= 4, and here that is 3 against 4"),
+    ],
+)  # fmt: skip
+def test_a_case_is_judged_where_the_policy_has_what_it_needs(need: str, why: str) -> None:
+    text = f"name: it\nmessage: {{kind: lora.factors}}\nneeds: [{need}]\nexpect: hold\n"
+    cases = load_cases(text.encode(), "c.yaml")
+    assert [each.why for each in not_for(cases, SITE)] == ([why] if why else [])
+    assert len(list(judge(cases, SITE))) == (0 if why else 1)
+
+
+@pytest.mark.parametrize(
+    ("need", "words"),
+    [
+        ("first_rounds", "is no comparison"),
+        ("max_step >= 1", "did you mean 'max_steps'"),
+        ("approvals.first >= 1", "there is no limit"),
+        ("schema >= 1", "is no number"),
+    ],
+)
+def test_T35_a_need_that_is_none_names_its_line(need: str, words: str) -> None:
+    text = f"name: it\nmessage: {{kind: lora.factors}}\nneeds:\n  - {need}\nexpect: hold\n"
+    with pytest.raises(UsageError) as mistake:
+        list(not_for(load_cases(text.encode(), "c.yaml"), SITE))
+    assert mistake.value.message.startswith("c.yaml:4: ") and words in mistake.value.message
 
 
 def test_a_rule_that_this_policy_never_asks_is_told_apart_from_one_that_no_case_shows() -> None:
@@ -226,6 +310,8 @@ def test_the_good_file_of_the_table_below_is_good() -> None:
         ("expect: allow", "expect: deny\n    reasons: [PROMTS]", "c.yaml:5", "did you mean 'PROMPTS'"),
         ("expect: allow", "expect: allow\n    reasons: [PROMPTS]", "c.yaml:5", "has no reasons"),
         ("expect: allow", "expects: allow", "c.yaml:4", "did you mean 'expect'"),
+        ("kind: public.responses", "kind: public.response", "c.yaml:3", "did you mean 'public.responses'"),
+        ("kind: public.responses", "kind: nope", "c.yaml:3", "there is no kind 'nope'"),
         ("kind: public.responses", "kinds: x", "c.yaml:3", "a message has a kind"),
         ("public.responses}", "public.responses, promts: 3}", "c.yaml:3", "did you mean 'prompts'"),
         ("public.responses}", "public.responses, prompts: limit+1}", "c.yaml:3", "must be a number"),

@@ -37,6 +37,15 @@ def test_the_shipped_cases_hold_and_show_every_rule_limit_and_screen() -> None:
     assert screens == {"pii_basic", "overlap", "canary", "charset"}
 
 
+@pytest.mark.parametrize("silos", [2, 3, 9])
+def test_the_shipped_cases_hold_for_few_silos_and_for_many(silos: int) -> None:
+    peers = tuple(f"spiffe://cardio-net/silo/hospital_{letter}" for letter in "abcdefghi"[:silos])
+    site = Site(policy_of(policy_text("pubswap-strict", schema=FROZEN, size=SMALL, peers=peers)), FROZEN)
+    judged = list(judge(STRICT, site))
+    assert [(outcome.name, outcome.said) for outcome in judged if not outcome.passed] == []
+    assert [row.name for row in coverage(judged, site).rows if not row.covered] == []
+
+
 def test_no_limit_is_loosened_unnoticed() -> None:
     tried = list(mutate(outcomes(), STRICT_SITE))
     assert [each.name for each in tried if not each.noticed_by] == []

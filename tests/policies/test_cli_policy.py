@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch.cli_policy import app
+from fedsilo.launch.cli_policy import _dated, app
 from fedsilo.treaty.wire.codec import canonical_json
 from policies.load import load_policy
 from policies.schema import schema_from_json
@@ -81,6 +82,19 @@ def test_check_notices_another_public_set_and_another_schema(site: Path) -> None
     assert code == 2 and "the policy pins" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(("more", "said"), [(0, True), (1, False)])
+def test_T20_check_says_that_half_of_the_peers_can_agree_on_their_own(site: Path, more: int, said: bool) -> None:
+    assert _init(site)[0] == 0
+    policy = site / "policy.yaml"
+    text = policy.read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("  min_peers: "))
+    policy.write_text(text.replace(line, f"  min_peers: {len(PEERS) // 2 + more}"))
+    code, answer = _run(site, "check", str(policy))
+    found = [notice for notice in answer["data"]["notices"] if notice.startswith("T20: ")]
+    assert code == 0 and bool(found) is said
+    assert not said or f"min_peers of at least {len(PEERS) // 2 + 1} " in found[0]
+
+
 @pytest.mark.parametrize("missing", ["model", "public.jsonl", "federation.json"])
 def test_init_names_what_is_missing(site: Path, missing: str) -> None:
     (site / missing).rename(site / "elsewhere")
@@ -91,7 +105,8 @@ def test_init_names_what_is_missing(site: Path, missing: str) -> None:
 
 def test_no_policy_names_the_way_to_one(site: Path) -> None:
     code, answer = _run(site, "check", str(site / "policy.yaml"))
-    assert code == 2 and answer["error"]["hint"].startswith("fedsilo policy init --ruleset pubswap")
+    assert (code, answer["error"]["code"]) == (8, "NOT_FOUND")
+    assert "fedsilo policy init --ruleset pubswap" in answer["error"]["hint"]
 
 
 def test_check_show_and_explain_agree_on_the_worst_case_and_say_why_where_they_cannot(site: Path) -> None:
@@ -129,7 +144,7 @@ def test_check_show_and_explain_agree_on_the_worst_case_and_say_why_where_they_c
 
 
 @pytest.mark.parametrize("command", [("diff", "GOOD"), ("show",), ("hash",)])
-def test_a_file_that_is_named_and_not_there_is_not_found_and_no_reason_to_make_a_policy(
+def test_a_file_that_is_named_and_not_there_is_not_found_and_perhaps_another(
     site: Path, command: tuple[str, ...]
 ) -> None:
     assert _init(site)[0] == 0
@@ -137,5 +152,62 @@ def test_a_file_that_is_named_and_not_there_is_not_found_and_no_reason_to_make_a
     words = [word.replace("GOOD", good) for word in command]
     code, answer = _run(site, *words, str(site / "nope.yaml"))
     assert (code, answer["error"]["message"]) == (8, f"{site / 'nope.yaml'} does not exist")
-    assert answer["error"]["hint"] == ""
+    assert answer["error"]["hint"].startswith("silo.yaml names a site's own under `policy`; ")
     assert _run(site, *words, good)[0] == 0
+
+
+def test_T07_init_and_check_warn_where_no_plan_gives_the_records_that_the_policy_asks_for(site: Path) -> None:
+    sizes = ("--local-steps", "4", "--prompts-per-step", "4")
+    arguments = ("init", "--ruleset", "pubswap-strict", "--model", str(site / "model"), "--public",
+                 str(site / "public.jsonl"), "--federation", str(site / "federation.json"), "--rank", "2",
+                 "--out", str(site / "policy.yaml"))  # fmt: skip
+    code, made = _run(site, *arguments, *sizes)
+    assert code == 0
+    lines = (site / "policy.yaml").read_text().splitlines()
+    at = {key: 1 + next(number for number, line in enumerate(lines) if line.strip().startswith(key))
+          for key in ("min_records: 64", "local_steps:", "prompts_per_step:")}  # fmt: skip
+    code, checked = _run(site, "check", str(site / "policy.yaml"))
+    for answer in (made, checked):
+        (told,) = (warning for warning in answer["warnings"] if "min_records" in warning)
+        assert (
+            f":{at['min_records: 64']}: min_records is 64 and no allowed plan gives a round more than 16 records"
+            in told
+        )
+        assert (
+            f"local_steps 4 at line {at['local_steps:']}, prompts_per_step 4 at line {at['prompts_per_step:']}" in told
+        )
+    # 20 steps of which every second is public: 40 of 80 records
+    code, made = _run(site, *arguments, "--local-steps", "20", "--prompts-per-step", "4", "--force")
+    assert code == 0 and any("a round 40 records where 10 of its steps are public" in each for each in made["warnings"])
+    code, made = _run(site, *arguments, "--local-steps", "32", "--prompts-per-step", "4", "--force")
+    assert code == 0 and not any("min_records" in warning for warning in made["warnings"])
+
+
+@pytest.mark.parametrize("words", ["check {}", "show {}", "hash {}", "fmt {}", "diff {} {}", "test cases --policy {}"])
+def test_a_missing_policy_is_not_found_and_a_directory_or_a_pipe_is_said_to_be_one(site: Path, words: str) -> None:
+    os.mkfifo(site / "pipe")
+    for name, said in (("model", "is a directory"), ("pipe", "is no plain file")):
+        code, answer = _run(site, *words.replace("{}", str(site / name)).split())
+        assert code == 2 and said in answer["error"]["message"] and answer["error"]["hint"]
+    code, answer = _run(site, *words.replace("{}", str(site / "none.yaml")).split())
+    assert (code, answer["error"]["code"]) == (8, "NOT_FOUND")
+    assert "fedsilo policy init" in answer["error"]["hint"]
+
+
+def test_a_pipe_among_the_cases_is_refused_at_once(site: Path) -> None:
+    assert _init(site)[0] == 0
+    os.mkfifo(site / "pipe")
+    code, answer = _run(site, "test", str(site / "pipe"), "--policy", str(site / "policy.yaml"))
+    assert code == 2 and "is no plain file" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("alpha", ["nan", "inf", "-1"])
+def test_an_alpha_that_is_no_number_is_refused(site: Path, alpha: str) -> None:
+    code, answer = _run(site, "schema", "make", "--model", str(site / "model"), "--out", str(site / "s.json"),
+                        "--alpha", alpha)  # fmt: skip
+    assert code == 2 and "not a LoRA schema" in answer["error"]["message"] and not (site / "s.json").exists()
+
+
+def test_what_explain_shows_of_validity_are_dates() -> None:
+    times = _dated("valid", [1_800_000_000, 1_800_000_001.5])
+    assert times == ["2027-01-15T08:00:00Z", "2027-01-15T08:00:01Z"] and _dated("rounds", 3) == 3

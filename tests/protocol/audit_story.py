@@ -11,6 +11,7 @@ from tests.protocol.audit_parties import COORDINATOR, Clock, exchange, introduce
 
 HOSTILE = "<script>alert(1)</script>\"'&|=\\"
 CERTIFICATE = "5a" * 32
+FACTORS = "ef" * 32  # digest of the update
 
 
 def two_policies() -> tuple[Policy, Policy]:
@@ -41,22 +42,27 @@ def write_story(root: Path) -> tuple[Path, Path]:
             return silo.append(event, **fields)
 
         def decide(
-            kind: str, verdict: str, size: int, *reasons: str, sequence: int = 0, direction: str = "egress"
-        ) -> int:
+            kind: str, verdict: str, size: int, *reasons: str, sequence: int = 0, direction: str = "egress",
+            approvals: list[str] | None = None,
+        ) -> int:  # fmt: skip
+            released = kind == "lora.factors"
             return append(
                 f"{direction}.decision", kind=kind, decision=verdict, reasons=list(reasons), direction=direction,
-                run="run-1", round=3, step=2, peer=COORDINATOR, policy={"effective": policy.digest},
-                payload={"bytes": size, "hmac_sha256": "cd" * 32}, facts={"final": {"secret_fact": 0.5}},
+                run="run-1", round=3, step=0 if released else 2, peer=COORDINATOR, policy={"effective": policy.digest},
+                payload={"bytes": size, **({"sha256": FACTORS} if released else {"hmac_sha256": "cd" * 32})},
+                link={"approvals": approvals} if approvals else None, facts={"final": {"secret_fact": 0.5}},
                 rules=[
                     {"rule": "delta_l2", "outcome": "deny" if verdict == "deny" else "ok", "measured": 9.5,
                      "limit": 4.0, "line": 12, "reason": "DELTA_L2"}
                 ],
             )  # fmt: skip
 
-        def send(kind: str, size: int, sequence: int) -> None:
-            routing: dict[str, Any] = {"kind": kind, "run": "run-1", "round": 3, "step": 2, "sequence": sequence}
-            decision = decide(kind, "allow", size)
-            link, payload = {"decision": decision}, {"bytes": size, "sha256": f"{sequence:064x}"}
+        def send(kind: str, size: int, sequence: int, approvals: list[str] | None = None) -> None:
+            released = kind == "lora.factors"
+            routing: dict[str, Any] = {"kind": kind, "run": "run-1", "round": 3, "sequence": sequence}
+            routing["step"] = 0 if released else 2
+            decision = decide(kind, "allow", size, approvals=approvals)
+            link, payload = {"decision": decision}, {"bytes": size, "sha256": FACTORS if released else "cd" * 32}
             append("egress.sent", payload=payload, link=link, peer=COORDINATOR, direction="egress", **routing)
             append("egress.acked", payload=payload, link=link, peer=COORDINATOR, direction="egress", **routing)
 
@@ -72,12 +78,12 @@ def write_story(root: Path) -> tuple[Path, Path]:
         decide("lora.factors", "hold", 352239, "APPROVALS")
         release: dict[str, Any] = {
             "kind": "lora.factors", "run": "run-1", "round": 3, "step": 0,
-            "payload": {"bytes": 352239, "sha256": "ef" * 32}, "policy": {"effective": policy.digest},
+            "payload": {"bytes": 352239, "sha256": FACTORS}, "policy": {"effective": policy.digest},
         }  # fmt: skip
         name = {"release": "r3/hospital_a", "expires_at": 1800003600}
         append("approval.request", reasons=["APPROVALS"], detail=name, **release)
         append("approval.grant", detail={**name, "person": "alice", "certificate": CERTIFICATE}, **release)
-        send("lora.factors", 352239, 6)
+        send("lora.factors", 352239, 6, ["alice"])
         name = {"release": "r4/hospital_a", "expires_at": 1800007200}
         append("approval.request", reasons=["APPROVALS"], detail=name, **release)
         bob = {"person": "bob", "certificate": "6b" * 32}

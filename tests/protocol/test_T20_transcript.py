@@ -137,13 +137,21 @@ def test_T20_only_signatures_of_the_roster_under_this_digest_count() -> None:
 @settings(max_examples=60)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 6))
 def test_T20_the_threshold_is_the_strictest_of_policy_plan_and_not_being_alone(
-    min_peers: int, quorum: int, silos: int
+    min_peers: int, quorum: int, planned: int
 ) -> None:
-    names = tuple(f"silo_{place}" for place in range(silos))
-    roster = replace(ONE, silos=names, policies=dict.fromkeys(names, ""))
-    least = needed(roster, min_peers=min_peers, quorum=quorum)
-    assert least >= min_peers and least >= quorum and (least >= 2 or silos == 1)
+    least = needed(planned, min_peers=min_peers, quorum=quorum)
+    assert least >= min_peers and least >= quorum and (least >= 2 or planned == 1)
     assert least in (min_peers, quorum, 2)
+
+
+@given(st.integers(2, 64), st.integers(1, 64), st.integers(1, 64))
+def test_T20_two_groups_that_agree_on_their_own_fit_into_a_plan_unless_each_needs_more_than_half(
+    planned: int, min_peers: int, quorum: int
+) -> None:
+    least = needed(planned, min_peers=min_peers, quorum=quorum)
+    groups = planned // least  # as many as have no silo in common
+    assert (groups < 2) is (least > planned / 2)
+    assert groups < 2 or max(min_peers, quorum) <= planned / 2
 
 
 def changed(**fields: Any) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +358,57 @@ def test_T38_a_log_with_too_many_different_problems_says_how_many_are_left_out(t
         (folder / "checkpoints" / f"{chr(ord('a') + number)}.note").write_bytes(b"")
     (found,) = problems(folder)
     assert len(found) == audit_verify.PROBLEMS_MAX + 1 and found[-1] == "and 3 other problems"
+
+
+def _note_below_zero(folder: Path) -> None:
+    text = f"{SILO}\n-1\n{base64.b64encode(bytes(32)).decode()}\n"
+    signature = base64.b64encode(bytes(4) + KEYS[SILO].sign(text.encode())).decode()
+    (folder / "checkpoints" / "x.note").write_text(f"{text}\n— {SILO} {signature}\n", encoding="utf-8")
+
+
+HOSTILE_FILES: dict[str, Callable[[Path], None]] = {
+    "a checkpoint of -1 records": _note_below_zero,
+    "a folder as segment": lambda folder: (folder / "zzz.jsonl").mkdir(),
+    "a folder as a segment of the right name": lambda folder: (folder / "000000000010.jsonl").mkdir(),
+    "a folder as leaf hashes": lambda folder: (folder / "zzz.leaves").mkdir(),
+    "a segment without a name": lambda folder: (folder / ".jsonl").write_bytes(b""),
+    "a pipe as segment": lambda folder: os.mkfifo(folder / "zzz.jsonl"),
+    "a pipe as checkpoint": lambda folder: os.mkfifo(folder / "checkpoints" / "x.note"),
+    "a folder as witnessed note": lambda folder: (folder / "witnessed" / "x.note").mkdir(),
+    "what a terminal obeys": lambda folder: (folder / "checkpoints" / "\x1b[2J\nall good\u202e.note").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_FILES)
+def test_T37_T38_one_partys_folder_stops_the_verifier_for_nobody(
+    honest: tuple[Path, Path], tmp_path: Path, what: str
+) -> None:
+    """A named problem of that log, in both verifiers and in the report; the other party's log is judged as before."""
+    folder = copied(honest[0], tmp_path / "silo")
+    HOSTILE_FILES[what](folder)
+    own, others = problems(folder, honest[1])
+    assert own and others == []
+    assert all(problem.isprintable() for problem in own)
+    command = [sys.executable, "-I", audit_verify.__file__, str(folder), str(honest[1])]
+    alone = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    by_command = CliRunner().invoke(app, ["verify", str(folder), str(honest[1])])
+    report = CliRunner().invoke(app, ["report", str(folder), str(honest[1]), "--out", str(tmp_path / "out")])
+    assert (alone.returncode, by_command.exit_code, report.exit_code) == (7, 7, 7)
+    assert "coordinator: verified" in alone.stdout and alone.stderr == ""
+    for printed in (alone.stdout, by_command.output):
+        assert printed.replace("\n", "").isprintable() and "\nall good" not in printed
+
+
+def test_T37_a_folders_name_is_printed_on_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "x\n\x1b[2Jcoordinator: verified"
+    (folder / "keys").mkdir(parents=True)
+    command = [sys.executable, "-I", audit_verify.__file__, str(folder)]
+    alone = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    by_command = CliRunner().invoke(app, ["verify", str(folder)])
+    assert (alone.returncode, by_command.exit_code) == (7, 7)
+    for printed in (alone.stdout, by_command.stdout):
+        assert "\x1b" not in printed and not any(line.startswith("\x1b[2J") for line in printed.splitlines())
+        assert "\\n\\x1b[2Jcoordinator: verified" in printed
 
 
 def test_what_is_no_log_folder_is_not_called_a_tampered_log(honest: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.strict_yaml import load, validate
@@ -15,6 +15,10 @@ class Inner(BaseModel):
     model_config = ConfigDict(extra="forbid")
     rate: float
     name: str = "x"
+
+
+def _refused(value: str) -> str:
+    raise ValueError("must be quiet")
 
 
 class Outer(BaseModel):
@@ -122,3 +126,47 @@ def test_T35_depth_is_bounded_before_the_parser_follows_it(depth: int, good: boo
     else:
         with pytest.raises(UsageError, match=r"x\.yaml:1: nested deeper than 20"):
             load(text, "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"a: \xff\n", "not UTF-8"),
+        (b"a: 1\nb: \x01\n", "f.yaml:2: the character U+0001 may not stand in YAML"),
+        (b"a: b: c\n", "not YAML"),
+        (b"a: " + b"[" * 30 + b"]" * 30, "nested deeper"),
+        (b"#" * (1 << 20) + b"\n", "the limit is"),
+    ],
+)
+def test_T35_what_cannot_be_read_is_said_with_a_hint_and_without_the_librarys_words(text: bytes, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(text, "f.yaml")
+    assert words in error.value.message and error.value.hint
+    assert "unicode string" not in error.value.message and "position" not in error.value.message
+
+
+class Forms(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    block: Inner | None = None
+    few: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    small: Annotated[int, Field(le=3)] = 1
+    word: Literal["a", "b"] = "a"
+    own: Annotated[str, AfterValidator(_refused)] = "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("block: 3", "block: must be a block of keys"),
+        ("few: []", "few: must have at least 1 item"),
+        ("few: 1", "few: must be a list"),
+        ("small: 4", "small: must be at most 3"),
+        ("small: x", "small: must be a whole number"),
+        ("word: c", "word: must be 'a' or 'b'"),
+        ("own: loud", "own: must be quiet"),
+    ],
+)
+def test_T35_a_value_of_another_form_is_told_in_the_files_words(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        validate(Forms, load(text.encode(), "f.yaml"))
+    assert error.value.message == f"f.yaml:1: {words}" and error.value.hint

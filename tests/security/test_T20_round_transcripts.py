@@ -17,9 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator import store as db
 from coordinator.agreement import signatures
+from fedsilo.treaty.errors import ConflictError, UnreachableError
 from fedsilo.treaty.transcript import is_signed, sign_transcript, silo_id, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.daemon import SHORT_POLL_SECONDS, Command
 from silo.guard.halts import EQUIVOCATION_KIND, Halts
 from tests.policies import setting
 from tests.security.hostile_bench import Federation
@@ -29,6 +31,7 @@ from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, command, small_fac
 
 BASE = codec.sha256_hex(ADAPTER)
 TRAP = "f" * 64
+LOST = UnreachableError("the line is down")
 
 
 @pytest.fixture
@@ -116,12 +119,12 @@ def opening(loop: Loop, **changes: Any) -> pb.RoundOpen:
     )
 
 
-def test_T20_a_roster_without_this_silo_or_with_a_stranger(loop: Loop) -> None:
-    for silos in (("hospital_b", "hospital_c"), ("hospital_a", "hospital_x")):
-        body = opening(loop, silos=silos, policies=dict.fromkeys(silos, loop.policy.digest))
-        loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
-        loop.turn()
-    assert {kind for kind, _ in denied(loop)} == {"round.open"} and not trains(loop)
+@pytest.mark.parametrize("silos", [("hospital_b", "hospital_c"), ("hospital_a", "hospital_x")])
+def test_T20_a_roster_without_this_silo_or_with_a_stranger(loop: Loop, silos: tuple[str, ...]) -> None:
+    body = opening(loop, silos=silos, policies=dict.fromkeys(silos, loop.policy.digest))
+    loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
+    loop.turn()
+    assert denied(loop) == [("round.open", ["TRANSCRIPT_DIFFERS"])] and not trains(loop)
 
 
 @pytest.mark.parametrize("signed", ["nobody", "stranger", "a silo"])
@@ -137,12 +140,10 @@ def test_T20_a_transcript_that_the_coordinator_did_not_sign(loop: Loop, signed: 
 
 
 def test_T20_a_refused_round_is_acknowledged_only_when_the_no_was_heard(loop: Loop) -> None:
-    from fedsilo.treaty.errors import UnreachableError
-
     body = opening(loop, base_digest=TRAP)
     for _ in range(2):
         loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
-    loop.coordinator.fails_at("control.abstain", UnreachableError("the line is down"))
+    loop.coordinator.fails_at("control.abstain", LOST)
     loop.turn()
     taken = loop.bench.ledger.acknowledged
     loop.turn()
@@ -207,6 +208,91 @@ def test_T20_too_few_signatures_that_count(loop: Loop, make: Any) -> None:
     assert trains(loop) and loop.bench.gate.halted == ""
 
 
+def stricter(folder: Path, min_peers: int) -> Loop:
+    """Another number of peers than the two of the example; the plan has four silos."""
+    text = setting.policy_text().replace("min_peers: 2", f"min_peers: {min_peers}")
+    loop = Loop(folder, setting.policy_of(text))
+    loop.offer_plan()
+    return loop
+
+
+def test_T20_a_signed_roster_of_one_of_four_does_not_train_alone(tmp_path: Path) -> None:
+    for peers, begins in ((), False), (("hospital_b",), True):
+        loop = stricter(tmp_path / str(len(peers)), 1)
+        silos = ("hospital_a", *peers)
+        loop.show_round(1, BASE, silos=silos, policies=dict.fromkeys(silos, loop.policy.digest))
+        loop.turn()
+        say_agreed(loop, loop.signed_by(*peers))
+        assert trains(loop) is begins
+        loop.close()
+
+
+@pytest.mark.parametrize(("min_peers", "begins"), [(2, True), (3, False)])
+def test_T20_two_halves_can_be_shown_two_transcripts_unless_the_policy_wants_more_than_half(
+    tmp_path: Path, min_peers: int, begins: bool
+) -> None:
+    """What the agreement does not stop below half of the plan's silos plus one."""
+    for half, base, peer in (("one", BASE, "hospital_b"), ("other", TRAP, "hospital_d")):
+        loop = stricter(tmp_path / half, min_peers)
+        loop.show_round(1, base)
+        loop.turn()
+        say_agreed(loop, loop.signed_by(peer))
+        assert trains(loop) is begins and bool(loop.bench.events("round.agreed")) is begins
+        loop.close()
+
+
+def test_T20_a_site_that_wants_more_than_the_plan_waits_for_the_slow_one(tmp_path: Path) -> None:
+    loop = stricter(tmp_path / "a", 4)
+    loop.show_round(1, BASE)
+    loop.turn()
+    for names in (("hospital_b",), ("hospital_b", "hospital_c")):
+        say_agreed(loop, loop.signed_by(*names))
+        loop.turn()
+        assert not trains(loop) and abstained(loop) == [] and countersignatures(loop)[-1] != b""
+    assert denied(loop) == [("round.agreed", ["TOO_FEW_SIGNATURES"])]  # once a round
+    say_agreed(loop, loop.signed_by(*PEER_KEYS))
+    assert trains(loop) and set(loop.bench.events("round.agreed")[0]["detail"]["signatures"]) == set(setting.PLAN.silos)
+    loop.close()
+
+
+def test_T20_a_site_that_waits_for_more_signatures_waits_until_the_round_is_over(tmp_path: Path) -> None:
+    loop = stricter(tmp_path / "a", 4)
+    loop.show_round(1, BASE)
+    loop.turn()
+    say_agreed(loop, loop.signed_by("hospital_b"))
+    loop.restart()  # waits over a kill, too
+    loop.turn()
+    assert countersignatures(loop)[-1] != b"" and abstained(loop) == []
+    loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=1)
+    loop.turn(2)
+    assert countersignatures(loop)[-1] == b""
+    say_agreed(loop, loop.signed_by(*PEER_KEYS))
+    assert not trains(loop)
+    loop.open_round(2)
+    assert trains(loop)
+    loop.close()
+
+
+def test_T20_a_lost_poll_does_not_silence_the_signature_while_the_trainer_works(loop: Loop) -> None:
+    loop.open_round()
+    loop.show_round(2, BASE)
+    loop.turn()
+    run = loop.guard.keeper.run
+    assert run is not None and run.busy
+    loop.coordinator.fails_at("control.poll", LOST)
+    loop.turn()
+    sent = len(loop.coordinator.sent)
+    for _ in range(3):
+        loop.clock += SHORT_POLL_SECONDS
+        loop.guard._turn()
+    again = loop.coordinator.sent[sent:]
+    assert [envelope.kind for envelope, _ in again] == ["control.poll"] * 3
+    assert {pb.Poll.FromString(raw).countersignature for _, raw in again} == {countersignatures(loop)[-1]} != {b""}
+    loop.clock += SHORT_POLL_SECONDS / 2
+    loop.guard._turn()
+    assert len(loop.coordinator.sent) == sent + 3
+
+
 def test_T20_as_many_signatures_as_policy_and_plan_want(tmp_path: Path) -> None:
     text = setting.policy_text().replace("min_peers: 2", "min_peers: 3")
     for names, opens in ((("hospital_b",), False), (("hospital_b", "hospital_d"), True)):
@@ -251,6 +337,19 @@ def test_T20_signatures_that_the_policy_does_not_let_in_end_the_wait(loop: Loop)
     assert countersignatures(loop)[-1] == b"" and not trains(loop)
 
 
+def test_T20_signatures_that_are_not_let_in_are_taken_in_only_when_the_no_was_heard(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    body = loop.signed_by("hospital_b")
+    body.countersignatures.add(silo="hospital_x", transcript_sha256=loop.shown.digest, signature=bytes(64))
+    taken = loop.bench.ledger.acknowledged
+    loop.coordinator.fails_at("control.abstain", LOST)
+    say_agreed(loop, body)
+    assert loop.bench.ledger.acknowledged == taken
+    say_agreed(loop, body)  # it comes again
+    assert loop.bench.ledger.acknowledged > taken and abstained(loop) == [1, 1]
+
+
 def test_T20_a_policy_that_lets_no_signatures_in_declines_the_plan(tmp_path: Path) -> None:
     text = setting.policy_text()
     (line,) = (line for line in text.splitlines(keepends=True) if line.startswith("  round.agreed:"))
@@ -272,7 +371,7 @@ def halted_for_good(loop: Loop) -> None:
     assert len(loop.coordinator.sent) == sent and loop.bench.gate.halted
     loop.restart()
     loop.turn(3)
-    assert loop.bench.gate.halted and loop.coordinator.kinds().count("control.poll") == 0 and not trains(loop)
+    assert loop.bench.gate.halted and loop.coordinator.sent == [] and not trains(loop)
 
 
 def test_T20_a_peers_signature_under_another_transcript_of_the_round_halts(loop: Loop) -> None:
@@ -321,6 +420,123 @@ def test_T20_two_transcripts_of_one_round_by_the_coordinator_halt(
     halted_for_good(loop)
 
 
+@pytest.mark.parametrize("began", [False, True])
+def test_T20_T39_a_silo_that_halted_says_nothing_at_all_after_a_restart(loop: Loop, began: bool) -> None:
+    if began:
+        loop.open_round()
+    else:
+        loop.show_round(1, BASE)
+        loop.turn()
+    loop.show_round(1, TRAP)
+    loop.turn()
+    assert loop.bench.gate.halted
+    loop.restart()
+    assert loop.bench.gate.halted and loop.coordinator.sent == [] and loop.trainer.told == []
+    loop.events.put(Command(lambda: loop.guard.keeper.run))  # an order comes before the first exchange
+    loop.turn(3)
+    assert loop.coordinator.sent == [] and loop.trainer.told == []
+    release(loop)
+    loop.turn()
+    # the run is taken up where a restart takes it up, and the round goes on without this silo
+    assert [message.type for message in loop.trainer.told] == ["plan"] and abstained(loop) == [1]
+    loop.open_round(2)
+    assert trains(loop)
+
+
+def release(loop: Loop) -> None:
+    halts = Halts(loop.bench.gate, loop.bench.ledger)
+    (row,) = halts.rows()
+    halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+
+
+def by_a_peer(loop: Loop) -> None:
+    say_agreed(loop, loop.signed_by("hospital_b", transcript=replace(loop.shown, base_digest=TRAP)))
+
+
+def by_the_coordinator(loop: Loop) -> None:
+    first = loop.shown
+    loop.show_round(1, TRAP)
+    loop.shown = first
+    loop.turn()
+
+
+def by_the_coordinator_under_rules(loop: Loop) -> None:
+    first = loop.shown
+    silos = ("hospital_a", "hospital_b")
+    loop.show_round(1, BASE, silos=silos, policies=dict.fromkeys(silos, loop.policy.digest))
+    loop.shown = first
+    loop.turn()
+
+
+TOLD = [by_a_peer, by_the_coordinator, by_the_coordinator_under_rules]
+
+
+@pytest.mark.parametrize("tell", TOLD)
+def test_T20_what_was_released_does_not_halt_again_and_its_round_is_sat_out(loop: Loop, tell: Any) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    tell(loop)
+    item = loop.coordinator.sequence
+    assert loop.bench.gate.halted
+    release(loop)
+    loop.turn()
+    assert not loop.bench.gate.halted and loop.coordinator.acknowledged() == item and abstained(loop) == [1]
+    tell(loop)  # the same pair again
+    say_agreed(loop, loop.signed_by(*PEER_KEYS))
+    assert not loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+    assert not any(countersignatures(loop)[-2:]) and not trains(loop)
+    loop.restart()
+    tell(loop)
+    assert not loop.bench.gate.halted and not any(countersignatures(loop)) and not trains(loop)
+    loop.open_round(2)
+    assert trains(loop)
+
+
+def test_T20_a_further_transcript_and_a_full_disk_halt_after_a_release_and_are_said(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    halts = []
+    for base in (TRAP, "e" * 64):
+        loop.show_round(1, base)
+        loop.turn()
+        halts.append(loop.bench.gate.halted)
+        release(loop)
+    loop.bench.gate.halted = "the disk is full"
+    loop.turn(2)
+    said = [fields["reason"] for name, fields in loop.desk.published if name == "halted"]
+    assert said == [*halts, "the disk is full"] and all(halts)
+    assert [row["reasons"] for row in loop.bench.events("halt")] == [["EQUIVOCATION"]] * 2 + [["STATE_UNWRITABLE"]]
+
+
+def test_T20_T39_a_second_transcript_is_noticed_after_a_restart(loop: Loop) -> None:
+    loop.open_round()
+    loop.restart()  # sits the round out
+    by_the_coordinator_under_rules(loop)
+    assert loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_T20_a_second_transcript_is_noticed_after_a_refusal_of_the_first(loop: Loop, again: bool) -> None:
+    body = opening(loop, schema_sha256="0" * 64)
+    refused = loop.shown
+    loop.coordinator.says("control.poll", "round.open", body, run="run-1", round=1)
+    loop.turn()
+    assert denied(loop) == [("round.open", ["TRANSCRIPT_DIFFERS"])] and loop.bench.events("round.transcript") == []
+    if again:
+        loop.restart()
+    loop.show_round(1, BASE)
+    loop.turn()
+    (evidence,) = loop.bench.events("round.equivocation")
+    assert evidence["detail"]["known"]["sha256"] == refused.digest and loop.bench.gate.halted
+    assert evidence["detail"]["shown"]["sha256"] == loop.shown.digest
+
+
+def test_T20_a_peers_other_signature_is_noticed_after_the_round_has_begun(loop: Loop) -> None:
+    loop.open_round()
+    by_a_peer(loop)
+    assert loop.bench.gate.halted and len(loop.bench.events("round.equivocation")) == 1
+
+
 def test_T20_the_same_transcript_again_is_no_equivocation(loop: Loop) -> None:
     loop.show_round(1, BASE)
     loop.turn()
@@ -355,6 +571,23 @@ def test_T20_approvers_release_the_halt_after_they_have_looked(loop: Loop) -> No
     assert not loop.bench.gate.halted and len(loop.coordinator.bodies("control.poll")) > polls
 
 
+def test_T20_T36_a_yes_to_one_pair_of_transcripts_is_none_to_another(loop: Loop) -> None:
+    """Of the same second, under the same policy: what differs is what people were to look at."""
+    loop.show_round(1, BASE)
+    loop.turn()
+    by_the_coordinator(loop)
+    halts, ledger = Halts(loop.bench.gate, loop.bench.ledger), loop.bench.ledger
+    (row,) = halts.rows()
+    told = ledger.equivocation
+    for piece in ("known", "shown"):
+        ledger.keep_equivocation(told | {piece: told[piece] | {"sha256": "e" * 64}})
+        with pytest.raises(ConflictError) as stale:
+            halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))
+        assert stale.value.code == "STALE_VIEW" and loop.bench.gate.halted
+    ledger.keep_equivocation(told)
+    assert halts.release(command("approvals.release", {"kind": row["kind"], "digest": row["digest"]}))["released"]
+
+
 def test_T20_T36_one_approver_of_two_releases_nothing(tmp_path: Path) -> None:
     text = setting.policy_text().replace("release_after_halt: 1", "release_after_halt: 2")
     loop = Loop(tmp_path / "a", setting.policy_of(text))
@@ -386,6 +619,42 @@ def test_T20_T39_a_silo_that_is_killed_between_signing_and_agreement_goes_on(loo
     assert loop.trainer.tasks() == ["Evaluate"]
 
 
+def test_T20_T39_a_round_that_was_refused_is_not_signed_again_after_a_kill(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    say_agreed(loop, loop.signed_by())  # too few for anybody
+    assert abstained(loop) == [1]
+    loop.restart()
+    loop.turn(2)
+    assert loop.guard._agreement.waiting is None and not any(countersignatures(loop))
+    say_agreed(loop, loop.signed_by(*PEER_KEYS))
+    assert not trains(loop)
+    loop.open_round(2)
+    assert trains(loop)
+
+
+@pytest.mark.parametrize("kept", [{"opening": ""}, {"others": {TRAP: ""}}])
+def test_T20_T39_a_round_without_its_opening_is_not_waited_for(loop: Loop, kept: dict[str, Any]) -> None:
+    """As a kill between two writes leaves it: the view says that the round waits."""
+    loop.show_round(1, BASE)
+    loop.turn()
+    ledger = loop.bench.ledger
+    signed = ledger.transcript("run-1", 1)
+    assert signed is not None and loop.bench.gate.view.agreeing
+    ledger.keep_transcript("run-1", 1, signed | kept)
+    loop.restart()
+    assert loop.guard._agreement.waiting is None and abstained(loop) == [1] and not loop.bench.gate.view.agreeing
+
+
+def test_T20_T39_a_round_that_names_another_policy_than_the_one_of_the_restart_is_not_waited_for(loop: Loop) -> None:
+    loop.show_round(1, BASE)
+    loop.turn()
+    loop.policy = setting.policy_of(setting.policy_text().replace("min_peers: 2", "min_peers: 3"))
+    loop.restart()
+    loop.turn()
+    assert loop.guard._agreement.waiting is None and abstained(loop) == [1] and not any(countersignatures(loop))
+
+
 def test_T20_T39_a_silo_that_is_killed_after_agreement_sits_the_round_out(loop: Loop) -> None:
     loop.open_round()
     loop.restart()
@@ -394,10 +663,9 @@ def test_T20_T39_a_silo_that_is_killed_after_agreement_sits_the_round_out(loop: 
 
 
 def test_T20_a_round_that_ended_before_it_was_agreed_on_is_over(loop: Loop) -> None:
-    shown = loop.show_round(1, BASE)
+    loop.show_round(1, BASE)
     loop.turn()
-    ended = pb.RoundResult(transcript_sha256=shown.digest)
-    loop.coordinator.says("control.poll", "round.result", ended, run="run-1", round=1)
+    loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=1)
     loop.turn(2)
     assert countersignatures(loop)[-1] == b"" and not trains(loop)
     loop.open_round(2)
@@ -408,14 +676,12 @@ def test_T20_a_round_that_ended_before_it_was_agreed_on_is_over(loop: Loop) -> N
 def test_T20_a_result_of_another_transcript_is_not_evaluated(loop: Loop, transcript: str) -> None:
     loop.open_round()
     told = len(loop.trainer.told)
-    body = pb.RoundResult(
-        committed=True, adapter_digest=TRAP, participants=["hospital_a"], transcript_sha256=transcript
-    )
+    body = loop.ended(committed=True, adapter_digest=TRAP, participants=["hospital_a"], transcript_sha256=transcript)
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
     loop.turn()
     assert denied(loop) == [("round.result", ["TRANSCRIPT_DIFFERS"])] and len(loop.trainer.told) == told
     assert loop.bench.gate.view.evaluated == {} and loop.bench.events("round.result") == []
-    body.transcript_sha256 = loop.shown.digest
+    body = loop.ended(committed=True, adapter_digest=TRAP, participants=["hospital_a"])
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
     loop.turn()
     (record,) = loop.bench.events("round.result")
@@ -505,6 +771,21 @@ def test_T20_whoever_signs_late_gets_the_signatures_then(tmp_path: Path) -> None
     assert [row.silo for row in heard(late, "round.agreed")[0].countersignatures] == list(SILOS)
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert first.state == "committed" and late.name in first.participants
+    house.close()
+
+
+def test_T20_who_wants_more_signatures_gets_all_of_them_when_one_more_signs(tmp_path: Path) -> None:
+    house, silos = started(tmp_path)
+    *rest, late = silos
+    until_quiet(rest)
+    house.advance(60.0)
+    for silo in rest:
+        silo.mute = {"lora.factors"}  # the round stays open
+    until_quiet(rest)
+    until_quiet([late, *rest])
+    for silo in rest:
+        brought = [[row.silo for row in body.countersignatures] for body in heard(silo, "round.agreed")]
+        assert brought[:2] == [list(SILOS[:3]), list(SILOS)]
     house.close()
 
 

@@ -238,6 +238,7 @@ class SimulatedSilo:
         self.last: tuple[pb.Envelope, bytes] | None = None
         self.opening: events.MessageArrived | None = None  # of a round that waits for the others' signatures
         self.countersignature = b""
+        self.begun = 0  # the last round that was agreed on
 
     # ---- one message ---------------------------------------------------------------------------------
 
@@ -324,6 +325,9 @@ class SimulatedSilo:
         if isinstance(body, pb.RoundAgreed):
             self.countersignature = b""
             assert self.opening is not None and self.opening.round == envelope.round
+            if self.begun == envelope.round:
+                return  # one more has signed since
+            self.begun = envelope.round
             message, number = self.opening, envelope.round
             if len(body.countersignatures) < min(2, len(self.plan.silos)):
                 self.say("control.abstain", pb.Abstain(round=number), run=self.plan.run, number=number)

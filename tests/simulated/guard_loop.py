@@ -17,7 +17,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.audit.witness import Offer
 from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.transcript import Transcript, sign_transcript, silo_id
+from fedsilo.treaty.transcript import RoundEnd, Transcript, sign_end, sign_transcript, silo_id
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
@@ -161,7 +161,7 @@ class Loop:
         self.guard._talk.joined = True
         bench.audit.append("start")
         bench.audit.take(self._offer(bench), setting.COORDINATOR)  # as joining does
-        self.guard.keeper.take_up_open_run()
+        self.guard._take_up()
 
     def _offer(self, bench: Bench) -> Offer:
         log = self.coordinator.log
@@ -241,6 +241,13 @@ class Loop:
         for name in names:
             signature = sign_transcript(over, silo_id(over.federation, name), PEER_KEYS[name])
             body.countersignatures.add(silo=name, transcript_sha256=over.digest, signature=signature)
+        return body
+
+    def ended(self, **fields: Any) -> pb.RoundResult:
+        """round.result of the round shown last, signed by the coordinator."""
+        body = pb.RoundResult(**{"transcript_sha256": self.shown.digest, **fields})
+        end = RoundEnd.of(self.shown, body)
+        body.result_signature = sign_end(end, setting.COORDINATOR, COORDINATOR_KEY).signature
         return body
 
     def base_evaluated(self) -> None:

@@ -488,8 +488,7 @@ def after_a_round(folder: Path, least: int) -> Loop:
     loop = Loop(folder, setting.policy_of(text))
     loop.offer_plan()
     loop.open_round(adapter=ADAPTER)
-    ended = pb.RoundResult(transcript_sha256=loop.shown.digest)
-    loop.coordinator.says("control.poll", "round.result", ended, run="run-1", round=1)
+    loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=1)
     loop.turn()
     return loop
 

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 from certs.encoding import public_key_pem
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
-from coordinator.record import received_by_kind, run_record, verify_record
+from coordinator.record import received_by_kind, run_record
 from coordinator.runs import queue
 from fedsilo.launch import cli_run
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.treaty.transcript_checks import verify_record
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.policies.setting import SCHEMA
@@ -412,7 +413,7 @@ def test_aborting_tells_every_silo(tmp_path: Path) -> None:
         ("silos: [hospital_z]\n", "'hospital_z' is not a silo of this federation"),
         ("silos: hospital_a\n", "silos is a list of names"),
         ("method_: pubswap\n", r"unknown key 'method_' \(did you mean 'method'\?\)"),
-        ("optimiser: {epochs: 0}\n", "optimiser.epochs: Input should be greater than or equal to 1"),
+        ("optimiser: {epochs: 0}\n", "optimiser.epochs: must be at least 1"),
     ],
 )
 def test_a_wrong_run_file_is_refused_by_name_and_line(tmp_path: Path, change: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -29,14 +30,15 @@ def sites(folder: Path, *, lost: int = 0) -> Sites:
         place = folder / name / "audit"
         both.append(Site(name, folder / name, folder, folder, place))
         with AuditLog(place, origin=origin, key=Ed25519PrivateKey.generate(), actor=origin, reserve_bytes=0) as log:
-            for run, kind, size in SENT if origin == SILO else SENT[: len(SENT) - lost]:
+            for number, (run, kind, size) in enumerate(SENT if origin == SILO else SENT[: len(SENT) - lost]):
                 payload = {"bytes": size, "sha256": "0" * 64}
-                fields = {"run": run} if run else {}
+                fields: dict[str, Any] = {"sequence": number} | ({"run": run} if run else {})
+                fields["peer"] = COORDINATOR if origin == SILO else SILO
                 if origin == SILO:
                     decision = log.append("egress.decision", kind=kind, decision="allow", payload=payload, **fields)
                     log.append("egress.sent", kind=kind, payload=payload, link={"decision": decision}, **fields)
                 else:
-                    log.append("ingress.decision", kind=kind, decision="allow", peer=SILO, payload=payload, **fields)
+                    log.append("ingress.decision", kind=kind, decision="allow", payload=payload, **fields)
     return Sites(both[1], (both[0],), "127.0.0.1:0")
 
 
@@ -62,6 +64,6 @@ def test_without_a_comparison_all_that_left_is_the_runs(tmp_path: Path) -> None:
 def test_a_message_that_only_one_side_knows_is_named_also_in_the_second_run(tmp_path: Path) -> None:
     *_, disagreements = _what_left(sites(tmp_path, lost=2), "run-2")
     assert disagreements == [
-        "hospital_a control.poll: sent (3, 12), received (2, 8)",
-        "hospital_a lora.factors: sent (3, 300), received (2, 200)",
+        "record 9: lora.factors of 100 bytes, round 0.0 of run run-2 that hospital_a sent is not in the log of main",
+        "record 11: control.poll of 4 bytes that hospital_a sent is not in the log of main",
     ]

@@ -397,3 +397,22 @@ def test_screens_replay_from_facts_until_their_settings_change(bench: Bench) -> 
     assert "archived text" in answer.why
     # Fewer screens need no text: what is left of them ran.
     assert replayed(record, site.policy(["charset"])).decision is not None
+
+
+@pytest.mark.parametrize(("tightened", "leaves"), [(True, False), (False, True)])
+def test_T15_T34_an_index_that_was_made_for_another_policy_does_not_pass_for_this_ones(
+    tmp_path: Path, tightened: bool, leaves: bool
+) -> None:
+    """A reload takes the public set out of the background; the trainer's index still lets its passages through."""
+    text = site.policy_text(["overlap"])
+    tight = setting.policy_of(text.replace("background_set: public, ", ""))
+    assert tight.file.text_screens.overlap.background_set is None  # type: ignore[union-attr]
+    with closing(site.bench(tmp_path, site.policy(["overlap"]))) as bench:
+        if tightened:
+            bench.gate.adopt(tight)
+        offered = bench.responses((1, ("it is 12",)), (4, ()), (7, ()))
+        assert isinstance(offered, Allowed) is leaves
+        assert bool(bench.gate.screen_troubles()) is tightened
+        if tightened:
+            assert "SCREEN_FAILED" in reasons(offered)
+            assert "other settings" in bench.gate.screen_troubles()[0]

@@ -20,7 +20,9 @@ from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.launch import cli_audit, silo_control
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies import screening
 from policies.replay import replay
+from policies.screens import ScreenFailed
 from silo.guard import rescreening
 from silo.guard.messages import Allowed, Denied
 from silo.guard.rescreening import COMMAND, Rescreening
@@ -255,3 +257,25 @@ def test_the_command_asks_for_a_log_or_a_person_and_refuses_another_partys_log(
         code, answer = run("--policy", draft, "--rescreen", "--operator", "carol", "--log", other.folder)
         assert code != 0 and "not the one that the silo has screened again" in answer["error"]["message"]
     assert run("--policy", draft, "--rescreen", "--operator", "carol", "--log", bench.folder)[0] == 0
+
+
+def test_T23_a_run_of_screens_that_fails_counts_as_a_payload_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rescreening, "PAYLOADS_MAX", 1)
+
+    def failing(*_: object) -> None:
+        raise ScreenFailed("so it is")
+
+    monkeypatch.setattr(screening, "screen_texts", failing)
+    answer = asked(bench)
+    assert [row["why"] for row in answer["rows"]] == ["screens canary, charset failed here"]
+    assert answer["next"] is not None and len(bench.events("payload.read")) == 1
+
+
+def test_T23_a_long_rescreening_stops_after_its_time_and_says_where_to_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 1.0, 31.0])
+    monkeypatch.setattr(rescreening.time, "monotonic", lambda: next(clock))
+    assert asked(bench)["next"] == 1

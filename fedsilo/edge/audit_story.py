@@ -1,0 +1,295 @@
+"""What logs say of messages: each log's own story, and what one party sent against what the other received (T38).
+
+A log can verify and still tell what cannot be: a message that was sent although it was denied, without any decision,
+or after a hold that nobody granted. Two logs can verify and contradict each other: what the coordinator received of a
+silo is what that silo sent, by kind, place, size and, for tensors, digest. Pure functions over records.
+
+What is honestly possible is no difference: an outcome that the sender does not know; a repetition of a message that
+arrived, which the receiver does not record twice; what the sender saw refused, since a refusal may only be counted; and
+what is newer than the other log's end, or as old as records that retention reduced to leaf hashes.
+
+Does not show: what both parties leave out, the last messages of a log within `CLOCKS_APART_MILLISECONDS` of its end,
+anything after a log's end (an older copy looks the same), what stands in records that retention removed, and what a
+coordinator sent, which its log does not record. That a grant is the person's is the approval's signature, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fedsilo.edge.audit_segments import read_records
+from fedsilo.treaty.errors import FedSiloError
+from fedsilo.treaty.transcript_checks import coordinator_domain
+
+PROBLEMS_MAX = 20  # told of one log's story
+DIFFERENCES_MAX = 5  # told of one direction between two logs
+CLOCKS_APART_MILLISECONDS = 300_000  # two honest parties' clocks
+
+What = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A message as one end recorded it."""
+
+    record: int
+    t: int
+    event: str
+    place: What  # run, kind, round, step, payload bytes
+    sequence: int | None
+    digest: str  # SHA-256; empty where only a keyed digest may stand in a log (T40)
+    attempt: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Passage:
+        payload = record.get("payload", {})
+        where = record.get("run") or "", record.get("kind") or "", record.get("round") or 0, record.get("step") or 0
+        return cls(
+            record["seq"], record["t"], record["event"], (*where, payload.get("bytes")), record.get("sequence"),
+            str(payload.get("sha256", "")), record.get("attempt") or 0,
+        )  # fmt: skip
+
+    @property
+    def slot(self) -> tuple[str, int | None]:
+        """By which both ends name one message: numbers are given once in a run, to each sender."""
+        return self.place[0], self.sequence
+
+    def same(self, other: Passage) -> bool:
+        alike = not (self.digest and other.digest) or self.digest == other.digest
+        return alike and self.place == other.place
+
+    def __str__(self) -> str:
+        run, kind, number, step, size = self.place
+        where = f", round {number}.{step} of run {run}" if run else ""
+        return f"record {self.record}: {kind} of {size} bytes{where}"
+
+
+@dataclass
+class Account:
+    """What one log says. `problems`: where its own story cannot be true."""
+
+    origin: str
+    name: str
+    reduced: bool = False  # leaf hashes only are left of its first records
+    problems: list[str] = field(default_factory=list)
+    sent: dict[str, list[Passage]] = field(default_factory=dict)  # by receiver; also what perhaps went out
+    received: dict[str, list[Passage]] = field(default_factory=dict)  # by sender
+    refused: set[int] = field(default_factory=set)  # records of what was sent and answered with a refusal
+    first_t: int = 0
+    last_t: int = 0
+
+
+def read_account(records: Iterable[Mapping[str, Any]], *, origin: str, name: str) -> Account:
+    """Read one log's records in order. Raises FedSiloError: from `records`; what was read until then is lost."""
+    account, story = Account(origin, name), Story()
+    under_way: dict[int, tuple[str, Passage]] = {}  # allowed, outcome not recorded
+    answered: dict[str, Passage] = {}  # the newest message to each peer, as long as its answer is not recorded
+    for record in records:
+        if not account.first_t:
+            account.first_t, account.reduced = record["t"], record["seq"] > 0
+        account.last_t = max(account.last_t, record["t"])
+        story.take(record)
+        event, peer = record["event"], str(record.get("peer", ""))
+        if event == "egress.decision" and record["decision"] == "allow":
+            under_way[record["seq"]] = peer, Passage.of(record)
+        elif event in ("egress.sent", "egress.indeterminate"):
+            under_way.pop(_linked(record) or 0, None)
+            answered[peer] = Passage.of(record)
+            account.sent.setdefault(peer, []).append(answered[peer])
+        elif event == "ingress.decision" and peer:
+            before = answered.pop(peer, None)
+            if before and (record["kind"] == "control.refusal" or record["decision"] == "deny"):
+                account.refused.add(before.record)
+            if "bytes" in record.get("payload", {}) and not approvals_of(record):
+                account.received.setdefault(peer, []).append(Passage.of(record))
+    for peer, passage in under_way.values():
+        account.sent.setdefault(peer, []).append(passage)
+    account.problems = story.problems
+    return account
+
+
+# ---- one log ---------------------------------------------------------------------------------------------
+
+
+class Story:
+    """Whether each message that left was allowed to, by the records before it."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._first: int | None = None  # number of the first record that is left
+        self._decisions: dict[int, tuple[str, Passage]] = {}  # of content always; of control until it was sent
+        self._tried: set[tuple[int, int]] = set()  # (decision, attempt) that was sent
+        self._held: set[What] = set()
+        self._asked: set[What] = set()  # releases whose request is among these records
+        self._grants: dict[What, set[str]] = {}  # release -> persons whose yes is not used up
+
+    def _tell(self, record: Mapping[str, Any], text: str) -> None:
+        self.problems.append(f"record {record['seq']}: {record.get('kind', 'a message')} {text}")
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        self._first = record["seq"] if self._first is None else self._first
+        event = record["event"]
+        if event == "egress.sent":
+            self._sent(record)
+        elif event in ("egress.decision", "ingress.decision"):
+            self._decided(record)
+        elif event == "approval.request":
+            self._asked.add(_release(record))
+        elif event == "approval.grant":
+            person = str(record.get("detail", {}).get("person", ""))
+            self._grants.setdefault(_release(record), set()).add(person)
+
+    def _decided(self, record: Mapping[str, Any]) -> None:
+        verdict, release, leaves = record["decision"], _release(record), record["event"] == "egress.decision"
+        if leaves:
+            self._decisions[record["seq"]] = verdict, Passage.of(record)
+        held = (*release, record.get("policy", {}).get("effective"))
+        if verdict == "hold" and leaves:
+            self._held.add(held)
+        if verdict != "allow":
+            return
+        # how many the rule of that name asked for, as the record itself says
+        limits = [rule.get("limit") for rule in record.get("rules", ()) if rule.get("rule") == "approvals"]
+        persons, needed = approvals_of(record), max((limit for limit in limits if isinstance(limit, int)), default=0)
+        if held in self._held and release[-1] and not persons:
+            self._tell(record, "was held, and is allowed under the same policy without anybody's approval")
+        granted = self._grants.get(release, set())
+        lacking = sorted(persons - granted)
+        seen = release in self._asked or not self._first  # else the grants may be among what retention removed
+        if lacking and seen:
+            self._tell(record, f"is allowed with approvals of which {', '.join(lacking)} granted none before")
+        elif len(persons) < needed:
+            self._tell(record, f"is allowed with {len(persons)} approvals, and its rule asks for {needed}")
+        if persons and leaves:
+            self._grants.pop(release, None)
+
+    def _sent(self, record: Mapping[str, Any]) -> None:
+        number, passage = _linked(record), Passage.of(record)
+        if number is None:
+            self._tell(record, "was sent, and names no decision")
+            return
+        if number < (self._first or 0):
+            return
+        if number not in self._decisions:
+            self._tell(record, f"was sent, and record {number} is no decision on a message that was still to leave")
+            return
+        verdict, decided = self._decisions[number]
+        if verdict != "allow":
+            self._tell(record, f"was sent, and its decision, record {number}, is {verdict}")
+        elif decided.place[:2] != passage.place[:2] or (decided.place[-1] is not None and not decided.same(passage)):
+            self._tell(record, f"was sent, and its decision, record {number}, is on another message")
+        elif (number, passage.attempt) in self._tried:
+            self._tell(record, f"was sent twice in one attempt under its decision, record {number}")
+        if str(record["kind"]).startswith("control."):
+            del self._decisions[number]
+        else:
+            self._tried.add((number, passage.attempt))
+
+
+def _linked(record: Mapping[str, Any]) -> int | None:
+    return record.get("link", {}).get("decision")  # type: ignore[no-any-return]
+
+
+def approvals_of(record: Mapping[str, Any]) -> set[str]:
+    """Whose approvals a decision, or a policy that came into force, says it rests on."""
+    named = record.get("link", {}).get("approvals")
+    return set(map(str, named)) if isinstance(named, list) else set()
+
+
+def _release(record: Mapping[str, Any]) -> What:
+    """What a person is asked about: these bytes at this place of a run."""
+    payload = record.get("payload", {})
+    digest = str(payload.get("sha256") or payload.get("hmac_sha256") or "")
+    return record.get("kind"), record.get("run") or "", record.get("round") or 0, record.get("step") or 0, digest
+
+
+# ---- two logs --------------------------------------------------------------------------------------------
+
+
+def differences(sender: Account, receiver: Account, *, under_way: bool = True) -> list[str]:
+    """Messages from one party to the other that only one of them has, or that they have differently.
+
+    Args:
+        sender: its log.
+        receiver: its log.
+        under_way: whether one log may end before the other; False where both parties had stopped.
+
+    Returns:
+        a sentence for each, which names a record of one of the two.
+    """
+    sent, received = sender.sent.get(receiver.origin, []), receiver.received.get(sender.origin, [])
+    waiting: dict[tuple[str, int | None], list[Passage]] = {}
+    for passage in reversed(received):
+        waiting.setdefault(passage.slot, []).append(passage)
+    pairs: list[tuple[Passage, Passage]] = []
+    lacking: list[Passage] = []
+    for passage in sent:
+        arrivals = waiting.get(passage.slot, [])
+        # without numbers, what is alike belongs together
+        index = next((at for at in reversed(range(len(arrivals))) if passage.same(arrivals[at])), len(arrivals) - 1)
+        if index >= 0 and (passage.sequence is not None or passage.same(arrivals[index])):
+            pairs.append((passage, arrivals.pop(index)))
+        elif passage.event == "egress.sent":  # else nobody knows, or it is under way
+            lacking.append(passage)
+    found = [
+        f"{one} as {sender.name} sent it is not record {other.record} of {receiver.name}"
+        for one, other in pairs
+        if not one.same(other)
+    ]
+    left = sorted(chain.from_iterable(waiting.values()), key=lambda passage: passage.record)
+    for end, (mine, theirs, having, other, verb) in enumerate(
+        ((lacking, received, sender, receiver, "sent"), (left, sent, receiver, sender, "received"))
+    ):
+        matched = [pair[end].record for pair in pairs]
+        first, last = min(matched, default=None), max(matched, default=-1)
+        known = {(one.place, one.digest) for one in theirs if not str(one.place[1]).startswith("control.")}
+        for passage in mine:
+            # a silo that starts again sends again; what arrived unknown to its sender was a further attempt
+            repeated = (passage.place, passage.digest) in known and (verb == "sent" or passage.attempt > 0)
+            before = first is None or passage.record < first
+            before = before and other.reduced and passage.t <= other.first_t + CLOCKS_APART_MILLISECONDS
+            after = passage.record > last and passage.t >= other.last_t - CLOCKS_APART_MILLISECONDS
+            if not (repeated or before or (after and under_way) or passage.record in having.refused):
+                found.append(f"{passage} that {having.name} {verb} is not in the log of {other.name}")
+    return found
+
+
+def check_stories(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:
+    """Check each log's story, and all logs against each other; what is wrong is added to the logs' results.
+
+    Args:
+        results: of `verify_logs` on the same logs; a log with a problem is not verified any more.
+        logs: folders.
+    """
+    accounts: list[Account | None] = []
+    problems: list[list[str]] = [[] for _ in logs]
+    for log, result, told in zip(logs, results, problems, strict=True):
+        try:
+            account = read_account(read_records(log), origin=result["origin"], name=result["log"])
+        except FedSiloError as error:
+            accounts.append(None)
+            if not result["problems"]:  # else the verification has named it
+                told.append(f"its records cannot be read: {error.message}")
+        else:
+            accounts.append(account)
+            told.extend(_first_of(account.problems, PROBLEMS_MAX))
+    for one, sender in enumerate(accounts):
+        for other, receiver in enumerate(accounts):
+            # an honest coordinator's log has no records of what it sends
+            if sender and receiver and one != other and (sender.sent or not coordinator_domain(sender.origin)):
+                found = _first_of(differences(sender, receiver), DIFFERENCES_MAX)
+                problems[one] += found
+                problems[other] += found
+    for result, told in zip(results, problems, strict=True):
+        if told:
+            result["problems"] = [*result["problems"], *told]
+            result["verified"] = False
+
+
+def _first_of(problems: Sequence[str], most: int) -> list[str]:
+    more = [f"and {len(problems) - most} more of this kind"] * (len(problems) > most)
+    return [*problems[:most], *more]

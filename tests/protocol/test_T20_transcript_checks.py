@@ -1,0 +1,128 @@
+"""T20, pure part of what is checked afterwards: how many signatures a round needs, in whose record, with whose keys."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedsilo.treaty.transcript import RoundEnd, Transcript, sign_end, sign_transcript, silo_id
+from fedsilo.treaty.transcript_checks import Keys, KnownKey, RoundCheck, check_record
+
+COORDINATOR = "spiffe://cardio-net/coordinator/main"
+SILOS = ("hospital_a", "hospital_b", "hospital_c", "hospital_d")
+
+
+def key_of(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+
+
+def raw(name: str) -> bytes:
+    return key_of(name).public_key().public_bytes_raw()
+
+
+KEYS: Keys = {
+    COORDINATOR: KnownKey(raw("main")),
+    **{silo_id("cardio-net", name): KnownKey(raw(name)) for name in SILOS},
+}
+
+
+def told(
+    signers: int, survivors: int, *, roster: int = 4, owner: str = COORDINATOR, keys: Keys = KEYS, **asked: Any
+) -> tuple[RoundCheck, list[str]]:
+    """A round of the first `roster` silos, signed by the first `signers`, committed with the first `survivors`."""
+    silos = SILOS[:roster]
+    transcript = Transcript("cardio-net", "run-1", 1, silos, "1" * 64, dict.fromkeys(silos, ""), "", "2" * 64, "3" * 64)
+    check = RoundCheck("run-1", 1, owner=owner, keys=keys)
+    signature = sign_transcript(transcript, COORDINATOR, key_of("main")).hex()
+    opened = {"transcript": transcript.to_json(), "sha256": transcript.digest, "party": COORDINATOR}
+    problems = check.opened(opened | {"signature": signature})
+    names = SILOS[:signers]
+    if names:
+        signatures = {
+            name: sign_transcript(transcript, silo_id("cardio-net", name), key_of(name)).hex() for name in names
+        }
+        stated = {name: raw(name).hex() for name in names}
+        problems += check.agreed({"sha256": transcript.digest, "signatures": signatures, "keys": stated})
+    end = RoundEnd(
+        "cardio-net",
+        "run-1",
+        1,
+        transcript.digest,
+        survivors > 0,
+        "",
+        SILOS[:survivors],
+        dict.fromkeys(silos, "absent"),
+    )
+    problems += check.result(sign_end(end, COORDINATOR, key_of("main")).to_detail())
+    return check, problems + check.missing(**asked)
+
+
+@pytest.mark.parametrize("roster", [1, 2, 4])
+@pytest.mark.parametrize("planned", [1, 4])
+@pytest.mark.parametrize("quorum", [1, 2, 3, 4])
+def test_T20_so_many_signatures_as_the_plan_asks_for_and_never_ones_own_alone(
+    roster: int, planned: int, quorum: int
+) -> None:
+    for signers in range(roster + 1):
+        enough = signers >= quorum and (signers > 1 or (signers == 1 and roster == planned == 1))
+        _, problems = told(signers, min(signers, 1), roster=roster, planned=planned, quorum=quorum)
+        if signers == 0:
+            assert problems == []  # it was not committed: nobody trained
+        else:
+            assert any("signatures of silos verify" in problem for problem in problems) is not enough
+
+
+def test_T20_in_the_coordinators_record_each_survivor_signed_and_in_a_silos_the_silo_itself() -> None:
+    check, problems = told(2, 4)
+    assert problems == ["no signature of hospital_c, hospital_d, who took part"]
+    assert check.unsigned_survivors == {"hospital_c", "hospital_d"}
+    assert told(2, 4, owner=silo_id("cardio-net", "hospital_b"))[1] == []
+    assert told(2, 4, owner=silo_id("cardio-net", "hospital_d"))[1] == ["no signature of hospital_d, who took part"]
+    assert told(0, 2, owner=silo_id("cardio-net", "hospital_d"))[1] == []  # it began without this one
+    assert told(0, 4, owner=silo_id("cardio-net", "hospital_d"))[1] == [
+        "0 signatures of silos verify, needed: 2", "no signature of hospital_d, who took part",
+    ]  # fmt: skip
+    assert "1 signatures" in told(1, 0, owner=silo_id("cardio-net", "hospital_a"))[1][0]  # it began with too few
+
+
+def test_T20_a_key_that_only_its_own_writer_vouches_for_is_named() -> None:
+    assert told(2, 2)[0].unvouched == set()
+    assert told(2, 2, keys={})[0].unvouched == {"coordinator/main", "hospital_a", "hospital_b"}
+    half = {**KEYS, silo_id("cardio-net", "hospital_b"): KnownKey(raw("hospital_b"), vouched=False)}
+    check, problems = told(2, 2, keys=half)
+    assert (check.unvouched, check.signed, problems) == ({"hospital_b"}, {"hospital_a", "hospital_b"}, [])
+
+
+@pytest.mark.parametrize("party", [silo_id("cardio-net", "hospital_a"), "spiffe://other-net/coordinator/main", "main"])
+def test_T20_nobody_but_a_coordinator_of_the_federation_signs_as_one_even_where_none_is_known(party: str) -> None:
+    silos = SILOS[:2]
+    transcript = Transcript("cardio-net", "run-1", 1, silos, "1" * 64, dict.fromkeys(silos, ""), "", "2" * 64, "3" * 64)
+    opened = {"transcript": transcript.to_json(), "sha256": transcript.digest, "party": party}
+    opened["signature"] = sign_transcript(transcript, party, key_of("main")).hex()
+    check = RoundCheck("run-1", 1, owner=silo_id("cardio-net", "hospital_b"), keys={})
+    (problem,) = check.opened(opened)
+    assert "who is not known as the coordinator of cardio-net" in problem and not check.sound
+
+
+@pytest.mark.parametrize("record", [{}, {"run": 5}, {"run": "run-1", "plan": [], "rounds": 5}])
+def test_T20_a_record_of_another_shape_is_a_problem(record: dict[str, Any]) -> None:
+    found = check_record(record, signer=COORDINATOR, public_key=key_of("main").public_key(), keys={})
+    assert found.problems == ("the run record is malformed",) and found.rounds == 0
+
+
+def test_T20_a_run_that_never_began_has_nothing_to_check_and_another_coordinators_key_is_a_problem() -> None:
+    record: dict[str, Any] = {
+        "run": "run-1",
+        "plan": None,
+        "base_adapter_sha256": "",
+        "adapter_sha256": "",
+        "rounds": [],
+    }
+    key = key_of("main").public_key()
+    assert check_record(record, signer=COORDINATOR, public_key=key, keys={}).problems == ()
+    other = {COORDINATOR: KnownKey(raw("another"))}
+    (problem,) = check_record(record, signer=COORDINATOR, public_key=key, keys=other).problems
+    assert problem == f"the key of {COORDINATOR} is not the one given"

@@ -1,0 +1,267 @@
+"""T23, T24, T11: no peer decides how much the coordinator writes to its disk, since a full one halts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import func, select
+
+from coordinator import journal, witnessing
+from coordinator import runs as runs_module
+from coordinator import store as db
+from coordinator.parts import CONTRIBUTIONS
+from fedsilo.edge import audit_witness
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.treaty.audit.checkpoint import Checkpoint, sign_checkpoint
+from fedsilo.treaty.audit.witness import LogStep, Offer
+from fedsilo.treaty.errors import VerificationError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+
+MANY = 400
+FULL_SECONDS = journal.REFUSALS_MAX * journal.REFILL_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fdatasync", lambda _descriptor: None)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo]]]:
+    """Round 1 stands open: nobody has sent factors."""
+    house, silos = federation(tmp_path)
+    for silo in silos:
+        silo.mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    yield house, silos
+    house.close()
+
+
+def refusals(house: House, silo: SimulatedSilo) -> tuple[list[str], list[dict[str, Any]]]:
+    """Of one peer: reasons of the single records, and what the summaries say."""
+    rows = [row for row in house.audit.records() if row["event"] == "ingress.decision"]
+    # the rules allow the factors, and nobody's are taken
+    refused = [row for row in rows if row["decision"] == "deny" or row["kind"] == "lora.factors"]
+    ours = [row for row in refused if row["peer"] == silo.peer.spiffe_id]
+    single = [(row["reasons"] or [""])[0] for row in ours if row["reasons"] != [journal.MORE_REFUSALS]]
+    return single, [row["detail"] for row in ours if row["reasons"] == [journal.MORE_REFUSALS]]
+
+
+# ---- refusals --------------------------------------------------------------------------------------------
+
+
+def unsigned(silo: SimulatedSilo, number: int) -> str:
+    """Refused before it is anything."""
+    envelope = silo.envelope("control.poll", b"")
+    envelope.signature = bytes(64)
+    return str(silo.deliver(envelope, b"").code)
+
+
+def denied(silo: SimulatedSilo, number: int) -> str:
+    """Refused by the rules: a contribution to a round that is not open."""
+    return str(silo.say("metrics.eval", pb.MetricsEval(split="none"), run="run-1", number=number + 2).code)
+
+
+def of_no_run(silo: SimulatedSilo, number: int) -> str:
+    return str(silo.say("control.progress", pb.Progress(round=1), run=f"run-x{number}").code)
+
+
+def not_joined(silo: SimulatedSilo, number: int) -> str:
+    """Allowed by the rules, refused since its last hello was; never counted as taken."""
+    if number == 0:
+        silo.join(tokenizer_sha256="9" * 64)
+    return str(silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1).code)
+
+
+@pytest.mark.parametrize("send", [unsigned, denied, of_no_run, not_joined])
+def test_T24_refusals_of_one_peer_are_counted_beyond_a_number(
+    opened: tuple[House, list[SimulatedSilo]], send: Any
+) -> None:
+    house, (silo, other, *_) = opened
+    before, _ = refusals(house, silo)
+    size = house.audit.size
+    codes = {send(silo, number) for number in range(MANY)}
+    assert codes & {"SIGNATURE_INVALID", "INGRESS_DENIED", "ROUND_CLOSED", "NO_SUCH_RUN", "NOT_A_MEMBER"}
+    assert house.audit.size - size <= journal.REFUSALS_MAX + 2  # and a hello, and a checkpoint's close
+    # another peer's refusals are recorded meanwhile: nobody spends the records of others
+    assert unsigned(other, 0) == "SIGNATURE_INVALID" and refusals(house, other) == (["SIGNATURE_INVALID"], [])
+    house.advance(FULL_SECONDS - 1)
+    assert refusals(house, silo)[1] == []
+    house.advance(1.0)
+    single, summaries = refusals(house, silo)
+    (summary,) = summaries
+    assert len(single) - len(before) + summary["messages"] == MANY
+    assert sum(summary["reasons"].values()) == summary["messages"]
+    # and from then on singly again
+    assert unsigned(silo, 0) == "SIGNATURE_INVALID" and refusals(house, silo)[0][-1] == "SIGNATURE_INVALID"
+    assert verify_logs([house.audit.directory])[0]["verified"]
+
+
+def test_T24_a_stranger_with_a_certificate_of_the_federation_is_counted_as_well(tmp_path: Path) -> None:
+    house, _ = federation(tmp_path)
+    strangers = [SimulatedSilo(house, f"stranger_{number}") for number in range(2)]
+    for stranger in strangers:
+        for _ in range(MANY):
+            stranger.say("control.poll", pb.Poll())
+        assert len(refusals(house, stranger)[0]) == journal.REFUSALS_MAX
+    assert sum(name == "refused" for name, _ in house.published) == 2 * journal.REFUSALS_MAX
+    house.driver.stop()  # what was counted is not lost
+    for stranger in strangers:
+        assert [each["messages"] for each in refusals(house, stranger)[1]] == [MANY - journal.REFUSALS_MAX]
+    house.close()
+
+
+def test_T24_refusals_now_and_then_are_all_recorded() -> None:
+    """By hand: one each `REFILL_SECONDS` is never held; one more often is, in the end, and is told of as a number."""
+    said: list[dict[str, Any]] = []
+    clock = [0.0]
+    bound = journal.Refusals(lambda event, **fields: said.append(fields), lambda: clock[0])
+    for _ in range(3 * journal.REFUSALS_MAX):
+        assert bound.may_record("one", ["A"])
+        clock[0] += journal.REFILL_SECONDS
+    allowed = 0
+    while bound.may_record("one", ["A"]):
+        allowed += 1
+    assert allowed == journal.REFUSALS_MAX and not bound.may_record("one", ["B"])
+    clock[0] += FULL_SECONDS
+    bound.tell()
+    bound.tell()
+    assert [each["detail"] for each in said] == [{"messages": 2, "reasons": {"A": 1, "B": 1}}]
+    assert bound.may_record("one", ["A"])
+
+
+def test_T24_identities_beyond_a_number_share_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "IDENTITIES_MAX", 3)
+    bound = journal.Refusals(lambda event, **fields: None, lambda: 0.0)
+    allowed = sum(bound.may_record(f"peer {number}", ["A"]) for number in range(MANY))
+    assert allowed == 3 + journal.REFUSALS_MAX
+
+
+def test_T24_made_up_runs_and_rounds_leave_no_rows(opened: tuple[House, list[SimulatedSilo]]) -> None:
+    house, (silo, *_) = opened
+
+    def rows() -> list[int]:
+        tables = (db.Traffic, db.SequenceCounter, db.Upload, db.MethodEvent, db.Figure, db.OutboxItem)
+        return [
+            house.rows(lambda session, t=table: session.scalar(select(func.count()).select_from(t))) for table in tables
+        ]
+
+    def trouble(first: int) -> None:
+        for number in range(first, first + 20):
+            of_no_run(silo, number)
+            denied(silo, number)
+            silo.say("control.progress", pb.Progress(round=number), run="run-1", number=number)
+            silo.say("lora.factors", silo.delta_payload(number), run="run-1", number=number)
+
+    trouble(10)
+    before = rows()
+    trouble(1000)
+    assert rows() == before
+
+
+# ---- abstentions -----------------------------------------------------------------------------------------
+
+
+def events_of(house: House) -> int:
+    return int(house.rows(lambda session: session.scalar(select(func.count()).select_from(db.MethodEvent))))
+
+
+def abstain(silo: SimulatedSilo, number: int) -> None:
+    assert isinstance(silo.say("control.abstain", pb.Abstain(round=number), run="run-1", number=number), pb.Ack)
+
+
+def test_T11_an_abstention_said_again_changes_and_stores_nothing(opened: tuple[House, list[SimulatedSilo]]) -> None:
+    house, silos = opened
+    silo, other, *_ = silos
+    before = events_of(house)
+    abstain(silo, 1)
+    assert events_of(house) == before + 1
+    for _ in range(20):
+        abstain(silo, 1)
+    assert events_of(house) == before + 1
+    abstain(other, 1)
+    assert events_of(house) == before + 2
+    house.close()
+    again = House(house.folder, clock=house.clock)
+    for each in silos:
+        each.house = again
+    abstain(silo, 1)
+    assert events_of(again) == before + 2
+    again.advance(1000.0)  # round 1 is over
+    after = events_of(again)
+    for each in silos:
+        abstain(each, 1)
+    assert events_of(again) == after
+    abstain(silo, 2)
+    assert events_of(again) == after + 1
+    again.close()
+
+
+def test_T11_what_one_silo_may_keep_back_of_a_round_is_bounded(opened: tuple[House, list[SimulatedSilo]]) -> None:
+    house, (silo, *_) = opened
+    before = events_of(house)
+    for kind in sorted(CONTRIBUTIONS):
+        for step in range(5):
+            body = pb.Declined(kind=kind, round=1, step=step)
+            assert isinstance(silo.say("control.declined", body, run="run-1", number=1, step=step), pb.Ack)
+    steps = len(house.driver.runs["run-1"].plan.public_steps())
+    assert events_of(house) - before == 2 * steps + runs_module.ABSTENTIONS_MAX
+
+
+# ---- checkpoints and evidence ----------------------------------------------------------------------------
+
+
+def test_T38_a_chain_that_nobody_countersigns_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witnessing, "CHAIN_MAX", 5)
+    house, (silo, other, *_) = federation(tmp_path)
+    for size in range(1, 40):
+        offer = Offer(f"note {size}", size - 1, (), "")
+        with house.store.transaction() as session:
+            assert witnessing._keep_step(session, silo.peer, offer, size)
+            if size <= 3:
+                witnessing._keep_step(session, other.peer, offer, size)
+    query = select(db.ShownCheckpoint.size).order_by(db.ShownCheckpoint.size)
+    kept = {
+        each.name: house.rows(
+            lambda session, name=each.name: list(session.scalars(query.where(db.ShownCheckpoint.silo == name)))
+        )
+        for each in (silo, other)
+    }
+    assert kept == {silo.name: [35, 36, 37, 38, 39], other.name: [1, 2, 3]}
+    house.close()
+
+
+def test_T38_of_a_party_that_signs_any_number_of_histories_a_few_are_kept(tmp_path: Path) -> None:
+    keys = {name: Ed25519PrivateKey.from_private_bytes(name.encode() * 32) for name in "wvx"}
+    witness = AuditLog(
+        tmp_path / "w", origin="w", key=keys["w"], actor="w", clock=lambda: 1_800_000_000.0, reserve_bytes=0
+    )
+    for peer in "vx":
+        witness.pin_peer(peer, keys[peer].public_key())
+
+    def show(peer: str, root: bytes) -> str:
+        note = sign_checkpoint(Checkpoint(peer, 9, root), keys[peer])
+        try:
+            return "kept" if witness.follow(peer, [LogStep(note, 0, ())]) else ""
+        except VerificationError as error:
+            assert error.code == "TWO_HISTORIES"
+            return error.hint
+
+    roots = [bytes([number]) * 32 for number in range(60)]
+    assert show("v", roots[0]) == show("x", roots[0]) == "kept"
+    hints = [show("v", root) for root in roots[1:]]
+    kept = sorted((tmp_path / "w" / "evidence").iterdir())
+    assert len(kept) == audit_witness.EVIDENCE_MAX
+    assert all(any(str(path) in hint for path in kept) for hint in hints[: audit_witness.EVIDENCE_MAX])
+    assert "more such notes" in hints[-1] and show("v", roots[1]) == hints[0]  # the first ones stay
+    assert "both notes are kept" in show("x", roots[1])  # another party's evidence is its own
+    witness.close()

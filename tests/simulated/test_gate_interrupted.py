@@ -1,0 +1,227 @@
+"""What a policy change, a halt, a kill in the middle or a clock set back may not undo at the gate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.treaty.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.load import Policy
+from silo.guard.halts import Halts
+from silo.guard.messages import Allowed, Held
+from tests.policies import kinds, setting
+from tests.policies.kinds_bounds import REFT
+from tests.simulated.guarded import Bench, Killed, MemoryChannel, command
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def holding(tmp_path: Path) -> Iterator[Bench]:
+    with closing(Bench(tmp_path / "holding", setting.policy_of(setting.policy_text(first_rounds=1)))) as bench:
+        yield bench
+
+
+def without_updates(text: str) -> Policy:
+    """The same policy, but lora.factors is not named any more."""
+    policy = setting.policy_of(re.sub(r"\n  lora\.factors:.*(\n    .*)*", "", text, count=1))
+    assert policy.file.egress.lora_factors is None and policy.file.egress.public_responses is not None
+    return policy
+
+
+# ---- a message that waits to be sent -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["kind removed", "expired", "kind halted", "none"])
+def test_T34_what_waits_to_be_sent_is_judged_by_the_policy_in_force(tmp_path: Path, change: str) -> None:
+    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()), MemoryChannel(before_sending=True))
+    bench.channel.fails = UnreachableError("down")
+    offered = bench.factors()
+    assert isinstance(offered, Allowed)
+    with pytest.raises(UnreachableError):
+        bench.gate.transmit(offered)
+    again = bench.restart(without_updates(setting.policy_text()) if change == "kind removed" else None)
+    if change == "expired":
+        again.clock_now += 500 * DAY
+    if change == "kind halted":
+        again.gate._judge.book.screen_halts["lora.factors"] = again.gate.now()
+    (item,) = again.ledger.outbox("allowed")
+    if change == "none":
+        again.gate.retry(item)
+        assert again.channel.kinds() == ["lora.factors"]
+    else:
+        with pytest.raises(DeniedError):
+            again.gate.retry(item)
+        assert again.channel.sent == []
+        expected = {"kind removed": "KIND_NOT_ALLOWED", "expired": "POLICY_NOT_VALID_NOW", "kind halted": "SCREEN_HALT"}
+        assert again.events("egress.indeterminate")[-1]["reasons"] == [expected[change]]
+    assert again.ledger.outbox("allowed") == []
+    again.close()
+
+
+def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
+        bench.clock_now += 100 * DAY
+        bench.gate.now()
+        bench.clock_now -= 100 * DAY  # it was wrong, and is put right
+        offered = bench.responses()
+        assert isinstance(offered, Allowed)
+        bench.gate.transmit(offered)
+        bench.archive.expire()
+        assert offered.digest in bench.ledger.payloads
+
+
+# ---- persons' answers ------------------------------------------------------------------------------------
+
+
+def hold(bench: Bench, deadline_seconds: float | None = None) -> Callable[..., Any]:
+    held = bench.factors()
+    assert isinstance(held, Held)
+    release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=deadline_seconds)
+    shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
+    return lambda name, **more: command(name, shown | more)
+
+
+@pytest.mark.parametrize("answer", ["approve", "reject"])
+def test_T36_an_answer_during_a_halt_is_refused_and_not_spent(holding: Bench, answer: str) -> None:
+    said = hold(holding)
+    give = getattr(holding.releases, answer)
+    holding.gate.halted = "somebody signed two transcripts"
+    with pytest.raises(OperationError) as refused:
+        give(said(f"approvals.{answer}", reason_code="CONTENT"))
+    assert refused.value.code == "HALTED"
+    holding.gate.halted = ""
+    assert give(said(f"approvals.{answer}", reason_code="CONTENT"))
+    assert len(holding.events("approval.grant" if answer == "approve" else "approval.deny")) == 1
+
+
+def test_a_hold_whose_time_is_over_during_a_halt_ends_on_record_afterwards(holding: Bench) -> None:
+    hold(holding, deadline_seconds=10.0)
+    holding.gate.halted = "somebody signed two transcripts"
+    holding.clock_now += 1000
+    assert holding.releases.expire() == [] and holding.ledger.releases("held")
+    holding.gate.halted = ""
+    (ended,) = holding.releases.expire()
+    assert ended.outcome == "missed" and len(holding.events("approval.expire")) == 1
+    assert holding.releases.expire() == []
+
+
+@pytest.mark.parametrize("answer", ["approve", "reject"])
+def test_T36_whoever_was_the_last_needed_before_a_kill_says_it_again(
+    holding: Bench, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    said = hold(holding)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(holding.releases), "_record", _killed)
+        with pytest.raises(Killed):
+            getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
+    assert holding.channel.sent == [] and holding.ledger.releases("held")
+    done = getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
+    settled = done[1] if answer == "approve" else done
+    assert settled.outcome == ("allowed" if answer == "approve" else "denied")
+    with pytest.raises(ConflictError):
+        getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def release(halts: Halts, person: str) -> bool:
+    (row,) = halts.rows()
+    arguments = {"kind": row["kind"], "digest": row["digest"]}
+    return bool(halts.release(command("approvals.release", arguments, person=person))["released"])
+
+
+def halt(bench: Bench) -> None:
+    bench.gate._judge.book.screen_halts["public.responses"] = bench.gate.now()
+
+
+def test_T36_a_halt_is_released_although_the_guard_was_killed_after_the_yes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
+        halts = Halts(bench.gate, bench.ledger)
+        halt(bench)
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.gate, "record", _killed)
+            with pytest.raises(Killed):
+                release(halts, "alice")
+        assert bench.gate.screen_halts
+        assert release(halts, "alice") and not bench.gate.screen_halts
+
+
+def test_T41_no_yes_to_an_earlier_halt_counts_where_the_clock_stands_still(tmp_path: Path) -> None:
+    text = setting.policy_text()
+    assert text.count("release_after_halt: 1") == 1
+    policy = setting.policy_of(text.replace("release_after_halt: 1", "release_after_halt: 2"))
+    with closing(Bench(tmp_path / "a", policy)) as bench:
+        halts = Halts(bench.gate, bench.ledger)
+        bench.gate.now()
+        bench.clock_now -= 3600.0
+        halt(bench)
+        assert [release(halts, person) for person in ("alice", "bob")] == [False, True]
+        halt(bench)
+        assert halts.rows()[0]["given"] == []
+        assert [release(halts, person) for person in ("carol", "dora")] == [False, True]
+
+
+# ---- what comes in ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2**53, 2**60, 2**64 - 1])
+def test_T29_an_answer_with_a_number_that_nobody_can_sign_is_refused_and_recorded(tmp_path: Path, number: int) -> None:
+    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
+        bench.channel.tamper = lambda envelope: setattr(envelope, "sequence", number)
+        with pytest.raises(PeerError) as refused:
+            bench.gate.send("control.poll", pb.Poll())
+        assert refused.value.wire_code == "MALFORMED"
+        assert bench.events("ingress.decision")[-1]["reasons"] == ["MALFORMED"]
+        bench.channel.tamper = None
+        bench.gate.send("control.poll", pb.Poll())
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1.0])
+def test_T04_a_scale_that_is_no_number_is_denied_and_recorded(tmp_path: Path, scale: float) -> None:
+    with closing(Bench(tmp_path / "a", REFT)) as bench:
+        payload = codec.encode_factors(
+            kinds.reft_tensors(), base_digest="", schema_sha256="", rank=8, scale=scale, dtype="bfloat16"
+        )
+        bench.channel.routing, bench.channel.answer = {"run": "run-1", "round": 1}, ("reft.aggregate", payload)
+        with pytest.raises(PeerError):
+            bench.gate.send("control.poll", pb.Poll())
+        record = bench.events("ingress.decision")[-1]
+        assert record["decision"] == "deny"
+        assert record["facts"]["final"]["header_scale"] == (1.0 if scale == 1.0 else None)
+
+
+def test_T23_answers_of_others_that_are_too_large_are_denied_before_a_screen_reads_them(tmp_path: Path) -> None:
+    from tests.simulated import screening as site
+
+    policy = site.policy(["charset"], donor_screens=("charset",))
+    most = policy.file.ingress.public_donors
+    assert most is not None
+    for characters, runs in ((20, 1), (400_000, 0)):
+        with closing(site.bench(tmp_path / str(characters), policy)) as bench:
+            screens = bench.screens
+            body = pb.PublicDonors()
+            for row in (1, 4, 7):
+                donor = body.prompts.add(prompt_index=row).donors.add(origin="hospital_b", position=0)
+                donor.response.CopyFrom(pb.Response(text="x" * characters, finish=pb.FINISH_STOP))
+            bench.gate.view = replace(bench.gate.view, open_step=2)
+            bench.channel.routing = {"run": "run-1", "round": 1, "step": 2}
+            bench.channel.answer = ("public.donors", body)
+            before = screens.runs
+            try:
+                bench.gate.send("control.poll", pb.Poll())
+            except PeerError:
+                assert runs == 0
+            assert screens.runs - before == runs
