@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -182,17 +182,3 @@ class Outcome:
             write_peft_folder(folder / "adapter", self._blobs.get(run.adapter_digest), self._schema, self._base_model)
         record = run_record(session, run, charter_digest=self._charter_digest)
         write_durably(folder / "run_record.json", sign_record(record, self._signer, self._key))
-
-
-def received_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, tuple[int, int]]]:
-    """What came in, from the coordinator's audit log alone: {peer: {kind: (messages, payload bytes)}}.
-
-    Counts complete messages that reached the rules, whatever the rules said, as the sender's log counts what it sent.
-    """
-    counts: dict[str, dict[str, tuple[int, int]]] = {}
-    for record in records:
-        if record.get("event") == "ingress.decision" and "bytes" in record.get("payload", {}):
-            of_peer = counts.setdefault(str(record["peer"]), {})
-            messages, size = of_peer.get(str(record["kind"]), (0, 0))
-            of_peer[str(record["kind"])] = (messages + 1, size + int(record["payload"]["bytes"]))
-    return counts

@@ -344,8 +344,8 @@ def record_warnings(policy: Policy) -> list[str]:
         sizes = f"local_steps {steps} at line {local}, prompts_per_step {prompts} at line {each}"
         if (most := steps * prompts) < block.min_records:
             found.append(
-                f"{place}: min_records is {block.min_records} and no allowed plan gives a round more than {most} records "
-                f"({sizes}), so no run can start here; allow larger plans, or ask for fewer records"
+                f"{place}: min_records is {block.min_records} and no allowed plan gives a round more than {most} "
+                f"records ({sizes}), so no run can start here; allow larger plans, or ask for fewer records"
             )
         elif 0 < (least := (steps - public) * prompts) < block.min_records:
             found.append(

@@ -265,8 +265,8 @@ def _policies(report: Mapping[str, Any]) -> str:
         parts.append(
             f"<h3>{number}. {text(item['name'] or 'unnamed')}{mode}</h3>"
             f"<p>{_code(item['effective'])}<br>loaded {text(_when(item['t']))}, record {text(item['seq'])}; "
-            f"loaded, at a start or anew: {text(item['loads'])}; decisions by it: {text(item['decisions'])}{_bits(item)}</p>"
-            + _consent(item)
+            f"loaded, at a start or anew: {text(item['loads'])}; "
+            f"decisions by it: {text(item['decisions'])}{_bits(item)}</p>" + _consent(item)
         )
         if item["changes"] is not None:
             changes = [

@@ -197,6 +197,7 @@ def test_T37_text_is_harmless_and_loses_nothing_visible(value: str) -> None:
 
 def test_the_numbers_are_on_the_page(report: dict[str, Any]) -> None:
     shown = " ".join(Reader(page(report)).text)
+    assert f"loaded, at a start or anew: {report['policies'][0]['loads']}; " in shown
     for words in ("353,943", "352,239", "DELTA_L2", "approved by alice", "rejected by bob", "budgets.message_bytes",
                   "tighter", "every log given verifies", "LOG_FULL", *RESIDUALS, "off: no privacy budget"):  # fmt: skip
         assert words in shown, words

@@ -189,6 +189,11 @@ def test_T36_a_held_release_needs_the_grants_that_it_names(
     assert [problem in each for each in found] == [True] * bool(problem)
 
 
+def test_T36_approvals_of_what_was_never_held_are_named(pair: Pair) -> None:
+    pair.decide(1, link={"approvals": ["alice"]})
+    assert "granted none before" in pair.told(alone=True)[0][0]
+
+
 def test_T36_a_grant_frees_one_release(pair: Pair) -> None:
     hold_and_free(pair, ["alice"], ["alice"])
     assert pair.told(alone=True) == [[]]

@@ -362,7 +362,8 @@ def test_T38_a_log_with_too_many_different_problems_says_how_many_are_left_out(t
 
 def _note_below_zero(folder: Path) -> None:
     text = f"{SILO}\n-1\n{base64.b64encode(bytes(32)).decode()}\n"
-    signature = base64.b64encode(bytes(4) + KEYS[SILO].sign(text.encode())).decode()
+    key_id = (folder / "keys" / "log.vkey").read_text(encoding="utf-8").split("+")[1]
+    signature = base64.b64encode(bytes.fromhex(key_id) + KEYS[SILO].sign(text.encode())).decode()
     (folder / "checkpoints" / "x.note").write_text(f"{text}\n— {SILO} {signature}\n", encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedsilo.launch.cli_policy import app
 from fedsilo.treaty.errors import NotAllowedError
+from policies.load import load_policy
 from silo.guard.preflight import preflight
 from tests.simulated.policy_site import PolicySite, text_of
 
@@ -82,6 +83,14 @@ def test_T36_activate_signs_only_what_was_shown_to_another_person(place: PolicyS
         assert (code, answer["error"]["code"]) == (4, "NOT_ALLOWED"), person
     assert list(Path(path).parent.glob("*.approval")) == []
     assert activate(place, path, "bob", after)[0] == 0
+
+
+def test_T34_propose_prints_the_digest_that_activate_wants_to_be_told(place: PolicySite) -> None:
+    (place.folder / "new.yaml").write_text(text_of(TWO, LOOSER))
+    words = ["propose", str(place.folder / "new.yaml"), "--config", str(place.folder / "silo.yaml")]
+    said = CliRunner().invoke(app, [*words, "--operator", "alice"])
+    digest = load_policy(text_of(TWO, LOOSER).encode(), "new.yaml").digest
+    assert said.exit_code == 0 and f"\nafter {digest}\n" in said.output
 
 
 def test_T34_propose_asks_for_a_reason_to(place: PolicySite, tmp_path: Path) -> None:
