@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.launch import cli_audit_export, cli_audit_report
-from fedsilo.launch.output import JsonOption, emit, existing, guarded, plain, table
+from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def replay(
     from fedsilo.treaty.errors import UsageError
     from policies.replay import replay as decide_again
 
-    asked = read_effective(existing(policy), charter and existing(charter))
+    asked = read_effective(existing_policy(policy), charter and existing(charter))
     rows: dict[int, dict[str, Any]] = {}
     if rescreen:
         site = load_site(config)

@@ -89,13 +89,12 @@ def test_settings_of_another_form_are_refused() -> None:
 def test_T15_the_trainers_process_leaves_the_index_where_the_guard_opens_it(folder: Path, guard_end: Link) -> None:
     """Over the real link: what the guard asks for in `configure`, the trainer names in `ready`."""
     key = index_key(bytes(32))
-    asked = {"key": key.hex(), "n": 3, "false_positive_rate": 1e-6, "background": False}
+    screens, overlap = Screens(key=key), policy(["overlap"])
+    asked = screens.index_wanted(overlap.file)
     guard_end.send(LinkMessage("configure", {**configuration(folder), "screen_index": asked}))
     ready = guard_end.receive()
     assert ready.type == "ready", ready.fields
     assert ready.fields["screen_index"]["records"] == 40
-    screens = Screens(key=key)
-    overlap = policy(["overlap"])
     assert len(screens.troubles(overlap)) == 1
-    screens.take_index(folder / "scratch", ready.fields["screen_index"])
+    screens.take_index(folder / "scratch", ready.fields["screen_index"], asked)
     assert screens.troubles(overlap) == []

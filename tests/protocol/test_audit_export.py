@@ -94,7 +94,7 @@ def test_jsonl_of_a_denial_by_hand(story: Path) -> None:
     made = json.loads(export_line("jsonl", denial, "0.1.0"))
     assert made["seq"] == 20 and made["event"] == "egress.decision" and made["decision"] == "deny"
     assert made["schema"] == "fedsilo.audit/1" and made["product_version"] == "0.1.0"
-    assert made["payload"] == {"bytes": 352239, "hmac_sha256": "cd" * 32}
+    assert made["payload"] == {"bytes": 352239, "sha256": "ef" * 32}
     assert made["rules"] == [
         {"rule": "delta_l2", "outcome": "deny", "reason": "DELTA_L2", "measured": 9.5, "limit": 4.0, "line": 12}
     ]
