@@ -13,7 +13,7 @@ import pytest
 
 from tests.loopback.federation import Demo, command, demo, living, records
 
-TARGET = "hospital_b"
+TARGET, LAST_OF_THREE = "hospital_b", "hospital_c"
 COORDINATOR_ATTACKS = {
     "temperature_out_of_range": ("deny", "plan temperature"),
     "wrong_key": ("deny", "SIGNATURE_INVALID"),
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.demo
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     attacks = [part for name in COORDINATOR_ATTACKS for part in ("--attack", name)]
-    return demo(tmp_path_factory.mktemp("coordinator") / "out", "--silos", "2", "--rounds", "4", *attacks)
+    # Three: where one refuses a round, the other two still agree on its transcript (T20).
+    return demo(tmp_path_factory.mktemp("coordinator") / "out", "--silos", "3", "--rounds", "4", *attacks)
 
 
 def log_of(made: Demo, site: str) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def test_X09_each_attack_of_the_coordinator_is_refused_by_its_rule_in_the_silos_
     assert coordinator.reply.exit_code == 0, coordinator.reply.stderr
     rows = {row["name"]: row for row in coordinator.data["attacks"]}
     assert {name: (row["decision"], row["rule"]) for name, row in rows.items()} == COORDINATOR_ATTACKS
-    lines = log_of(coordinator, TARGET)
+    lines = log_of(coordinator, LAST_OF_THREE)
     for name, row in rows.items():
         line = lines[row["record"]]
         assert line["event"] == "ingress.decision"
@@ -59,15 +60,16 @@ def test_X09_each_attack_of_the_coordinator_is_refused_by_its_rule_in_the_silos_
 def test_X09_T12_T13_nothing_was_given_to_what_was_refused_and_the_run_went_on(coordinator: Demo) -> None:
     rows = {row["name"]: row for row in coordinator.data["attacks"]}
     plan, asked = rows["temperature_out_of_range"], rows["unknown_prompt_index"]
-    for site in ("hospital_a", TARGET):  # a changed plan went to both
+    for site in ("hospital_a", LAST_OF_THREE):  # a changed plan went to both
         lines = log_of(coordinator, site)
         assert content(lines, plan["run"]) == []
         assert not [line for line in lines if line["event"] == "plan.accept" and line["run"] == plan["run"]]
-    lines = log_of(coordinator, TARGET)
+    lines = log_of(coordinator, LAST_OF_THREE)
     assert content(lines, asked["run"], asked["round"]) == []
     assert content(lines, asked["run"], asked["round"] - 1)  # the counterpart: the round before it
     rounds = {row["round"]: row["participants"] for row in coordinator.data["rounds"]}
-    assert rounds[asked["round"]] == ["hospital_a"] and rounds[asked["round"] - 1] == ["hospital_a", TARGET]
+    assert rounds[asked["round"]] == ["hospital_a", "hospital_b"]
+    assert rounds[asked["round"] - 1] == ["hospital_a", "hospital_b", LAST_OF_THREE]
     assert coordinator.data["state"] == "finished"
 
 
