@@ -21,7 +21,8 @@ from fedsilo.treaty.audit.checkpoint import Checkpoint, sign_checkpoint
 from fedsilo.treaty.audit.witness import LogStep, Offer
 from fedsilo.treaty.errors import VerificationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import House, SimulatedSilo, federation
+from tests.simulated.test_coordinator_ingress import in_open_round
 
 MANY = 400
 FULL_SECONDS = journal.REFUSALS_MAX * journal.REFILL_SECONDS
@@ -34,14 +35,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo]]]:
-    """Round 1 stands open: nobody has sent factors."""
-    house, silos = federation(tmp_path)
-    for silo in silos:
-        silo.mute = {"lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = in_open_round(tmp_path)
     yield house, silos
     house.close()
 
