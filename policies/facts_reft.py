@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
+from policies.bit_patterns import BitPatterns
 from policies.message import Facts, Message
 
 LAYERS_MAX = 256
@@ -49,18 +50,14 @@ def reft_facts(message: Message) -> Facts:
         "tensors_given": given is not None and sorted(given) == names,
         "shapes_wrong": sum(shape != ((rank,) if name.endswith(".b") else (rank, width)) for name, shape in shapes),
     }
-    not_finite = not_canonical = off_bfloat16 = 0
+    patterns = BitPatterns()
     squares = square_max = distance_max = 0.0
     for entry in header.tensors if facts["tensors_given"] else ():
         array = given[entry.name] if given is not None else np.zeros(0, np.float32)
         if array.dtype != np.float32 or tuple(array.shape) != tuple(entry.shape):
             facts["shapes_wrong"] += 1
             continue
-        bits = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
-        exponent = bits & np.uint32(0x7F800000)
-        not_finite += int(np.count_nonzero(exponent == np.uint32(0x7F800000)))
-        not_canonical += int(np.count_nonzero((exponent == 0) & (bits != 0)))  # -0 and denormals (T4)
-        off_bfloat16 += int(np.count_nonzero(bits & np.uint32(0xFFFF)))
+        patterns.add(np.ascontiguousarray(array).reshape(-1))
         wide = array.astype(np.float64)
         if entry.name.endswith(".R"):
             # its norm follows from its rank; what may differ is how far its rows are from orthonormal
@@ -69,11 +66,11 @@ def reft_facts(message: Message) -> Facts:
             square = float(np.sum(wide * wide))
             squares += square
             square_max = max(square_max, square)
-    finite = not_finite == 0  # squares of float32 values do not overflow a double
+    finite = patterns.not_finite == 0  # squares of float32 values do not overflow a double
     facts.update(
-        values_not_finite=not_finite,
-        values_not_canonical=not_canonical,
-        values_off_bfloat16=off_bfloat16,
+        values_not_finite=patterns.not_finite,
+        values_not_canonical=patterns.not_canonical,
+        values_off_bfloat16=patterns.off_bfloat16,
         l2=math.sqrt(squares) if finite else None,
         tensor_l2_max=math.sqrt(square_max) if finite else None,
         orthonormality_error=distance_max if finite and math.isfinite(distance_max) else None,

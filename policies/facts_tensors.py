@@ -9,8 +9,9 @@ import numpy as np
 
 from fedsilo.treaty.freezing import FrozenDigest, is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, SMALLEST_NORMAL_BITS
+from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
 from fedsilo.treaty.wire.services import UPDATE_KINDS
+from policies.bit_patterns import BitPatterns
 from policies.catalogue import digest_of
 from policies.message import Context, Facts, Message
 
@@ -43,7 +44,7 @@ def tensor_facts(message: Message, context: Context) -> Facts:
         "tensors_given": given is not None and sorted(given) == names,
         "shapes_wrong": sum(shapes.get(entry.name) != tuple(entry.shape) for entry in header.tensors),
     }
-    elements = not_finite = not_canonical = off_bfloat16 = 0
+    patterns, elements = BitPatterns(), 0
     squares = square_max = 0.0
     frozen = FrozenDigest()
     for entry in header.tensors if given is not None and facts["tensors_given"] else ():
@@ -58,31 +59,23 @@ def tensor_facts(message: Message, context: Context) -> Facts:
         flat = np.ascontiguousarray(array).reshape(-1)
         for start in range(0, flat.size, _TILE_ELEMENTS):
             tile = flat[start : start + _TILE_ELEMENTS]
-            bits = tile.view(np.uint32)
-            magnitude = bits & np.uint32(0x7FFFFFFF)
-            if magnitude.min() < SMALLEST_NORMAL_BITS:  # zeros, or -0 and denormals (T4)
-                not_canonical += int(np.count_nonzero((magnitude < SMALLEST_NORMAL_BITS) & (bits != 0)))
-            if not off_bfloat16:  # counted in the first tile that has any: one is too many where none may be
-                off_bfloat16 = int(np.count_nonzero(bits & np.uint32(0xFFFF)))
+            patterns.add(tile)
             wide = tile.astype(np.float64)
-            tile_square = float(np.dot(wide, wide))
-            if not math.isfinite(tile_square):  # no float32 is large enough for that in float64
-                not_finite += int(np.count_nonzero(magnitude >= np.uint32(0x7F800000)))
-            square += tile_square
+            square += float(np.dot(wide, wide))
             if is_kept:
                 frozen.add(tile)
         elements += flat.size
         squares += square
         square_max = max(square_max, square)
-    finite = not_finite == 0 and math.isfinite(squares)
+    finite = patterns.not_finite == 0 and math.isfinite(squares)
     l2 = math.sqrt(squares) if finite else None
     # The factors themselves are base + delta, whose norm is at most the sum: an upper bound without the base's values.
     total = None if l2 is None or context.base_l2 is None else l2 + context.base_l2
     facts.update(
         elements=elements,
-        values_not_finite=not_finite,
-        values_not_canonical=not_canonical,
-        values_off_bfloat16=off_bfloat16,
+        values_not_finite=patterns.not_finite,
+        values_not_canonical=patterns.not_canonical,
+        values_off_bfloat16=patterns.off_bfloat16,
         l2=l2,
         tensor_l2_max=math.sqrt(square_max) if finite else None,
         total_l2_max=total,

@@ -172,6 +172,8 @@ class Keyring:
 
 def _keys_in(path: Path) -> list[VerifierKey]:
     """Both keys of a file: the one that signs, and the one that countersigns."""
+    if not path.is_file():
+        return []  # nobody's key; a pipe would be waited for
     try:
         return [parse_verifier_key(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (FedSiloError, OSError, UnicodeError):

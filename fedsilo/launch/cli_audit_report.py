@@ -35,7 +35,8 @@ def report(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """What left, who allowed it, and whether the logs verify: report.html, .json and .csv. Exit status 7 if not.
+    """What left, who allowed it, and whether the logs verify: report.html, .json and .csv. Exit status 7 if not; 1 if
+    all verify, and prove that somebody signed two transcripts, or two results, of one round.
 
     With --sign, where the key is: report.json.sig, an Ed25519 signature over report.json, and report.pub, its key.
     Once that was compared with the one that the site published, check with
@@ -90,12 +91,19 @@ def _signer(config: Path) -> Identity:
 
 
 def _trouble(made: dict[str, Any]) -> FedSiloError | None:
-    from fedsilo.treaty.errors import VerificationError
+    from fedsilo.edge.audit_transcripts import findings_of
+    from fedsilo.treaty.errors import OperationError, VerificationError
 
     failed = [item["log"] for item in made["verification"] if not item["verified"]]
-    if not failed and made["complete"]:
-        return None
-    return VerificationError(
-        f"the report was written, but these logs do not verify: {', '.join(failed) or made['log']}",
-        hint="`fedsilo audit verify` with all parties' logs says where to look",
-    )
+    if failed or not made["complete"]:
+        return VerificationError(
+            f"the report was written, but these logs do not verify: {', '.join(failed) or made['log']}",
+            hint="`fedsilo audit verify` with all parties' logs says where to look",
+        )
+    if findings := findings_of(made["verification"]):
+        return OperationError(
+            f"the report was written, and holds {len(findings)} finding{'s' * (len(findings) > 1)}: {findings[0]}",
+            hint="the logs verify; what they hold is evidence against the signer: keep them",
+            code="EQUIVOCATION",
+        )
+    return None

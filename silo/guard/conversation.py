@@ -151,6 +151,22 @@ class Conversation:
         except FedSiloError as error:
             _log.warning("%s was not said: %s", kind, error.message)
 
+    def abstain(self, run: str, round_number: int = 0, step: int = 0, *, heard: bool = True) -> None:
+        """Say that this silo takes no part in a run (round 0), in a round of it (step 0), or in one step.
+
+        Args:
+            run: of which.
+            round_number: in it.
+            step: in that.
+            heard: raise where the coordinator is not known to have heard it; else that is logged and forgotten.
+
+        Raises:
+            UnreachableError, NotAllowedError, PeerError, DeniedError: only if `heard`.
+        """
+        say = self.say if heard else self.tell
+        body = pb.Abstain(round=round_number, step=step)
+        say("control.abstain", body, run=run, round_number=round_number, step=step)
+
     def witness(self, *, same: bool = False) -> None:
         """Exchange checkpoints (threat T38): ours out, theirs in, each countersigned, and those of other silos.
 

@@ -379,7 +379,7 @@ class Guard:
                 reasons=[error.code], direction="egress",
             )  # fmt: skip
             self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INTERNAL.value), run=run)
-            self._talk.tell("control.abstain", pb.Abstain(), run=run)
+            self._talk.abstain(run, heard=False)
             self._ledger.end_run(run, "left")
         self.keeper.run = None
         self._failure = error
@@ -443,17 +443,18 @@ class Guard:
                 if self._ledger.run_state(envelope.run) != "running":
                     self.keeper.decline(envelope.run)
             case "round.open":
-                body = pb.Abstain(round=envelope.round)
                 self._gate.view = self._gate.view.refused(envelope.round)
-                self._talk.say("control.abstain", body, run=envelope.run, round_number=envelope.round)
+                self._talk.abstain(envelope.run, envelope.round)
             case "round.agreed" if (waiting := self._agreement.waiting) and waiting.opening.round == envelope.round:
                 self._agreement.stand_aside()
             case "public.donors":
                 self.keeper.without_donors(envelope.run, envelope.round, envelope.step)
 
     def _denied(self, error: DeniedError) -> None:
-        """Our own policy denies what the protocol cannot do without (a poll over its rate waits; hello is final)."""
-        if not self._talk.joined:
+        """Our own policy denies what the protocol cannot do without. What is over its rate waits; a first hello that
+        the policy does not name at all is the end, since this silo could never take part.
+        """
+        if not self._talk.policy_said and error.code != "MESSAGE_RATE":
             self._failure = error
             return
         self._talk.back_off(error)

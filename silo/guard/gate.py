@@ -142,7 +142,11 @@ class Gate:
         """
         offered = self.offer(kind, body, run=run, round_number=round_number, step=step)
         if not isinstance(offered, Allowed):
-            raise DeniedError(f"this site's policy does not let {kind} out", hint=offered.decision.explain()[:500])
+            raise DeniedError(
+                f"this site's policy does not let {kind} out",
+                hint=offered.decision.explain()[:500],
+                code=reasons[0] if len(reasons := offered.decision.reasons) == 1 else "DENIED",
+            )
         return self.transmit(offered, wait_seconds=wait_seconds).reply
 
     def offer(

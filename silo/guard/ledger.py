@@ -290,18 +290,18 @@ class Ledger:
         row = self._one("SELECT COUNT(*) AS number FROM releases WHERE substr(id, 1, ?)=?", (len(stem) + 1, stem + "/"))
         return f"{stem}/{row['number'] if row else 0}"
 
-    def settle_release(self, release_id: str, state: str) -> Release:
-        """End a hold, once.
+    def settle_release(self, release_id: str, state: str, *, was: str = "held") -> Release:
+        """End a hold, once; what persons approved may yet be denied.
 
         Raises:
             ConflictError: it is not held any more, so an approval is used a single time (threat T36).
         """
         with self._writing() as database:
             cursor = database.execute(
-                "UPDATE releases SET state=?, revision=revision+1 WHERE id=? AND state='held'", (state, release_id)
+                "UPDATE releases SET state=?, revision=revision+1 WHERE id=? AND state=?", (state, release_id, was)
             )
             if cursor.rowcount != 1:
-                raise ConflictError(f"release {release_id!r} is no longer held")
+                raise ConflictError(f"release {release_id!r} is no longer {was}")
         return self.release(release_id)
 
     def judge_again(

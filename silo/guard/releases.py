@@ -189,6 +189,7 @@ class Releases:
         self._ledger.drop_payloads([release.digest])
         if isinstance(decided, Allowed):
             return release, Settled(release, "allowed", allowed=decided)
+        release = self._ledger.settle_release(release.id, "denied", was="approved")
         return release, Settled(release, "denied")
 
     def reject(self, command: VerifiedCommand) -> Settled:

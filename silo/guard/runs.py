@@ -180,7 +180,7 @@ class RunKeeper:
             UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
         """
         self._ledger.decline_run(run)
-        self._talk.say("control.abstain", pb.Abstain(), run=run)
+        self._talk.abstain(run)
 
     def _accept(self, item: Inbound) -> None:
         assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # only plans come here
@@ -190,12 +190,15 @@ class RunKeeper:
             self._begin(plan)
         except FedSiloError as error:
             _log.error("plan of run %s refused: %s", plan.run, error.message)
-            self._gate.record("egress.decision", kind="control.abstain", decision="deny", reasons=["PLAN_REFUSED"])
+            self._gate.record(
+                "ingress.decision", run=plan.run, kind="run.plan", decision="deny", reasons=[error.code],
+                payload=self._gate.digests("run.plan", item.payload), direction="ingress",
+            )  # fmt: skip
             self.run = None
             self._gate.view = RunView()
             self._ledger.decline_run(plan.run)
             if error.code.startswith("TRAINER"):
-                self._talk.tell("control.abstain", pb.Abstain(), run=plan.run)
+                self._talk.abstain(plan.run, heard=False)
                 raise
             self.decline(plan.run)
             return
@@ -272,7 +275,7 @@ class RunKeeper:
         self._ignored_round = round_number
         _log.warning("run %s is taken up again after round %d", run, round_number)
         if round_number and round_number not in waiting:
-            self._talk.tell("control.abstain", pb.Abstain(round=round_number), run=run, round_number=round_number)
+            self._talk.abstain(run, round_number, heard=False)
 
     def _end_run(self, outcome: str) -> None:
         run = self.run
@@ -301,7 +304,7 @@ class RunKeeper:
         self.sit_out(run, number)
         self._panel.publish("round.abandoned", {"run": run, "round": number})
         if number:
-            self._talk.tell("control.abstain", pb.Abstain(round=number), run=run, round_number=number)
+            self._talk.abstain(run, number, heard=False)
 
     def sit_out(self, run: str, number: int) -> bool:
         """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
@@ -413,10 +416,7 @@ class RunKeeper:
         elif settled.outcome == "missed":
             outcome = "missed"
             if self._gate.view.round == release.round and self._gate.view.run == release.run:
-                self._talk.tell(
-                    "control.abstain", pb.Abstain(round=release.round, step=release.step), run=release.run,
-                    round_number=release.round, step=release.step,
-                )  # fmt: skip
+                self._talk.abstain(release.run, release.round, release.step, heard=False)
         else:
             outcome = "denied"
             self._declined(release.kind, release.run, release.round, release.step, release.state)

@@ -140,7 +140,7 @@ class Agreement:
         if isinstance(item.body, pb.RoundResult):
             return False
         self._gate.view = self._gate.view.refused(item.round)
-        self._talk.say("control.abstain", pb.Abstain(round=item.round), run=item.run, round_number=item.round)
+        self._talk.abstain(item.run, item.round)
         self.drop()
         return True
 
@@ -361,7 +361,7 @@ class Agreement:
         if self.waiting is None:
             return
         shown = self.waiting.transcript
-        self._talk.say("control.abstain", pb.Abstain(round=shown.round), run=shown.run, round_number=shown.round)
+        self._talk.abstain(shown.run, shown.round)
         self.drop()
 
     def leave(self, run: str) -> None:
@@ -370,7 +370,7 @@ class Agreement:
         view = self._gate.view = self._gate.view.settled()
         if run and view.round:
             self._ledger.save_view(run, view.to_json())
-            self._talk.tell("control.abstain", pb.Abstain(round=view.round), run=run, round_number=view.round)
+            self._talk.abstain(run, view.round, heard=False)
 
     def _close(self, *, agreed: bool) -> None:
         assert self.waiting is not None  # noqa: S101  # the callers looked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -490,6 +491,16 @@ def test_T20_the_log_of_a_silo_that_was_shown_two_transcripts_is_sound_and_names
     assert [row["ruleId"] for row in json.loads(sarif)["runs"][0]["results"]] == ["EQUIVOCATION"]
     made = audit_report([log])
     assert made["verification"][0]["verified"] and f"are signed, by {setting.COORDINATOR}" in page(made)
+    report = CliRunner().invoke(cli_audit.app, ["report", str(log), "--out", str(tmp_path / "report"), "--json"])
+    assert (report.exit_code, json.loads(report.stdout)["error"]["code"]) == (1, "EQUIVOCATION")
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_T20_a_pipe_among_the_keys_is_named_and_not_waited_for(run: Path, tmp_path: Path) -> None:
+    log = log_of_b(tmp_path / "b", details(run))
+    os.mkfifo(log / "keys" / "0.vkey")
+    done = CliRunner().invoke(cli_audit.app, ["verify", str(log), "--json"])
+    assert done.exit_code == 7 and "0.vkey" in json.dumps(json.loads(done.stdout)["data"][0]["problems"])
 
 
 def forged(proof: Detail) -> None:

@@ -181,6 +181,24 @@ def test_T15_a_hit_may_wait_for_as_many_persons_as_the_kind_asks_for(tmp_path: P
         assert site.PLANTED["canary"] in texts_of(held.payload)[0]
 
 
+def test_T36_what_persons_approved_and_the_policy_denies_by_then_is_shown_as_denied(tmp_path: Path) -> None:
+    """Two releases of one step are held and approved: the second one is over what the policy lets out in a step."""
+    asked = site.policy(on_hit="hold")
+    with closing(site.bench(tmp_path, asked)) as bench:
+        states, outcomes = [], []
+        for number in range(2):
+            held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
+            assert isinstance(held, Held), number
+            release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+            states.append(release)
+        for release in states:
+            shown = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
+            _, settled = bench.releases.approve(command("approvals.approve", shown, person="alice"))
+            assert settled is not None
+            outcomes.append((settled.outcome, settled.release.state, bench.ledger.release(release.id).state))
+        assert outcomes == [("allowed", "approved", "approved"), ("denied", "denied", "denied")]
+
+
 def test_T36_approval_is_of_these_bytes_and_no_others(tmp_path: Path) -> None:
     asked = site.policy(on_hit="hold")
     with closing(site.bench(tmp_path, asked)) as bench:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.treaty.errors import UnreachableError
+from fedsilo.treaty.errors import DeniedError, FedSiloError, UnreachableError
 from fedsilo.treaty.method import ExportDelta
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -151,6 +151,41 @@ def test_an_adapter_that_a_lost_line_kept_back_is_fetched_again(loop: Loop) -> N
     loop.base_evaluated()
     loop.turn(2)
     assert (loop.trainer.tasks()[-1], abstained(loop)) == ("LoadAdapter", [])
+
+
+# ---- a hello that the policy does not let out --------------------------------------------------------
+
+
+def after_hellos(loop: Loop, number: int) -> FedSiloError | None:
+    """The guard's end, if so many hellos within a minute are one."""
+    for _ in range(number):
+        loop.guard._talk.joined = False
+        loop.turn()
+    return loop.guard._failure
+
+
+def test_T11_a_hello_over_the_rate_waits_and_ends_neither_silo_nor_run(tmp_path: Path) -> None:
+    text = setting.policy_text().replace("control_messages_per_minute: 600", "control_messages_per_minute: 4")
+    loop = Loop(tmp_path / "a", setting.policy_of(text))
+    try:
+        assert after_hellos(loop, 6) is None and not loop.guard._talk.joined
+        denied = [row for row in loop.bench.events("egress.decision") if row["decision"] == "deny"]
+        assert {(row["kind"], *row["reasons"]) for row in denied} == {("control.hello", "MESSAGE_RATE")}
+        loop.bench.clock_now += 61.0
+        loop.turn()
+        assert loop.guard._talk.joined and loop.guard._failure is None
+    finally:
+        loop.close()
+
+
+def test_a_first_hello_that_the_policy_does_not_name_is_the_end(tmp_path: Path) -> None:
+    text = setting.policy_text().replace("[hello, poll,", "[poll,")
+    loop = Loop(tmp_path / "a", setting.policy_of(text))
+    try:
+        failure = after_hellos(loop, 1)
+        assert isinstance(failure, DeniedError) and failure.code != "MESSAGE_RATE"
+    finally:
+        loop.close()
 
 
 # ---- an answer that is refused ----------------------------------------------------------------------

@@ -1,0 +1,42 @@
+"""What the bits of float32 values may not be (threat T4): each pattern that no training makes is a place to hide in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.treaty.wire.codec import SMALLEST_NORMAL_BITS
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)
+_LOWER_HALF = np.uint32(0x0000FFFF)
+
+
+@dataclass
+class BitPatterns:
+    """Counts over the values seen so far.
+
+    Attributes:
+        not_finite: infinities and NaN (each of its 2^23 - 1 payloads).
+        not_canonical: -0 and denormals, which aggregation takes for 0.
+        off_bfloat16: with a bit below those of a bfloat16.
+    """
+
+    not_finite: int = 0
+    not_canonical: int = 0
+    off_bfloat16: int = 0
+
+    def add(self, values: npt.NDArray[np.float32]) -> None:
+        """Count in contiguous values of any length. One look at the extremes first: mostly there is nothing."""
+        if not values.size:
+            return
+        bits = values.view(np.uint32)
+        magnitude = bits & _MAGNITUDE
+        if magnitude.max() >= _INFINITY:
+            self.not_finite += int(np.count_nonzero(magnitude >= _INFINITY))
+        if magnitude.min() < SMALLEST_NORMAL_BITS:
+            self.not_canonical += int(np.count_nonzero((magnitude < SMALLEST_NORMAL_BITS) & (bits != 0)))
+        if np.bitwise_or.reduce(bits) & _LOWER_HALF:
+            self.off_bfloat16 += int(np.count_nonzero(bits & _LOWER_HALF))
