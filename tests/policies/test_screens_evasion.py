@@ -20,6 +20,7 @@ from policies.screens.overlap import build_index
 from tests.policies.evasion import EVERYTHING, KEY, Case, cases, hits, material, missed
 
 SAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
+PAGE = SAMPLES.parents[1] / "docs" / "how-to" / "screen-answers.md"
 WHOLE_SETS = os.environ.get("FEDSILO_DATA", "")
 # Known ways past the screens that must stand in the corpus, and stand there as misses.
 N3 = ("paraphrase", "synonyms", "translated to French", "pig latin", "acrostic", "base32", "words run together")
@@ -38,6 +39,7 @@ def test_T16_recall_is_what_the_documents_say(record_property: pytest.RecordProp
         tricks = sorted({case.trick for case in lost if case.screen == screen})
         caught = count - sum(case.screen == screen for case in lost)
         print(f"{screen}: {caught} of {count} caught; missed: {', '.join(tricks)}")
+        assert f"| `{screen}` | {caught} of {count} | {', '.join(tricks)} |" in PAGE.read_text()
         record_property(f"recall_{screen}", caught / count)
     assert len(every) >= 120 and len({case.id for case in every}) == len(every)
     tricks = {(case.trick, case.screen, case.pattern, case.planted) for case in every}
