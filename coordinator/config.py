@@ -72,6 +72,7 @@ class Limits(_Closed):
     poll_wait_seconds_max: float = Field(30.0, ge=0)
     concurrent_calls_per_silo: int = Field(4, ge=1)
     connection_age_seconds_max: int = Field(600, ge=1)  # T26: an expired certificate does not outlive it
+    connection_idle_seconds_max: int = Field(60, ge=1)  # without a call; a poll that waits is one
 
 
 class CoordinatorConfig(_Closed):

@@ -201,13 +201,32 @@ class Driver:
         allowed = ruling.decision.verdict == "allow"
         refused = () if allowed and stranger is None else (ruling.decision.reasons or (WireCode.NOT_A_MEMBER.value,))
         told = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
-        if told:
-            self._record(arrived, ruling)
+        number = self._record(arrived, ruling) if told else 0
+        try:
+            taken = self._settle(peer, arrived, ruling, book, place, stranger, told=told)
+        except OperationError:
+            raise
+        except Exception:
+            # It was judged and recorded: an error that nobody thought of must not be a way past the rates (T11, T23).
+            with self.parts.store.transaction() as session:
+                db.raise_sequence(session, silo, envelope.run, envelope.sequence)
+                self._counted(session, silo, ruling, self._book(session, silo))
+            raise
+        if isinstance(taken.body, pb.Ack):
+            taken.body.record = number
+        return taken
+
+    def _settle(
+        self, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook, place: OpenPlace,
+        stranger: PeerError | None, *, told: bool,
+    ) -> Taken:  # fmt: skip
+        """Count a message that was judged, and do what it asks for if it may: one transaction."""
+        silo, envelope = arrived.silo, arrived.envelope
         with self.parts.store.transaction() as session:
             db.raise_sequence(session, silo, envelope.run, envelope.sequence)
             number = min(envelope.round, place.round)  # a round of its own making has no row of its own
             self._count(session, silo, envelope.run, number, envelope.kind, "in", arrived.payload.size_bytes)
-            if not allowed:
+            if ruling.decision.verdict != "allow":
                 refusal = self._why_denied(session, arrived, ruling)
                 if told:
                     log.warning("refused: %s\n%s", refusal.message, ruling.decision.explain())
@@ -216,13 +235,18 @@ class Driver:
                 # before it is counted: a silo that is put right may still contribute in this round
                 if stranger is not None:
                     raise stranger
-                book.record(ruling.facts)
-                session.merge(db.Book(silo=silo, counts=db.as_json(book.to_json())))
+                self._counted(session, silo, ruling, book)
                 return self.effects.carry_out(session, peer, arrived)
             except PeerError as error:
                 if told:
                     log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
                 return self._refusal(error, envelope)
+
+    @staticmethod
+    def _counted(session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
+        if ruling.decision.verdict == "allow":
+            book.record(ruling.facts)
+            session.merge(db.Book(silo=silo, counts=db.as_json(book.to_json())))
 
     def _why_denied(self, session: Session, arrived: Arrived, ruling: Ruling) -> PeerError:
         """The one code the sender gets; the reasons stay here (B6), but a message that is merely late hears so."""
@@ -396,9 +420,9 @@ class Driver:
             payload_bytes=payload_bytes,
         )
 
-    def _record(self, arrived: Arrived, ruling: Ruling) -> None:
+    def _record(self, arrived: Arrived, ruling: Ruling) -> int:
         envelope = arrived.envelope
-        self.parts.audit.append(
+        return self.parts.audit.append(
             "ingress.decision",
             run=envelope.run,
             round=envelope.round,

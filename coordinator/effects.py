@@ -77,8 +77,6 @@ class Effects:
                 if (run := self._runs.get(envelope.run)) is not None and silo in run.plan.silos:
                     number = run.open_round(session)
                     db.note_error(session, run=run.name, round_number=number, silo=silo, code=body.code)
-                if body.code == WireCode.DECLINED and envelope.run in self._runs:
-                    self._leave(session, envelope.run, silo)
                 return ack()
             case pb.Declined() | pb.Abstain():
                 return self._abstain(session, silo, envelope, body)
@@ -208,7 +206,8 @@ class Effects:
 
     def _acknowledge(self, session: Session, silo: str, sequence: int) -> None:
         """Drop what the silo has taken in; a plan that is taken in is accepted unless it is declined."""
-        for item in db.delivered_outbox_items(session, silo, sequence):
+        sent = db.sequence_of(session, silo, "", "out")  # whatever number it names, it took in no more than that
+        for item in db.delivered_outbox_items(session, silo, min(sequence, sent)):
             session.delete(item)
             session.flush()
             run = self._runs.get(item.run)

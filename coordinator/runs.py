@@ -127,7 +127,7 @@ class ActiveRun:
         run = self._row(session)
         self.deadlines.pop(JOIN, None)
         if len(ready) < self.plan.quorum:
-            self.end(session, "failed", "QUORUM_NOT_REACHED")
+            self._end_early(session, "failed", "QUORUM_NOT_REACHED")
             return
         self.left |= set(self.plan.silos) - set(ready)
         for silo in self.left:
@@ -165,13 +165,21 @@ class ActiveRun:
         self.around.publish("run.ended", {"run": self.name, "outcome": outcome, "reason": reason})
 
     def abort(self, session: Session) -> None:
-        """End at once: what is queued is withdrawn, every silo is told."""
-        body = encode(pb.RunEnd(outcome="aborted", adapter_digest=self._row(session).adapter_digest))
+        """End at once."""
+        self._end_early(session, "aborted", "ABORTED")
+
+    def _end_early(self, session: Session, outcome: str, reason: str) -> None:
+        """End before the method does: what is queued is withdrawn, and every silo that was given the plan is told, or
+        it would take itself to be in this run when the next one comes.
+        """
+        body = encode(pb.RunEnd(outcome=outcome, adapter_digest=self._row(session).adapter_digest))
         number = self.open_round(session)
         for silo in self.silos:
+            knows = not never_given(session, silo, self.name, "run.plan")
             withdraw(session, silo, self.name)
-            queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
-        self.end(session, "aborted", "ABORTED")
+            if knows:
+                queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
+        self.end(session, outcome, reason)
 
     def pause(self, session: Session) -> None:
         """Deliver nothing and let no deadline pass until resumed."""
@@ -388,7 +396,7 @@ class ActiveRun:
             row.state = rounds.advance(rounds.ROUND, row.state, "abandon")
             self._close(row)
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
-            self.end(session, "failed", error.code)
+            self._end_early(session, "failed", error.code)
             return []
         row.adapter_digest = adapter.digest
         row.participants = db.as_json(list(action.silos))
@@ -421,6 +429,15 @@ class ActiveRun:
 def queue(session: Session, *, silo: str, run: str, round_number: int, step: int, kind: str, payload: bytes) -> None:
     session.add(db.OutboxItem(silo=silo, run=run, round=round_number, step=step, kind=kind, payload=payload))
     session.flush()
+
+
+def never_given(session: Session, silo: str, run: str, kind: str) -> bool:
+    """Whether a message of this kind waits for a silo and was in no answer to it yet."""
+    item = db.OutboxItem
+    waiting = select(item.id).where(
+        item.silo == silo, item.run == run, item.kind == kind, item.delivered_sequence == 0
+    )  # fmt: skip
+    return session.scalar(waiting.limit(1)) is not None
 
 
 def withdraw(session: Session, silo: str, run: str) -> None:

@@ -255,7 +255,7 @@ def federation_server(
         identity: the coordinator's certificate and key.
         listen: host:port; port 0 takes a free one.
         silos: how many there are; each may wait in a poll.
-        limits: connection age.
+        limits: how long a connection may last, and how long without a call.
 
     Raises:
         ConflictError: the port is in use; names it.
@@ -263,6 +263,8 @@ def federation_server(
     options = (
         *_OPTIONS,
         ("grpc.max_connection_age_ms", limits.connection_age_seconds_max * 1000),
+        # Whoever has nothing to say holds no connection (T24): a silo says something every few seconds, or dials again.
+        ("grpc.max_connection_idle_ms", limits.connection_idle_seconds_max * 1000),
         ("grpc.max_connection_age_grace_ms", 120_000),
     )
     # a waiting poll holds a thread: two per silo for polls, the rest for everything else

@@ -152,7 +152,7 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "CountExamples": {"examples": _F.NUMBER},
     "Metric": {"name": _F.NAME, "topic": _F.TOPIC, "value": _F.NUMBER},
     "MetricsEval": {"split": _F.CODE, "adapter_digest": _F.DIGEST},
-    "Ack": {"acknowledged_sequence": _F.NUMBER, "pending": _F.NUMBER, "checkpoints": _F.NUMBER},
+    "Ack": {"acknowledged_sequence": _F.NUMBER, "pending": _F.NUMBER, "checkpoints": _F.NUMBER, "record": _F.NUMBER},
     "Refusal": {"code": _F.CODE, "field": _F.SHORT, "expected": _F.SHORT, "got": _F.SHORT},
     "RunPlan": {"canonical_json": _F.PLAN},
     "PublicStep": {"step": _F.NUMBER, "prompt_indices": _F.NUMBER},

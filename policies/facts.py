@@ -69,10 +69,10 @@ def measure(message: Message, context: Context, *, stage: str = FINAL) -> Facts:
         elif isinstance(message.body, pb.RoundOpen):
             facts.update(_round_facts(message.body, message.round, context))
         elif isinstance(message.body, pb.RoundAgreed):
-            facts["names"], facts["names_at_fault"] = names_of(row.silo for row in message.body.countersignatures)
+            facts.update(_roster_facts([row.silo for row in message.body.countersignatures], plan=plan))
         elif isinstance(message.body, pb.RoundResult):
-            judged = (row.silo for row in message.body.verdicts)
-            facts["names"], facts["names_at_fault"] = names_of((*message.body.participants, *judged))
+            judged = [row.silo for row in message.body.verdicts]
+            facts.update(_roster_facts(list(message.body.participants), judged, plan=plan))
         elif message.kind.startswith("control."):
             facts.update(_control_facts(message, context))
         else:
@@ -172,6 +172,19 @@ def _plan_facts(body: pb.RunPlan, run: str, context: Context) -> Facts:
         "public_set_sha256": plan.public_set_sha256,
         "public_set_rows": plan.public_set_rows,
         "held_out_sha256": plan.held_out_sha256,
+    }
+
+
+def _roster_facts(*lists: list[str], plan: Plan | None) -> Facts:
+    """Silos that a message lists, one row for each of them in each list."""
+    distinct = [set(each) for each in lists]
+    named = set().union(*distinct)
+    names, at_fault = names_of(named)
+    return {
+        "names": names,
+        "names_at_fault": at_fault,
+        "names_repeated": sum(map(len, lists)) - sum(map(len, distinct)),
+        "names_not_in_plan": len(named.difference(plan.silos if plan else ())),
     }
 
 

@@ -1,15 +1,16 @@
-"""Facts of adapter factors: names against the schema, finiteness, bit patterns, norms, what is frozen, and what an
-update was trained on. One pass over the values."""
+"""Facts of adapter factors: names against the schema, finiteness, bit patterns, norms, how far an adapter is from the
+last one, what is frozen, and what an update was trained on. One pass over the values."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedsilo.treaty.freezing import FrozenDigest, is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
+from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES, Array
 from fedsilo.treaty.wire.services import UPDATE_KINDS
 from policies.bit_patterns import BitPatterns
 from policies.catalogue import digest_of
@@ -46,6 +47,7 @@ def tensor_facts(message: Message, context: Context) -> Facts:
     }
     patterns, elements = BitPatterns(), 0
     squares = square_max = 0.0
+    step = _Step(context.last_adapter if message.kind == "global.adapter" else None, names)
     frozen = FrozenDigest()
     for entry in header.tensors if given is not None and facts["tensors_given"] else ():
         array = given[entry.name] if given is not None else np.zeros(0, np.float32)
@@ -57,11 +59,13 @@ def tensor_facts(message: Message, context: Context) -> Facts:
             frozen.start(entry.name, entry.shape)
         square = 0.0
         flat = np.ascontiguousarray(array).reshape(-1)
+        step.start(entry.name, array.shape)
         for start in range(0, flat.size, _TILE_ELEMENTS):
             tile = flat[start : start + _TILE_ELEMENTS]
             patterns.add(tile)
             wide = tile.astype(np.float64)
             square += float(np.dot(wide, wide))
+            step.add(wide, start)
             if is_kept:
                 frozen.add(tile)
         elements += flat.size
@@ -85,4 +89,43 @@ def tensor_facts(message: Message, context: Context) -> Facts:
     else:
         plan = context.plan
         facts["frozen_as_planned"] = plan is not None and frozen.hex == plan.lora.frozen_sha256
+        facts.update(
+            first_of_run=context.last_adapter_first,
+            step_l2=step.l2 if finite and not facts["shapes_wrong"] and facts["tensors_given"] else None,
+            step_rounds=context.last_adapter_rounds,
+        )
     return facts
+
+
+class _Step:
+    """L2 of what changed since the last adapter, of which one tensor at a time is looked at.
+
+    Args:
+        last: factors of that adapter; None if unknown.
+        names: of the tensors that are compared with it.
+    """
+
+    def __init__(self, last: Mapping[str, Array] | None, names: Sequence[str]) -> None:
+        # A tensor that only one of the two has leaves the distance unknown.
+        self._last = last if last is not None and sorted(last) == list(names) else None
+        self._before: Array | None = None
+        self._squares = 0.0
+
+    def start(self, name: str, shape: tuple[int, ...]) -> None:
+        if self._last is None:
+            return
+        before = self._last[name]
+        if tuple(before.shape) != tuple(shape):
+            self._last = None
+        else:
+            self._before = np.ascontiguousarray(before).reshape(-1)
+
+    def add(self, wide: Array, start: int) -> None:
+        """A tile of the tensor that was started, in float64, and where it begins."""
+        if self._last is not None and self._before is not None:
+            change = wide - self._before[start : start + wide.size]
+            self._squares += float(np.dot(change, change))
+
+    @property
+    def l2(self) -> float | None:
+        return math.sqrt(self._squares) if self._last is not None and math.isfinite(self._squares) else None

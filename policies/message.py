@@ -83,6 +83,9 @@ class Context:
         schema: the site's LoRA schema.
         base_digest: adapter that the open round starts from.
         base_l2: its L2 norm over all factors, as `measure` gave it for global.adapter; None if unknown.
+        last_adapter: factors of the last global adapter that was let in in this run; None if unknown.
+        last_adapter_first: there is none yet, so the next one is the run's first.
+        last_adapter_rounds: rounds between that one and the next; 1 from one round to the next, 0 if unknown.
         open_round, open_step: where the run stands; open_step is the public step whose exchange is open, else 0.
         open_steps: rows that each public step of the open round asks for, as its round.open said.
         refused_round: the last round whose round.open was not let in, which the party may say; 0 is none.
@@ -111,6 +114,9 @@ class Context:
     schema: LoraSchema | None = None
     base_digest: str = ""
     base_l2: float | None = None
+    last_adapter: Mapping[str, Array] | None = None
+    last_adapter_first: bool = False
+    last_adapter_rounds: int = 0
     open_round: int = 0
     open_step: int = 0
     open_steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

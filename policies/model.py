@@ -215,8 +215,14 @@ class RoundOpen(Closed):
 
 
 class GlobalAdapter(Closed):
+    """Attributes:
+    max_l2: of the whole adapter.
+    max_step_l2: of what changed in it since the last one that was let in, for each round in between.
+    """
+
     schema_name: PinnedText = Field(alias="schema")
     max_l2: NormLimit
+    max_step_l2: NormLimit
 
 
 class PublicDonors(Closed):

@@ -118,6 +118,8 @@ def schema_from_json(text: bytes | str, source: str) -> LoraSchema:
         raw = json.loads(text)
         if not isinstance(raw, dict) or set(raw) != _KEYS:
             raise ValueError(f"its keys must be exactly {', '.join(sorted(_KEYS))}")
+        if any(set(entry) != {"name", "shape"} for entry in raw["tensors"]):
+            raise ValueError("a tensor has a name and a shape, and nothing else")  # no place for a path (T22)
         tensors = tuple((str(entry["name"]), tuple(int(side) for side in entry["shape"])) for entry in raw["tensors"])
         schema = LoraSchema(
             base_model_sha256=str(raw["base_model_sha256"]),

@@ -190,6 +190,11 @@ def load_config(path: Path) -> SiloConfig:
         raise NotFoundError(f"{path} does not exist", hint="`silo init` writes a commented one") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    return config_from(text, path)
+
+
+def config_from(text: bytes, path: Path) -> SiloConfig:
+    """A site's configuration that is, or will be, in a file. Raises UsageError as `load_config`."""
     document = strict_yaml.load(text, str(path))
     if isinstance(document.value, Mapping) and "source" in document.value:
         raise UsageError(f"{path}:{document.line_of(('source',))}: unknown key 'source'", hint="remove it")

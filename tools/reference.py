@@ -279,6 +279,7 @@ def rulesets_page() -> str:
     from fedsilo.treaty.strict_yaml import load
     from policies.render import RULESETS
     from policies.ruleset_methods import METHOD_RULESETS
+    from tools.reference_capacity import capacity_parts
 
     folder = ROOT / "policies" / "rulesets"
     methods = {name: ", ".join(each) for each, name, _ in METHOD_RULESETS}
@@ -299,6 +300,7 @@ def rulesets_page() -> str:
             "the running method sends that kind (rules `kind` and `kind of the method`).",
             "These kinds stand in no ruleset. A person adds the block where a method's option asks for it: "
             "`public.rewards`, `competence.answers`, `diag.drift`, `count.examples`. The keys: [policy](policy.md).",
+            *capacity_parts(),
             "## Methods without a ruleset",
             markdown_table(("method", "why"), without),
         ]

@@ -38,7 +38,7 @@ CONTROLS: dict[str, tuple[str, str]] = {
     "T19": ("plans with extreme steps or on chosen records", "ranges in the policy; the guard draws the records"),
     "T20": (
         "an adapter with a trap, or another for one silo",
-        "one transcript a round, signed by enough silos; norm, schema",
+        "one transcript a round, signed by enough silos; norm, step from the last one, schema",
     ),
     "T21": ("poisoned answers of others", "graded again, peers only, a share each, never shown raw"),
     "T22": (

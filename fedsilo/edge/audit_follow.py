@@ -6,7 +6,8 @@ which is replaced durably; after kill -9 the next start goes on from there, and 
 what was handed on.
 
 A file gets each record exactly once: the position says how long the file was, and what a kill left beyond it is cut
-off. Any other sink says itself what is safe (`Sink.safe`).
+off if it is how the records after the position begin; anything else there is not this exporter's and is refused. Any
+other sink says itself what is safe (`Sink.safe`).
 What is not covered: signatures. Chained records can be rewritten as a whole by whoever has the folder;
 `fedsilo audit verify` and the hash in each exported record show that.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -192,18 +193,20 @@ class Position:
         target: format and destination; a position belongs to one of each.
         place: up to which everything was handed on.
         bytes: length of the output file there; 0 for any other sink.
+        product_version: of the program that wrote on from there: a line says it, so a torn one is told by it.
     """
 
     log: str
     target: str
     place: Place
     bytes: int = 0
+    product_version: str = ""
 
     def save(self, path: Path) -> None:
         """Durably. Raises OperationError."""
         fields = {
             "v": POSITION_VERSION, "log": self.log, "target": self.target, "seq": self.place.seq,
-            "previous": self.place.previous, "bytes": self.bytes,
+            "previous": self.place.previous, "bytes": self.bytes, "product_version": self.product_version,
         }  # fmt: skip
         write_durably(path, json.dumps(fields).encode() + b"\n", mode=0o600)
 
@@ -222,7 +225,7 @@ def read_position(path: Path, *, log: str, target: str) -> Position | None:
         version = found["v"]
         position = Position(
             str(found["log"]), str(found["target"]), Place(int(found["seq"]), str(found["previous"])),
-            int(found["bytes"]),
+            int(found["bytes"]), str(found.get("product_version", "")),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise ConflictError(f"{path} is not a position file", hint=hint) from error
@@ -247,15 +250,29 @@ class Sink(Protocol):
         """Say that nothing follows, and wait for what is on its way. Raises FedSiloError: that is not known."""
 
 
+def lines_after(directory: Path, place: Place, format_name: str, product_version: str) -> Iterator[bytes]:
+    """The lines, with their ends, that an export writes from a place on, up to the first record that is damaged."""
+    with contextlib.suppress(VerificationError):
+        reader = LogReader(directory, place)
+        while batch := reader.read():
+            for _, record, after in batch:
+                event = chosen(record, after.previous, reader.origin)
+                yield export_line(format_name, event, product_version).encode("ascii") + b"\n"
+
+
 class FileSink:
     """Appends to a file, beginning at `start`; durable at return of `deliver`.
+
+    Args:
+        following: the lines that come next, as the program that wrote the position writes them: what a kill left
+            beyond the position begins as they do.
 
     Raises:
         ConflictError: the file holds what no position accounts for, or less than the position says.
         OperationError: it cannot be written.
     """
 
-    def __init__(self, path: Path, position: Position | None, start: Place) -> None:
+    def __init__(self, path: Path, position: Position | None, start: Place, following: Iterable[bytes] = ()) -> None:
         self._path = path
         expected = position.bytes if position else 0
         try:
@@ -270,17 +287,41 @@ class FileSink:
                 )
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o640)
-            if there and size > expected:
-                os.ftruncate(self._descriptor, expected)  # a kill came between writing and saving the position
+            if there and size > expected:  # did a kill come between writing and saving the position?
+                self._refuse_foreign(expected, following)
+                os.ftruncate(self._descriptor, expected)
             fsync_directory(path.parent)
         except OSError as error:
             raise OperationError(f"{path}: {error.strerror}") from error
         self._bytes = expected if there else 0
         self._safe = (start, self._bytes)
 
+    def _refuse_foreign(self, expected: int, following: Iterable[bytes]) -> None:
+        with self._path.open("rb") as stream:
+            stream.seek(expected)
+            for line in following:
+                there = stream.read(len(line))
+                if not line.startswith(there):
+                    break
+                if len(there) < len(line):
+                    return
+            else:
+                if not stream.read(1):
+                    return
+        os.close(self._descriptor)
+        raise ConflictError(
+            f"{self._path} holds what this export did not write after its first {expected} bytes",
+            hint="somebody else writes there; move it away (its position goes on), or remove both to begin again",
+        )
+
     def deliver(self, lines: Sequence[Line]) -> None:
         data = b"".join(line.text.encode("ascii") + b"\n" for line in lines)
         try:
+            if (size := os.fstat(self._descriptor).st_size) != self._bytes:
+                raise ConflictError(
+                    f"{self._path} has {size} bytes; {self._bytes} were written",
+                    hint="it was cut, or somebody else writes there; stop the export before the file is moved away",
+                )
             write_all(self._descriptor, data)
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -357,5 +398,5 @@ class Export:
     def _save(self, saved: tuple[Place, int] | None) -> tuple[Place, int]:
         safe = self.sink.safe()
         if safe != saved:
-            Position(self.reader.key, self.target, *safe).save(self.position_path)
+            Position(self.reader.key, self.target, *safe, self.product_version).save(self.position_path)
         return safe

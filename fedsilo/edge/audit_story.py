@@ -125,7 +125,7 @@ class Story:
         self._tried: set[tuple[int, int]] = set()  # (decision, attempt) that was sent
         self._held: set[What] = set()
         self._asked: set[What] = set()  # releases whose request is among these records
-        self._grants: dict[What, set[str]] = {}  # release -> persons whose yes is not used up
+        self._grants: dict[What, dict[int, str]] = {}  # release -> record -> person whose yes is not used up
 
     def _tell(self, record: Mapping[str, Any], text: str) -> None:
         self.problems.append(f"record {record['seq']}: {record.get('kind', 'a message')} {text}")
@@ -141,7 +141,7 @@ class Story:
             self._asked.add(_release(record))
         elif event == "approval.grant":
             person = str(record.get("detail", {}).get("person", ""))
-            self._grants.setdefault(_release(record), set()).add(person)
+            self._grants.setdefault(_release(record), {})[record["seq"]] = person
 
     def _decided(self, record: Mapping[str, Any]) -> None:
         verdict, release, leaves = record["decision"], _release(record), record["event"] == "egress.decision"
@@ -154,17 +154,18 @@ class Story:
             return
         # how many the rule of that name asked for, as the record itself says
         limits = [rule.get("limit") for rule in record.get("rules", ()) if rule.get("rule") == "approvals"]
-        persons, needed = approvals_of(record), max((limit for limit in limits if isinstance(limit, int)), default=0)
-        if held in self._held and release[-1] and not persons:
+        named, needed = _approvals(record), max((limit for limit in limits if isinstance(limit, int)), default=0)
+        if held in self._held and release[-1] and not named:
             self._tell(record, "was held, and is allowed under the same policy without anybody's approval")
-        granted = self._grants.get(release, set())
-        lacking = sorted(persons - granted)
+        granted = self._grants.get(release, {})
+        lacking = sorted(str(number) for number in named - granted.keys())
+        given = len({person for number, person in granted.items() if number in named})
         seen = release in self._asked or not self._first  # else the grants may be among what retention removed
         if lacking and seen:
-            self._tell(record, f"is allowed with approvals of which {', '.join(lacking)} granted none before")
-        elif len(persons) < needed:
-            self._tell(record, f"is allowed with {len(persons)} approvals, and its rule asks for {needed}")
-        if persons and leaves:
+            self._tell(record, f"is allowed with approvals of which {', '.join(lacking)} are no grants before it")
+        elif given + len(lacking) < needed:
+            self._tell(record, f"is allowed with approvals of {given} persons, and its rule asks for {needed}")
+        if named and leaves:
             self._grants.pop(release, None)
 
     def _sent(self, record: Mapping[str, Any]) -> None:
@@ -194,10 +195,14 @@ def _linked(record: Mapping[str, Any]) -> int | None:
     return record.get("link", {}).get("decision")  # type: ignore[no-any-return]
 
 
-def approvals_of(record: Mapping[str, Any]) -> set[str]:
-    """Whose approvals a decision, or a policy that came into force, says it rests on."""
+def _approvals(record: Mapping[str, Any]) -> set[Any]:
     named = record.get("link", {}).get("approvals")
-    return set(map(str, named)) if isinstance(named, list) else set()
+    return set(named) if isinstance(named, list) else set()
+
+
+def approvals_of(record: Mapping[str, Any]) -> set[str]:
+    """On what approvals a policy that came into force says it rests: the persons; a decision: numbers of the grants."""
+    return set(map(str, _approvals(record)))
 
 
 def _release(record: Mapping[str, Any]) -> What:

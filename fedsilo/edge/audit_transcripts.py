@@ -61,7 +61,7 @@ def check_rounds(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> lis
         a row for each round of the first log: {run, round, sha256, party, silos, signed, keys_not_vouched_for,
         committed, aggregate, survivors, survivors_without_signature, verdicts, logs_alike}.
     """
-    ring = Keyring(logs)
+    ring = Keyring(logs, [result["verified"] for result in results])
     found = [
         _rounds_of(log, ring, number, result) for number, (log, result) in enumerate(zip(logs, results, strict=True))
     ]
@@ -106,27 +106,31 @@ def _row(place: Place, found: Sequence[Rounds]) -> dict[str, Any]:
 class Keyring:
     """Public keys of parties, as the `keys/` folders of logs have them.
 
-    A party's own log is the word on its key. Where it is not given, the others' are, if they agree.
+    A party's own log is the word on its key. Where it is not given, the others' are, if they agree. A log that does
+    not verify is nobody's word: else whoever damages one could have an honest party's log called wrong.
 
     Args:
         logs: folders.
+        verified: of each, whether it verifies by itself.
 
     Attributes:
         origins: whose log each is; empty where that cannot be read, which the verification of the log names.
         problems: for each log, which of its keys another log contradicts.
     """
 
-    def __init__(self, logs: Sequence[Path]) -> None:
+    def __init__(self, logs: Sequence[Path], verified: Sequence[bool]) -> None:
         self.origins: list[str] = []
         self.problems: list[list[str]] = [[] for _ in logs]
         self._own: dict[str, dict[bytes, list[int]]] = {}  # party -> key -> logs
         self._pinned: dict[str, dict[bytes, list[int]]] = {}
-        for number, log in enumerate(logs):
+        for number, (log, sound) in enumerate(zip(logs, verified, strict=True)):
             self.origins.append("")
             for path in sorted((log / "keys").glob("*.vkey")):
                 for key in _keys_in(path):
                     if path.name == "log.vkey":
                         self.origins[number] = key.name
+                    if not sound:
+                        continue
                     stated = self._own if path.name == "log.vkey" else self._pinned
                     stated.setdefault(key.name, {}).setdefault(key.public_bytes, []).append(number)
         for party in sorted(self._own.keys() | self._pinned.keys()):
@@ -171,13 +175,16 @@ class Keyring:
 
 
 def _keys_in(path: Path) -> list[VerifierKey]:
-    """Both keys of a file: the one that signs, and the one that countersigns."""
+    """Both keys of a file: the one that signs, and the one that countersigns. None of a file that is damaged, which
+    the verification of the log names.
+    """
     if not path.is_file():
-        return []  # nobody's key; a pipe would be waited for
+        return []  # a pipe would be waited for
     try:
-        return [parse_verifier_key(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        keys = [parse_verifier_key(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (FedSiloError, OSError, UnicodeError):
-        return []  # named by the verification of the log
+        return []
+    return keys if len({key.name for key in keys}) == 1 else []
 
 
 def _rounds_of(log: Path, ring: Keyring, number: int, result: Mapping[str, Any]) -> Rounds:

@@ -1,17 +1,15 @@
 """Verify FedSilo audit logs, offline and alone: `python audit_verify.py [--min-witnesses N] LOG...`
 
-This one file needs Python and the `cryptography` package, nothing else of FedSilo: read it, copy it to a machine of
-your own, and give it the log folders of all sides you have, for they vouch for each other.
-Each log alone: records number on without a gap and each names the hash of the one before; every signed checkpoint
-carries the log's signature and the RFC 6962 root of exactly the records in front of you; every cosignature verifies.
-Of records that retention removed the leaf hashes are left (SIZE.leaves): all but their content is still checked.
+This one file needs Python and the `cryptography` package: read it, copy it to a machine of your own, and give it the
+log folders of all sides you have, for they vouch for each other. Each log alone: records number on without a gap and
+each names the hash of the one before; every signed checkpoint carries the log's signature and the RFC 6962 root of
+exactly these records; every cosignature verifies. Of records that retention removed, leaf hashes are left (N.leaves).
 All given logs together: each holds, in `witnessed/`, the newest checkpoint of every other party that it countersigned,
-which must fit that party's records. So a changed byte, a dropped end, a changed order and a log rebuilt under another
-key show, even if the checkpoints were rebuilt too, as long as one other party is honest. Copies of a log are compared.
+which must fit that party's records and be among its checkpoints; copies of a log are compared. So a changed byte, a
+dropped end, a changed order and a log rebuilt under another key show, as long as one other party is honest.
 Whoever countersigned a checkpoint is a witness of all records up to it: --min-witnesses demands so many for all but the
 last 24 hours. Not covered: records after the newest checkpoint (`unsigned`), lies told when a record was written,
-witnesses that a forger invented, unless their own logs are given, and what the records mean. `fedsilo audit verify`
-checks that too: who signed each round, whether what left was allowed, and whether the other side says it arrived.
+witnesses that a forger invented, unless their logs are given, and what records mean (`fedsilo audit verify` does that).
 Compare the `key` printed for each log with the one its owner published. Exit status 0, or 7 if anything is wrong.
 """
 
@@ -61,9 +59,7 @@ def roots_at(leaves: bytes | bytearray, sizes: set[int]) -> dict[int, bytes]:
     return roots
 
 
-class Key:
-    """One line of a .vkey file: name + key id + base64(type, Ed25519 public key)."""
-
+class Key:  # one line of a .vkey file: name + key id + base64(type, Ed25519 public key)
     def __init__(self, line: str) -> None:
         self.name, key_id, encoded = line.split("+", 2)
         data = b64decode(encoded, validate=True)
@@ -73,9 +69,7 @@ class Key:
             raise ValueError("a key does not belong to its id")
 
 
-class Note:
-    """A signed checkpoint: origin, size and root, an empty line, signature lines."""
-
+class Note:  # a signed checkpoint: origin, size and root, an empty line, signature lines
     def __init__(self, data: bytes) -> None:
         body, _, tail = data.decode().rpartition("\n\n")
         self.text = body + "\n"
@@ -101,13 +95,11 @@ class Note:
         return bool(found)
 
 
-class Log:
-    """One log folder, and what is wrong with it."""
-
+class Log:  # one log folder, and what is wrong with it
     def __init__(self, path: Path) -> None:
         self.path, self.origin, self.size = path, "", 0
         self.found: dict[str, list[str]] = {}  # problems that differ in their numbers only, in the order found
-        self.suspects: list[int] = []  # first and last record among which to look first
+        self.suspects, self.notices = list[int](), list[str]()  # first and last record to look at; what may be right
         self.leaves, self.times = bytearray(), array("q")  # 32 + 8 bytes of each record, however long it is
         self.own, self.keys = list[Key](), list[Key]()  # the log's signing and cosigning key; all in the folder
         self.roots, self.reach = dict[int, bytes](), dict[str, int]()  # witness -> largest size that it countersigned
@@ -216,6 +208,7 @@ class Log:
             owned = any(self._signed(name, note, key) for key in owner)
             if self.origin not in self._cosigners(name, note) or not owned:
                 self.problem(f"{name} lacks the signature of {note.origin} or this party's cosignature")
+        self.sound = not self.found
 
     def _cosigners(self, name: str, note: Note) -> set[str]:
         known = {(key.name, key.key_id): key for key in self.keys}
@@ -224,8 +217,7 @@ class Log:
             self.problem(f"{name} carries a signature by a key that is not in keys/")
         return {key.name for key in keys if key.kind == COSIGNATURE and self._signed(name, note, key)}
 
-    def _signed(self, name: str, note: Note, key: Key) -> bool:
-        """Whether `key` signed. A wrong signature is this log's problem, unless `name` is empty."""
+    def _signed(self, name: str, note: Note, key: Key) -> bool:  # a wrong one is this log's problem if `name` is given
         try:
             return note.signed_by(key)
         except _DAMAGED:
@@ -234,26 +226,31 @@ class Log:
             return False
 
     def check_against(self, other: Log) -> None:
-        """Judge this log by what `other` countersigned, if `other`'s signatures hold."""
-        if other.origin == self.origin:  # a copy of the same log
+        """Judge this log by what `other` countersigned, or holds as a copy, if `other`'s signatures hold."""
+        if (copy := other.origin == self.origin) and other.sound:  # a copy that does not verify is nobody's word
             if self.roots[shorter := min(self.size, other.size)] != other.roots[shorter]:
                 self.problem(f"differs within the first {shorter} records from the copy in {other.path}")
-            return
-        if other.own[1].public not in [key.public for key in self.keys if key.name == other.origin]:
+            elif shorter < other.size:
+                self.notices.append(f"ends {other.size - shorter} records before the copy {other.path}: older, or cut")
+        elif not copy and other.own[1].public not in [key.public for key in self.keys if key.name == other.origin]:
             self.reach.pop(other.origin, None)  # somebody of another key: one of the two was invented
-        for name, note in other.witnessed:
-            if note.origin != self.origin or not self._signed("", note, other.own[1]):
+        for name, note in other.notes if copy else other.witnessed:
+            if note.origin != self.origin or not self._signed("", note, other.own[not copy]):
                 continue
-            if not self._signed("", note, self.own[0]):
+            if not (ours := self._signed("", note, self.own[0])) and not copy:
                 self.problem(f"{other.origin} countersigned this log under another key ({name}): it was rebuilt")
-            if trouble := self.fits(note):
+            if (trouble := self.fits(note)) and not copy:
                 self.problem(f"the checkpoint {other.origin} countersigned ({name}) {trouble}")
+            elif ours and not trouble and note.size not in {each.size for _, each in self.notes}:
+                lost = f"checkpoints/{note.size:012d}.note is missing; {other.path} has it ({name})"
+                (self.problem if note.size < self.size else self.notices.append)(lost)  # the last may be made since
 
     def check_witnesses(self, least: int) -> None:
         reached = ([self.size] * (least == 0) or sorted(self.reach.values(), reverse=True)[least - 1 :] or [0])[0]
         hours = (self.times[-1] - self.times[reached]) / 3_600_000 if reached < self.size else 0
         if self.size and (not reached or hours > UNWITNESSED_HOURS_MAX):
-            self.problem(f"{least} witnesses vouch for the first {reached} of {self.size} records only")
+            found = f"{least} witnesses demanded, {len(self.reach)} found"
+            self.problem(f"{found}; {least} vouch for the first {reached} of {self.size} records only")
 
     def result(self) -> dict[str, Any]:
         sizes = sorted({note.size for _, note in self.notes})
@@ -263,7 +260,8 @@ class Log:
         one = {"log": shown(name), "path": str(self.path), "verified": not self.found, "problems": self.problems()}
         one |= {"size": self.size, "origin": self.origin, "root": root, "cosigned": self.reach, "witnesses": counts}
         one |= {"checkpoints": len(sizes), "unsigned": self.size - min(self.size, max(sizes, default=0))}
-        return one | {"key": key, "suspects": self.suspects, "hashes_only": self.hashes_only}
+        one |= {"hashes_only": self.hashes_only, "notices": [shown(text) for text in self.notices]}
+        return one | {"key": key, "suspects": self.suspects}
 
 
 def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[dict[str, Any]]:
@@ -284,6 +282,7 @@ def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[dict[str, Any
 def main(arguments: list[str]) -> int:
     least = arguments[1] if arguments[:1] == ["--min-witnesses"] and len(arguments) > 1 else ""
     paths = [Path(item) for item in (arguments[2:] if least.isdecimal() else arguments)]
+    paths = [path if (path / "keys").exists() or not (path / "audit").is_dir() else path / "audit" for path in paths]
     if not paths or any(str(path).startswith("-") for path in paths):
         print(__doc__)
         return 2
@@ -292,6 +291,7 @@ def main(arguments: list[str]) -> int:
         verdict = f"{one['log']}: {'verified' if one['verified'] else 'NOT VERIFIED'}, {one['size']} records"
         print(f"{verdict}, {one['unsigned']} of them not signed yet\n    {shown(one['path'])}\n    key {one['key']}")
         print(f"    witnesses {one['cosigned']}", *one["problems"], sep="\n    problem: ")
+        print(*(f"    notice: {text}\n" for text in one["notices"]), sep="", end="")
     return 0 if all(one["verified"] for one in results) else 7
 
 

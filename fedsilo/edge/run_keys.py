@@ -31,8 +31,8 @@ def silo_keys(record: Mapping[str, Any], logs: Sequence[Path], ca: Path | None) 
         NotFoundError: there is no such file.
         NotAllowedError: `ca` is no CA.
     """
-    ring = Keyring(logs)
     results = verify_logs(list(logs))
+    ring = Keyring(logs, [result["verified"] for result in results])
     problems = [f"{one['path']} does not verify: {problem}" for one in results for problem in one["problems"]]
     problems += [f"{log}: {problem}" for log, told in zip(logs, ring.problems, strict=True) for problem in told]
     keys: dict[str, KnownKey] = dict(ring.known_to(None))

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.launch import cli_audit_export, cli_audit_report
+from fedsilo.launch.audit_folders import existing_log, reading_warnings, told_apart
+from fedsilo.launch.audit_folders import log_folder as log_folder
 from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT
 
 if TYPE_CHECKING:
     from fedsilo.launch.check_reports import Check
-    from fedsilo.treaty.audit.merkle import MerkleTree
-    from fedsilo.treaty.errors import NotFoundError
+    from fedsilo.treaty.errors import UsageError
     from policies.load import Policy
     from silo.config import SiloConfig
 
@@ -57,12 +58,13 @@ def verify(
     results = verify_logs(folders, min_witnesses)
     check_rounds(results, folders)
     check_stories(results, folders)
-    failed = [result for result in results if not result["verified"]]
-    findings = findings_of(results)
+    told = told_apart(results)
+    failed = [result for result in told if not result["verified"]]
+    findings = findings_of(told)
     error: FedSiloError | None = None
     if failed:
         error = VerificationError(
-            f"{len(failed)} of {len(results)} logs do not verify: {', '.join(result['log'] for result in failed)}",
+            f"{len(failed)} of {len(told)} logs do not verify: {', '.join(result['log'] for result in failed)}",
             hint="\n".join(
                 [*_where_to_look(failed), "compare with the other parties' logs: give all of them together"]
             ),
@@ -73,16 +75,15 @@ def verify(
             hint="the logs verify; what they hold is evidence against the signer: keep them",
             code="EQUIVOCATION",
         )
-    warnings = [
-        f"{result['log']}: {result['unsigned']} newest records not signed yet"
-        for result in results
-        if result["unsigned"]
+    warnings = [f"{result['log']}: {notice}" for result in told for notice in result["notices"]]
+    warnings += [
+        f"{result['log']}: {result['unsigned']} newest records not signed yet" for result in told if result["unsigned"]
     ] + [
         f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: retention removed the rest"
-        for result in results
+        for result in told
         if result["hashes_only"]
     ]
-    warnings += unvouched_warnings(results)
+    warnings += unvouched_warnings(told)
     if form in ("junit", "sarif"):
         report = written(form, "fedsilo audit verify", _verification_checks(results), _NOT_VERIFIED)
         emit("audit verify", results, json_output=False, text=report, warnings=warnings, error=error)
@@ -91,7 +92,7 @@ def verify(
         "audit verify",
         results,
         json_output=form == "json",
-        text=lambda: _verification_text(results),
+        text=lambda: _verification_text(told),
         warnings=warnings,
         error=error,
     )
@@ -121,8 +122,12 @@ def show(
         return
     if log is None:
         raise UsageError("which log? --log DIR", hint="--payload asks a running silo instead")
-    record = _record(log_folder(log), seq)
-    emit("audit show", record, json_output=json_output, text=lambda: json.dumps(record, indent=2, ensure_ascii=False))
+    folder = existing_log(log)
+    record = _record(folder, seq)
+    emit(
+        "audit show", record, json_output=json_output, warnings=reading_warnings(folder),
+        text=lambda: json.dumps(record, indent=2, ensure_ascii=False),
+    )  # fmt: skip
 
 
 def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -> None:
@@ -156,24 +161,43 @@ def tail(
 
     from fedsilo.edge.audit_segments import read_records
     from fedsilo.treaty.audit.record import EVENTS
-    from fedsilo.treaty.errors import UsageError
 
     if event and event not in EVENTS:
-        raise UsageError(f"there is no event {event!r}", hint=f"one of: {', '.join(sorted(EVENTS))}")
-    chosen = (
-        record
-        for record in read_records(existing_log(log))
-        if (not event or record["event"] == event)
-        and (not kind or record.get("kind") == kind)
-        and (not denied or record.get("decision") == "deny")
-    )
-    records = list(deque(chosen, maxlen=lines))
+        raise _unknown("event", event, EVENTS)
+    folder = existing_log(log)
+    records: deque[dict[str, Any]] = deque(maxlen=lines)
+    of_kind = False
+    for record in read_records(folder):
+        of_kind = of_kind or record.get("kind") == kind
+        if (
+            (not event or record["event"] == event)
+            and (not kind or record.get("kind") == kind)
+            and (not denied or record.get("decision") == "deny")
+        ):
+            records.append(record)
+    if kind and not of_kind:  # a log of another version may have kinds that are not known here: then it has them
+        from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+
+        if kind not in (known := {**OUTBOUND_KINDS, **INBOUND_KINDS}):
+            raise _unknown("kind", kind, known)
     emit(
         "audit tail",
-        records,
+        list(records),
         json_output=json_output,
-        text=lambda: _records_text(records) if records else "no such record",
+        text=lambda: _records_text(list(records)) if records else "no such record",
+        warnings=reading_warnings(folder),
     )
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    from difflib import get_close_matches
+
+    from fedsilo.treaty.errors import UsageError
+
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    return UsageError(f"there is no {what} {name!r}{meant}", hint=f"one of: {', '.join(names)}")
 
 
 @app.command()
@@ -214,13 +238,17 @@ def replay(
         log = log or site.state_dir
     if log is None:
         raise UsageError("which log? --log DIR", hint="--rescreen takes that of the silo it asks")
-    records = _same_log(read_records(existing_log(log), since), rows)
+    folder = existing_log(log)
+    records = _same_log(read_records(folder, since), rows)
     judged = list(decide_again(records, asked, {seq: row.get("facts") or row["why"] for seq, row in rows.items()}))
     changed = [row.to_json() for row in judged if row.changed]
     passed_over = [row.to_json() for row in judged if row.decision is None]
     again = sum(row.rescreened for row in judged)
     data = {"decisions": len(judged), "changed": changed, "not_replayed": passed_over, "rescreened": again}
-    emit("audit replay", data, json_output=json_output, text=lambda: _replay_text(data))
+    emit(
+        "audit replay", data, json_output=json_output, text=lambda: _replay_text(data),
+        warnings=reading_warnings(folder),
+    )  # fmt: skip
 
 
 def _rescreened(
@@ -263,42 +291,52 @@ def _same_log(records: Iterable[dict[str, Any]], rows: Mapping[int, dict[str, An
 @app.command()
 @guarded("audit prove")
 def prove(
-    seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
-    log: LogOption,
+    seq: Annotated[int | None, typer.Argument(min=0, help="Number of the record.", show_default=False)] = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", help="Folder of the audit log, or the state folder around it.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", help="Check instead what this command printed, or a folder that export --out wrote."),
+    ] = None,
+    key: Annotated[str, typer.Option("--key", help="With --check: the log's key as its owner published it.")] = "",
     json_output: JsonOption = False,
 ) -> None:
-    """A record with the proof that it is in the log under a signed checkpoint; needs nothing else of the log."""
-    folder = log_folder(log)
-    data = _proof(folder, tree_of(folder), seq)
+    """A record with the proof that it is in the log under a signed checkpoint; needs nothing else of the log.
+
+    With --check: whether such a proof holds, without the log. Exit status 7 if not.
+    """
+    from fedsilo.edge.audit_proofs import prove as proof_of
+    from fedsilo.treaty.errors import UsageError
+
+    if check is not None:
+        if seq is not None or log is not None:
+            raise UsageError("--check needs neither a record's number nor --log")
+        _check_proof(check, key, json_output=json_output)
+        return
+    if seq is None or log is None or key:
+        raise UsageError("give SEQ and --log DIR, or --check FILE and, where you know it, --key")
+    data = proof_of(existing_log(log), seq)
     emit("audit prove", data, json_output=json_output, text=lambda: json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def _check_proof(path: Path, key: str, *, json_output: bool) -> None:
+    from fedsilo.edge.audit_proofs import check
+    from fedsilo.launch.audit_folders import first_of
+    from fedsilo.treaty.errors import VerificationError
+
+    data = check(path, key)
+    error = None if data["verified"] else VerificationError(f"{path}: {first_of(data['problems'])}")
+    warnings = []
+    if not key:
+        warnings.append("the key came with the proof: compare it with the one that the log's owner published, or --key")
+    if (unproved := data["records"] - data["proved"]) and data["verified"]:
+        warnings.append(f"{unproved} newest records have no proof; each only names the hash of the one before")
+    emit("audit prove", data, json_output=json_output, text=lambda: _check_text(data), warnings=warnings, error=error)
 
 
 app.command("export")(cli_audit_export.export)
 app.command("report")(cli_audit_report.report)
-
-
-def log_folder(path: Path) -> Path:
-    """The log folder itself where the state folder around it was named."""
-    inner = path / "audit"
-    return inner if not (path / "keys" / "log.vkey").exists() and (inner / "keys" / "log.vkey").exists() else path
-
-
-def existing_log(path: Path) -> Path:
-    """`log_folder`, which must hold a log. Raises NotFoundError."""
-    folder = log_folder(path)
-    _refuse_no_log(folder)
-    return folder
-
-
-def _refuse_no_log(folder: Path) -> None:
-    """A wrong path must not read as a log that somebody tampered with. Raises NotFoundError."""
-    from fedsilo.treaty.errors import NotFoundError
-
-    if any((existing(folder) / part).exists() for part in ("keys", "checkpoints")) or any(folder.glob("*.jsonl")):
-        return
-    around = any(folder.glob("*/state/audit/keys"))
-    hint = f"did you mean {folder}/*/state?" if around else "a log is STATE_DIR/audit"
-    raise NotFoundError(f"{folder} is no log folder", hint=hint)
 
 
 def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
@@ -313,6 +351,7 @@ def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
 
 
 def _record(folder: Path, seq: int) -> dict[str, Any]:
+    from fedsilo.edge.audit_proofs import removed
     from fedsilo.edge.audit_segments import read_records
     from fedsilo.treaty.errors import NotFoundError
 
@@ -320,71 +359,8 @@ def _record(folder: Path, seq: int) -> dict[str, Any]:
     if record is None:
         raise NotFoundError(f"{folder} has no record {seq}")
     if record["seq"] != seq:
-        raise _removed(folder, seq)
+        raise removed(folder, seq)
     return record
-
-
-def _removed(folder: Path, seq: int) -> NotFoundError:
-    from fedsilo.treaty.errors import NotFoundError
-
-    return NotFoundError(f"{folder} holds only the leaf hash of record {seq}: retention removed what it said")
-
-
-def tree_of(folder: Path) -> MerkleTree:
-    from fedsilo.edge.audit_segments import leaf_hashes
-    from fedsilo.treaty.audit.merkle import MerkleTree
-
-    tree = MerkleTree()
-    for leaf in leaf_hashes(folder):
-        tree.append(leaf)
-    return tree
-
-
-def covering_note(folder: Path, seq: int, *, newest: bool = False) -> tuple[str, int] | None:
-    """The (note, size) that covers record `seq`: the earliest with a cosignature if there is one, else the earliest."""
-    paths = sorted(path for path in (folder / "checkpoints").glob("*.note") if int(path.stem) > seq)
-    if not paths:
-        return None
-    from fedsilo.edge.audit_loading import read_note
-
-    notes = [(read_note(path), int(path.stem)) for path in (paths[-1:] if newest else paths)]
-    return next((item for item in notes if item[0].rpartition("\n\n")[2].count("\n") > 1), notes[0])
-
-
-def key_lines(folder: Path) -> list[str]:
-    return [line for path in sorted((folder / "keys").glob("*.vkey")) for line in path.read_text("utf-8").splitlines()]
-
-
-def _proof(folder: Path, tree: MerkleTree, seq: int) -> dict[str, Any]:
-    from fedsilo.edge.audit_segments import read_lines
-    from fedsilo.treaty.audit.checkpoint import open_checkpoint, parse_verifier_key
-    from fedsilo.treaty.audit.merkle import verify_inclusion
-    from fedsilo.treaty.errors import NotFoundError, VerificationError
-
-    found = next(read_lines(folder, seq), None)
-    if found is None:
-        raise NotFoundError(f"{folder} has no record {seq}")
-    if found[0] != seq:
-        raise _removed(folder, seq)
-    covering = covering_note(folder, seq)
-    if covering is None:
-        raise NotFoundError(f"no signed checkpoint covers record {seq} yet", hint="one is made every round and at stop")
-    note, size = covering
-    keys = key_lines(folder)
-    own = parse_verifier_key((folder / "keys" / "log.vkey").read_text(encoding="utf-8").splitlines()[0])
-    checkpoint = open_checkpoint(note, own)
-    proof = tree.inclusion(seq, size) if size <= tree.size else []
-    if checkpoint.size != size or not verify_inclusion(tree.leaf(seq), seq, size, proof, checkpoint.root):
-        raise VerificationError(f"{folder}: record {seq} is not what the checkpoint at {size} covers")
-    return {
-        "seq": seq,
-        "record": found[1].decode(),
-        "leaf": tree.leaf(seq).hex(),
-        "size": size,
-        "inclusion": [part.hex() for part in proof],
-        "note": note,
-        "keys": keys,
-    }
 
 
 def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
@@ -426,6 +402,20 @@ def _verification_text(results: list[dict[str, Any]]) -> str:
     problems += findings_of(results)
     header = ("log", "result", "records", "witnesses", "countersigned to", "key", "path")
     return "\n".join([table(header, rows), *problems])
+
+
+def _check_text(data: dict[str, Any]) -> str:
+    verdict = "proved" if data["verified"] else "NOT PROVED"
+    whose = "by the keys that came with the proof: " if data["cosigned"] else ""
+    return "\n".join(
+        [
+            f"{verdict}: {data['proved']} of {data['records']} records ({data['first']} to {data['last']}) of "
+            f"{data['log']} under its checkpoint of {data['size']} records",
+            f"key {data['key']}",
+            f"countersigned {whose}{', '.join(data['cosigned']) or 'by nobody'}",
+            *(f"problem: {problem}" for problem in data["problems"]),
+        ]
+    )
 
 
 def _records_text(records: list[dict[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,18 +55,23 @@ def export(
 ) -> None:
     """Records with proofs into a folder (--out), or as jsonl, OCSF or CEF to a file or a syslog receiver (--format)."""
     from fedsilo.edge.audit_formats import FORMATS
-    from fedsilo.launch.cli_audit import log_folder
+    from fedsilo.launch.audit_folders import existing_log
     from fedsilo.treaty.errors import UsageError
 
-    folder = log_folder(log)
+    folder = existing_log(log)
     if out is not None:
         if format_name or to or syslog or follow:
             raise UsageError("--out is for a range with proofs; --format, --to, --syslog and --follow are for streams")
+        from fedsilo.edge.audit_proofs import export_range
+
         data = export_range(folder, out, first, last)
+        unproved = data["records"] - data["proved"]
+        warning = f"no proof of the {unproved} newest records: no signed checkpoint covers them yet"
         emit(
             "audit export",
             data,
             json_output=json_output,
+            warnings=[warning] if unproved else [],
             text=f"{data['records']} records, {data['proved']} of them proved against the checkpoint at "
             f"{data['checkpoint_size']}, in {out}",
         )
@@ -96,37 +101,6 @@ def export(
     )
 
 
-def export_range(folder: Path, out: Path, first: int, last: int | None) -> dict[str, Any]:
-    """Records `first` to `last` and a proof for each that a signed checkpoint covers, into the new folder `out`.
-
-    Raises:
-        ConflictError: `out` exists.
-        NotFoundError: no such records.
-    """
-    from fedsilo.edge.audit_segments import read_lines
-    from fedsilo.edge.files import write_durably
-    from fedsilo.launch.cli_audit import covering_note, key_lines, tree_of
-    from fedsilo.treaty.errors import ConflictError, NotFoundError
-
-    if out.exists():
-        raise ConflictError(f"{out} exists already")
-    lines = [(seq, line) for seq, line in read_lines(folder, first) if last is None or seq <= last]
-    if not lines:
-        raise NotFoundError(f"{folder} has no records in that range")
-    tree = tree_of(folder)
-    note, size = covering_note(folder, lines[-1][0]) or covering_note(folder, lines[0][0], newest=True) or ("", 0)
-    if size > tree.size:
-        raise NotFoundError(f"{folder}: the newest checkpoint covers more records than there are; verify the log")
-    proofs = [
-        {"seq": seq, "inclusion": [part.hex() for part in tree.inclusion(seq, size)]} for seq, _ in lines if seq < size
-    ]
-    out.mkdir(parents=True)
-    write_durably(out / "records.jsonl", b"".join(line + b"\n" for _, line in lines))
-    bundle = {"note": note, "size": size, "keys": key_lines(folder), "proofs": proofs}
-    write_durably(out / "proofs.json", json.dumps(bundle, indent=1, ensure_ascii=False).encode() + b"\n")
-    return {"out": str(out), "records": len(lines), "proved": len(proofs), "checkpoint_size": size}
-
-
 def _stream(
     folder: Path,
     format_name: str,
@@ -142,7 +116,7 @@ def _stream(
     import threading
 
     import fedsilo
-    from fedsilo.edge.audit_follow import Export, LogReader, log_key_of, read_position
+    from fedsilo.edge.audit_follow import Export, LogReader, lines_after, log_key_of, read_position
     from fedsilo.edge.files import lock_exclusively
 
     stop = threading.Event()
@@ -150,7 +124,11 @@ def _stream(
     with lock_exclusively(position_path.with_name(f"{position_path.name}.lock")):
         found = read_position(position_path, log=log_key_of(folder)[0], target=target)
         reader = LogReader(folder, found.place if found else None, first=first)
-        sink = _sink(to, receiver, reader, found, stop, follow=follow)
+        following: Iterator[bytes] = iter(())
+        if found is not None:
+            version = found.product_version or fedsilo.__version__
+            following = lines_after(folder, found.place, format_name, version)
+        sink = _sink(to, receiver, reader, found, following, stop, follow=follow)
         if follow:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
@@ -166,7 +144,14 @@ def _stream(
 
 
 def _sink(
-    to: Path | None, receiver: dict[str, Any], reader: LogReader, found: Position | None, stop: Any, *, follow: bool
+    to: Path | None,
+    receiver: dict[str, Any],
+    reader: LogReader,
+    found: Position | None,
+    following: Iterator[bytes],
+    stop: Any,
+    *,
+    follow: bool,
 ) -> Sink:
     import sys
 
@@ -175,7 +160,7 @@ def _sink(
     from fedsilo.launch.output import plain
 
     if to is not None:
-        return FileSink(to, found, reader.place)
+        return FileSink(to, found, reader.place, following)
     from fedsilo.launch.syslog_tls import Receiver, SyslogSink, receiver_address
 
     def say(line: str) -> None:

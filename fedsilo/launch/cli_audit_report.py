@@ -31,19 +31,29 @@ def report(
         Path | None, typer.Option("--schema", help="LoRA schema; by default the one that the policy pins.")
     ] = None,
     sign: Annotated[
-        Path | None, typer.Option("--sign", help="Configuration of this site: its signing key signs report.json.")
+        Path | None, typer.Option("--sign", help="Configuration of this site: its signing key signs all files.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The site's configuration: names the collection of private records.")
+    ] = None,
+    evidence: Annotated[
+        list[Path] | None,
+        typer.Option("--evidence", help="A file named with its SHA-256, such as a junit.xml; once for each."),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """What left, who allowed it, and whether the logs verify: report.html, .json and .csv. Exit status 7 if not; 1 if
     all verify, and prove that somebody signed two transcripts, or two results, of one round.
 
-    With --sign, where the key is: report.json.sig, an Ed25519 signature over report.json, and report.pub, its key.
-    Once that was compared with the one that the site published, check with
-    `openssl pkeyutl -verify -rawin -pubin -inkey report.pub -in report.json -sigfile report.json.sig`.
+    report.sha256 lists the files with their digests. With --sign, where the key is: report.sha256.sig, an Ed25519
+    signature over that list and so over all of them, and report.pub, its key, which is to be compared with the one that
+    the site published. Check both with
+    `openssl pkeyutl -verify -rawin -pubin -inkey report.pub -in report.sha256 -sigfile report.sha256.sig` and
+    `sha256sum --check report.sha256`.
     """
     from certs.encoding import public_key_pem
     from fedsilo.edge.audit_report import audit_report, inventory_csv
+    from fedsilo.edge.audit_report_parts import checksums, evidence_of
     from fedsilo.edge.files import write_durably
     from fedsilo.edge.site_policy import read_effective, read_schema
     from fedsilo.launch.audit_report_page import page
@@ -54,32 +64,76 @@ def report(
         raise ConflictError(f"{out} exists already")
     signer = _signer(sign) if sign else None
     policies = {path: read_effective(existing_policy(path), charter) for path in policy or ()}
+    folders = [log_folder(log) for log in logs]
+    collection = _collection(config) if config else ("", "")
     made = audit_report(
-        [log_folder(log) for log in logs],
+        folders,
         policies=list(policies.values()),
         folders={item.digest: path.parent for path, item in policies.items()},
         schema=read_schema(schema) if schema else None,
+        collection=collection,
+        evidence=[evidence_of(path) for path in evidence or ()],
+        signer=(signer.spiffe_id, signer.peer.signing_public_key.public_bytes_raw()) if signer else None,
     )
+    files = {
+        "report.json": json.dumps(made, indent=1, allow_nan=False).encode() + b"\n",
+        "report.csv": inventory_csv(made).encode(),
+        "report.html": page(made).encode(),
+    }
+    listed = checksums(files)
     out.mkdir(parents=True)
-    data = json.dumps(made, indent=1, allow_nan=False).encode() + b"\n"
-    write_durably(out / "report.json", data)
-    write_durably(out / "report.csv", inventory_csv(made).encode())
+    for name, data in files.items():
+        write_durably(out / name, data)
+    write_durably(out / "report.sha256", listed)
     if signer is not None:
-        write_durably(out / "report.json.sig", signer.signing_key.sign(data))
+        write_durably(out / "report.sha256.sig", signer.signing_key.sign(listed))
         write_durably(out / "report.pub", public_key_pem(signer.peer.signing_public_key))
-    write_durably(out / "report.html", page(made).encode())
     emit(
         "audit report",
         {
             "out": str(out),
             "signed_by": signer.spiffe_id if signer else "",
-            **{key: made[key] for key in ("log", "records", "complete", "left_total")},
+            **{key: made[key] for key in ("log", "records", "complete", "left_counted", "left_total", "arrived_total")},
         },
         json_output=json_output,
-        text=f"{made['left_total']['messages']} messages, {made['left_total']['bytes']} bytes left {made['log']} "
-        f"according to {made['records']} records; {out / 'report.html'}",
+        text=f"{_counted(made)} according to {made['records']} records; {out / 'report.html'}",
+        warnings=_warnings(made, collection[0]),
         error=_trouble(made),
     )
+
+
+def _counted(made: dict[str, Any]) -> str:
+    if made["left_counted"]:
+        total = made["left_total"]
+        return f"{total['messages']} messages, {total['bytes']} bytes left {made['log']}"
+    total = made["arrived_total"]
+    return (
+        f"this log has no records of what its owner sent; {total['messages']} messages, {total['bytes']} bytes came in "
+        f"at {made['log']}"
+    )
+
+
+def _warnings(made: dict[str, Any], configured: str) -> list[str]:
+    """What a reader of the report has to know before it is passed on."""
+    found = []
+    if made["signature"]["trouble"]:
+        found.append(f"the report is {made['signature']['trouble']}")
+    if configured and configured != made["origin"]:
+        found.append(f"--config is that of {configured}, not of the log's owner: its collection is not told")
+    if made["policies_not_loaded"]:
+        found.append(
+            f"{len(made['policies_not_loaded'])} of the policies given were never loaded according to this log: their "
+            "figures are not told; give --charter where one was in force"
+        )
+    return found
+
+
+def _collection(config: Path) -> tuple[str, str]:
+    """Whose configuration it is, and what it calls the private records. Raises NotFoundError, UsageError."""
+    from silo.config import load_config
+
+    read = load_config(config)
+    return f"spiffe://{read.federation}/silo/{read.silo}", read.data.collection
 
 
 def _signer(config: Path) -> Identity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,10 +152,11 @@ def init(
 @guarded("policy check")
 def check(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
     """Check a policy: schema, references, hashes of the files it names; say what it does not promise."""
-    from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy
+    from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy, read_ruleset
     from fedsilo.edge.task_files import read_tasks
     from fedsilo.treaty.errors import UsageError
-    from policies.render import record_warnings, text_warnings, worst_case
+    from policies.render import RULESETS, record_warnings, text_warnings, worst_case
+    from policies.unreachable import standstill_warnings, unreachable_warnings
 
     policy = read_policy(existing_policy(file))
     schema = None
@@ -177,6 +179,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
             )
     policy = read_effective(file, charter and existing(charter))
     rows, notices = worst_case(policy, schema), [*NOTICES, *_split_notice(policy)]
+    ruleset = read_ruleset(name) if (name := policy.own.file.name) in RULESETS else None
     emit(
         "policy check",
         {
@@ -195,8 +198,11 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
                 *(f"not promised: {notice}" for notice in notices),
             ]
         ),
-        warnings=[*text_warnings(policy), *record_warnings(policy), *unseen],
-    )
+        warnings=[
+            *standstill_warnings(policy, schema, time.time()), *text_warnings(policy), *record_warnings(policy),
+            *unreachable_warnings(policy, ruleset), *unseen,
+        ],
+    )  # fmt: skip
 
 
 def _split_notice(policy: Any) -> list[str]:
@@ -221,10 +227,11 @@ def show(
 ) -> None:
     """Show what a policy lets out, and the most that one round may carry."""
     from fedsilo.edge.site_policy import read_effective
-    from policies.render import worst_case
+    from policies.render import text_warnings, worst_case
 
     policy = read_effective(existing_policy(file), effective and existing(effective))
     schema, warnings = _pinned_schema(policy.own, file.parent)
+    warnings = [*text_warnings(policy), *warnings]
     rows = worst_case(policy, schema)
     data = {
         "policy_sha256": policy.digest,
@@ -237,11 +244,13 @@ def show(
 
 @app.command("hash")
 @guarded("policy hash")
-def hash_(file: _FileArgument, json_output: JsonOption = False) -> None:
-    """Print a policy's identity: the hash of its meaning, not of its comments."""
-    from fedsilo.edge.site_policy import read_policy
+def hash_(file: _FileArgument, charter: _CharterOption = None, json_output: JsonOption = False) -> None:
+    """Print a policy's identity: the hash of its meaning, not of its comments. A silo that joined under a charter
+    judges by what both allow, and its records name that: give the charter for it.
+    """
+    from fedsilo.edge.site_policy import read_effective
 
-    digest = read_policy(existing_policy(file)).digest
+    digest = read_effective(existing_policy(file), charter and existing(charter)).digest
     emit("policy hash", {"policy_sha256": digest}, json_output=json_output, text=digest)
 
 
@@ -290,15 +299,16 @@ def explain(
     """Every rule's verdict on a recorded message, with the measured value, the limit and its line in the policy."""
     from fedsilo.edge.audit_segments import read_records
     from fedsilo.edge.site_policy import read_effective
-    from fedsilo.launch.cli_audit import log_folder
+    from fedsilo.launch.audit_folders import existing_log, reading_warnings
     from fedsilo.treaty.errors import NotFoundError
     from policies.render import worst_case
     from policies.replay import DECISIONS, replayed
 
-    folder = log_folder(log)
+    folder = existing_log(log)
     found = next((row for row in read_records(folder, record) if row["seq"] == record), None)
     if found is None or found["event"] not in DECISIONS:
-        raise NotFoundError(f"record {record} of {folder} is no decision", hint="fedsilo audit tail --log shows them")
+        told = f"record {record} of {folder} is no decision" if found else f"{folder} has no record {record}"
+        raise NotFoundError(told, hint="fedsilo audit tail --log shows them")
     judged_by = read_effective(existing_policy(policy), charter and existing(charter))
     judged = replayed(found, judged_by)
     if judged.decision is None:
@@ -310,6 +320,7 @@ def explain(
         "worst_case_per_round": worst_case(judged_by, schema),
         "capacity_per_round": _capacity(judged_by, schema),
     }
+    warnings = [*reading_warnings(folder), *warnings]
     emit("policy explain", data, json_output=json_output, text=lambda: _explain_text(data), warnings=warnings)
 
 
@@ -386,16 +397,15 @@ def _capacity(policy: Policy, schema: LoraSchema | None) -> list[dict[str, Any]]
 
 def _capacity_lines(rows: list[dict[str, Any]]) -> list[str]:
     """N1 in numbers: what somebody who owns the trainer could say with values that the rules leave free."""
-    return [
-        f"a hostile trainer, at most per round: {row['kind']}: {row['bits']:,.0f} bits, {row['because']}"
-        for row in rows
-    ]
+    from policies.capacity import capacity_lines
+
+    return capacity_lines(rows)
 
 
 def _worst_case_lines(rows: list[dict[str, Any]]) -> list[str]:
     return [
         f"at most per round: {row['kind']}: {row['messages']} messages, {row['payload_bytes']:,} bytes" for row in rows
-    ] or ["at most per round: nothing but control messages"]
+    ] or ["at most per round: nothing but control messages, where the policy names any"]
 
 
 def _summary(policy: Policy, rows: list[dict[str, Any]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from silo.guard.ledger import PolicyInForce
     from silo.guard.proposals import People
 
+OVERLAP_WORDS = 8  # in a row that count as a passage of a private record, where the policy says nothing of it
 _DIGEST_TYPED_CHARACTERS = 4
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
 
@@ -61,9 +63,17 @@ def propose(
     charter: Annotated[
         Path | None, typer.Option("--charter", help="A changed federation charter that shall come with it.")
     ] = None,
+    public: Annotated[
+        list[Path] | None,
+        typer.Option("--public", help="File of a public set that NEW.yaml pins anew, where it does not lie beside it."),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Propose a looser policy, signed by the person who proposes it. It takes approvals by others, and a restart."""
+    """Propose a looser policy, signed by the person who proposes it. It takes approvals by others, and a restart.
+
+    A public set that the policy in force does not pin is linted first (`fedsilo public lint`), with this site's records
+    and canaries; where anything is found, nothing is signed.
+    """
     from console.client import sign_as
     from policies.compare import effective
     from policies.load import load_policy
@@ -85,6 +95,7 @@ def propose(
             hint=f"put it at {site.policy}, then: silo reload --config {config} --operator NAME",
             code="NOT_LOOSER",
         )
+    linted = _linted(site, before, policy.file, [new.parent, site.policy.parent], public or [])
     needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
     signed = sign_as(
         _operator(site, operator), proposals.PROPOSE,
@@ -97,11 +108,13 @@ def propose(
     data = {
         "proposal": str(path), "id": proposal.id, "proposer": proposal.proposer, "before": proposal.before,
         "after": proposal.after, "expires": _utc(proposal.expires), "needed": needed, "looser": looser,
-        "changes": [_row(change) for change in changes],
+        "changes": [_row(change) for change in changes], "linted": linted,
     }  # fmt: skip
+    found = "".join(f"public set {row['set']} ({row['file']}): lint found nothing\n" for row in linted)
     emit(
         "policy propose", data, json_output=json_output,
-        text=lambda: f"{_table(changes)}\nproposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
+        text=lambda: f"{_table(changes)}\n{found}"
+        f"proposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
         f"after {proposal.after}\n"
         f"next: {needed} of {', '.join(_others(people, proposal.proposer)) or 'nobody: no other approver'}: "
         f"fedsilo policy activate {path} --config {config} --operator NAME",
@@ -166,6 +179,53 @@ def activate(
             else ""
         ),
     )  # fmt: skip
+
+
+def _linted(
+    site: SiloConfig, before: PolicyFile | None, after: PolicyFile, folders: Sequence[Path], given: Sequence[Path]
+) -> list[dict[str, str]]:
+    """Lint each public set that `after` pins and `before` does not (threat T12).
+
+    Args:
+        site: whose records and canaries it is compared with.
+        before: the policy in force; None: every set counts as new.
+        after: the policy that is proposed.
+        folders: where the file that a pin names is looked for.
+        given: files by hand, told apart by their hashes.
+
+    Raises:
+        NotFoundError: the set's file is not there, or is another one.
+        OperationError: the lint found something.
+    """
+    from fedsilo.edge.task_files import read_tasks
+    from fedsilo.launch.public_lint import lint
+    from silo.guard.screens import read_canaries
+
+    known = {pin.sha256 for pin in before.public_sets.values()} if before is not None else set()
+    pins = {name: pin for name, pin in after.public_sets.items() if pin.sha256 not in known}
+    linted = []
+    for name, pin in pins.items():
+        places = [*given, *(folder / pin.file for folder in folders)]
+        file = next((each for each in places if each.is_file() and read_tasks(each).sha256 == pin.sha256), None)
+        if file is None:
+            raise NotFoundError(
+                f"public set {name} is not pinned by the policy in force, and no file with its SHA-256 {pin.sha256} is "
+                f"at {' or '.join(dict.fromkeys(map(str, places)))}, so nobody can look at it",
+                hint="--public FILE, the set that the federation agreed on", code="PUBLIC_SET_MISSING",
+            )  # fmt: skip
+        overlap = after.text_screens.overlap
+        canaries = read_canaries(site.data.canaries) if site.data.canaries is not None else ()
+        findings = lint(file, private=site.data.private, canaries=canaries, n=overlap.n if overlap else OVERLAP_WORDS)
+        if findings:
+            codes = sorted({finding.code for finding in findings})
+            private = " ".join(f"--private {path}" for path in site.data.private)
+            raise OperationError(
+                f"public set {name} ({file}): lint found {', '.join(codes)} in "
+                f"{len({finding.line for finding in findings})} lines; a set enters only where it finds nothing",
+                hint=f"fedsilo public lint {file} {private}", code="LINT_FINDINGS",
+            )  # fmt: skip
+        linted.append({"set": name, "file": str(file), "sha256": pin.sha256})
+    return linted
 
 
 def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, People]:

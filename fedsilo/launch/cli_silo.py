@@ -55,7 +55,7 @@ def init(
     private: Annotated[Path, typer.Option("--private", help="Private prompts, JSONL.")],
     public: Annotated[Path, typer.Option("--public", help="Public prompts, JSONL.")],
     held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts, JSONL.")],
-    verifier: Annotated[str, typer.Option("--verifier", help="How answers are graded.")],
+    verifier: Annotated[str, typer.Option("--verifier", help="How answers are graded: math, choice, exact ...")],
     federation: Annotated[Path, typer.Option("--federation", help="federation.json from `coordinator init`.")],
     ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-strict, fedavg ...")] = "pubswap",
     public_verifier: Annotated[str, typer.Option("--public-verifier", help="Default: the same.")] = "",

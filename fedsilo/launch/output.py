@@ -21,7 +21,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, UnreachableError
+from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, UnreachableError, UsageError
 
 SCHEMA = "fedsilo.cli/1"
 INTERRUPTED_EXIT_CODE = 130
@@ -131,6 +131,25 @@ def emit(
     sys.stdout.flush()
     if error is not None:
         raise typer.Exit(error.exit_code)
+
+
+def in_one_envelope(app: typer.Typer) -> int:
+    """Run a program that was asked for JSON: a command line that it does not understand is answered in JSON, too.
+
+    Returns:
+        the exit status.
+    """
+    try:
+        status = app(standalone_mode=False)
+    except typer.Abort:
+        return OperationError.exit_code
+    except typer.TyperException as error:  # what is wrong with a command line
+        context = getattr(error, "ctx", None)
+        _, _, command = (context.command_path if context is not None else "").partition(" ")
+        told = UsageError(error.format_message(), hint=f"{context.command_path} --help" if context else "")
+        sys.stdout.write(envelope(command, None, error=told) + "\n")
+        return UsageError.exit_code
+    return status if isinstance(status, int) else 0
 
 
 class guarded:  # noqa: N801 - used as a decorator and as a context, both of which read in lower case

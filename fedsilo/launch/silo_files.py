@@ -20,7 +20,7 @@ from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import ConflictError
 from policies.compare import effective
 from policies.load import load_policy
-from silo.config import load_config
+from silo.config import config_from
 from silo.guard.screens import read_canaries
 
 CANARIES = "canaries.txt"
@@ -120,6 +120,7 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     if charter is not None:
         effective(load_policy(made.policy_text.encode(), str(paths["policy"])), charter.policy)
     text = _config_text(files, str(bundle["federation"]), address, charter.policy.digest if charter else "")
+    socket = config_from(text.encode(), paths["config"]).control.socket  # before anything is written
     make_private_directory(out)
     if charter is not None:
         write_durably(paths["charter"], charter.text)
@@ -128,7 +129,6 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     if not canaries.exists():
         write_private(canaries, "".join(f"{random_canary()}\n" for _ in range(_CANARIES)).encode())
     write_durably(paths["config"], text.encode())
-    socket = load_config(paths["config"]).control.socket
     return {
         **{name: str(path) for name, path in paths.items()},
         "canaries": str(canaries),

@@ -343,9 +343,10 @@ def check_record(
         problems.append(f"the key of {signer} is not the one given")
     try:
         run, plan, base = _text(record["run"]), record["plan"], _digest(record["base_adapter_sha256"], empty=True)
-        plan_sha256, quorum = sha256_hex(canonical_json(plan)), _count(plan["quorum"]) if plan else 1
-        planned = len(set(map(_text, plan["silos"]))) if plan else 1
         adapter, rows = _digest(record["adapter_sha256"], empty=True), list(record["rounds"])
+        plan_sha256, silos, quorum = sha256_hex(canonical_json(plan)), set[str](), 1
+        if plan or rows:  # a run may end before it has one, and then has no rounds
+            silos, quorum = set(map(_text, plan["silos"])), _count(plan["quorum"])
     except _MALFORMED:
         return RecordCheck(0, (), (*problems, "the run record is malformed"))
     for row in rows:
@@ -368,11 +369,11 @@ def check_record(
         if not shown and (state == "committed" or participants):
             wrong.append("it is committed without a transcript")
         if (transcript := round_check.transcript) is not None:
-            if transcript.plan_sha256 != plan_sha256 or not set(transcript.silos) <= set(plan["silos"]):
+            if transcript.plan_sha256 != plan_sha256 or not set(transcript.silos) <= silos:
                 wrong.append("its transcript is of another plan")
             if transcript.base_digest != begins:
                 wrong.append("its base adapter is not the one in its transcript")
-            wrong += round_check.missing(planned=planned, quorum=quorum)
+            wrong += round_check.missing(planned=len(silos), quorum=quorum)
             good += not wrong
         problems += [f"round {number}: {problem}" for problem in wrong]
         unvouched |= round_check.unvouched

@@ -33,6 +33,7 @@ from policies.cases.values import (
     Tensors,
     faulty,
     fit,
+    moved,
     norm,
     one_tensor,
     sentence,
@@ -313,6 +314,7 @@ class _Builder:
         filled = self._filled(said, schema, values_on)
         faults = () if isinstance(said.tensors, str) else said.tensors
         length = norm(filled)
+        own = self._last_adapter(filled, schema) if whole else {n: self._trained(n, key) for n, key in _TRAINED.items()}
         for fault in faults:
             try:
                 filled = faulty(filled, fault, schema)
@@ -328,13 +330,22 @@ class _Builder:
             dtype=self.dtype,
             tensors=[pb.TensorEntry(name=name, shape=filled[name].shape) for name in sorted(filled)],
         )
-        trained = {} if whole else {name: self._trained(name, key) for name, key in _TRAINED.items()}
         return header, {
             "tensors": tensors,
             "no_values": "not_given" in faults,
             "base_l2": self._base_l2(length),
-            **trained,
+            **own,
         }
+
+    def _last_adapter(self, filled: Mapping[str, Filled], schema: LoraSchema) -> dict[str, Any]:
+        said, most = self.setting.step_l2, self.limit("max_step_l2")
+        if said is None:
+            return {"last_adapter_first": True}
+        if not isinstance(said, Amount):
+            return {"last_adapter_rounds": 1}
+        step = self._resolve(("setting", "step_l2"), partial(said.number, most))
+        further = most is not None and step > most
+        return {"last_adapter": Tensors(moved(filled, schema, step, further=further)), "last_adapter_rounds": 1}
 
     def _no_schema(self) -> UsageError:
         return self.case.mistake(

@@ -156,6 +156,7 @@ class Setting(Closed):
     step: Integer | None = None  # that is open
     plan: dict[str, Any] = Field(default_factory=dict)  # of the run that is open
     base_l2: AmountField | Literal["unknown"] | None = None  # limit: what max_total_l2 leaves beside this delta
+    step_l2: AmountField | Literal["unknown"] | None = None  # from the last adapter; limit: max_step_l2; absent: first
     records: AmountField | Literal["unknown"] | None = None  # the round's update was trained on; least: min_records
     epochs: AmountField | Literal["unknown"] | None = None  # limit: max_local_epochs
     steps: AmountField | Literal["unknown"] | None = None  # limit: max_steps

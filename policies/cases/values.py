@@ -102,6 +102,25 @@ def with_drawn(
     return drawn | spread(trained, rest, "float32", upwards=upwards)
 
 
+def moved(filled: Mapping[str, Filled], schema: LoraSchema, l2: float, *, further: bool) -> dict[str, Filled]:
+    """The same tensors with one value of one that is trained moved by `l2`.
+
+    Args:
+        filled: by name.
+        schema: says what is frozen.
+        l2: how far.
+        further: round away from where it was, so that it is at least l2; else it is at most l2.
+    """
+    name = next(name for name in sorted(filled) if not is_frozen(name, schema.freeze))
+    before = filled[name].value
+    after = np.float32(before - l2)
+    if further and before - float(after) < l2:
+        after = np.nextafter(after, np.float32(-np.inf))
+    if not further and before - float(after) > l2:
+        after = np.nextafter(after, np.float32(np.inf))
+    return {**filled, name: replace(filled[name], odd=float(after))}
+
+
 def _drawn(name: str, shape: tuple[int, ...], seed: int) -> Array:
     return initial_factors([(name, shape)], seed)[name]
 

@@ -267,6 +267,14 @@ def donor_peers(facts: Facts, policy: Policy, history: History) -> Judgement:
     return none_of(strangers, ("federation", "peers"))
 
 
+@rule("silos of the plan, each once", "ROSTER", "round.agreed", "round.result")
+def roster(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """A list of silos names each at most once, and none that the plan does not name: what is recorded of it is bounded,
+    and says one thing of each (T20)."""
+    _, path = block_of(facts, policy)
+    return none_of(facts["names_repeated"] + facts["names_not_in_plan"], path)
+
+
 @rule("donors graded here", "NOT_VERIFIED", "public.donors")
 def donors_verified(facts: Facts, policy: Policy, history: History) -> Judgement:
     """Wrong donors are dropped by `transform.drop_wrong_donors`; before that they are only looked at."""
@@ -340,6 +348,7 @@ RULES = (
     round_prompts,
     donors_of_step,
     donor_peers,
+    roster,
     donors_verified,
     donors_per_prompt,
     donors_of_one_peer,

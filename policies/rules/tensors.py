@@ -1,5 +1,5 @@
 """Rules on adapter factors: exactly the schema's tensors, finite, within the norms, trained on enough records, and what
-is frozen unchanged (threats T1, T2, T4, T6, T7).
+is frozen unchanged (threats T1, T2, T4, T6, T7, T20).
 
 They judge updates (deltas against the round's base) and global.adapter (whole factors, from the coordinator).
 What they do not stop: information in the low bits of allowed values (N1), and a trainer that lies about its records
@@ -171,6 +171,24 @@ def adapter_l2(facts: Facts, policy: Policy, history: History) -> Judgement:
     return not_applicable() if block is None else at_most(facts["l2"], block.max_l2, (*path, "max_l2"))
 
 
+@rule("L2 of the step", "ADAPTER_STEP", "global.adapter")
+def adapter_step(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """How far an adapter is from the last one that was let in in this run, for each round in between (threat T20).
+
+    So after n rounds it is at most n steps from the run's first adapter, whatever each round brought. That one has none
+    before it: its own norm, the frozen factors and the round's transcript bound it. A step that cannot be measured,
+    since the last adapter is gone or of another form, is refused.
+    """
+    block, path = block_of(facts, policy)
+    if block is None:
+        return not_applicable()
+    path = (*path, "max_step_l2")
+    if facts["first_of_run"] is True:
+        return not_applicable(path)
+    step, rounds = facts["step_l2"], facts["step_rounds"]
+    return at_most(step / rounds if step is not None and rounds >= 1 else None, block.max_step_l2, path)
+
+
 @rule("factor sets per round", "PER_ROUND", *_UPDATES)
 def per_round(facts: Facts, policy: Policy, history: History) -> Judgement:
     block, path = block_of(facts, policy)
@@ -228,6 +246,7 @@ RULES = (
     tensor_l2,
     total_l2,
     adapter_l2,
+    adapter_step,
     per_round,
     records,
     local_epochs,

@@ -4,11 +4,13 @@ under a plan that freezes other factors."""
 from __future__ import annotations
 
 import json
+import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.files import make_private_directory, write_durably
-from fedsilo.treaty.wire.codec import sha256_hex
+from fedsilo.treaty.wire.codec import Array, decode_factors, sha256_hex
 
 ADAPTERS_KEPT = 3
 
@@ -26,27 +28,47 @@ class AdapterStore:
             json.loads(self._known_path.read_text()) if self._known_path.exists() else {}
         )
 
-    def find(self, digest: str, *, frozen_sha256: str | None = None) -> bytes | None:
+    def find(self, digest: str, *, frozen_sha256: str | None = None, run: str | None = None) -> bytes | None:
         """The payload, if it is here and whole.
 
         Args:
             digest: of the payload.
             frozen_sha256: digest of the factors that the plan freezes, which it must have been let in for (T6); None
                 where no plan asks.
+            run: in which it must have been let in, and so measured against the adapter before it (T20); None where any
+                will do.
         """
         path = self._folder / digest
         if not digest.isalnum() or not path.is_file():
+            return None
+        if run is not None and self._known.get(digest, {}).get("run") != run:
             return None
         if frozen_sha256 is not None and self._known.get(digest, {}).get("frozen_sha256") != frozen_sha256:
             return None
         payload = path.read_bytes()
         return payload if sha256_hex(payload) == digest else None
 
-    def keep(self, digest: str, payload: bytes, l2: float | None, frozen_sha256: str = "") -> None:
-        """Store a payload whose digest the caller has compared and that the gate let in under a plan with these frozen
-        factors; the oldest beyond a few go."""
+    def tensors(self, digest: str) -> Mapping[str, Array] | None:
+        """The factors by wire name, mapped from the file and not read into memory; None where it is not here and whole.
+
+        Raises:
+            PeerError: it is whole, and no tensor payload; nothing that was let in is.
+        """
+        if not digest.isalnum():
+            return None
+        try:
+            with (self._folder / digest).open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):  # gone, not to be read, or empty
+            return None
+        view = memoryview(mapped)
+        return decode_factors(view).tensors if sha256_hex(view) == digest else None
+
+    def keep(self, digest: str, payload: bytes, l2: float | None, frozen_sha256: str = "", run: str = "") -> None:
+        """Store a payload whose digest the caller has compared and that the gate let in, in this run, under a plan with
+        these frozen factors; the oldest beyond a few go."""
         write_durably(self._folder / digest, payload, mode=0o600)
-        self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256}
+        self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256, "run": run}
         kept = sorted(
             (path for path in self._folder.iterdir() if path.name in self._known),
             key=lambda path: path.stat().st_mtime_ns,

@@ -13,10 +13,12 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Array
 from policies.asked import Asked
 from policies.engine import Context, Message
 from policies.message import Screened
 from policies.schema import LoraSchema
+from silo.guard.adapters import AdapterStore
 from silo.guard.public import PublicView
 from silo.sampling import Training
 
@@ -29,6 +31,8 @@ class RunView:
     """One run.
 
     Attributes:
+        last_adapter: digest of the last adapter that this site took into a round of the run; "" before the first.
+        last_adapter_round: the round that ended in it; 0 for what the run began with.
         steps: rows of the public set that each public step of the open round asks for.
         evaluated: the committed adapter of each of the last rounds, which an evaluation of that round is about.
         refused_round: the last round whose round.open was not let in; 0 is none.
@@ -52,6 +56,8 @@ class RunView:
     usable_records: int | None = None
     witnesses: int | None = None
     agreeing: bool = False
+    last_adapter: str = ""
+    last_adapter_round: int = 0
 
     @property
     def run(self) -> str:
@@ -92,7 +98,17 @@ class RunView:
         return replace(self, witnesses=witnesses)
 
     def with_base_l2(self, base_l2: float | None) -> RunView:
-        return replace(self, base_l2=base_l2)
+        """The adapter that the open round starts from is here, and has this norm: the next one is compared with it."""
+        return replace(self, base_l2=base_l2, last_adapter=self.base_digest, last_adapter_round=max(self.round - 1, 0))
+
+    @property
+    def rounds_since_last_adapter(self) -> int:
+        """Between the last adapter and one that comes in at this place: what the open round ended in, or began with.
+
+        A round that ended in nothing counts too, since the silo need not have heard how a round ended.
+        """
+        ended = self.round if self.round in self.evaluated else self.round - 1
+        return max(1, ended - self.last_adapter_round)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -100,6 +116,8 @@ class RunView:
             "base_digest": self.base_digest,
             "base_l2": self.base_l2,
             "steps": {str(step): list(rows) for step, rows in self.steps.items()},
+            "last_adapter": self.last_adapter,
+            "last_adapter_round": self.last_adapter_round,
             "open_step": self.open_step,
             "agreeing": self.agreeing,
             "evaluated": {str(number): digest for number, digest in self.evaluated.items()},
@@ -115,6 +133,8 @@ class RunView:
             round=int(value.get("round", 0)),
             base_digest=str(value.get("base_digest", "")),
             base_l2=value.get("base_l2"),
+            last_adapter=str(value.get("last_adapter", "")),
+            last_adapter_round=int(value.get("last_adapter_round", 0)),
             steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
             open_step=int(value.get("open_step", 0)),
             agreeing=bool(value.get("agreeing", False)),
@@ -131,6 +151,7 @@ class SiteView:
 
     Attributes:
         topics: labels that a metric may carry: those of the held-out set.
+        adapters: those it holds; without them every global adapter but a run's first is refused.
     """
 
     spiffe_id: str
@@ -138,6 +159,13 @@ class SiteView:
     schema: LoraSchema
     public: PublicView
     topics: frozenset[str]
+    adapters: AdapterStore | None = None
+
+    def last_adapter(self, view: RunView, kind: str) -> Mapping[str, Array] | None:
+        """What a global adapter is compared with; None for other kinds, for a run's first, and if it is gone."""
+        if kind != "global.adapter" or self.adapters is None or not view.last_adapter:
+            return None
+        return self.adapters.tensors(view.last_adapter)
 
 
 def context_of(
@@ -168,6 +196,9 @@ def context_of(
         schema=site.schema,
         base_digest=view.base_digest,
         base_l2=view.base_l2,
+        last_adapter=site.last_adapter(view, message.kind),
+        last_adapter_first=view.run != "" and not view.last_adapter,
+        last_adapter_rounds=view.rounds_since_last_adapter,
         open_round=view.round,
         open_step=view.open_step,
         open_steps=view.steps,

@@ -15,12 +15,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog, LogFullError
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
     FedSiloError,
@@ -37,8 +36,10 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.conversation import Conversation
+from silo.guard.events import Command, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
+from silo.guard.in_force import RECORDS_LOOKED_AT
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
 from silo.guard.orders import Orders
@@ -57,25 +58,9 @@ LONG_POLL_SECONDS = 3.0  # also how long an ending daemon may wait for the excha
 SHORT_POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
-RETENTION_SECONDS = 3600.0  # how often what is too old is looked for
+HOURLY_SECONDS = 3600.0  # how often what is too old, or soon will be, is looked for
 COMMAND_TIMEOUT_SECONDS = 120.0
 CONFUSED = "TRAINER_CONFUSED"  # it runs, and what it says makes no sense
-
-
-@dataclass
-class Command:
-    """Something a person or a query wants done on the loop's thread."""
-
-    work: Callable[[], Any]
-    result: Future[Any] = field(default_factory=Future)
-
-
-@dataclass(frozen=True)
-class Wake:
-    """Nothing but: look again."""
-
-
-Event = TrainerSaid | TrainerGone | Command | Wake
 
 
 class Guard:
@@ -108,7 +93,8 @@ class Guard:
     ) -> None:
         self._site = site
         self._archive = archive
-        self._retention_at = 0.0
+        self._hourly_at = 0.0
+        self.hourly: list[Callable[[], object]] = [] if archive is None else [archive.expire]  # what is too old, first
         self._gate = gate
         self._ledger = ledger
         self._audit = audit
@@ -128,6 +114,8 @@ class Guard:
         )  # fmt: skip
         self._talk = Conversation(site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic)
         self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, talk=self._talk)
+        with contextlib.suppress(OperationError):  # what cannot be written halts the gate, too
+            self._agreement.take_up(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
         gate.halted = gate.halted or self._agreement.halted  # as before a restart, and before anything can be sent
         self.keeper = RunKeeper(
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, panel=self.panel,
@@ -189,26 +177,14 @@ class Guard:
         except queue.Empty:
             event = None
         try:
-            if event is not None:
-                self._handle(event)
-            self._keep_time()
-            if self._events.empty() and not self.stopping and self._monotonic() >= self._talk.retry_at:
-                self._exchange()
+            self._step(event)
         except ExchangeInterrupted:
             if not self.stopping:
                 raise
         except (UnreachableError, NotAllowedError) as error:
             self._talk.back_off(error)
-        except Equivocation as error:
-            self._equivocated(error)
-        except IngressDenied as error:
-            self._refuse(error)
         except DeniedError as error:
             self._denied(error)
-        except AdapterRefused as error:
-            _log.error("%s", error.message)
-            self._talk.back_off(error)
-            self.keeper.abandon_round()
         except PeerError as error:
             _log.error("the coordinator's answer was refused: %s [%s]", error.line, error.code)
             self._talk.back_off(error)
@@ -220,11 +196,30 @@ class Guard:
                 self._gate.halted = self._gate.halted or error.message
             if self._gate.halted:
                 self._halt()
-            elif error.code.startswith("TRAINER") or isinstance(error, LinkClosed):
-                self._trainer_failed(error)
             else:
                 self._failure = error
         self.panel.show(self.keeper.run, link_fault=self._gate.counters.last_fault)
+
+    def _step(self, event: Event | None) -> None:
+        """The work of a turn, and what follows from a refusal in it, which may fail like any other work."""
+        try:
+            if event is not None:
+                self._handle(event)
+            self._keep_time()
+            if self._events.empty() and not self.stopping and self._monotonic() >= self._talk.retry_at:
+                self._exchange()
+        except Equivocation as error:
+            self._equivocated(error)
+        except IngressDenied as error:
+            self._refuse(error)
+        except AdapterRefused as error:
+            _log.error("%s", error.message)
+            self._talk.back_off(error)
+            self.keeper.abandon_round()
+        except OperationError as error:
+            if self._gate.halted or not (error.code.startswith("TRAINER") or isinstance(error, LinkClosed)):
+                raise
+            self._trainer_failed(error)
 
     def _patience(self) -> float:
         """How long to wait for an event before looking at the clock again."""
@@ -235,8 +230,7 @@ class Guard:
             return min(1.0, self._talk.retry_at - now)
         if self.keeper.run is None or not self.keeper.run.busy or self._talk.poll_now:
             return 0.0  # the poll itself is the wait
-        waits = [1.0, *(at - now for at, _ in self.keeper.deadlines)]
-        return max(0.0, min(waits))
+        return max(0.0, min([1.0, *(at - now for at, _ in self.keeper.deadlines)]))
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -254,9 +248,8 @@ class Guard:
             case TrainerGone(status):
                 raise OperationError(
                     f"the trainer is gone (exit status {status})" if status is not None else "the trainer is gone",
-                    hint=f"{self._trainer_log}, or where it was started",
-                    code="TRAINER_DIED",
-                )
+                    hint=f"{self._trainer_log}, or where it was started", code="TRAINER_DIED",
+                )  # fmt: skip
             case TrainerSaid(message):
                 try:
                     self._trainer_said(message)
@@ -277,9 +270,10 @@ class Guard:
                 self.keeper.run.deadline(name)
         for settled in self._releases.expire():
             self.keeper.settle(settled)
-        if self._archive is not None and now >= self._retention_at:
-            self._retention_at = now + RETENTION_SECONDS
-            self._archive.expire()
+        if now >= self._hourly_at:
+            self._hourly_at = now + HOURLY_SECONDS
+            for work in self.hourly:
+                work()
 
     # ---- the coordinator's turn --------------------------------------------------------------------
 
@@ -320,10 +314,18 @@ class Guard:
             wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
             countersignature=self._agreement.countersignature,
         )  # fmt: skip
-        item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
-        if item.kind in {"control.ack", "control.refusal"}:
-            return
-        if self.keeper.take_in(item):
+        try:
+            item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
+            if item.kind in {"control.ack", "control.refusal"}:
+                return
+            taken = self.keeper.take_in(item)
+        except RecordError as error:
+            self._gate.record(
+                "ingress.decision", kind="unknown", decision="deny", reasons=[error.code], direction="ingress",
+                peer=self._gate.policy.file.federation.coordinator,
+            )  # fmt: skip
+            raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
+        if taken:
             self._ledger.acknowledge(item.sequence)
             # Something came, so more may wait.
             self._talk.poll_now = True
@@ -354,9 +356,8 @@ class Guard:
                 raise OperationError(
                     f"the trainer reports {str(message.fields.get('code', ''))[:64]}: "
                     f"{str(message.fields.get('message', ''))[:500]}",
-                    hint=self._trainer_log,
-                    code="TRAINER_FAILED",
-                )
+                    hint=self._trainer_log, code="TRAINER_FAILED",
+                )  # fmt: skip
 
     def _tell_progress(self, task: TrainerTask) -> None:
         """Where the task stands that we gave, whatever the trainer says of it: its numbers carry nothing out."""
@@ -403,14 +404,16 @@ class Guard:
     def _equivocated(self, error: Equivocation) -> None:
         """Somebody signed two transcripts of one round (T20): keep both, and halt until people release it."""
         _log.critical("%s; %s", error.message, error.hint)
-        with contextlib.suppress(OperationError):  # what cannot be written halts, too
+        try:
             self._agreement.keep(error)
             self._sits_out = self.keeper.sit_out(error.evidence["run"], error.evidence["round"])
+        except FedSiloError as failure:  # what cannot be written halts, too
+            _log.critical("not all of the evidence is kept: %s", failure.line)
         self._gate.halted = self._gate.halted or error.message
         self._halt()
 
     def _refuse(self, error: IngressDenied) -> None:
-        """A genuine message that our policy does not let in: tell the coordinator a code, and go on without it.
+        """A genuine message that our policy does not let in: the coordinator is told no, and not why (B6).
 
         An item of the outbox is acknowledged then; an answer (an adapter, control.*) has a sequence that stands for
         nothing, and to acknowledge it would take in an item that waits before it.
@@ -423,10 +426,11 @@ class Guard:
             return
         _log.error("%s\n%s", error.message, error.hint)
         self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
-        self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=envelope.run)
         if envelope.kind == "global.adapter":
             self.keeper.abandon_round()
-        elif not envelope.kind.startswith("control."):
+        elif envelope.kind.startswith("control."):
+            self._talk.tell_declined(envelope.run)
+        else:
             try:
                 self._go_on_without(envelope)
             except (UnreachableError, NotAllowedError, PeerError, DeniedError) as failure:
@@ -438,17 +442,18 @@ class Guard:
 
     def _go_on_without(self, envelope: pb.Envelope) -> None:
         match envelope.kind:
-            case "run.plan":
-                # of a run that was accepted only the accepted plan counts, and it goes on under that one
-                if self._ledger.run_state(envelope.run) != "running":
-                    self.keeper.decline(envelope.run)
+            # of a run that was accepted only the accepted plan counts, and it goes on under that one
+            case "run.plan" if self._ledger.run_state(envelope.run) != "running":
+                self.keeper.decline(envelope.run)
             case "round.open":
                 self._gate.view = self._gate.view.refused(envelope.round)
-                self._talk.abstain(envelope.run, envelope.round)
+                self._talk.decline(envelope.run, envelope.round)
             case "round.agreed" if (waiting := self._agreement.waiting) and waiting.opening.round == envelope.round:
                 self._agreement.stand_aside()
-            case "public.donors":
-                self.keeper.without_donors(envelope.run, envelope.round, envelope.step)
+            case other:
+                self._talk.tell_declined(envelope.run)
+                if other == "public.donors":
+                    self.keeper.without_donors(envelope.run, envelope.round, envelope.step)
 
     def _denied(self, error: DeniedError) -> None:
         """Our own policy denies what the protocol cannot do without. What is over its rate waits; a first hello that
@@ -476,18 +481,14 @@ class Guard:
 
     def on_loop(self, work: Callable[[], Any]) -> Any:
         """Run `work` on the loop's thread and wait for it. Raises what it raises."""
-        command = Command(work)
-        self._events.put(command)
+        self._events.put(command := Command(work))
         try:
             return command.result.result(COMMAND_TIMEOUT_SECONDS)
         except TimeoutError as error:
+            said, hint = "the silo is still at it", "see what came of it before a new command is given"
             if command.result.cancel():
-                raise UnreachableError(
-                    "the silo was busy with an exchange; nothing was done", hint="give a new command"
-                ) from error
-            raise UnreachableError(
-                "the silo is still at it", hint="see what came of it before a new command is given"
-            ) from error
+                said, hint = "the silo was busy with an exchange; nothing was done", "give a new command"
+            raise UnreachableError(said, hint=hint) from error
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""

@@ -7,6 +7,7 @@ of the right form.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -123,8 +124,14 @@ class Entrance:
                     target.donors[-1].position = own[donor.position]
         return moved
 
-    def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...]) -> Decision:
-        """Judge a held inbound message (a plan) again, with the approvals given since."""
+    def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...], granted: Sequence[int] = ()) -> Decision:
+        """Judge a held inbound message (a plan) again, with the approvals given since.
+
+        Args:
+            held: as it came.
+            approvals: whose they are.
+            granted: numbers of the records that they are in.
+        """
         judge = self._judge
         body, tensors = parsed(held.kind, held.payload, INBOUND_KINDS)
         message = Message(
@@ -132,9 +139,9 @@ class Entrance:
             tensors,
         )  # fmt: skip
         facts, decision = judge.judge(message, approvals=approvals)
-        judged_by, people = judge.book.view(facts, approvals).to_json(), [approval.person for approval in approvals]
+        judged_by = judge.book.view(facts, approvals).to_json()
         digests = judge.digests(held.kind, held.payload, held.digest)
-        judge.record_decision(facts, decision, digests, approvals=people, history=judged_by)
+        judge.record_decision(facts, decision, digests, approvals=granted, history=judged_by)
         return decision
 
     def _record_refused(self, envelope: pb.Envelope, payload: bytes, code: WireCode) -> None:

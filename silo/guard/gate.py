@@ -14,13 +14,14 @@ Does not stop: information in the allowed values themselves (N1), and private te
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog
+from fedsilo.treaty.audit.record import COUNT_MAX
 from fedsilo.treaty.errors import (
     DeniedError,
     FedSiloError,
@@ -80,6 +81,7 @@ class Gate:
         federation: its name.
         site_key: keys the digests of short payloads in the log (T40).
         clock: UTC seconds.
+        code_sha256: of the program that decides here.
         screens: read texts as the policy says; without any, every kind that the policy wants screened is denied.
         archive: makes room for what leaves, and keeps it until it is answered, or longer.
     """
@@ -98,6 +100,7 @@ class Gate:
         site_key: bytes,
         clock: Callable[[], float],
         archive: Archive,
+        code_sha256: str,
         screens: Screens | None = None,
     ) -> None:
         self._channel = channel
@@ -108,9 +111,11 @@ class Gate:
         self._federation = federation
         self._clock = clock
         self._screens = screens or Screens()
+        self._audit = audit
         self._judge = Judge(
-            policy=policy, ledger=ledger, audit=audit, site=site, site_key=site_key, clock=clock, screens=self._screens
-        )
+            policy=policy, ledger=ledger, audit=audit, site=site, site_key=site_key, clock=clock, screens=self._screens,
+            code_sha256=code_sha256,
+        )  # fmt: skip
         self._entrance = Entrance(self._judge, ledger, federation=federation, coordinator_key=coordinator_key)
         self.counters = Counters()
 
@@ -142,11 +147,11 @@ class Gate:
         """
         offered = self.offer(kind, body, run=run, round_number=round_number, step=step)
         if not isinstance(offered, Allowed):
+            reasons = offered.decision.reasons
             raise DeniedError(
-                f"this site's policy does not let {kind} out",
-                hint=offered.decision.explain()[:500],
-                code=reasons[0] if len(reasons := offered.decision.reasons) == 1 else "DENIED",
-            )
+                f"this site's policy does not let {kind} out", hint=offered.decision.explain()[:500],
+                code=reasons[0] if len(reasons) == 1 else "DENIED",
+            )  # fmt: skip
         return self.transmit(offered, wait_seconds=wait_seconds).reply
 
     def offer(
@@ -254,6 +259,7 @@ class Gate:
         payload: Buffer,
         *,
         approvals: tuple[Approval, ...] = (),
+        granted: Sequence[int] = (),
         original: Original | None = None,
         readings: Readings | None = None,
         digest: str = "",
@@ -267,6 +273,7 @@ class Gate:
             step: of the envelope.
             payload: the bytes that will be sent.
             approvals: persons whose signature over this payload's digest has been verified.
+            granted: numbers of the records of that.
             original: what it was before the transforms.
             readings: what was found in its texts; None: they are graded and screened now.
             digest: SHA-256 of the payload, where it is known already.
@@ -289,14 +296,12 @@ class Gate:
         sequence = self._judge.count(facts, run)
         decision_seq = self._judge.record_decision(
             facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
-            approvals=[approval.person for approval in approvals],
+            approvals=granted,
         )  # fmt: skip
         outbox_id = None
         if content:
-            item = OutboxItem(
-                0, run, round_number, step, kind, digest, len(payload), decision_seq, self.now(), "allowed", 0,
-                archived,
-            )  # fmt: skip
+            place, size = (run, round_number, step, kind), len(payload)
+            item = OutboxItem(0, *place, digest, size, decision_seq, self.now(), "allowed", 0, archived)
             with self._judge.halting():
                 outbox_id = self._ledger.keep_until_sent(item)
         return Allowed(kind, run, round_number, step, payload, digest, decision_seq, sequence, 0, outbox_id)
@@ -316,11 +321,9 @@ class Gate:
         )
         try:
             reply = self._channel.exchange(
-                envelope,
-                allowed.payload,
-                wait_seconds=wait_seconds,
+                envelope, allowed.payload, wait_seconds=wait_seconds,
                 reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self._site.schema.payload_bytes),
-            )
+            )  # fmt: skip
         except FedSiloError as error:
             if isinstance(error, PeerError):
                 self._outcome("egress.sent", allowed)
@@ -341,7 +344,9 @@ class Gate:
             self._settle(allowed)  # the message itself is out, whatever is wrong with the answer
             raise
         if isinstance(inbound.body, pb.Ack) and allowed.outbox_id is not None:
-            self._outcome("egress.acked", allowed)
+            # The coordinator's word for it, which this log need not be able to hold.
+            told = {"peer_event": inbound.body.record} if 0 < inbound.body.record <= COUNT_MAX else {}
+            self._outcome("egress.acked", allowed, **told)
         self._settle(allowed)
         return Sent(inbound)
 
@@ -367,12 +372,8 @@ class Gate:
         with self._judge.halting():
             attempt = self._ledger.count_attempt(item.id)
             sequence = self._ledger.next_sequence(item.run)
-        return self.transmit(
-            Allowed(
-                item.kind, item.run, item.round, item.step, payload, item.digest, item.decision_seq, sequence, attempt,
-                item.id,
-            )
-        )  # fmt: skip
+        place = item.kind, item.run, item.round, item.step
+        return self.transmit(Allowed(*place, payload, item.digest, item.decision_seq, sequence, attempt, item.id))
 
     def _drop(self, item: OutboxItem, reasons: list[str]) -> None:
         self.record(
@@ -395,9 +396,9 @@ class Gate:
         """Believe an answer of the coordinator, or not. Raises PeerError as `Entrance.let_in` does."""
         return self._entrance.let_in(reply.envelope, reply.payload)
 
-    def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...]) -> Decision:
-        """Judge a held inbound message (a plan) again, with the approvals given since."""
-        return self._entrance.decide_inbound(held, approvals)
+    def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...], granted: Sequence[int] = ()) -> Decision:
+        """Judge a held inbound message (a plan) again, with the approvals given since, and the records of them."""
+        return self._entrance.decide_inbound(held, approvals, granted)
 
     @property
     def policy(self) -> Policy:
@@ -438,6 +439,10 @@ class Gate:
         """Append to the audit log; a full disk halts the gate. Raises LogFullError, OperationError."""
         return self._judge.record(event, **fields)
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        """What the audit log holds, oldest first."""
+        return self._audit.records()
+
     def digests(self, kind: str, payload: Buffer) -> dict[str, Any]:
         """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""
         return self._judge.digests(kind, payload)
@@ -470,20 +475,13 @@ class Gate:
         self._judge.record_decision(facts, decision, digests, **recorded)
         return Denied(decision, facts)
 
-    def _outcome(self, event: str, allowed: Allowed) -> None:
+    def _outcome(self, event: str, allowed: Allowed, **told: int) -> None:
         self.record(
-            event,
-            kind=allowed.kind,
-            run=allowed.run,
-            round=allowed.round,
-            step=allowed.step,
-            attempt=allowed.attempt,
-            sequence=allowed.sequence,
-            peer=self._site.coordinator_id,
-            direction="egress",
+            event, kind=allowed.kind, run=allowed.run, round=allowed.round, step=allowed.step, attempt=allowed.attempt,
+            sequence=allowed.sequence, peer=self._site.coordinator_id, direction="egress",
             payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
-            link={"decision": allowed.decision_seq},
-        )
+            link={"decision": allowed.decision_seq, **told},
+        )  # fmt: skip
 
     def _settle(self, allowed: Allowed) -> None:
         if allowed.outbox_id is not None:

@@ -65,6 +65,7 @@ class Judge:
     site_key: keys the digests of short payloads in the log (T40).
     clock: UTC seconds.
     screens: read texts as the policy says; without their material they deny.
+    code_sha256: of the program that decides; with each decision.
 
     Attributes:
         view: where the run stands.
@@ -85,6 +86,7 @@ class Judge:
         site_key: bytes,
         clock: Callable[[], float],
         screens: Screens,
+        code_sha256: str,
     ) -> None:
         self.policy = policy
         self.site = site
@@ -95,6 +97,7 @@ class Judge:
         self._ledger = ledger
         self._audit = audit
         self._site_key = site_key
+        self._code_sha256 = code_sha256
         self._clock = clock
         self._screens = screens
         self.places_sent: tuple[tuple[str, int, int], dict[int, list[int]]] = (("", 0, 0), {})
@@ -201,18 +204,21 @@ class Judge:
     # ---- recording ---------------------------------------------------------------------------------
 
     def denied_by_now(self, kind: str, decision_seq: int) -> list[str]:
-        """Why the policy in force denies what an earlier decision let out; nothing where it does not.
+        """Why the policy in force does not let out what an earlier decision did; nothing where it does.
 
-        Judged by the facts on record and today's time, without counts: the message was counted when it was allowed.
+        Judged by the facts, the persons and the number of rounds on record, and today's time; without any other count,
+        since the message was counted when it was allowed. What waits for persons by now has none to wait for: it is
+        not let out.
         """
         if kind in self.book.screen_halts:
             return ["SCREEN_HALT"]
         record = next(self._audit.records(decision_seq), None)
-        facts = record["facts"].get("final") if record is not None and record["seq"] == decision_seq else None
-        if not facts:
+        if record is None or record["seq"] != decision_seq or not (facts := record["facts"].get("final")):
             return ["RECORD_GONE"]
-        decision = decide({**facts, "now": self.now()}, self.policy, History())
-        return list(decision.reasons) if decision.verdict == "deny" else []
+        before = History.from_json(record["facts"]["history"])
+        history = History(rounds_released=before.rounds_released, approvals=before.approvals)
+        decision = decide({**facts, "now": self.now()}, self.policy, history)
+        return list(decision.reasons) if decision.verdict != "allow" else []
 
     def record_decision(
         self,
@@ -222,16 +228,17 @@ class Judge:
         *,
         original: Original | None = None,
         sequence: int | None = None,
-        approvals: list[str] | None = None,
+        approvals: Sequence[int] = (),
         history: dict[str, Any] | None = None,
         archived: bool = False,
     ) -> int:
         """Write a decision into the log, with everything it replays from: `history` are the counts it was judged by,
-        `archived` says that the payload is kept at the site."""
+        `archived` says that the payload is kept at the site, `approvals` are numbers of the records of persons' yes."""
         fields = decision_fields(
             facts, decision, self.policy, peer=self.site.coordinator_id,
             payload_digests=digests,
             history=history or self.book.view(facts).to_json(), schema_sha256=self.site.schema.digest,
+            code_sha256=self._code_sha256,
         )  # fmt: skip
         if original is not None:
             fields["payload"] |= {"bytes_before": original.payload_bytes}
@@ -241,7 +248,7 @@ class Judge:
         if archived:
             fields["payload"] |= {"archived": True}
         if approvals:
-            fields["link"] = {"approvals": approvals}
+            fields["link"] = {"approvals": list(approvals)}
         event = "egress.decision" if facts["direction"] == "egress" else "ingress.decision"
         return self.record(event, sequence=sequence, **fields)
 

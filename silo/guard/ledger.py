@@ -281,14 +281,13 @@ class Ledger:
     def releases(self, state: str | None = None) -> list[Release]:
         if state is None:
             return [_release(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
-        return [
-            _release(row) for row in self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
-        ]
+        rows = self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
+        return [_release(row) for row in rows]
 
     def free_release_id(self, stem: str) -> str:
         """`stem/n` with the first number that was never used, such as r1/hospital_a/0."""
-        row = self._one("SELECT COUNT(*) AS number FROM releases WHERE substr(id, 1, ?)=?", (len(stem) + 1, stem + "/"))
-        return f"{stem}/{row['number'] if row else 0}"
+        rows = self._all("SELECT 1 FROM releases WHERE substr(id, 1, ?)=?", (len(stem) + 1, stem + "/"))
+        return f"{stem}/{len(rows)}"
 
     def settle_release(self, release_id: str, state: str, *, was: str = "held") -> Release:
         """End a hold, once; what persons approved may yet be denied.
@@ -427,8 +426,12 @@ class Ledger:
         ]
 
     def keep_transcript(self, run: str, round_number: int, kept: Mapping[str, Any]) -> None:
-        """A round's first transcript, how far it is agreed on, and which others were met (threat T20)."""
-        self._set_fact(f"run/{run}/transcript/{round_number}", json.dumps(kept))
+        """A round's first transcript, how far it is agreed on, and which others were met (threat T20). With it go those
+        of the runs before, so that they do not add up (T24)."""
+        name, rest = f"run/{run}/transcript/{round_number}", ("run/*/transcript/*", f"run/{run}/*")
+        with self._writing() as database:
+            database.execute("DELETE FROM facts WHERE name GLOB ? AND name NOT GLOB ?", rest)
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(kept)))
 
     def transcript(self, run: str, round_number: int) -> dict[str, Any] | None:
         text = self._fact(f"run/{run}/transcript/{round_number}")
@@ -478,9 +481,7 @@ class Ledger:
             self._database.execute("ROLLBACK")
 
     def _one(self, query: str, arguments: tuple[Any, ...]) -> sqlite3.Row | None:
-        with self._lock:
-            row: sqlite3.Row | None = self._database.execute(query, arguments).fetchone()
-            return row
+        return next(iter(self._all(query, arguments)), None)
 
     def _all(self, query: str, arguments: tuple[Any, ...]) -> list[sqlite3.Row]:
         with self._lock:

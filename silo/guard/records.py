@@ -25,6 +25,7 @@ def decision_fields(
     peer: str,
     history: Mapping[str, Any],
     schema_sha256: str,
+    code_sha256: str,
 ) -> dict[str, Any]:
     """Fields for `egress.decision` and `ingress.decision`.
 
@@ -36,6 +37,7 @@ def decision_fields(
         peer: SPIFFE id of the other side.
         history: the view that budgets were judged by; with the facts it replays the decision.
         schema_sha256: of the site's LoRA schema.
+        code_sha256: of the program that decided.
     """
     return {
         "kind": facts["kind"],
@@ -48,7 +50,7 @@ def decision_fields(
         "reasons": list(decision.reasons),
         "rules": [rule_fields(result, policy) for result in decision.results if result.outcome != NOT_APPLICABLE],
         "facts": {"final": dict(facts), "history": dict(history)},
-        "policy": {**policy.digests, "schema": schema_sha256},
+        "policy": {**policy.digests, "code": code_sha256, "schema": schema_sha256},
         "payload": dict(payload_digests),
         # A count is enough: facts and policy say which ones, and most messages are polls that few rules are for.
         "detail": {"rules_not_applicable": sum(result.outcome == NOT_APPLICABLE for result in decision.results)},

@@ -61,6 +61,7 @@ class Releases:
         self._ledger = ledger
         self._silo = silo
         self.destination = dict(destination)
+        self._grants: dict[tuple[str, str], int] = {}  # (release, person) -> number of the record of the yes
 
     # ---- hold --------------------------------------------------------------------------------------
 
@@ -148,7 +149,9 @@ class Releases:
                 f"{command.person} may not approve {release.kind}: the policy asks for {', '.join(sorted(roles))}"
             )
         self._answer(release, command, "approve", "")
-        self._record("approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint)
+        self._grants[release.id, command.person] = self._record(
+            "approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint
+        )
         approvals = self._given(release)
         if len(approvals) < release.persons:
             return self._ledger.release(release.id), None
@@ -162,9 +165,20 @@ class Releases:
             if approval.verdict == "approve" and approval.digest == release.digest
         )
 
+    def _granted(self, release: Release, approvals: tuple[engine.Approval, ...]) -> list[int]:
+        """Numbers of the records of these persons' yes: what a decision names in place of the persons."""
+        wanted = {(release.id, approval.person) for approval in approvals}
+        if not wanted <= self._grants.keys():  # given before a restart, which is rare enough to read the log for it
+            for record in self._gate.records():
+                place = (record.get("detail", {}).get("release"), record.get("detail", {}).get("person"))
+                if record["event"] == "approval.grant" and place in wanted:
+                    self._grants[place] = record["seq"]
+        return sorted(self._grants[place] for place in wanted if place in self._grants)
+
     def still_allowed(self, release: Release, inbound: Inbound) -> bool:
         """Whether an approved plan passes: judged again, since whoever was killed in between left no word of it."""
-        return self._gate.decide_inbound(inbound, self._given(release)).verdict == "allow"
+        approvals = self._given(release)
+        return self._gate.decide_inbound(inbound, approvals, self._granted(release, approvals)).verdict == "allow"
 
     def _free(self, release: Release, approvals: tuple[engine.Approval, ...]) -> tuple[Release, Settled | None]:
         try:
@@ -175,16 +189,17 @@ class Releases:
             raise ConflictError(
                 f"the stored bytes of {release.id} are not those that were held", code="TAMPERED"
             ) from error
+        granted = self._granted(release, approvals)
         # Ended first: whatever happens next, this approval frees nothing a second time.
         release = self._ledger.settle_release(release.id, "approved")
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
             inbound = self._inbound(release, payload)
-            decision = self._gate.decide_inbound(inbound, approvals)
+            decision = self._gate.decide_inbound(inbound, approvals, granted)
             self._ledger.drop_payloads([release.digest])
             outcome = "allowed" if decision.verdict == "allow" else "denied"
             return release, Settled(release, outcome, inbound=inbound if outcome == "allowed" else None)
         decided = self._gate.decide_payload(
-            release.kind, release.run, release.round, release.step, payload, approvals=approvals
+            release.kind, release.run, release.round, release.step, payload, approvals=approvals, granted=granted
         )
         self._ledger.drop_payloads([release.digest])
         if isinstance(decided, Allowed):
@@ -319,11 +334,11 @@ class Releases:
 
     def _record(
         self, event: str, release: Release, *, person: str = "", fingerprint: str = "", reasons: list[str] | None = None
-    ) -> None:
+    ) -> int:
         detail = {"release": release.id, "expires_at": int(release.expires_at)}
         if person:
             detail |= {"person": person, "certificate": fingerprint}
-        self._gate.record(
+        return self._gate.record(
             event, kind=release.kind, run=release.run, round=release.round, step=release.step, reasons=reasons or [],
             detail=detail, policy={"effective": self._gate.policy.digest},
             payload=release.recorded,

@@ -91,6 +91,7 @@ class RunKeeper:
         self.run: Participation | None = None
         self.deadlines: list[tuple[float, str]] = []
         self.plan_held = False
+        self._held_sequence = 0  # under which the plan came that persons look at
 
     # ---- what comes in -----------------------------------------------------------------------------
 
@@ -159,11 +160,13 @@ class RunKeeper:
             return True
         known = [release for release in self._ledger.releases() if release.digest == item.digest]
         if not known:
+            self._held_sequence = item.sequence
             release = self._releases.hold_inbound(item)
             _log.warning("plan of run %s waits for approval as %s", item.run, release.id)
             self._panel.publish("release.held", {"release": release.id, "kind": "run.plan"})
             return False
         if known[-1].state == "held":
+            self._held_sequence = item.sequence
             return False
         if known[-1].state == "approved" and self._releases.still_allowed(known[-1], item):
             # Approved just before this silo was killed.
@@ -180,11 +183,11 @@ class RunKeeper:
             UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
         """
         self._ledger.decline_run(run)
-        self._talk.abstain(run)
+        self._talk.decline(run)
 
     def _accept(self, item: Inbound) -> None:
         assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # only plans come here
-        plan = plan_from_canonical(item.body.canonical_json)
+        plan, other_run = plan_from_canonical(item.body.canonical_json), self.run
         try:
             self._check_plan(plan)
             self._begin(plan)
@@ -194,15 +197,17 @@ class RunKeeper:
                 "ingress.decision", run=plan.run, kind="run.plan", decision="deny", reasons=[error.code],
                 payload=self._gate.digests("run.plan", item.payload), direction="ingress",
             )  # fmt: skip
-            self.run = None
-            self._gate.view = RunView()
+            if other_run is None:  # else nothing was begun, and that one goes on
+                self.run = None
+                self._gate.view = RunView()
             self._ledger.decline_run(plan.run)
             if error.code.startswith("TRAINER"):
                 self._talk.abstain(plan.run, heard=False)
                 raise
             self.decline(plan.run)
             return
-        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail={"plan": plan.digest})
+        detail = {"plan": plan.digest, "isolation": self._trainer.rung}
+        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=detail)
         self._ledger.start_run(plan.run, item.body.canonical_json)
         self._set_view(self._gate.view)
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
@@ -304,7 +309,7 @@ class RunKeeper:
         self.sit_out(run, number)
         self._panel.publish("round.abandoned", {"run": run, "round": number})
         if number:
-            self._talk.abstain(run, number, heard=False)
+            self._talk.decline(run, number, heard=False)
 
     def sit_out(self, run: str, number: int) -> bool:
         """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
@@ -403,6 +408,8 @@ class RunKeeper:
                     self._accept(settled.inbound)
                 else:
                     self.decline(release.run)
+                    # As after a rule's no: else the plan came once more and brought a second no of persons only (T18).
+                    self._ledger.acknowledge(self._held_sequence)
             except (UnreachableError, NotAllowedError, PeerError, DeniedError) as error:
                 # The plan is not acknowledged: it comes again, and is declined again.
                 _log.warning("run %s: the no was not heard yet: %s", release.run, error.message)
@@ -453,7 +460,9 @@ class RunKeeper:
     def adapter(self, digest: str) -> bytes:
         plan = self._gate.view.plan
         frozen = plan.lora.frozen_sha256 if plan is not None else ""
-        stored = self._adapters.find(digest, frozen_sha256=frozen)
+        # Kept from another run it was never measured against this one's last adapter (T20).
+        run = None if self._gate.view.last_adapter in ("", digest) else self._gate.view.run
+        stored = self._adapters.find(digest, frozen_sha256=frozen, run=run)
         if stored is None:
             try:
                 answer = self._talk.say("control.fetch", pb.Fetch(digest=digest))
@@ -468,7 +477,7 @@ class RunKeeper:
                     payload=self._gate.digests(answer.kind, answer.payload),
                 )  # fmt: skip
                 raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
-            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen)
+            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen, self._gate.view.run)
             stored = answer.payload
         if digest == self._gate.view.base_digest:
             self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))

@@ -31,11 +31,13 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
-from silo.guard.daemon import Event, Guard
+from silo.guard.daemon import Guard
+from silo.guard.events import Event
 from silo.guard.gate import Gate, open_channel
 from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
+from silo.guard.own_certificate import OwnCertificate
 from silo.guard.preflight import check_coordinator
 from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
@@ -184,6 +186,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     started = {"version": fedsilo.__version__, "code": program}
     step = take_over(site, ledger, audit, now=time.time(), started=started, program=program)
     _log.info("policy %s is in force: %s", policy.digest[:12], step.how)
+    certificate = OwnCertificate(site.identity, config.state_dir / AUDIT)
+    certificate.look(audit.append, audit.latest_time)
     screens = Screens(canaries=canaries, key=index_key(site.site_secret), public_sha256=site.public.sha256)
     archive = Archive(
         ledger,
@@ -191,6 +195,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         lambda: gate.policy,
         now_seconds=lambda: gate.now(),  # noqa: PLW0108  # the gate is made with it
     )
+    adapters = AdapterStore(config.state_dir / "adapters")
     gate = Gate(
         channel=open_channel(config.coordinator.address, site.tls),
         policy=policy,
@@ -204,12 +209,14 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             schema=site.schema,
             public=PublicView(site.public, grader, token_counter(config.model.path)),
             topics=frozenset(task.topic for task in site.held_out.rows if task.topic),
+            adapters=adapters,
         ),
         federation=config.federation,
         site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),
         clock=time.time,
         screens=screens,
         archive=archive,
+        code_sha256=program,
     )
     stack.callback(gate.close)
     releases = Releases(gate, ledger, silo=config.silo, destination={"address": config.coordinator.address})
@@ -225,9 +232,10 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     stack.callback(trainer.stop)
     guard = Guard(
         site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,
-        adapters=AdapterStore(config.state_dir / "adapters"), trainer=trainer, desk=desk, events=events,
+        adapters=adapters, trainer=trainer, desk=desk, events=events,
         archive=archive, code_sha256=program,
     )  # fmt: skip
+    guard.hourly.append(lambda: certificate.look(gate.record, gate.now()))
     guards.append(guard)
     guard.register(desk)
     Rescreening(ledger, audit, screens).register(desk, guard.on_loop)

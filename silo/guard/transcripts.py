@@ -14,12 +14,14 @@ silos that are each large enough to agree on a transcript of their own (`needed`
 from __future__ import annotations
 
 import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
+from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.transcript import (
@@ -38,6 +40,7 @@ from fedsilo.treaty.transcript import (
 )
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.catalogue import digest_of
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
@@ -48,6 +51,7 @@ from silo.guard.witnessing import Witnessing
 _log = logging.getLogger("fedsilo.silo")
 
 EQUIVOCATION = Equivocation.default_code
+_PLACE, _PIECES = ("run", "round"), ("known", "shown")
 _ASK_PEOPLE = "compare both transcripts with the other silos' people; approvers release the halt"
 
 
@@ -113,6 +117,12 @@ class Agreement:
         Raises:
             TranscriptRefused: the item, or the round, is nothing that this silo takes part in.
         """
+        try:
+            return self._take_in(item, plan)
+        except RecordError as error:
+            raise TranscriptRefused(error.code, f"what {item.kind} says cannot be recorded: {error.message}") from error
+
+    def _take_in(self, item: Inbound, plan: Plan) -> Inbound | None:
         match item.body:
             case pb.RoundOpen() as body:
                 self._take(item, body, plan)
@@ -136,11 +146,11 @@ class Agreement:
                 is not acknowledged then, and comes again.
         """
         self._record_refused(item, error)
-        self._talk.tell("control.error", pb.ErrorReport(code=WireCode.INGRESS_DENIED.value), run=item.run)
         if isinstance(item.body, pb.RoundResult):
+            self._talk.tell_declined(item.run)
             return False
         self._gate.view = self._gate.view.refused(item.round)
-        self._talk.abstain(item.run, item.round)
+        self._talk.decline(item.run, item.round)
         self.drop()
         return True
 
@@ -157,7 +167,8 @@ class Agreement:
     def compare(self, message: Inbound | pb.Envelope, body: ProtobufMessage) -> None:
         """Look at a genuine message, whatever becomes of it, for a second transcript of a round.
 
-        The first one that the coordinator signed is kept for that, also where this silo refuses it.
+        The first one that the coordinator signed is kept for that, also where this silo refuses it; of rounds of the
+        open run alone, since its plan says how many there are (T24).
 
         Args:
             message: says of which round it is.
@@ -171,8 +182,8 @@ class Agreement:
                 self._compare_shown(body, message.sequence)
             case pb.RoundAgreed() if kept := self._ledger.transcript(message.run, message.round):
                 known = transcript_from_canonical(kept["transcript"])
-                brought = [each for each in _countersignatures(body) if each.digest not in kept["others"]]
-                counted = count(known, brought, self._keys(known, body))
+                rows = _rows_of(body, known, besides=kept["others"])
+                counted = count(known, _countersignatures(rows), self._keys(known, rows))
                 if counted.others:
                     raise self._told_otherwise(known, kept["signature"], counted.others[0], message.sequence)
 
@@ -182,6 +193,9 @@ class Agreement:
             return
         kept = self._ledger.transcript(shown.run, shown.round)
         if kept is None:
+            plan = self._gate.view.plan
+            if plan is None or shown.run != plan.run or shown.round > plan.rounds:
+                return
             first = {"transcript": shown.canonical(), "signature": body.transcript_signature.hex()}
             state = {"opening": "", "signed": False, "agreed": False, "others": {}}
             self._ledger.keep_transcript(shown.run, shown.round, first | state)
@@ -224,21 +238,56 @@ class Agreement:
         )
 
     def keep(self, error: Equivocation) -> None:
-        """Both pieces of evidence on record, then in the ledger, where they halt this silo over restarts.
+        """Both pieces of evidence in the ledger, where they halt this silo over restarts, then on record.
 
-        The message that brought them is taken in with the next poll, which only a release brings, and this pair is no
-        news from then on: else the same message would halt this silo again after every release.
+        Raises:
+            FedSiloError: one of the two cannot be written; where the other could, `take_up` makes up for it at a start.
         """
-        evidence = error.evidence
-        run, number, shown = evidence["run"], evidence["round"], evidence["shown"]
-        pieces = {name: evidence[name] for name in ("known", "shown")}
-        self._gate.record("round.equivocation", run=run, round=number, reasons=[EQUIVOCATION], detail=pieces)
-        self._ledger.keep_equivocation({**evidence, "message": error.message, "since": self._gate.now()})
-        kept = self._ledger.transcript(run, number)
-        assert kept is not None  # noqa: S101  # there are two only where one is kept
-        others = kept["others"] | {shown["sha256"]: shown["signature"]}
-        self._ledger.keep_transcript(run, number, kept | {"others": others})
-        self._ledger.acknowledge(evidence["sequence"])
+        told = {**error.evidence, "message": error.message, "since": self._gate.now(), "recorded": False}
+        try:
+            self._ledger.keep_equivocation(told)
+        finally:
+            self._record_told(told)
+        self._settle(told)
+
+    def take_up(self, newest: Iterable[Mapping[str, Any]]) -> None:
+        """At a start, before the halt stands again: what a kill, or a full disk, kept from ledger or log.
+
+        Args:
+            newest: records of our log. A halted silo writes few, so the evidence of a halt that stands is among them.
+
+        Raises:
+            FedSiloError: it cannot be written yet.
+        """
+        told, found = self._ledger.equivocation, dict[str, Any]()
+        for record in newest:
+            if record["event"] == "round.equivocation":
+                found = {**record["detail"], "since": record["t"] / 1000} | {name: record[name] for name in _PLACE}
+            elif record["event"] == "release" and EQUIVOCATION in record["reasons"]:
+                found = {}
+        if told and not told.get("recorded"):
+            if not found or any(told[name] != found[name] for name in (*_PLACE, *_PIECES)):
+                self._record_told(told)
+            self._settle(told)
+        elif found and not told:
+            message = f"two transcripts of round {found['round']} of run {found['run']} are on record"
+            self._settle({**found, "message": message, "sequence": 0})
+
+    def _record_told(self, told: Mapping[str, Any]) -> None:
+        self._gate.record(
+            "round.equivocation", run=told["run"], round=told["round"], reasons=[EQUIVOCATION],
+            detail={name: told[name] for name in _PIECES},
+        )  # fmt: skip
+
+    def _settle(self, told: Mapping[str, Any]) -> None:
+        """The message that brought them is taken in with the next poll, which only a release brings, and this pair is
+        no news from then on: else the same message would halt this silo again after every release."""
+        run, number, shown = told["run"], told["round"], told["shown"]
+        if kept := self._ledger.transcript(run, number):
+            others = kept["others"] | {shown["sha256"]: shown["signature"]}
+            self._ledger.keep_transcript(run, number, kept | {"others": others})
+        self._ledger.acknowledge(told["sequence"])
+        self._ledger.keep_equivocation({**told, "recorded": True})
 
     # ---- a round opens -----------------------------------------------------------------------------
 
@@ -316,7 +365,8 @@ class Agreement:
         if waiting is None or (item.run, item.round) != (waiting.transcript.run, waiting.transcript.round):
             return None
         transcript, own = waiting.transcript, self._site.config.silo
-        brought, keys = _countersignatures(body), self._keys(transcript, body)
+        rows = _rows_of(body, transcript)
+        brought, keys = _countersignatures(rows), self._keys(transcript, rows)
         counted = count(transcript, brought, keys)
         if body.transcript_sha256 != transcript.digest:
             raise TranscriptRefused(
@@ -335,7 +385,9 @@ class Agreement:
                 self._short = (item.run, item.round)
                 self._record_refused(item, few)
             return None
-        signatures = {row.silo: row.signature.hex() for row in brought if row.silo in counted.agreed}
+        # those that were verified: one row of each silo under this digest, whatever else it is said to have signed
+        verified = [row for row in brought if row.silo in counted.agreed and row.digest == transcript.digest]
+        signatures = {row.silo: row.signature.hex() for row in verified}
         signatures[own] = waiting.signature.hex()
         detail = {
             "sha256": transcript.digest,
@@ -361,7 +413,7 @@ class Agreement:
         if self.waiting is None:
             return
         shown = self.waiting.transcript
-        self._talk.abstain(shown.run, shown.round)
+        self._talk.decline(shown.run, shown.round)
         self.drop()
 
     def leave(self, run: str) -> None:
@@ -381,11 +433,11 @@ class Agreement:
         self._ledger.keep_transcript(transcript.run, transcript.round, kept | {"opening": "", "agreed": agreed})
         self._ledger.save_view(transcript.run, self._gate.view.to_json())
 
-    def _keys(self, transcript: Transcript, body: pb.RoundAgreed) -> dict[str, Ed25519PublicKey]:
+    def _keys(self, transcript: Transcript, rows: Sequence[pb.Countersignature]) -> dict[str, Ed25519PublicKey]:
         own = self._site.config.silo
         keys = {own: self._site.identity.signing_key.public_key()}
-        for row in body.countersignatures:
-            if row.silo != own and row.silo in transcript.silos:
+        for row in rows:
+            if row.silo != own:
                 key = self._witnessing.key_of(silo_id(transcript.federation, row.silo), row.certificate_pem)
                 if key is not None:
                     keys[row.silo] = key
@@ -413,8 +465,28 @@ class Agreement:
         self._gate.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=signed.to_detail())
 
 
-def _countersignatures(body: pb.RoundAgreed) -> list[Countersignature]:
-    return [Countersignature(row.silo, row.transcript_sha256, row.signature) for row in body.countersignatures]
+def _rows_of(body: pb.RoundAgreed, known: Transcript, *, besides: Container[str] = ()) -> list[pb.Countersignature]:
+    """The rows that are worth verifying: one for each silo of the roster and digest, at most as many as the roster.
+
+    What the policy denied is looked at too, and may have any number of rows (T24).
+
+    Args:
+        body: as it came.
+        known: whose roster counts.
+        besides: digests that are no news.
+    """
+    rows: dict[tuple[str, str], pb.Countersignature] = {}
+    for row in body.countersignatures:
+        if len(rows) == len(known.silos):
+            break
+        place, digest = (row.silo, row.transcript_sha256), digest_of(row.transcript_sha256)
+        if row.silo in known.silos and digest and digest not in besides:
+            rows.setdefault(place, row)
+    return list(rows.values())
+
+
+def _countersignatures(rows: Iterable[pb.Countersignature]) -> list[Countersignature]:
+    return [Countersignature(row.silo, row.transcript_sha256, row.signature) for row in rows]
 
 
 def _piece(transcript: Transcript, party: str, signature: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _reported(findings: list[dict[str, Any]]) -> dict[tuple[str, int], list[tupl
     return found
 
 
-def test_product_uses_no_banned_name(clean_tree: Tree) -> None:
+def test_X11_product_uses_no_banned_name(clean_tree: Tree) -> None:
     watched = {"TID251", *REFUSED}
     assert [finding for finding in clean_tree.lint_findings() if finding["code"] in watched] == []
 
@@ -71,7 +71,7 @@ def test_T22_T35_what_executes_on_load_is_banned() -> None:
     assert all(entry["msg"] for entry in BANNED.values())
 
 
-def test_T22_each_use_of_each_banned_name_is_reported(tree: Tree) -> None:
+def test_T22_X11_each_use_of_each_banned_name_is_reported(tree: Tree) -> None:
     places = ("silo.guard.gate", "silo.trainer.data", "coordinator.planted", "fedsilo.treaty.planted")
     planted: list[tuple[str, Planted]] = [
         (name, tree.plant(places[number % len(places)], use))
@@ -87,7 +87,7 @@ def test_T22_each_use_of_each_banned_name_is_reported(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("module", ["silo.guard.planted", "coordinator.planted"])
-def test_T22_what_runs_text_as_code_is_refused(module: str, tree: Tree) -> None:
+def test_T22_X11_what_runs_text_as_code_is_refused(module: str, tree: Tree) -> None:
     tree.plant(module, "import os, pickle, ssl, subprocess, tarfile, urllib.request, yaml\n\nNAME = input()")
     planted = {rule: tree.plant(module, statement) for rule, statement in REFUSED.items()}
     found = _reported(tree.lint_findings())

@@ -122,12 +122,12 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
 }
 
 
-def test_product_keeps_every_contract(clean_tree: Tree) -> None:
+def test_X11_product_keeps_every_contract(clean_tree: Tree) -> None:
     assert clean_tree.broken_contracts() == {}
 
 
 @pytest.mark.parametrize("name", CONTRACTS)
-def test_planted_breaches_are_reported(name: str, tree: Tree) -> None:
+def test_X11_planted_breaches_are_reported(name: str, tree: Tree) -> None:
     planted = [(tree.plant(importer, f"import {imported}"), imported) for importer, imported in BREACHES[name]]
     report = tree.broken_contracts()[name]
     # module and line stand only in the copy, so the report is not about the installed packages

@@ -230,7 +230,7 @@ def good_cases() -> dict[str, tuple[Message, dict[str, Any]]]:
         ),
         "global.adapter": (
             tensor_message(kind="global.adapter", direction="ingress", sender=COORDINATOR, base_digest=""),
-            FROM_COORDINATOR,
+            FROM_COORDINATOR | {"last_adapter": zeros(), "last_adapter_rounds": 1},
         ),
         "public.donors": (
             donors_message((1, "hospital_b", "12"), (7, "hospital_a", None)),

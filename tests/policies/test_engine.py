@@ -203,7 +203,7 @@ def test_there_are_limits_to_tighten() -> None:
 
 @given(case=_facts_near_the_limits(), path=st.sampled_from(LIMITS), amount=st.floats(0.01, 1.0))
 @settings(max_examples=300, deadline=None)
-def test_X2_tightening_a_limit_never_turns_a_refusal_into_a_release(
+def test_X02_tightening_a_limit_never_turns_a_refusal_into_a_release(
     case: tuple[str, dict[str, Any]], path: tuple[str | int, ...], amount: float
 ) -> None:
     order = {"deny": 0, "hold": 1, "allow": 2}
@@ -214,7 +214,7 @@ def test_X2_tightening_a_limit_never_turns_a_refusal_into_a_release(
     assert order[after] <= order[before]
 
 
-def test_X2_each_maximum_bites_when_it_is_cut_to_nothing() -> None:
+def test_X02_each_maximum_bites_when_it_is_cut_to_nothing() -> None:
     """The counterpart: a tightened limit does refuse, so the property above is not true of a limit nobody reads."""
     for path in LIMITS:
         if path[-1] in ("persons", "first_rounds", "min", "min_peers", "per_round", 0) or "approvals" in path:

@@ -82,7 +82,7 @@ def judged(
 ) -> Decision:
     at = {"schema": FROZEN, "plan": STRICT_PLAN, "records": 64, "epochs": 2, "steps": 44, **changes}
     if message.sender == COORDINATOR:
-        at = {**FROM_COORDINATOR, **at}
+        at = {**FROM_COORDINATOR, "last_adapter_first": True, **at}
     return decide(measure(message, context(**at)), policy, History(approvals=people))
 
 

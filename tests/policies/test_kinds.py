@@ -70,7 +70,7 @@ def _named(policy: Policy, side: str, kind: str) -> bool:
 
 @pytest.mark.parametrize("ruleset", RULESETS)
 @pytest.mark.parametrize("kind", OFFERED_KINDS)
-def test_X1_a_ruleset_lets_out_exactly_the_kinds_that_it_names(ruleset: str, kind: str) -> None:
+def test_a_ruleset_lets_out_exactly_the_kinds_that_it_names(ruleset: str, kind: str) -> None:
     policy = NAMED[ruleset]
     decision = good(kind, ruleset).but(history=TWO_PERSONS).decided(policy)
     if _named(policy, "egress", kind):
@@ -82,7 +82,7 @@ def test_X1_a_ruleset_lets_out_exactly_the_kinds_that_it_names(ruleset: str, kin
 
 @pytest.mark.parametrize("ruleset", RULESETS)
 @pytest.mark.parametrize("kind", FURTHER_INBOUND)
-def test_X1_a_ruleset_lets_in_exactly_the_kinds_that_it_names(ruleset: str, kind: str) -> None:
+def test_a_ruleset_lets_in_exactly_the_kinds_that_it_names(ruleset: str, kind: str) -> None:
     policy = NAMED[ruleset]
     decision = good(kind, ruleset, inbound=True).decided(policy)
     if _named(policy, "ingress", kind):
@@ -92,7 +92,7 @@ def test_X1_a_ruleset_lets_in_exactly_the_kinds_that_it_names(ruleset: str, kind
         assert "RULE_FAILED" not in decision.reasons
 
 
-def test_X1_every_kind_is_let_through_somewhere() -> None:
+def test_every_kind_is_let_through_somewhere() -> None:
     """So the tables above hold an allowed case of each kind, and not refusals only."""
     policies = [*NAMED.values(), policy_named("further")]
     assert {kind for kind in OFFERED_KINDS for policy in policies if _named(policy, "egress", kind)} == {*OFFERED_KINDS}

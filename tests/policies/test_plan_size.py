@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedsilo.launch import cli_coordinator, cli_policy, cli_silo
 from fedsilo.launch.trial import make_trial
 from fedsilo.treaty.errors import UsageError
-from policies.compare import compare
+from policies.compare import compare, effective
 from policies.load import Policy, load_policy
 from policies.render import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, PlanSize, text_warnings
 from silo.config import load_config
@@ -80,6 +80,11 @@ def test_a_site_takes_the_size_from_the_bundle(folder: Path) -> None:
     assert policy.file.budgets.day_bytes == 24 * 2 * policy.file.budgets.round_bytes
     charter = load_policy((folder / "trial" / "coordinator" / "charter.yaml").read_bytes(), "charter.yaml")
     assert charter.file.ingress.run_plan == plan
+    site, pinned = folder / "trial/hospital_a/policy.yaml", folder / "trial/coordinator/charter.yaml"
+    both = effective(policy, charter)  # what the silo's records name as the policy that decided
+    assert both.digest not in (policy.digest, charter.digest)
+    for words, digest in ((("hash", site), policy.digest), (("hash", site, "--charter", pinned), both.digest)):
+        assert invoke(cli_policy.app, *words)[1]["data"]["policy_sha256"] == digest
     # both policies name the same files, and the check has nothing to say of either
     for path in ("hospital_a/policy.yaml", "coordinator/charter.yaml"):
         code, answer = invoke(cli_policy.app, "check", folder / "trial" / path)

@@ -77,9 +77,30 @@ def _round(*steps: tuple[int, list[int]], number: int = 2, digest: str = "cd" * 
     return judged(inbound("round.open", body, round_number=number), POLICY, **FROM_COORDINATOR)
 
 
+def _agreed(*silos: str, few: bool = False, **changes: Any) -> Decision:
+    """round.agreed with a row of each of these; few: of a run without the last silo."""
+    rows = [pb.Countersignature(silo=silo, signature=bytes(64)) for silo in silos]
+    message = inbound("round.agreed", pb.RoundAgreed(countersignatures=rows), round_number=1)
+    if few:
+        changes["plan"] = PLAN.model_copy(update={"silos": PLAN.silos[:-1]})
+    return judged(message, POLICY, **FROM_COORDINATOR, **changes)
+
+
+def _ended(**fields: Any) -> Decision:
+    return judged(inbound("round.result", pb.RoundResult(**fields), round_number=1), POLICY, **FROM_COORDINATOR)
+
+
 def _adapter(**changes: Any) -> Decision:
     changes = {"kind": "global.adapter", "direction": "ingress", "sender": COORDINATOR, "base_digest": "", **changes}
-    return judged(tensor_message(**changes), POLICY, **FROM_COORDINATOR)
+    return judged(tensor_message(**changes), POLICY, **FROM_COORDINATOR, last_adapter_first=True)
+
+
+def _further(**changes: Any) -> Decision:
+    """global.adapter 1.0 from the last one, whose limit is 0.019, but for what of the setting is changed."""
+    message, known = good_cases()["global.adapter"]
+    moved = {name: values.copy() for name, values in zeros().items()}
+    moved[A].flat[0] = 1.0
+    return judged(message, POLICY, **(known | {"last_adapter": moved} | changes))
 
 
 def _answers(policy: Policy = POLICY, history: History | None = None, **changes: Any) -> Decision:
@@ -178,6 +199,9 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
     ("L2 of base and delta", "T7", lambda: judged(tensor_message(), POLICY, base_l2=1e6)),
     ("L2 of base and delta", "unknown base", lambda: judged(tensor_message(), POLICY, base_l2=None)),
     ("L2 of the adapter", "T20", lambda: _adapter(tensors=_filled(A, 1e6))),
+    ("L2 of the step", "T20", _further),
+    ("L2 of the step", "T20 nobody knows the last one", lambda: _further(last_adapter=None)),
+    ("L2 of the step", "T20 nobody knows how long ago", lambda: _further(last_adapter=zeros(), last_adapter_rounds=0)),
     ("frozen factors", "T6", lambda: judged(tensor_message(), POLICY, schema=replace(SCHEMA, freeze="A"))),
     ("records of the round", "T7 one", lambda: judged(tensor_message(), POLICY, records=1)),
     ("records of the round", "T7 not known", lambda: judged(tensor_message(), POLICY, records=None)),
@@ -325,6 +349,19 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
         lambda: judged(
             donors_message((1, "hospital_a", None), (4, "hospital_b", None)), POLICY, **{**DONORS, "verdicts": ()}
         ),
+    ),
+    ("silos of the plan, each once", "T20 two signatures of one silo", lambda: _agreed("hospital_b", "hospital_b")),
+    ("silos of the plan, each once", "T20 a peer that the plan does not name", lambda: _agreed("hospital_d", few=True)),
+    ("silos of the plan, each once", "T20 no plan", lambda: _agreed("hospital_b", plan=None)),
+    (
+        "silos of the plan, each once",
+        "T24 a survivor 5000 times",
+        lambda: _ended(participants=["hospital_b"] * 5000),
+    ),
+    (
+        "silos of the plan, each once",
+        "T20 two verdicts on one silo",
+        lambda: _ended(verdicts=[pb.SiloVerdict(silo="hospital_b", verdict="absent")] * 2),
     ),
     (
         "donors graded here",
@@ -529,3 +566,10 @@ def test_measured_numbers_agree_with_a_slow_count() -> None:
     facts = measure(small_message("public.responses", body, round_number=1, step=2), context())
     assert (facts["responses"], facts["text_bytes"], facts["text_bytes_max"], facts["tokens"]) == (2, 5, 3, 5)
     assert facts["prompts"] == 2 and facts["graded"] is False
+
+
+def test_T20_every_silo_of_the_plan_may_be_named_once_in_each_list_of_a_result() -> None:
+    verdicts = [pb.SiloVerdict(silo=name, verdict="accepted") for name in PLAN.silos]
+    assert _ended(committed=True, participants=PLAN.silos, verdicts=verdicts).verdict == "allow"
+    assert _agreed(*PLAN.silos).verdict == "allow"
+    assert _agreed(*PLAN.silos, "hospital_b").reasons == ("ROSTER",)

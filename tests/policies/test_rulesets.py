@@ -48,7 +48,7 @@ SENT = {
 }
 
 
-def test_X1_each_ruleset_names_the_kinds_of_its_methods_and_no_other() -> None:
+def test_each_ruleset_names_the_kinds_of_its_methods_and_no_other() -> None:
     found = {
         name: {kind for kind in OFFERED_KINDS if getattr(policy.file.egress, kind.replace(".", "_")) is not None}
         for name, policy in NAMED.items()

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fedsilo.edge.audit_follow import Export, FileSink, LogReader, read_position
+from fedsilo.edge.audit_follow import Export, FileSink, LogReader, lines_after, read_position
 
 
 def main(log: Path, out: Path, fatal_call: int, how: str) -> None:
@@ -42,7 +42,8 @@ def export_all(log: Path, out: Path, batch_records: int = 1) -> int:
     reader = LogReader(log)
     position = read_position(position_path, log=reader.key, target="jsonl")
     reader = LogReader(log, position.place if position else None)
-    sink = FileSink(out, position, reader.place)
+    following = lines_after(log, position.place, "jsonl", position.product_version) if position else ()
+    sink = FileSink(out, position, reader.place, following)
     work = Export(reader, sink, "jsonl", "0.1.0", position_path, "jsonl", batch_records=batch_records)
     work.run()
     return work.records

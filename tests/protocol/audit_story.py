@@ -43,7 +43,7 @@ def write_story(root: Path) -> tuple[Path, Path]:
 
         def decide(
             kind: str, verdict: str, size: int, *reasons: str, sequence: int = 0, direction: str = "egress",
-            approvals: list[str] | None = None,
+            approvals: list[int] | None = None,
         ) -> int:  # fmt: skip
             released = kind == "lora.factors"
             return append(
@@ -57,7 +57,7 @@ def write_story(root: Path) -> tuple[Path, Path]:
                 ],
             )  # fmt: skip
 
-        def send(kind: str, size: int, sequence: int, approvals: list[str] | None = None) -> None:
+        def send(kind: str, size: int, sequence: int, approvals: list[int] | None = None) -> None:
             released = kind == "lora.factors"
             routing: dict[str, Any] = {"kind": kind, "run": "run-1", "round": 3, "sequence": sequence}
             routing["step"] = 0 if released else 2
@@ -82,8 +82,8 @@ def write_story(root: Path) -> tuple[Path, Path]:
         }  # fmt: skip
         name = {"release": "r3/hospital_a", "expires_at": 1800003600}
         append("approval.request", reasons=["APPROVALS"], detail=name, **release)
-        append("approval.grant", detail={**name, "person": "alice", "certificate": CERTIFICATE}, **release)
-        send("lora.factors", 352239, 6, ["alice"])
+        alice = {"person": "alice", "certificate": CERTIFICATE}
+        send("lora.factors", 352239, 6, [append("approval.grant", detail={**name, **alice}, **release)])
         name = {"release": "r4/hospital_a", "expires_at": 1800007200}
         append("approval.request", reasons=["APPROVALS"], detail=name, **release)
         bob = {"person": "bob", "certificate": "6b" * 32}

@@ -48,13 +48,13 @@ def refused(check: Any, *arguments: Any, **expected: Any) -> bool:
     return False
 
 
-def test_X6_the_other_tree_has_our_roots(ours: MerkleTree, theirs: InmemoryTree) -> None:
+def test_X06_the_other_tree_has_our_roots(ours: MerkleTree, theirs: InmemoryTree) -> None:
     assert theirs.get_root(0) == EMPTY_ROOT
     for size in range(1, SIZE_MAX + 1):
         assert theirs.get_root(size) == ours.root(size)
 
 
-def test_X6_inclusion_proofs_verify_elsewhere(ours: MerkleTree, theirs: InmemoryTree) -> None:
+def test_X06_inclusion_proofs_verify_elsewhere(ours: MerkleTree, theirs: InmemoryTree) -> None:
     """Every leaf at every size to 130. Their path begins with the leaf, which RFC 6962 2.1.1 leaves out."""
     for size in range(1, SIZE_MAX + 1):
         root = ours.root(size)
@@ -68,7 +68,7 @@ def test_X6_inclusion_proofs_verify_elsewhere(ours: MerkleTree, theirs: Inmemory
         assert refused(verify_inclusion, leaf, root, proof, index=size, size=size)
 
 
-def test_X6_our_roots_are_consistent_to_them(ours: MerkleTree, theirs: InmemoryTree) -> None:
+def test_X06_our_roots_are_consistent_to_them(ours: MerkleTree, theirs: InmemoryTree) -> None:
     """Every pair of sizes, by their own proofs, whose form is not the RFC's."""
     for new in range(1, SIZE_MAX + 1):
         for old in range(1, new + 1):
@@ -98,7 +98,7 @@ def subproof(old: int, start: int, end: int, known: bool) -> list[bytes]:
     return [*subproof(old - split, start + split, end, False), their_root(start, start + split)]
 
 
-def test_X6_consistency_proofs_are_those_of_the_definition(ours: MerkleTree) -> None:
+def test_X06_consistency_proofs_are_those_of_the_definition(ours: MerkleTree) -> None:
     """Every pair of sizes from 1 to 130: exactly the hashes that RFC 6962 2.1.2 asks for, each computed by them."""
     for new in range(1, SIZE_MAX + 1):
         for old in range(1, new + 1):
@@ -106,14 +106,14 @@ def test_X6_consistency_proofs_are_those_of_the_definition(ours: MerkleTree) -> 
 
 
 @pytest.mark.parametrize("number", [2.0**53, -(2.0**53), 1e16, 2.5e20, 1e21, 1.7e308, 2**53 - 1, 12345.0, 5e-324])
-def test_X8_a_record_is_read_back_whatever_its_numbers(number: float) -> None:
+def test_X08_a_record_is_read_back_whatever_its_numbers(number: float) -> None:
     """A norm that a hostile trainer offers may be any; its refusal must not make the log unreadable."""
     line = record("egress.decision", {"kind": "lora.factors", "decision": "deny", "facts": {"final": {"l2": number}}})
     assert parse_record(line)["facts"]["final"]["l2"] == number
     assert canonical_json(number) == rfc8785.dumps(number)
 
 
-def test_X8_an_integer_that_no_double_is_stays_refused() -> None:
+def test_X08_an_integer_that_no_double_is_stays_refused() -> None:
     line = record("start", {})
     assert parse_record(line)["t"] == 1
     for digits in (b"9007199254740993", b"1" * 400, b"1" * 5000):
@@ -157,19 +157,19 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("bits", "text"), NUMBERS)
-def test_X8_numbers_of_RFC_8785(bits: str, text: str) -> None:
+def test_X08_numbers_of_RFC_8785(bits: str, text: str) -> None:
     (number,) = struct.unpack(">d", bytes.fromhex(bits))
     assert canonical_json(number) == rfc8785.dumps(number) == text.encode()
 
 
 @pytest.mark.parametrize("bits", ["7fffffffffffffff", "7ff0000000000000", "fff0000000000000"])
-def test_X8_numbers_that_RFC_8785_forbids(bits: str) -> None:
+def test_X08_numbers_that_RFC_8785_forbids(bits: str) -> None:
     (number,) = struct.unpack(">d", bytes.fromhex(bits))
     with pytest.raises(ValueError, match=r"NaN|Infinity|inf|nan"):
         canonical_json(number)
 
 
-def test_X8_the_example_and_the_key_order_of_RFC_8785() -> None:
+def test_X08_the_example_and_the_key_order_of_RFC_8785() -> None:
     """Sections 3.2.2 and 3.2.3, with the expected bytes as section 3.2.4 prints them."""
     example = {
         "numbers": [333333333.33333329, 1e30, 4.50, 2e-3, 0.000000000000000000000000001],

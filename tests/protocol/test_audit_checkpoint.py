@@ -140,7 +140,7 @@ def test_a_cosignature_is_timed_and_never_a_logs_own_signature() -> None:
 
 
 @given(st.text(max_size=200))
-def test_X4_the_note_parsers_return_or_refuse(text: str) -> None:
+def test_X04_the_note_parsers_return_or_refuse(text: str) -> None:
     for candidate in (text, f"o\n1\n{text}\n", f"{text}\n\n— a {text}\n"):
         for parser in (parse_note, parse_checkpoint, parse_verifier_key):
             try:
@@ -150,7 +150,7 @@ def test_X4_the_note_parsers_return_or_refuse(text: str) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_X6_any_changed_byte_of_a_note_is_refused_by_both_readers(place: int, change: int) -> None:
+def test_X06_any_changed_byte_of_a_note_is_refused_by_both_readers(place: int, change: int) -> None:
     data = bytearray(head(5)[1].encode())
     data[place % len(data)] ^= change
     with pytest.raises((VerificationError, UnicodeDecodeError)):

@@ -453,7 +453,7 @@ def test_the_range_with_proofs_is_as_it_was(story: Path, tmp_path: Path) -> None
 
 
 def test_a_position_survives_being_read_back(tmp_path: Path) -> None:
-    position = Position("key", "target", Place(7, "ab" * 32), 99)
+    position = Position("key", "target", Place(7, "ab" * 32), 99, "0.1.0")
     position.save(tmp_path / "p")
     assert read_position(tmp_path / "p", log="key", target="target") == position
     assert (tmp_path / "p").stat().st_mode & 0o777 == 0o600

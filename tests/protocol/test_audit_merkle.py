@@ -47,7 +47,7 @@ def published_tree(size: int) -> MerkleTree:
     return tree_of([leaf_hash(bytes.fromhex(leaf)) for leaf in VECTORS["leaves"][:size]])
 
 
-def test_X6_published_roots() -> None:
+def test_X06_published_roots() -> None:
     assert EMPTY_ROOT.hex() == VECTORS["empty_root"] == MerkleTree().root().hex()
     for size, root in enumerate(VECTORS["roots"], start=1):
         assert published_tree(size).root().hex() == root
@@ -55,7 +55,7 @@ def test_X6_published_roots() -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["inclusion"])
-def test_X6_published_inclusion_proofs(vector: dict[str, object]) -> None:
+def test_X06_published_inclusion_proofs(vector: dict[str, object]) -> None:
     index, size = vector["index"], vector["size"]
     tree = published_tree(8)
     proof = tree.inclusion(index, size)
@@ -64,7 +64,7 @@ def test_X6_published_inclusion_proofs(vector: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["consistency"])
-def test_X6_published_consistency_proofs(vector: dict[str, object]) -> None:
+def test_X06_published_consistency_proofs(vector: dict[str, object]) -> None:
     old, new = vector["old"], vector["new"]
     proof = published_tree(8).consistency(old, new)
     assert [part.hex() for part in proof] == vector["proof"]
@@ -72,7 +72,7 @@ def test_X6_published_consistency_proofs(vector: dict[str, object]) -> None:
     assert verify_consistency(old, new, proof, roots[old - 1], roots[new - 1])
 
 
-def test_X6_roots_of_all_sizes_by_three_computations() -> None:
+def test_X06_roots_of_all_sizes_by_three_computations() -> None:
     tree = tree_of(LEAVES)
     sizes = set(range(SIZE_MAX + 1))
     by_auditor = audit_verify.roots_at(b"".join(LEAVES), sizes)
@@ -80,7 +80,7 @@ def test_X6_roots_of_all_sizes_by_three_computations() -> None:
         assert tree.root(size) == defined_root(LEAVES[:size]) == by_auditor[size]
 
 
-def test_X6_inclusion_of_every_leaf_at_every_size() -> None:
+def test_X06_inclusion_of_every_leaf_at_every_size() -> None:
     tree = tree_of(LEAVES)
     for size in range(1, SIZE_MAX + 1):
         root = tree.root(size)
@@ -93,7 +93,7 @@ def test_X6_inclusion_of_every_leaf_at_every_size() -> None:
                 assert not verify_inclusion(LEAVES[index], index, size, proof[:-1], root)
 
 
-def test_X6_consistency_between_all_sizes() -> None:
+def test_X06_consistency_between_all_sizes() -> None:
     tree = tree_of(LEAVES)
     roots = [tree.root(size) for size in range(SIZE_MAX + 1)]
     for new in range(SIZE_MAX + 1):
@@ -109,7 +109,7 @@ def test_X6_consistency_between_all_sizes() -> None:
 
 
 @given(size=st.integers(1, 70), data=st.data())
-def test_X6_a_changed_proof_or_place_is_refused(size: int, data: st.DataObject) -> None:
+def test_X06_a_changed_proof_or_place_is_refused(size: int, data: st.DataObject) -> None:
     tree = tree_of(LEAVES[:size])
     index = data.draw(st.integers(0, size - 1))
     old = data.draw(st.integers(1, size))
@@ -130,7 +130,7 @@ def test_X6_a_changed_proof_or_place_is_refused(size: int, data: st.DataObject) 
             assert not check([part[:-1] for part in parts])
 
 
-def test_X6_out_of_range_questions_are_errors() -> None:
+def test_X06_out_of_range_questions_are_errors() -> None:
     tree = tree_of(LEAVES[:5])
     for call in (
         lambda: tree.root(6),

@@ -92,6 +92,8 @@ def test_every_listed_event_and_no_other(event: str) -> None:
         {"rules": [{"rule": "r", "matched": "x"}]},
         {"link": {"previous": DIGEST}},
         {"link": "x"},
+        *({"link": {"peer_event": number}} for number in ("7", -1, 1 << 53, True)),
+        *({"link": {"approvals": given}} for given in ("alice", [1, "alice"], [-1], [[1]])),
         {"detail": {"reason": "y" * 129}},
         {"detail": {"reason": "line\nbreak"}},
         {"detail": {"reason": "escape\x1b[31m"}},
@@ -151,7 +153,7 @@ def test_a_changed_byte_changes_the_leaf_or_is_no_record(place: int, change: int
 
 
 @given(st.binary(max_size=300))
-def test_X4_the_record_parser_returns_or_refuses(data: bytes) -> None:
+def test_X04_the_record_parser_returns_or_refuses(data: bytes) -> None:
     with pytest.raises(VerificationError):
         parse_record(data)
 

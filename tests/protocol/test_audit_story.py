@@ -59,10 +59,10 @@ class Pair:
         self.send(sequence, kind)
         self.receive(sequence, kind)
 
-    def approve(self, event: str = "approval.grant", person: str = "alice") -> None:
+    def approve(self, event: str = "approval.grant", person: str = "alice") -> int:
         detail = {"release": "r1/hospital_a", "person": person}
         place = {"run": "r1", "round": 1, "kind": "lora.factors"}
-        self.silo.append(event, detail=detail, payload=self.payload("lora.factors"), policy=POLICY, **place)
+        return self.silo.append(event, detail=detail, payload=self.payload("lora.factors"), policy=POLICY, **place)
 
     def told(self, *, alone: bool = False) -> list[list[str]]:
         """Problems of the story and the comparison; the logs themselves verify."""
@@ -160,29 +160,32 @@ def test_T29_a_content_message_may_be_sent_again_under_its_decision(pair: Pair) 
     assert pair.told(alone=True) == [[]]
 
 
-def hold_and_free(pair: Pair, grants: list[str], named: list[str], limit: int = 1) -> None:
+def hold_and_free(pair: Pair, grants: list[str], named: list[int], limit: int = 1) -> list[int]:
+    """Persons grant, and a decision names records: the nth grant, or by a number above 9 another record."""
     pair.decide(1, verdict="hold")
     pair.approve("approval.request")
-    for person in grants:
-        pair.approve(person=person)
+    granted = [pair.approve(person=person) for person in grants]
     rules = [{"rule": "approvals", "outcome": "ok", "measured": len(named), "limit": limit}]
-    link = {"approvals": named} if named else None
+    numbers = [granted[number] if number < 10 else number - 10 for number in named]
+    link = {"approvals": numbers} if named else None
     pair.outcome(pair.decide(2, link=link, rules=rules), 2, "lora.factors")
+    return granted
 
 
 @pytest.mark.parametrize(
     ("grants", "named", "limit", "problem"),
     [
-        (["alice"], ["alice"], 1, ""),
-        (["alice", "bob"], ["alice", "bob"], 2, ""),
-        ([], ["alice"], 1, "approvals of which alice granted none before"),
-        (["alice"], ["alice", "bob"], 2, "approvals of which bob granted none before"),
-        (["alice"], ["alice"], 2, "is allowed with 1 approvals, and its rule asks for 2"),
+        (["alice"], [0], 1, ""),
+        (["alice", "bob"], [0, 1], 2, ""),
+        ([], [12], 1, "approvals of which 2 are no grants before it"),  # record 2 is the request
+        (["alice"], [0, 99], 2, "approvals of which 89 are no grants before it"),
+        (["alice"], [0], 2, "is allowed with approvals of 1 persons, and its rule asks for 2"),
+        (["alice", "alice"], [0, 1], 2, "is allowed with approvals of 1 persons, and its rule asks for 2"),
         (["alice"], [], 0, "was held, and is allowed under the same policy without anybody's approval"),
     ],
 )
 def test_T36_a_held_release_needs_the_grants_that_it_names(
-    pair: Pair, grants: list[str], named: list[str], limit: int, problem: str
+    pair: Pair, grants: list[str], named: list[int], limit: int, problem: str
 ) -> None:
     hold_and_free(pair, grants, named, limit)
     [found] = pair.told(alone=True)
@@ -190,15 +193,15 @@ def test_T36_a_held_release_needs_the_grants_that_it_names(
 
 
 def test_T36_approvals_of_what_was_never_held_are_named(pair: Pair) -> None:
-    pair.decide(1, link={"approvals": ["alice"]})
-    assert "granted none before" in pair.told(alone=True)[0][0]
+    pair.decide(1, link={"approvals": [0]})
+    assert "are no grants before it" in pair.told(alone=True)[0][0]
 
 
 def test_T36_a_grant_frees_one_release(pair: Pair) -> None:
-    hold_and_free(pair, ["alice"], ["alice"])
+    granted = hold_and_free(pair, ["alice"], [0])
     assert pair.told(alone=True) == [[]]
-    pair.decide(3, link={"approvals": ["alice"]})
-    assert "granted none before" in pair.told(alone=True)[0][0]
+    pair.decide(3, link={"approvals": granted})
+    assert "are no grants before it" in pair.told(alone=True)[0][0]
 
 
 def test_T38_records_that_retention_removed_are_not_missed(tmp_path: Path) -> None:
@@ -211,12 +214,12 @@ def test_T38_records_that_retention_removed_are_not_missed(tmp_path: Path) -> No
         log.append("start")
         pair.both(1, "lora.factors")
         decision = pair.decide(2)
-        pair.approve()
+        granted = pair.approve()
         clock.now += 30 * 86400
         log.append("start")
         first = log.remove_old(int((clock.now - 86400) * 1000))
         assert first > decision
-        pair.decide(3, link={"approvals": ["alice"]})
+        pair.decide(3, link={"approvals": [granted]})
         pair.outcome(decision, 2, "lora.factors")
         log.checkpoint()
         pair.coordinator.checkpoint()

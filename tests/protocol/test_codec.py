@@ -134,7 +134,7 @@ def test_T03_only_the_canonical_encoding_is_accepted(damage, what) -> None:  # t
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
-def test_X4_any_bytes_are_a_message_or_the_peers_fault(data: bytes) -> None:
+def test_X04_any_bytes_are_a_message_or_the_peers_fault(data: bytes) -> None:
     for message_type in (pb.PublicResponses, pb.Checkpoint, pb.MetricsEval):
         with contextlib.suppress(PeerError):
             assert codec.encode(codec.decode(message_type, data)) == data

@@ -13,6 +13,7 @@ from fedsilo.treaty.errors import ConflictError, PeerError
 from fedsilo.treaty.plan import plan_from_canonical
 from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
 from fedsilo.treaty.rounds import ROUND, RUN, Table, advance, is_terminal
+from fedsilo.treaty.wire.codec import canonical_json
 from tests.simulated.paper_federation import plan_of
 
 
@@ -60,6 +61,30 @@ def test_a_plan_survives_its_canonical_form() -> None:
 def test_T13_a_plan_with_other_or_free_fields_is_refused(damage) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(PeerError):
         plan_from_canonical(damage(plan_of().canonical()))
+
+
+def _with_key(canonical: str, place: str, key: str, value: object) -> str:
+    """The plan with one more key, as somebody who writes canonical JSON would put it there; `place` "": at the top."""
+    fields = json.loads(canonical)
+    (fields[place] if place else fields)[key] = value
+    return canonical_json(fields).decode()
+
+
+@pytest.mark.parametrize("place", ["", "rollout", "evaluation"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("system_prompt", "You repeat what you have learnt."), ("logprobs", 5), ("logprobs", True),
+        ("stop", ["END"]), ("stop_strings", []), ("template", "{prompt}"),
+    ],
+)  # fmt: skip
+def test_T13_no_plan_brings_a_system_prompt_logprobs_or_stop_strings(place: str, key: str, value: object) -> None:
+    plan = plan_of()
+    with pytest.raises(PeerError):
+        plan_from_canonical(_with_key(plan.canonical(), place, key, value))
+    # The same hands leave a plan that is taken where they only write what stood there.
+    kept = json.loads(plan.canonical())
+    assert plan_from_canonical(_with_key(plan.canonical(), "", "rounds", kept["rounds"])) == plan
 
 
 @pytest.mark.parametrize("changes", [{"silos": ("a", "a")}, {"quorum": 4}, {"seed": 2**53}, {"method": "No Name"}])

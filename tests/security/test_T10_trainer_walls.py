@@ -265,7 +265,7 @@ def test_the_trainer_dies_when_its_guard_is_killed(walls: str) -> None:
         assert process.stdout.read() == b""  # returns only when the last holder is gone
 
 
-def test_T31_paths_that_would_show_a_key_are_refused(tmp_path: Path) -> None:
+def test_T31_X11_paths_that_would_show_a_key_are_refused(tmp_path: Path) -> None:
     key = tmp_path / "id" / "site.key"
     key.parent.mkdir()
     key.touch(0o600)

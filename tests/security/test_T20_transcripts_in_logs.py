@@ -32,6 +32,7 @@ from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.launch import cli_audit, cli_run
 from fedsilo.launch.audit_report_page import page
 from fedsilo.treaty.audit import record as audit_record
+from fedsilo.treaty.audit.checkpoint import log_key
 from fedsilo.treaty.transcript import (
     RoundEnd,
     Transcript,
@@ -494,6 +495,22 @@ def test_T20_the_log_of_a_silo_that_was_shown_two_transcripts_is_sound_and_names
     report = CliRunner().invoke(cli_audit.app, ["report", str(log), "--out", str(tmp_path / "report"), "--json"])
     assert (report.exit_code, json.loads(report.stdout)["error"]["code"]) == (1, "EQUIVOCATION")
     assert (tmp_path / "report" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("damage", ["two names in one file", "a log of that name with no checkpoint of its own"])
+def test_T20_a_damaged_log_is_nobodys_word_on_a_key(run: Path, tmp_path: Path, damage: str) -> None:
+    """Else whoever adds one to a folder of evidence has the honest party's log called wrong."""
+    fake = log_key(setting.COORDINATOR, Ed25519PrivateKey.generate().public_key()).text
+    log = log_of_b(tmp_path / "b", details(run))
+    path = log / "keys" / "log.vkey"
+    if damage == "two names in one file":
+        path.write_text(f"{path.read_text()}{fake}\n")
+    else:
+        path.write_text(f"{fake}\n{fake}\n")
+    logs = [run / "hospital_a" / "audit", log]
+    results = verify_logs(logs)
+    check_rounds(results, logs)
+    assert [result["verified"] for result in results] == [True, False]
 
 
 def test_T20_a_pipe_among_the_keys_is_named_and_not_waited_for(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedsilo.treaty.audit.checkpoint import Checkpoint, sign_checkpoint
 from fedsilo.treaty.audit.witness import LogStep, Offer
 from fedsilo.treaty.errors import VerificationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation
 from tests.simulated.test_coordinator_ingress import in_open_round
 
@@ -160,6 +162,39 @@ def test_T24_made_up_runs_and_rounds_leave_no_rows(opened: tuple[House, list[Sim
     before = rows()
     trouble(1000)
     assert rows() == before
+
+
+# ---- what fails unexpectedly counts ---------------------------------------------------------------------
+
+
+def polled(tmp_path: Path, acknowledged: int, monkeypatch: pytest.MonkeyPatch | None = None) -> list[str]:
+    """The verdicts on record of sixty polls, where twenty a minute are allowed."""
+    house = House(tmp_path, policy=setting.edited("polls_per_minute: 1200", "polls_per_minute: 20"))
+    silo = SimulatedSilo(house, "hospital_a")
+    silo.join()
+    if monkeypatch is not None:
+        monkeypatch.setattr(house.driver.effects, "_acknowledge", lambda *_: 1 // 0)
+    for _ in range(60):
+        if monkeypatch is None:
+            silo.say("control.poll", pb.Poll(acknowledged_sequence=acknowledged))
+        else:
+            with contextlib.suppress(ZeroDivisionError):
+                silo.say("control.poll", pb.Poll(acknowledged_sequence=acknowledged))
+    verdicts = [row["decision"] for row in house.audit.records() if row.get("kind") == "control.poll"]
+    house.close()
+    return verdicts
+
+
+def test_T11_T23_a_number_that_no_database_holds_acknowledges_what_was_sent_and_counts(tmp_path: Path) -> None:
+    honest, beyond = polled(tmp_path / "a", 0), polled(tmp_path / "b", 2**64 - 1)
+    assert honest.count("allow") == beyond.count("allow") == 20
+    assert honest == beyond
+
+
+def test_T11_T23_an_error_that_nobody_thought_of_is_no_way_past_the_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert polled(tmp_path, 0, monkeypatch).count("allow") == 20
 
 
 # ---- abstentions -----------------------------------------------------------------------------------------

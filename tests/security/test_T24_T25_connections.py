@@ -17,25 +17,43 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from sqlalchemy import select
 
-from coordinator.config import load_config
+from certs.authority import create_ca
+from certs.encoding import private_key_pem
+from certs.enrolment import EnrolmentKeys
+from certs.identity import Identity, peer_identity
+from certs.names import coordinator_dns_name
+from coordinator import store as db
+from coordinator.blobs import BytesPayload
+from coordinator.config import Limits, load_config
+from coordinator.replies import Reply
+from coordinator.server import FederationService, federation_server
 from fedsilo.edge.identity_files import load_identity
 from fedsilo.launch.provision import init_ca, provision_site
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.coordinator_folder import write_coordinator
+from tests.security.people import new_keys
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, until_quiet
 
 MEGABYTE = 1 << 20
 LIMIT_SECONDS = 60.0  # a limit that is reached means that something hangs
 RECEIVE_TIMEOUT_SECONDS = 5.0
 EXCHANGES = 25
+IDLE_SECONDS = 1
+# A connection of its own for each silo, and the name that a coordinator's certificate has.
+OF_ITS_OWN = (
+    ("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", coordinator_dns_name("cardio-net")),
+)  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
 
@@ -170,6 +188,119 @@ def test_T24_a_silo_that_stalls_holds_up_nobody_and_is_cut_off(
         stalled.close()
     with grpc.secure_channel(f"127.0.0.1:{place.port}", place.credentials("hospital_b")) as channel:
         assert place.heartbeat(channel, "hospital_b") == "control.ack"  # and it may come again
+
+
+class RemoteSilo(SimulatedSilo):
+    """One that lives its life over TLS; `house` is only what its answers are made of."""
+
+    call: Any
+
+    def deliver(self, envelope: pb.Envelope, payload: bytes) -> Any:
+        frames = [pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=len(payload)))]
+        frames += [pb.Frame(chunk=payload)] if payload else []
+        first, *rest = self.call(iter(frames), timeout=LIMIT_SECONDS)
+        content = BytesPayload(b"".join(frame.chunk for frame in rest))
+        return self.checked(Reply(first.opening.envelope, content))
+
+
+@dataclass
+class Served:
+    """A coordinator of four silos behind its real server, and a connection for each silo."""
+
+    house: House
+    silos: dict[str, RemoteSilo]
+    channels: dict[str, grpc.Channel]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    limits = Limits(connection_idle_seconds_max=IDLE_SECONDS)
+    now = datetime.now(UTC)
+    authority = create_ca("cardio-net", kind="federation", not_before=now - timedelta(days=1), days=30)
+    house = House(tmp_path / "house")
+    tls_key, signing_key, keys = new_keys()
+    own = authority.issue_coordinator(keys, coordinator="main", dns_names=[], ip_addresses=["127.0.0.1"], now=now)
+    root = authority.certificate_pem
+    identity = Identity(
+        own.spiffe_id, own.certificate_pem, private_key_pem(tls_key), signing_key, root,
+        peer_identity(own.certificate_pem, root, now, role="coordinator"),
+    )  # fmt: skip
+    service = FederationService(
+        house.driver, house.blobs, trust_root_pem=root, limits=limits, now=lambda: datetime.now(UTC),
+        monotonic=house.clock,
+    )  # fmt: skip
+    server, port = federation_server(service, identity, "127.0.0.1:0", silos=len(SILOS), limits=limits)
+    server.start()
+    with contextlib.ExitStack() as stack:
+        silos, channels = {}, {}
+        for name in SILOS:
+            silo = silos[name] = RemoteSilo(house, name)
+            tls_key, _, _ = new_keys()
+            signed = authority.issue_silo(
+                EnrolmentKeys(tls_key.public_key(), silo.key.public_key()), silo=name, now=now
+            )
+            credentials = grpc.ssl_channel_credentials(root, private_key_pem(tls_key), signed.certificate_pem)
+            address = f"127.0.0.1:{port}"
+            channels[name] = stack.enter_context(grpc.secure_channel(address, credentials, OF_ITS_OWN))
+            silo.call = exchange(channels[name])
+        yield Served(house, silos, channels)
+    server.stop(None).wait()
+    house.close()
+
+
+def test_T24_a_round_is_finished_by_the_others_while_one_silo_stalls(served: Served) -> None:
+    stalling = served.silos["hospital_d"]
+    ended = threading.Event()
+
+    def frames() -> Iterator[pb.Frame]:
+        envelope = stalling.envelope("control.progress", b"")
+        yield pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=MEGABYTE))
+        ended.wait(LIMIT_SECONDS)
+
+    calls = [stalling.call(frames(), timeout=LIMIT_SECONDS) for _ in range(4)]  # as many as one silo may have open
+    try:
+        healthy = [served.silos[name] for name in ("hospital_a", "hospital_b", "hospital_c")]
+        for silo in healthy:
+            silo.join()
+        served.house.submit(RUN_YAML + "silos: [hospital_a, hospital_b, hospital_c]\n")
+        until_quiet(healthy)
+        assert (served.house.run().state, served.house.run().reason) == ("finished", "")
+        committed = served.house.rows(lambda session: [row.state for row in session.scalars(select(db.Round))])
+        assert committed == ["committed"] * 2
+        assert all(call.is_active() for call in calls)  # the stalled ones stood open all the while
+    finally:
+        ended.set()
+        for call in calls:
+            call.cancel()
+
+
+def test_T24_a_connection_without_a_call_is_closed_and_one_with_a_waiting_poll_is_not(served: Served) -> None:
+    served.house.driver.parts = replace(served.house.driver.parts, poll_wait_seconds_max=LIMIT_SECONDS)
+    closed = {name: threading.Event() for name in ("hospital_a", "hospital_b")}
+    for name, event in closed.items():
+        assert isinstance(served.silos[name].say("control.heartbeat", pb.Heartbeat()), pb.Ack)
+
+        def seen(state: grpc.ChannelConnectivity, event: threading.Event = event) -> None:
+            if state is not grpc.ChannelConnectivity.READY:
+                event.set()
+
+        ready = threading.Event()
+        served.channels[name].subscribe(
+            lambda state, ready=ready: state is grpc.ChannelConnectivity.READY and ready.set()  # type: ignore[misc]
+        )
+        assert ready.wait(LIMIT_SECONDS)
+        served.channels[name].subscribe(seen)
+    waiting = served.silos["hospital_a"]
+    answers: list[Any] = []
+    poll = pb.Poll(wait_milliseconds=int(3000 * IDLE_SECONDS))
+    asking = threading.Thread(target=lambda: answers.append(waiting.say("control.poll", poll)))
+    asking.start()
+    assert closed["hospital_b"].wait(LIMIT_SECONDS)  # by its silence
+    assert asking.is_alive() and not closed["hospital_a"].is_set()
+    asking.join(LIMIT_SECONDS)
+    assert len(answers) == 1 and isinstance(answers[0], pb.Ack)
+    # and the silent one may come again
+    assert isinstance(served.silos["hospital_b"].say("control.heartbeat", pb.Heartbeat()), pb.Ack)
 
 
 def test_T24_connections_that_say_nothing_hold_up_nobody(place: Place, healthy: grpc.Channel) -> None:

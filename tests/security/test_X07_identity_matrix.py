@@ -412,7 +412,7 @@ def handshake(place: Place, files: TlsFiles | None) -> bytes:
 
 
 @pytest.mark.parametrize("case", ["expired", "wrong CA", "two names", "a name that is text"])
-def test_T8_a_refused_peer_sees_a_closed_connection_or_a_bare_status_and_no_word_of_the_reason(
+def test_T08_a_refused_peer_sees_a_closed_connection_or_a_bare_status_and_no_word_of_the_reason(
     place: Place, case: str
 ) -> None:
     pem, key = wrong_silo_certificates(place)[case]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import fedsilo
-from fedsilo.launch import cli_run
+from fedsilo.launch import cli, cli_run
 from fedsilo.launch.output import JsonOption, emit, envelope, existing, facts_text, guarded, plain, table
 from fedsilo.launch.silo_text import status_text
 from fedsilo.treaty.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
@@ -189,3 +190,20 @@ def test_status_says_of_which_task_a_figure_is() -> None:
         "figure PrivateStep of round 2 step 3: tokens of its answers: 274",
         "figure LoadAdapter of round 2: seconds it took: 0.002971",
     ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("polcy", "check"), ("audit", "verify"), ("audit", "tail", "-n", "0"), ("audit", "show", "\x1b[2J")],
+    ids=["no such command", "argument missing", "value out of range", "escapes in a value"],
+)
+def test_T37_a_command_line_that_is_not_understood_is_answered_in_json_where_json_was_asked_for(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedsilo", *words, "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.fedsilo_main()
+    told, other = capsys.readouterr()
+    answer = json.loads(told)
+    assert (ended.value.code, answer["ok"], answer["error"]["code"], other) == (2, False, "INVALID_INPUT", "")
+    assert "\x1b" not in told

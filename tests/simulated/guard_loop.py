@@ -24,7 +24,8 @@ from policies.load import Policy
 from silo.guard.adapters import AdapterStore
 from silo.guard.channel import Reply
 from silo.guard.context import RunView
-from silo.guard.daemon import Event, Guard
+from silo.guard.daemon import Guard
+from silo.guard.events import Event, Wake
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
@@ -195,6 +196,8 @@ class Loop:
         for _ in range(times):
             self.clock += 3600.0
             self.guard._talk.poll_now = True
+            if self.events.empty():
+                self.events.put(Wake())  # else a halted guard waits for something to come
             self.guard._turn()
 
     def trainer_says(self, kind: str, body: bytes = b"", **fields: Any) -> None:

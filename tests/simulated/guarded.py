@@ -20,6 +20,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
 from policies.schema import LoraSchema
+from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.channel import Reply
 from silo.guard.context import RunView, SiteView
@@ -33,6 +34,7 @@ from tests.policies import setting
 
 OUR_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 COORDINATOR_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
+PROGRAM = "c0de" * 16
 STEPS = {2: (1, 4, 7), 4: (0, 2, 3)}
 
 
@@ -127,7 +129,8 @@ class Bench:
             self.grader,
             self.count_tokens,
         )
-        site = SiteView(setting.SILO, setting.COORDINATOR, self.schema, public, frozenset({"sort up", "rotate"}))
+        topics, adapters = frozenset({"sort up", "rotate"}), AdapterStore(self.folder / "adapters")
+        site = SiteView(setting.SILO, setting.COORDINATOR, self.schema, public, topics, adapters)
         self.archive = Archive(
             self.ledger,
             self.audit,
@@ -137,7 +140,7 @@ class Bench:
         self.gate = Gate(
             channel=self.channel, policy=self.policy, ledger=self.ledger, audit=self.audit, signing_key=OUR_KEY,
             coordinator_key=COORDINATOR_KEY.public_key(), site=site, federation="cardio-net", site_key=b"s" * 32,
-            clock=lambda: self.clock_now, screens=self.screens, archive=self.archive,
+            clock=lambda: self.clock_now, screens=self.screens, archive=self.archive, code_sha256=PROGRAM,
         )  # fmt: skip
         self.gate.view = RunView(
             setting.PLAN,

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.launch import cli_silo
 from fedsilo.treaty.errors import NotFoundError
 from policies.load import Policy
 from silo.config import load_config
 from silo.guard.preflight import preflight
 from silo.guard.screens import Screens, read_canaries, site_canaries
 from silo.guard.startup import never_shown
-from tests.policies.test_plan_size import SMALL, coordinator, folder, silo
+from tests.policies.test_plan_size import SMALL, coordinator, files, folder, invoke, silo
 
 __all__ = ["folder"]  # the fixture: what a site has before `silo init`
 
@@ -69,6 +70,19 @@ def test_T15_the_strict_ruleset_finds_them_straight_after_init(made: tuple[Path,
     assert refused["ok"] is False and "canaries.txt does not exist" in str(refused["found"])
     with pytest.raises(NotFoundError, match=r"silo\.yaml:\d+: data\.canaries"):
         site_canaries(load_config(here / "silo.yaml"), policy)
+
+
+def test_an_init_that_refuses_its_arguments_writes_nothing_that_stands_in_the_way_of_the_next(folder: Path) -> None:
+    coordinator(folder, *SMALL)
+    here = folder / "trial" / "hospital_a"
+    words = [
+        "init", "hospital_a", "--out", here, "--private", folder / "private.jsonl",
+        "--federation", folder / "trial" / "coordinator" / "federation.json", *files(folder),
+    ]  # fmt: skip
+    code, answer = invoke(cli_silo.app, *words, "--verifier", "exakt")
+    assert code == 2 and "data.verifier" in answer["error"]["message"]
+    assert all(path.is_dir() for path in here.iterdir())
+    assert invoke(cli_silo.app, *words)[0] == 0
 
 
 def test_canaries_that_are_there_already_stay(folder: Path) -> None:

@@ -222,6 +222,26 @@ def test_without_the_quorum_the_run_fails_at_the_join_deadline(tmp_path: Path) -
     house.close()
 
 
+def test_silos_that_accepted_are_told_that_the_run_failed_and_take_part_in_the_next_one(tmp_path: Path) -> None:
+    """Else they would hold themselves to be in a run that is over, and decline each later one."""
+    house, silos = federation(tmp_path)
+    for silo in silos:
+        silo.join()
+    house.submit(RUN_YAML.replace("quorum: 2", "quorum: 3"))
+    accepting, declining = silos[:2], silos[2:]
+    for silo in accepting:
+        silo.live()
+    for silo in declining:
+        silo.say("control.abstain", pb.Abstain(), run="run-1")
+    assert (house.run().state, house.run().reason) == ("failed", "QUORUM_NOT_REACHED")
+    for silo in accepting:
+        silo.live()
+        assert [(envelope.kind, envelope.run) for envelope, _ in silo.heard if envelope.kind == "run.end"] == [
+            ("run.end", "run-1")
+        ]
+    house.close()
+
+
 def test_one_silo_alone_gets_base_plus_delta_bit_for_bit(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
     alone = silos[:1]
@@ -395,16 +415,20 @@ def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path)
     house.close()
 
 
-def test_aborting_tells_every_silo(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
+def test_aborting_tells_every_silo_that_was_given_the_plan(tmp_path: Path) -> None:
+    house, (*silos, last) = federation(tmp_path)
     house.submit()
-    for silo in silos:
+    for silo in (*silos, last):
         silo.join()
+    for silo in silos:
+        plan = silo.poll()
+        assert plan is not None and plan[0].kind == "run.plan"
     with house.driver.changing(), house.store.transaction() as session:
         house.driver.runs["run-1"].abort(session)
     for silo in silos:
         item = silo.poll()
         assert item is not None and item[0].kind == "run.end" and item[1].outcome == "aborted"
+    assert last.poll() is None  # it never heard of the run
     assert house.run().state == "aborted"
     assert house.rows(lambda session: session.scalars(select(db.Round)).all()) == []
     house.close()
@@ -477,18 +501,18 @@ def test_a_refused_plan_names_each_silos_code_and_each_code_once(tmp_path: Path)
     for silo in silos[:2]:
         assert silo.poll() is not None  # the plan
         for _ in range(3):  # it comes again until the no is heard, and so does the code
-            silo.say("control.error", pb.ErrorReport(code="INGRESS_DENIED"), run="run-1")
+            silo.say("control.error", pb.ErrorReport(code="DECLINED"), run="run-1")
+        assert ("silo.left", {"run": "run-1", "silo": silo.name}) not in house.published  # the code alone is no no
         silo.say("control.abstain", pb.Abstain(), run="run-1")
-    silos[2].say("control.abstain", pb.Abstain(), run="run-1")  # a person said no: there is no code
+        assert ("silo.left", {"run": "run-1", "silo": silo.name}) in house.published
+    silos[2].say("control.abstain", pb.Abstain(), run="run-1")  # the code was lost on its way
     assert (house.run().state, house.run().reason) == ("failed", "QUORUM_NOT_REACHED")
-    told = {"hospital_a": ["INGRESS_DENIED"], "hospital_b": ["INGRESS_DENIED"], "hospital_c": ["DECLINED"]}
+    told = {silo.name: ["DECLINED"] for silo in silos[:3]}
     record = house.record()
     assert record["silo_errors"] == told
     text = cli_run._record_text(record | {"folder": ""}).splitlines()[0]
-    assert text == (
-        "run run-1: failed QUORUM_NOT_REACHED "
-        "(hospital_a INGRESS_DENIED, hospital_b INGRESS_DENIED, hospital_c DECLINED)"
-    )
+    refused = "hospital_a DECLINED, hospital_b DECLINED, hospital_c DECLINED"
+    assert text == f"run run-1: failed QUORUM_NOT_REACHED ({refused})"
     house.close()
 
 

@@ -361,7 +361,9 @@ def test_T36_a_held_release_goes_out_byte_for_byte_after_one_approval(holding: B
     holding.gate.transmit(settled.allowed)
     assert codec.sha256_hex(holding.channel.sent[0][1]) == arguments["digest"]
     decision = holding.events("egress.decision")[-1]
-    assert decision["decision"] == "allow" and decision["link"]["approvals"] == ["alice"]
+    (grant,) = holding.events("approval.grant")
+    assert decision["decision"] == "allow" and decision["link"]["approvals"] == [grant["seq"]]
+    assert grant["detail"]["person"] == "alice"
     with pytest.raises(ConflictError):  # single use
         holding.releases.approve(command("approvals.approve", arguments, person="bob"))
 

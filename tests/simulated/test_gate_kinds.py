@@ -59,7 +59,7 @@ def offered(bench: Bench, message: Message) -> Allowed | Denied | Held:
 
 
 @pytest.mark.parametrize("ruleset", [*RULESETS, "further"])
-def test_X1_the_gate_lets_out_what_its_ruleset_names(tmp_path: Path, ruleset: str) -> None:
+def test_the_gate_lets_out_what_its_ruleset_names(tmp_path: Path, ruleset: str) -> None:
     policy, made = policy_named(ruleset), {}
     bench = bench_of(tmp_path, ruleset)
     for kind in sorted(set(OFFERED_KINDS) - _ELSEWHERE):
@@ -88,7 +88,7 @@ def test_X1_the_gate_lets_out_what_its_ruleset_names(tmp_path: Path, ruleset: st
 
 @pytest.mark.parametrize("ruleset", sorted({*RULESETS} - {"deny_all"}))  # that one does not even poll
 @pytest.mark.parametrize("kind", FURTHER_INBOUND)
-def test_X1_the_entrance_lets_in_what_its_ruleset_names(tmp_path: Path, ruleset: str, kind: str) -> None:
+def test_the_entrance_lets_in_what_its_ruleset_names(tmp_path: Path, ruleset: str, kind: str) -> None:
     bench = bench_of(tmp_path, ruleset, part="take")
     message = good(kind, ruleset, inbound=True).message
     payload: pb.Factors | bytes = message.body  # type: ignore[assignment]

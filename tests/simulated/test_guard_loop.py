@@ -219,6 +219,19 @@ def test_what_a_lost_line_kept_back_is_sent_again_and_then_counts_as_sent(loop: 
 # ---- a no stays a no --------------------------------------------------------------------------------
 
 
+def test_a_second_plan_is_declined_and_the_run_that_is_open_goes_on(loop: Loop) -> None:
+    loop.offer_plan()
+    loop.open_round()
+    other = setting.PLAN.model_copy(update={"run": "run-2"})
+    loop.offer_plan(other)
+    loop.turn()
+    assert loop.guard.keeper.run is not None and loop.bench.gate.view.round == 1
+    assert [loop.bench.ledger.run_state(name) for name in ("run-1", "run-2")] == ["running", "declined"]
+    assert [envelope.run for envelope, _ in loop.coordinator.bodies("control.abstain")] == ["run-2"]
+    denied = [row for row in loop.bench.events("ingress.decision") if row["decision"] == "deny"]
+    assert [(row["run"], row["kind"], row["reasons"]) for row in denied] == [("run-2", "run.plan", ["CONFLICT"])]
+
+
 def test_a_plan_declined_here_is_acknowledged_only_when_the_no_was_heard(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()), load="bf16")
     loop.coordinator.fails_at("control.abstain", LOST)
@@ -283,7 +296,7 @@ def test_a_plan_that_a_person_rejects_is_acknowledged_only_when_the_no_was_heard
     asking.offer_plan()
     assert asking.bench.ledger.acknowledged == 0
     asking.offer_plan()
-    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence - 1
+    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence - 2
     assert len(abstained(asking)) == 3 and asking.trainer.told == []
 
 

@@ -31,6 +31,7 @@ LIST_ITEMS_MAX = 4096
 DEPTH_MAX = 5
 LINE_BYTES_MAX = 1 << 20
 NO_PREVIOUS = "0" * 64  # link.previous of the first record
+COUNT_MAX = (1 << 53) - 1  # of a count, and of a record's number: what JSON readers hold exactly
 
 EVENTS: Final = frozenset(
     {
@@ -218,7 +219,7 @@ def _text(value: Any) -> bool:
 
 
 def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT_MAX
 
 
 def _digest(value: Any) -> bool:
@@ -230,6 +231,15 @@ def _codes(value: Any) -> bool:
         isinstance(value, list | tuple)
         and len(value) <= LIST_ITEMS_MAX
         and all(isinstance(item, str) and _CODE.fullmatch(item) for item in value)
+    )
+
+
+def _given(value: Any) -> bool:
+    """Approvals: numbers of the records that they are in; persons where they are no record of this log (proposals)."""
+    return (
+        isinstance(value, list | tuple)
+        and len(value) <= LIST_ITEMS_MAX
+        and (all(map(_count, value)) or all(map(_text, value)))
     )
 
 
@@ -306,8 +316,8 @@ _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
         {
             "previous": _digest,
             "decision": _count,  # seq of the decision an outcome belongs to
-            "peer_event": _plain,
-            "approvals": _plain,
+            "peer_event": _count,  # seq, in the peer's log, of its record of this message, as the peer says
+            "approvals": _given,
         }
     ),
     # what an event says beyond the above, by short names

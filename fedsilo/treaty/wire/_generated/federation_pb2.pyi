@@ -367,14 +367,16 @@ class CountExamples(_message.Message):
     def __init__(self, examples: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("acknowledged_sequence", "pending", "checkpoints")
+    __slots__ = ("acknowledged_sequence", "pending", "checkpoints", "record")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
     pending: bool
     checkpoints: bool
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., pending: _Optional[bool] = ..., checkpoints: _Optional[bool] = ...) -> None: ...
+    record: int
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., pending: _Optional[bool] = ..., checkpoints: _Optional[bool] = ..., record: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "field", "expected", "got")

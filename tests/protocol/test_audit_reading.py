@@ -1,0 +1,217 @@
+"""What the audit commands tell of a log that they are given: whose folder, how far, what nobody verified (T38)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsilo.edge import audit_verify
+from fedsilo.launch import audit_folders
+from fedsilo.launch.cli_audit import app
+from tests.policies.setting import policy_text
+from tests.protocol.audit_parties import (
+    COORDINATOR,
+    SILO,
+    append_send,
+    copied,
+    exchange,
+    introduce,
+    open_log,
+    segment,
+    two_witnessed_logs,
+)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return two_witnessed_logs(tmp_path_factory.mktemp("honest"))
+
+
+def invoke(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def results(*paths: Path) -> list[tuple[bool, list[str], list[str]]]:
+    return [
+        (result["verified"], result["problems"], result["notices"]) for result in audit_verify.verify_logs(list(paths))
+    ]
+
+
+def cut(folder: Path, records: int) -> Path:
+    """Keep the first records and no checkpoint of more."""
+    lines = segment(folder).read_bytes().splitlines(keepends=True)
+    segment(folder).write_bytes(b"".join(lines[:records]))
+    for path in (folder / "checkpoints").glob("*.note"):
+        if int(path.stem) > records:
+            path.unlink()
+    return folder
+
+
+# ---- ends that were dropped -------------------------------------------------------------------------------
+
+
+def test_T38_the_shorter_of_two_copies_is_named(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    whole, short = honest[0], cut(copied(honest[0], tmp_path / "short"), 9)
+    notice = f"ends 1 records before the copy {whole}: older, or cut"
+    assert results(short, whole) == [(True, [], [notice]), (True, [], [])]
+    assert results(whole, short) == [(True, [], []), (True, [], [notice])]
+    told = invoke("verify", short, whole)
+    assert told.exit_code == 0 and f"warning: {short} (hospital_a): {notice}" in told.stderr
+    answer = json.loads(invoke("verify", short, whole, "--json").stdout)
+    assert any(notice in warning for warning in answer["warnings"]) and answer["data"][0]["notices"] == [notice]
+    alone = subprocess.run(
+        [sys.executable, "-I", audit_verify.__file__, str(short), str(whole)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert alone.returncode == 0 and f"    notice: {notice}\n" in alone.stdout
+
+
+def test_T38_a_copy_without_a_checkpoint_that_a_peer_countersigned_is_found_out(tmp_path: Path) -> None:
+    """The owner signs before it shows: a checkpoint that a peer holds was in the folder before the record after it."""
+    with open_log(tmp_path / "silo") as silo, open_log(tmp_path / "coordinator", COORDINATOR) as coordinator:
+        introduce(silo, coordinator)
+        silo.append("start")
+        append_send(silo, 1)
+        coordinator.append("start")
+        exchange(silo, coordinator)
+        exchange(silo, coordinator)
+        silo.append("policy.load")  # the peer countersigned 3 records; the fourth has no checkpoint yet
+        shutil.copytree(tmp_path / "silo", tmp_path / "copy")
+    logs = tmp_path / "copy", tmp_path / "coordinator"
+    whole, peer = results(*logs)
+    assert whole == peer == (True, [], [])
+    missing = f"checkpoints/{3:012d}.note"
+    (logs[0] / missing).unlink()
+    ((verified, (problem,), notices), peer) = results(*logs)
+    assert not verified and problem.startswith(f"{missing} is missing; {logs[1]} has it (witnessed/") and not notices
+    assert peer == (True, [], [])
+    # With no record after it, it may have been made and shown after this folder was copied: said, and no more.
+    cut(logs[0], 3)
+    ((verified, problems, (notice,)), peer) = results(*logs)
+    assert verified and not problems and notice.startswith(f"{missing} is missing; {logs[1]} has it (witnessed/")
+
+
+def test_T38_a_middle_checkpoint_that_only_a_copy_still_has_is_found_out(
+    honest: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = copied(honest[0], tmp_path / "silo")
+    first, *_ = sorted((folder / "checkpoints").glob("*.note"))
+    first.unlink()
+    assert results(folder)[0][:2] == (True, [])  # alone, a checkpoint more or less says nothing
+    own, whole = results(folder, honest[0])
+    assert own[1] == [f"checkpoints/{first.name} is missing; {honest[0]} has it (checkpoints/{first.name})"]
+    assert whole == (True, [], [])
+
+
+def test_T38_a_damaged_copy_does_not_make_the_whole_one_wrong(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = copied(honest[0], tmp_path / "silo")
+    segment(folder).write_bytes(segment(folder).read_bytes().replace(b'"allow"', b'"deny"', 1))
+    damaged, whole = results(folder, honest[0])
+    assert not damaged[0] and any(f"from the copy in {honest[0]}" in problem for problem in damaged[1])
+    assert whole == (True, [], [])
+
+
+# ---- whose folder -----------------------------------------------------------------------------------------
+
+
+def test_T38_two_folders_of_one_name_are_told_apart_by_their_paths(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    folders = [copied(honest[0], tmp_path / name / "hospital_a") for name in ("one", "two")]
+    segment(folders[1]).write_bytes(segment(folders[1]).read_bytes().replace(b'"allow"', b'"deny"', 1))
+    told = invoke("verify", *folders)
+    assert told.exit_code == 7
+    rows = [line.split("  ")[0] for line in told.stdout.splitlines()[1:3]]
+    assert rows == [f"{folder} (hospital_a)" for folder in folders]
+    problems = told.stdout.splitlines()[3:]
+    assert problems and all(line.startswith(f"{folders[1]} (hospital_a): ") for line in problems)
+    assert f"1 of 2 logs do not verify: {folders[1]} (hospital_a)" in told.stderr
+    alone = invoke("verify", folders[0])
+    assert alone.stdout.splitlines()[1].startswith("hospital_a  ")  # one folder, named as its key says
+
+
+def test_T38_a_folder_with_another_partys_key_is_named_by_its_path(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = copied(honest[0], tmp_path / "hospital_a")
+    shutil.copyfile(honest[1] / "keys" / "log.vkey", folder / "keys" / "log.vkey")
+    genuine = copied(honest[1], tmp_path / "coordinator")
+    told = invoke("verify", folder, genuine)
+    assert told.exit_code == 7
+    lines = told.stdout.splitlines()[3:]
+    assert lines and all(line.startswith(f"{folder} (coordinator): ") for line in lines)
+    assert f"1 of 2 logs do not verify: {folder} (coordinator)" in told.stderr
+    assert invoke("verify", folder).stdout.splitlines()[1].startswith(f"{folder} (coordinator)  ")
+
+
+def test_T38_a_state_folder_whose_log_lost_its_key_is_a_log(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = copied(honest[0], tmp_path / "state" / "audit")
+    (folder / "keys" / "log.vkey").unlink()
+    told = invoke("verify", tmp_path / "state")
+    assert told.exit_code == 7 and f"{folder}: keys/log.vkey is missing or damaged" in told.stdout
+
+
+def test_the_auditors_module_takes_the_state_folder_around_a_log(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = copied(honest[0], tmp_path / "state" / "audit")
+    command = [sys.executable, "-I", audit_verify.__file__, str(tmp_path / "state")]
+    alone = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert alone.returncode == 0 and f"    {folder}\n" in alone.stdout
+
+
+def test_T38_too_few_witnesses_are_counted(honest: tuple[Path, Path]) -> None:
+    told = invoke("verify", "--min-witnesses", "9", honest[0])
+    assert told.exit_code == 7
+    assert "9 witnesses demanded, 1 found; 9 vouch for the first 0 of 10 records only" in told.stdout
+
+
+# ---- what nobody verified ---------------------------------------------------------------------------------
+
+
+def readings(log: Path, folder: Path) -> list[tuple[str | Path, ...]]:
+    policy = folder / "policy.yaml"
+    policy.write_text(policy_text(), encoding="utf-8")
+    # from the last record on: what this policy says of the others is not asked here
+    replay = ("replay", "--log", log, "--policy", policy, "--since", "9")
+    return [("tail", "--log", log), ("show", "0", "--log", log), replay]
+
+
+def test_T38_whoever_reads_a_log_that_does_not_verify_is_told(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = copied(honest[0], tmp_path / "silo")
+    segment(folder).write_bytes(segment(folder).read_bytes().replace(b'"round":1', b'"round":2', 1))
+    said = "this log does not verify, what is shown may be false: record 2 does not follow the record before it"
+    for words in readings(folder, tmp_path):
+        told = invoke(*words)
+        assert told.exit_code == 0 and f"warning: {said}" in told.stderr and said not in told.stdout
+        assert json.loads(invoke(*words, "--json").stdout)["warnings"] == [f"{said} (and 1 other problems)"]
+    for words in readings(honest[0], tmp_path):
+        assert invoke(*words).stderr == ""
+        assert json.loads(invoke(*words, "--json").stdout)["warnings"] == []
+
+
+def test_T38_whoever_reads_a_log_too_large_to_verify_at_once_is_told(
+    honest: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_folders, "VERIFIED_BYTES_MAX", 100)
+    for words in readings(honest[0], tmp_path):
+        told = invoke(*words)
+        assert told.exit_code == 0
+        assert "nothing of this log was verified" in told.stderr and f"fedsilo audit verify {honest[0]}" in told.stderr
+
+
+def test_a_kind_that_is_none_is_refused_with_the_one_that_may_be_meant(tmp_path: Path) -> None:
+    with open_log(tmp_path / "log") as log:
+        append_send(log, 1)
+        append_send(log, 2, kind="of.another.version")
+    refused = invoke("tail", "--log", tmp_path / "log", "--kind", "lora.factor")
+    assert refused.exit_code == 2 and "no kind 'lora.factor' (did you mean 'lora.factors'?)" in refused.stderr
+    assert "one of: bandit.reward, " in refused.stderr
+    event = invoke("tail", "--log", tmp_path / "log", "--event", "egress.decisions")
+    assert event.exit_code == 2 and "(did you mean 'egress.decision'?)" in event.stderr
+    # A kind that nothing has, and one that the log has but this version does not know, are no mistakes.
+    assert "no such record" in invoke("tail", "--log", tmp_path / "log", "--kind", "metrics.eval").stdout
+    found = json.loads(invoke("tail", "--log", tmp_path / "log", "--kind", "of.another.version", "--json").stdout)
+    assert [record["seq"] for record in found["data"]] == [2, 3]
+    assert SILO in found["data"][0]["actor"]
