@@ -5,6 +5,7 @@ from __future__ import annotations
 import calendar
 import re
 import time
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -33,6 +34,12 @@ def plain_number(value: Any) -> Any:
 def _plain_text(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("must be text; quote it")
+    return value
+
+
+def _one_line(value: str) -> str:
+    if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in value):
+        raise ValueError("must be one line, without control characters")  # it stands in lines that people read (T37)
     return value
 
 
@@ -70,7 +77,7 @@ Positive = Annotated[int, BeforeValidator(plain_integer), Field(ge=1, le=2**53 -
 Number = Annotated[float, BeforeValidator(plain_number)]
 NotNegative = Annotated[float, BeforeValidator(plain_number), Field(ge=0)]
 Boolean = Annotated[bool, BeforeValidator(_plain_boolean)]
-Text = Annotated[str, BeforeValidator(_plain_text), Field(max_length=256)]
+Text = Annotated[str, BeforeValidator(_plain_text), Field(max_length=256), AfterValidator(_one_line)]
 Sha256 = Annotated[str, BeforeValidator(_plain_text), Field(pattern=r"^[0-9a-f]{64}$")]
 SpiffeId = Annotated[str, BeforeValidator(_plain_text), AfterValidator(_spiffe)]
 UtcTime = Annotated[str, BeforeValidator(_plain_text), AfterValidator(_utc)]

@@ -294,7 +294,7 @@ def rulesets_page() -> str:
             "# Rulesets",
             "`fedsilo policy init --ruleset NAME` and `silo init` write a site's policy from one of these, with limits "
             "that follow from the size of plan it is ready for. There is one for each set of message kinds that a "
-            "method sends (`methods.md` 7.2); `control` stands for the `control.*` kinds that the file lists.",
+            "method sends; `control` stands for the `control.*` kinds that the file lists.",
             markdown_table(("ruleset", "for", "a site sends", "a site takes in"), rows),
             "A policy names kinds, a run names a method: a message leaves only if the policy names its kind **and** "
             "the running method sends that kind (rules `kind` and `kind of the method`).",

@@ -81,7 +81,7 @@ def test(
 
 
 def read_cases(folder: Path) -> list[Case]:
-    """Cases of all *.yaml files of a folder, in name order, or of one file.
+    """Cases of all *.yaml and *.yml files of a folder, in name order, or of one file.
 
     Raises:
         UsageError: no case at all, or a mistake in a file, with its line.
@@ -89,7 +89,9 @@ def read_cases(folder: Path) -> list[Case]:
     from fedsilo.treaty.errors import UsageError
     from policies.cases.format import load_cases
 
-    files = sorted(existing(folder).rglob("*.yaml")) if folder.is_dir() else [existing(folder)]
+    files = [existing(folder)]
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml"))
     cases = [case for file in files for case in load_cases(_plain(file), str(file))]
     if not cases:
         raise UsageError(f"{folder}: there are no case files (*.yaml)", hint="docs/how-to/write-a-policy.md shows one")

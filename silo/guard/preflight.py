@@ -95,7 +95,7 @@ def preflight(
             warnings.append(f"{charter.source} and {own.source} have nothing in common for {', '.join(apart)}: denied")
         return (
             f"{found.file.name} {found.digest[:12]}: {own.source} {own.digest[:12]} with {charter.source} "
-            f"{charter.digest[:12]}, which tightens {len(tightened)} fields"
+            f"{charter.digest[:12]}, which tightens {len(tightened)} field{'s' * (len(tightened) != 1)}"
         )
 
     def change() -> str:

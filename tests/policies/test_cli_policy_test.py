@@ -64,7 +64,7 @@ def test_cases_that_hold_exit_0_and_one_that_does_not_1(folder: Path) -> None:
     assert run(folder).exit_code == 0
     answer = json.loads(run(folder, "--json").stdout)
     assert answer["ok"] and [case["passed"] for case in answer["data"]["cases"]] == [True, True]
-    extra = folder / "cases" / "more" / "wrong.yaml"
+    extra = folder / "cases" / "more" / "wrong.yml"
     extra.write_text("\nname: hopeful\nmessage: {kind: public.responses, prompts: 0, set: another}\nexpect: allow\n")
     failed = run(folder, "--output", "json")
     assert failed.exit_code == 1 and json.loads(failed.stdout)["error"]["code"] == "CASES_FAILED"

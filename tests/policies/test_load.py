@@ -60,6 +60,8 @@ def test_T35_yaml_traps_are_errors_with_line_and_hint(trap: str) -> None:
         ("secure_aggregation: allowed", "secure_aggregation: required"),
         ("policy_version: 1", "policy_version: 2"),
         ("max_l2: 0.019", "max_l2: 0.001"),
+        ("name: pubswap ", 'name: "a \\n b" '),
+        ("name: pubswap ", 'name: "\\e[2J" '),
     ],
 )
 def test_T35_wrong_values_name_their_line(old: str, new: str) -> None:

@@ -67,6 +67,22 @@ def test_T34_what_waits_to_be_sent_is_judged_by_the_policy_in_force(tmp_path: Pa
     again.close()
 
 
+@pytest.mark.parametrize("halted", [True, False])
+def test_T39_what_was_allowed_before_a_halt_is_not_sent_in_it(tmp_path: Path, halted: bool) -> None:
+    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
+        offered = bench.factors()
+        assert isinstance(offered, Allowed)
+        if not halted:
+            bench.gate.transmit(offered)
+            assert bench.channel.kinds() == ["lora.factors"]
+            return
+        bench.gate.halted = "the disk is full"
+        with pytest.raises(OperationError, match="the disk is full"):
+            bench.gate.transmit(offered)
+        assert bench.channel.sent == []
+        assert [item.state for item in bench.ledger.outbox()] == ["allowed"]  # it waits for the repair
+
+
 def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
         bench.clock_now += 100 * DAY
