@@ -260,4 +260,31 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "if False:",
     ),
     ("one silo alone agrees with itself", "fedsilo/treaty/transcript.py", "min(2, planned)", "1"),
+    # ---- what waits, what is kept from another run, what enters, what fails ----
+    (
+        "what waits goes out where persons are asked for by now",
+        JUDGE,
+        'return list(decision.reasons) if decision.verdict != "allow" else []',
+        'return list(decision.reasons) if decision.verdict == "deny" else []',
+    ),
+    (
+        "what was allowed before a policy goes out under it",
+        JUDGE,
+        "if kind in self.book.screen_halts:",
+        "return []\n        if False:",
+    ),
+    (
+        "an adapter of another run is not measured",
+        "silo/guard/runs.py",
+        'run = None if self._gate.view.last_adapter in ("", digest) else self._gate.view.run',
+        "run = None",
+    ),
+    ("a public set enters unread", "fedsilo/launch/cli_policy_change.py", "        if findings:", "        if False:"),
+    (
+        "a message that fails unexpectedly is not counted",
+        "coordinator/driver.py",
+        "                db.raise_sequence(session, silo, envelope.run, envelope.sequence)\n"
+        "                self._counted(session, silo, ruling, self._book(session, silo))",
+        "                pass",
+    ),
 )

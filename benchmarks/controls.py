@@ -16,6 +16,7 @@ import concurrent.futures
 import json
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,7 @@ _STAGES_OF_A_SITE = (
     STAGES[1],
 )
 _SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
+_THREAT = re.compile(r"(?:\b|_)([TXB])([0-9]{1,2})(?![0-9A-Za-z])")
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "fedsilo-demo", "*.egg-info")
 
 _RULES_MODULE = "policies/rules/__init__.py"
@@ -195,6 +197,39 @@ def run(wanted: list[Mutant], jobs: int, *, known_good: bool) -> list[dict[str, 
             return list(pool.map(one, wanted))
 
 
+_PAGE_HEAD = """<!-- Written by `python -m benchmarks.controls --page REPORT.json...` from what the runs printed. -->
+
+# Which test notices which missing control
+
+`python -m benchmarks.controls --json` takes each rule, each text screen and each step of the gate and the rounds
+away, or turns it round, and runs the suite until a test fails. {caught} of {mutants} were noticed, {score:.1%}.
+{survivors}The first test that noticed each:
+
+| threat | what is taken away | the test that notices |
+|---|---|---|
+"""
+
+
+def page(reports: list[dict[str, Any]]) -> str:
+    """The rows of several runs as a page; of a mutant that ran twice, the later row counts."""
+    rows = {row["mutant"]: row["caught_by"] for report in reports for row in report["figures"]["rows"]}
+    survivors = sorted(name for name, caught in rows.items() if not caught)
+    lines = []
+    for name, caught in rows.items():
+        test = caught.removeprefix("FAILED ").removeprefix("ERROR ").partition(" - ")[0].partition("[")[0]
+        threats = dict.fromkeys(f"{letter}{int(number)}" for letter, number in _THREAT.findall(caught))
+        lines.append((" ".join(threats) or "-", name, f"`{test}`" if test else "**none**"))
+    told = f"Survivors: {', '.join(survivors)}. " if survivors else ""
+    caught_all = len(rows) - len(survivors)
+    head = _PAGE_HEAD.format(caught=caught_all, mutants=len(rows), score=caught_all / len(rows), survivors=told)
+    return head + "".join(f"| {threat} | {name} | {test} |\n" for threat, name, test in sorted(lines, key=_by_threat))
+
+
+def _by_threat(row: tuple[str, str, str]) -> tuple[str, int, str]:
+    found = re.match(r"([A-Z])([0-9]+)", row[0])
+    return (found[1], int(found[2]), row[1]) if found else ("~", 0, row[1])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; the output is always JSON")
@@ -202,7 +237,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--known-good", action="store_true", help="the suite has just passed: begin with the mutants")
     parser.add_argument("--list", action="store_true", help="name the mutants and stop")
+    parser.add_argument("--page", nargs="+", type=Path, metavar="REPORT.json", help="print the page of these runs")
     options = parser.parse_args()
+    if options.page:
+        sys.stdout.write(page([json.loads(path.read_text()) for path in options.page]))
+        return 0
     wanted = [one for one in mutants() if not options.only or any(word in one.name for word in options.only)]
     if options.list:
         sys.stdout.write("\n".join(one.name for one in wanted) + "\n")

@@ -83,6 +83,19 @@ def test_T39_what_was_allowed_before_a_halt_is_not_sent_in_it(tmp_path: Path, ha
         assert [item.state for item in bench.ledger.outbox()] == ["allowed"]  # it waits for the repair
 
 
+def test_T39_in_a_halt_nothing_is_decided_since_nothing_could_be_recorded(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
+        bench.gate.halted = "the disk is full"
+        before = bench.audit.size
+        with pytest.raises(OperationError, match="the disk is full"):
+            bench.factors()
+        with pytest.raises(OperationError, match="the disk is full"):
+            bench.gate.record("stop")
+        assert (bench.audit.size, bench.channel.sent, bench.ledger.outbox()) == (before, [], [])
+        bench.gate.halted = ""
+        assert isinstance(bench.factors(), Allowed)
+
+
 def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
         bench.clock_now += 100 * DAY
