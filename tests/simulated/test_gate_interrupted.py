@@ -96,6 +96,19 @@ def test_T39_in_a_halt_nothing_is_decided_since_nothing_could_be_recorded(tmp_pa
         assert isinstance(bench.factors(), Allowed)
 
 
+def test_T41_the_gates_time_never_goes_back_nor_over_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    bench.clock_now += DAY
+    latest = bench.gate.now()
+    assert latest == bench.clock_now
+    bench.clock_now -= DAY
+    assert bench.gate.now() == latest
+    again = bench.restart()
+    again.clock_now = setting.NOW
+    assert again.gate.now() == latest  # the log holds nothing of that time, the ledger does
+    again.close()
+
+
 def test_T41_a_payload_is_as_old_as_the_time_that_never_goes_back_says(tmp_path: Path) -> None:
     with closing(Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))) as bench:
         bench.clock_now += 100 * DAY
