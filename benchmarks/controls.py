@@ -46,6 +46,22 @@ _STAGES_OF_A_SITE = (
     *STAGES[2:],
     STAGES[1],
 )
+# Tests of a module itself, before those of the whole gate.
+_NEAREST = {
+    "coordinator/driver.py": ("tests/security/test_T23_T24*.py", "tests/simulated/test_coordinator*.py"),
+    "fedsilo/launch/cli_policy_change.py": ("tests/simulated/test_T12*.py", "tests/simulated/test_policy_commands.py"),
+    "fedsilo/treaty/transcript.py": ("tests/protocol/test_T20*.py", "tests/security/test_T20*.py"),
+    "fedsilo/treaty/wire/codec.py": ("tests/protocol/test_codec.py",),
+    "policies/engine.py": ("tests/policies/test_engine.py",),
+    "policies/screening.py": ("tests/policies/test_screening.py", "tests/simulated/test_gate_screens.py"),
+    "silo/guard/halts.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
+    "silo/guard/in_force.py": ("tests/simulated/test_policy_in_force.py", "tests/simulated/test_policy_reload.py"),
+    "silo/guard/judge.py": ("tests/simulated/test_gate_interrupted.py", "tests/simulated/test_gate.py"),
+    "silo/guard/releases.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_policy_reload.py"),
+    "silo/guard/runs.py": ("tests/simulated/test_T20*.py", "tests/simulated/test_guard_loop.py"),
+    "silo/guard/startup.py": ("tests/simulated/test_policy*.py",),
+    "silo/guard/transcripts.py": ("tests/security/test_T20*.py",),
+}
 _SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
 _THREAT = re.compile(r"(?:\b|_)([TXB])([0-9]{1,2})(?![0-9A-Za-z])")
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "fedsilo-demo", "*.egg-info")
@@ -181,7 +197,9 @@ def run(wanted: list[Mutant], jobs: int, *, known_good: bool) -> list[dict[str, 
             begun = time.monotonic()
             original = mutant.apply(tree)
             try:
-                caught = caught_by(tree, STAGES if mutant.file.startswith("policies/") else _STAGES_OF_A_SITE)
+                stages = STAGES if mutant.file.startswith("policies/") else _STAGES_OF_A_SITE
+                nearest = _NEAREST.get(mutant.file)
+                caught = caught_by(tree, (nearest, *stages) if nearest else stages)
             finally:
                 (tree / mutant.file).write_text(original)
                 trees.put(tree)

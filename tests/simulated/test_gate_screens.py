@@ -199,6 +199,25 @@ def test_T36_what_persons_approved_and_the_policy_denies_by_then_is_shown_as_den
         assert outcomes == [("allowed", "approved", "approved"), ("denied", "denied", "denied")]
 
 
+@pytest.mark.parametrize("late_seconds", [0.0, -1.0])
+def test_T36_a_hold_that_is_over_is_approved_by_nobody(tmp_path: Path, late_seconds: float) -> None:
+    """Also before the loop has come round to end it."""
+    asked = site.policy(on_hit="hold")
+    with closing(site.bench(tmp_path, asked)) as bench:
+        held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
+        assert isinstance(held, Held)
+        release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
+        shown = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
+        bench.clock_now = release.expires_at + late_seconds
+        if late_seconds < 0:
+            _, settled = bench.releases.approve(command("approvals.approve", shown))
+            assert settled is not None and settled.allowed is not None
+            return
+        with pytest.raises(ConflictError) as refused:
+            bench.releases.approve(command("approvals.approve", shown))
+        assert refused.value.code == "EXPIRED" and bench.ledger.approvals(release.id) == []
+
+
 def test_T36_approval_is_of_these_bytes_and_no_others(tmp_path: Path) -> None:
     asked = site.policy(on_hit="hold")
     with closing(site.bench(tmp_path, asked)) as bench:
