@@ -212,6 +212,9 @@ def test_T36_a_hold_that_is_over_is_approved_by_nobody(tmp_path: Path, late_seco
         if late_seconds < 0:
             _, settled = bench.releases.approve(command("approvals.approve", shown))
             assert settled is not None and settled.allowed is not None
+            with pytest.raises(ConflictError) as refused:  # once it has ended, nobody's answer is even written down
+                bench.releases.approve(command("approvals.approve", shown, person="carol"))
+            assert refused.value.code == "NOT_HELD" and len(bench.events("approval.grant")) == 1
             return
         with pytest.raises(ConflictError) as refused:
             bench.releases.approve(command("approvals.approve", shown))
