@@ -164,7 +164,7 @@ def caught_by(tree: Path, stages: tuple[tuple[str, ...], ...] = STAGES) -> str:
         except subprocess.TimeoutExpired:
             return f"{' '.join(stage)} did not end within {_SECONDS_MAX} s"
         if done.returncode != 0:
-            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
             return failed[0][:200] if failed else f"{' '.join(stage)}: exit {done.returncode}"
     return ""
 
