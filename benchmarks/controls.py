@@ -56,7 +56,11 @@ _NEAREST = {
     "policies/screening.py": ("tests/policies/test_screening.py", "tests/simulated/test_gate_screens.py"),
     "silo/guard/halts.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
     "silo/guard/in_force.py": ("tests/simulated/test_policy_in_force.py", "tests/simulated/test_policy_reload.py"),
-    "silo/guard/judge.py": ("tests/simulated/test_gate_interrupted.py", "tests/simulated/test_gate.py"),
+    "silo/guard/judge.py": (
+        "tests/simulated/test_gate_interrupted.py",
+        "tests/simulated/test_T34*.py",
+        "tests/simulated/test_gate.py",
+    ),
     "silo/guard/releases.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_policy_reload.py"),
     "silo/guard/runs.py": ("tests/simulated/test_T20*.py", "tests/simulated/test_guard_loop.py"),
     "silo/guard/startup.py": ("tests/simulated/test_policy*.py",),
@@ -220,8 +224,8 @@ _PAGE_HEAD = """<!-- Written by `python -m benchmarks.controls --page REPORT.jso
 # Which test notices which missing control
 
 `python -m benchmarks.controls --json` takes each rule, each text screen and each step of the gate and the rounds
-away, or turns it round, and runs the suite until a test fails. {caught} of {mutants} were noticed, {score:.1%}.
-{survivors}The first test that noticed each:
+away, or turns it round, and runs the suite until a test fails. Of {every} mutants {mutants} were run for this page, and {caught} of them noticed
+({score:.1%}). {survivors}The first test that noticed each:
 
 | threat | what is taken away | the test that notices |
 |---|---|---|
@@ -239,7 +243,9 @@ def page(reports: list[dict[str, Any]]) -> str:
         lines.append((" ".join(threats) or "-", name, f"`{test}`" if test else "**none**"))
     told = f"Survivors: {', '.join(survivors)}. " if survivors else ""
     caught_all = len(rows) - len(survivors)
-    head = _PAGE_HEAD.format(caught=caught_all, mutants=len(rows), score=caught_all / len(rows), survivors=told)
+    head = _PAGE_HEAD.format(
+        every=len(mutants()), caught=caught_all, mutants=len(rows), score=caught_all / len(rows), survivors=told
+    )
     return head + "".join(f"| {threat} | {name} | {test} |\n" for threat, name, test in sorted(lines, key=_by_threat))
 
 
