@@ -22,7 +22,8 @@ test: $(VENV)/.dev
 # runs them too. A name is matched in any case, so the first digit keeps test_the_... out.
 THREATS := test_T0 or test_T1 or test_T2 or test_T3 or test_T4 or test_T5 or test_X0 or test_X1
 threats: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

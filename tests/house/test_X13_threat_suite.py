@@ -113,14 +113,18 @@ def selected_by_make_threats(folder: Path) -> set[tuple[str, str]]:
     for package in {(folder / test.file).parent for test in TESTS}:
         (package / "__init__.py").touch()  # else two files of one name are one module
     made = subprocess.run(["make", "--dry-run", "threats"], cwd=ROOT, check=True, capture_output=True, text=True)
-    (line,) = [line for line in made.stdout.splitlines() if "-m pytest" in line]
-    options = shlex.split(line)[1:]
-    asked = subprocess.run(
-        [sys.executable, *options, "--collect-only", "-p", "no:cacheprovider"],
-        cwd=folder, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert asked.returncode == 0, asked.stdout + asked.stderr
-    return {(file, name) for file, _, name in (line.partition("::") for line in asked.stdout.splitlines()) if name}
+    selected = set()
+    for line in (line for line in made.stdout.splitlines() if "-m pytest" in line):
+        options = shlex.split(line)[1:]
+        asked = subprocess.run(
+            [sys.executable, *options, "--collect-only", "-p", "no:cacheprovider"],
+            cwd=folder, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        selected |= {
+            (file, name) for file, _, name in (row.partition("::") for row in asked.stdout.splitlines()) if name
+        }
+    return selected
 
 
 @pytest.fixture(scope="module")
