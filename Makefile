@@ -7,6 +7,8 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 # Several silos share one machine in the demo and the tests: one torch thread each, or they spin against each other.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Tests and demo start hundreds of processes; without bytecode each of them compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test threats check fix install proto reference pictures clean
 

@@ -176,8 +176,15 @@ class Driver:
     def wait_for_pending(self, silo: str, timeout: float) -> bool:
         """Wait until there is something to deliver to a silo, at most `timeout` seconds; whether there is."""
         with self._changed:
-            self._changed.wait_for(lambda: self.stopping or bool(self.halted) or self._has_pending(silo), timeout)
-            return self._has_pending(silo)
+            waits = False
+
+            def is_over() -> bool:
+                nonlocal waits
+                waits = self._has_pending(silo)
+                return waits or self.stopping or bool(self.halted)
+
+            self._changed.wait_for(is_over, timeout)
+            return waits
 
     def _take(self, peer: PeerIdentity, arrived: Arrived) -> Taken:
         """Sequence, charter, audit, effect. Caller holds the lock."""
@@ -246,7 +253,7 @@ class Driver:
     def _counted(session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
         if ruling.decision.verdict == "allow":
             book.record(ruling.facts)
-            session.merge(db.Book(silo=silo, counts=db.as_json(book.to_json())))
+            db.set_counts(session, silo, db.as_json(book.to_json()))
 
     def _why_denied(self, session: Session, arrived: Arrived, ruling: Ruling) -> PeerError:
         """The one code the sender gets; the reasons stay here (B6), but a message that is merely late hears so."""
@@ -330,7 +337,7 @@ class Driver:
             round_number=taken.round, step=taken.step,
         )  # fmt: skip
         # a refusal names the round that was asked for, which need not be one
-        number = taken.round if session.get(db.Round, (taken.run, taken.round)) is not None else 0
+        number = taken.round if taken.run and db.is_round(session, taken.run, taken.round) else 0
         self._count(session, silo, taken.run, number, taken.kind, "out", reply.payload.size_bytes)
         return reply
 
@@ -404,8 +411,8 @@ class Driver:
         return self._norms[digest]
 
     def _book(self, session: Session, silo: str) -> HistoryBook:
-        row = session.get(db.Book, silo)
-        return HistoryBook.from_json(json.loads(row.counts)) if row else HistoryBook()
+        counts = db.counts_of(session, silo)
+        return HistoryBook.from_json(json.loads(counts)) if counts else HistoryBook()
 
     def _count(
         self, session: Session, silo: str, run: str, number: int, kind: str, direction: str, payload_bytes: int

@@ -44,8 +44,10 @@ class Effects:
 
     def no_member(self, session: Session, arrived: Arrived) -> PeerError | None:
         """The refusal of a contribution by a silo whose last hello was refused: whoever differs has no part."""
+        if arrived.envelope.kind not in CONTRIBUTIONS:
+            return None
         member = session.get(db.Member, arrived.silo)
-        if arrived.envelope.kind in CONTRIBUTIONS and (member is None or member.state != "joined"):
+        if member is None or member.state != "joined":
             return PeerError(WireCode.NOT_A_MEMBER, f"{arrived.silo} contributes although it has not joined")
         return None
 

@@ -351,6 +351,7 @@ def _table(rows: type[Base]) -> Table:
 _ITS_COUNTER = _row(SequenceCounter.silo, SequenceCounter.run, SequenceCounter.direction)
 _SEQUENCE = select(SequenceCounter.value).where(_ITS_COUNTER)
 _NUMBER = update(_table(SequenceCounter)).where(_ITS_COUNTER).values(value=bindparam("value"))
+_RAISE = _NUMBER.where(SequenceCounter.value < bindparam("value"))
 _FIRST_NUMBER = insert(_table(SequenceCounter))
 _COUNT = (
     update(_table(Traffic))
@@ -359,6 +360,11 @@ _COUNT = (
 )
 _FIRST_COUNT = insert(_table(Traffic))
 _WAITS = select(OutboxItem.id).where(_row(OutboxItem.silo)).limit(1)
+_TAKEN_IN = _WAITS.where(OutboxItem.delivered_sequence.between(1, bindparam("sequence")))
+_COUNTS = select(Book.counts).where(_row(Book.silo))
+_COUNT_ON = update(_table(Book)).where(_row(Book.silo)).values(counts=bindparam("counts"))
+_FIRST_COUNTS = insert(_table(Book))
+_IS_ROUND = select(Round.number).where(_row(Round.run, Round.number))
 
 
 def sequence_of(session: Session, silo: str, run: str, direction: str) -> int:
@@ -374,8 +380,26 @@ def set_sequence(session: Session, silo: str, run: str, direction: str, value: i
 
 def raise_sequence(session: Session, silo: str, run: str, value: int) -> None:
     """Remember the highest sequence taken from a silo in a run; a retry's older one changes nothing."""
-    if value > sequence_of(session, silo, run, "in"):
-        set_sequence(session, silo, run, "in", value)
+    its = _its(silo=silo, run=run, direction="in")
+    raised = session.connection().execute(_RAISE, its | {"value": value}).rowcount
+    if not raised and value > sequence_of(session, silo, run, "in"):
+        set_sequence(session, silo, run, "in", value)  # the first one
+
+
+def counts_of(session: Session, silo: str) -> str:
+    """What the rules count of a silo, as JSON; empty before its first message."""
+    return session.connection().execute(_COUNTS, _its(silo=silo)).scalar() or ""
+
+
+def set_counts(session: Session, silo: str, counts: str) -> None:
+    connection = session.connection()
+    if not connection.execute(_COUNT_ON, _its(silo=silo) | {"counts": counts}).rowcount:
+        connection.execute(_FIRST_COUNTS, {"silo": silo, "counts": counts})
+
+
+def is_round(session: Session, run: str, number: int) -> bool:
+    """Whether a run has opened a round of that number."""
+    return session.connection().execute(_IS_ROUND, _its(run=run, number=number)).scalar() is not None
 
 
 def count_message(
@@ -396,6 +420,8 @@ def first_outbox_item(session: Session, silo: str, *, except_runs: Sequence[str]
 
 def delivered_outbox_items(session: Session, silo: str, sequence: int) -> list[OutboxItem]:
     """What a silo has taken in when it acknowledges a sequence, oldest first, whatever else waits in between."""
+    if session.connection().execute(_TAKEN_IN, _its(silo=silo) | {"sequence": sequence}).scalar() is None:
+        return []  # as of most polls
     delivered = OutboxItem.delivered_sequence.between(1, sequence)
     query = select(OutboxItem).where(OutboxItem.silo == silo, delivered).order_by(OutboxItem.id)
     return list(session.scalars(query))
@@ -407,17 +433,14 @@ def next_ordinal(session: Session, run: str) -> int:
 
 
 def uploads_in_slot(session: Session, *, run: str, round_number: int, step: int, kind: str, silo: str) -> list[Upload]:
-    return list(
-        session.scalars(
-            select(Upload).where(
-                Upload.run == run,
-                Upload.round == round_number,
-                Upload.step == step,
-                Upload.kind == kind,
-                Upload.silo == silo,
-            )
-        )
+    query = select(Upload).where(
+        Upload.run == run,
+        Upload.round == round_number,
+        Upload.step == step,
+        Upload.kind == kind,
+        Upload.silo == silo,
     )
+    return list(session.scalars(query))
 
 
 def is_adapter(session: Session, digest: str) -> bool:

@@ -21,6 +21,10 @@ _OUT = Path("fedsilo-demo")
 def demo(
     silos: Annotated[int, typer.Option("--silos", min=1, max=16, help="Silos of the demo's own set.")] = 4,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds; default 3, with --data 2.")] = None,
+    local_steps: Annotated[
+        int | None,
+        typer.Option("--local-steps", min=1, help="GRPO steps of a silo in a round; default 20, with --data 2."),
+    ] = None,
     method: Annotated[str, typer.Option("--method", help="pubswap, pubswap-random, public-no-swap, fedavg-grpo.")] = (
         "pubswap"
     ),
@@ -68,6 +72,7 @@ def demo(
             seed=seed,
             silos=silos,
             rounds=rounds,
+            local_steps=local_steps,
             method=method,
             data=data.absolute() if data else None,
             compare=compare,

@@ -51,6 +51,7 @@ Say = Callable[[str], None]
 class DemoOptions:
     """Attributes:
     out: empty folder for everything; it stays.
+    local_steps: GRPO steps of a silo in a round; None for what the README's figures are made with.
     data: folder of `fedsilo data`; None makes the demo's own set from `seed`.
     compare: a second method, run afterwards from the same start; empty for none.
     hold: hold hospital_a's first factor release for a person.
@@ -62,6 +63,7 @@ class DemoOptions:
     seed: int = 0
     silos: int = 4
     rounds: int | None = None
+    local_steps: int | None = None
     method: str = "pubswap"
     data: Path | None = None
     compare: str = ""
@@ -90,7 +92,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
 
     method = method_named(options.method)
     own_set = options.data is None
-    local_steps = LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS
+    local_steps = options.local_steps or (LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS)
     rounds = options.rounds or (ROUNDS if own_set else TEXT_ROUNDS)
     attacks = named(options.attacks)
     if attacks:

@@ -14,17 +14,21 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.loopback.federation import Demo, Federation, demo, federation
+from tests.loopback.federation import COORDINATOR_ATTACKS, SHORT, Demo, Federation, demo, federation
 
 SEED = 1
 HOLDS = "hospital_a"
 # What two workers do, in this order. Long parts come first, so that the end finds both at work; and the first two need
 # a base model each, which takes most of a minute where it was never built.
-SHARE_SITES = ("test_hold_and_approve", "test_killed_silo", "test_methods", "test_policy_reload", "test_report")
+SHARE_ATTACKED = ("test_hostile_parties", "test_T38_logs")
+SHARE_SITES = (
+    "test_hold_and_approve", "test_killed_silo", "test_methods", "test_policy_reload", "test_report",
+    "test_T10_connect",
+)  # fmt: skip
 FIRST = (
     *SHARE_SITES,
     "test_other_peoples_text",
-    "test_hostile_parties",
+    *SHARE_ATTACKED,
     "test_demo",
     "test_interrupt",
     "test_tutorial",
@@ -59,6 +63,8 @@ class SharingStaysTogether(LoadScopeScheduling):
         module = Path(file).stem
         if module in SHARE_SITES:
             return "sites"
+        if module in SHARE_ATTACKED:
+            return "attacked"
         return nodeid if module in APART else file
 
 
@@ -78,6 +84,14 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """`fedsilo demo` with its default options, and what it left on disk."""
     return demo(tmp_path_factory.mktemp("demo") / "out", "--seed", str(SEED))
+
+
+@pytest.fixture(scope="session")
+def attacked_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """`fedsilo demo` with a hostile coordinator."""
+    attacks = [part for name in COORDINATOR_ATTACKS for part in ("--attack", name)]
+    # Three: where one refuses a round, the other two still agree on its transcript (T20).
+    return demo(tmp_path_factory.mktemp("attacked") / "out", "--silos", "3", "--rounds", "4", *SHORT, *attacks)
 
 
 @pytest.fixture(scope="session")

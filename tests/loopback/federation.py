@@ -30,6 +30,14 @@ from fedsilo.launch.tiny_model import cached_model, recipe_for
 
 LOCAL_STEPS = 4
 SWAP_PERIOD = 2
+# What is tried in the demo that several tests read, and what must come of it.
+COORDINATOR_ATTACKS = {
+    "temperature_out_of_range": ("deny", "plan temperature"),
+    "wrong_key": ("deny", "SIGNATURE_INVALID"),
+    "wrong_donors": ("drop", "donors graded here"),
+    "unknown_prompt_index": ("deny", "prompts are rows of the public set"),
+}
+SHORT = ("--local-steps", "4")  # where it is asked whether rounds go on, not what they teach
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Far above what anything here takes on a machine to itself: a limit that is reached means that something hangs.
 LIMIT_SECONDS = 240.0

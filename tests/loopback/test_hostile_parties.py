@@ -11,24 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.loopback.federation import Demo, command, demo, living, records
+from tests.loopback.federation import COORDINATOR_ATTACKS, SHORT, Demo, command, demo, living, records
 
 TARGET, LAST_OF_THREE = "hospital_b", "hospital_c"
-COORDINATOR_ATTACKS = {
-    "temperature_out_of_range": ("deny", "plan temperature"),
-    "wrong_key": ("deny", "SIGNATURE_INVALID"),
-    "wrong_donors": ("drop", "donors graded here"),
-    "unknown_prompt_index": ("deny", "prompts are rows of the public set"),
-}
 
 pytestmark = pytest.mark.demo
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    attacks = [part for name in COORDINATOR_ATTACKS for part in ("--attack", name)]
-    # Three: where one refuses a round, the other two still agree on its transcript (T20).
-    return demo(tmp_path_factory.mktemp("coordinator") / "out", "--silos", "3", "--rounds", "4", *attacks)
 
 
 def log_of(made: Demo, site: str) -> list[dict[str, Any]]:
@@ -44,41 +31,41 @@ def content(lines: list[dict[str, Any]], run: str, number: int | None = None) ->
     ]  # fmt: skip
 
 
-def test_X09_each_attack_of_the_coordinator_is_refused_by_its_rule_in_the_silos_own_log(coordinator: Demo) -> None:
-    assert coordinator.reply.exit_code == 0, coordinator.reply.stderr
-    rows = {row["name"]: row for row in coordinator.data["attacks"]}
+def test_X09_each_attack_of_the_coordinator_is_refused_by_its_rule_in_the_silos_own_log(attacked_demo: Demo) -> None:
+    assert attacked_demo.reply.exit_code == 0, attacked_demo.reply.stderr
+    rows = {row["name"]: row for row in attacked_demo.data["attacks"]}
     assert {name: (row["decision"], row["rule"]) for name, row in rows.items()} == COORDINATOR_ATTACKS
-    lines = log_of(coordinator, LAST_OF_THREE)
+    lines = log_of(attacked_demo, LAST_OF_THREE)
     for name, row in rows.items():
         line = lines[row["record"]]
         assert line["event"] == "ingress.decision"
         assert line["decision"] == ("allow" if name == "wrong_donors" else "deny")
     assert lines[rows["wrong_donors"]["record"]]["facts"]["transform"]["donors_dropped"]["hospital_a"] > 0
-    assert living(coordinator.seen) == []
+    assert living(attacked_demo.seen) == []
 
 
-def test_X09_T12_T13_nothing_was_given_to_what_was_refused_and_the_run_went_on(coordinator: Demo) -> None:
-    rows = {row["name"]: row for row in coordinator.data["attacks"]}
+def test_X09_T12_T13_nothing_was_given_to_what_was_refused_and_the_run_went_on(attacked_demo: Demo) -> None:
+    rows = {row["name"]: row for row in attacked_demo.data["attacks"]}
     plan, asked = rows["temperature_out_of_range"], rows["unknown_prompt_index"]
     for site in ("hospital_a", LAST_OF_THREE):  # a changed plan went to both
-        lines = log_of(coordinator, site)
+        lines = log_of(attacked_demo, site)
         assert content(lines, plan["run"]) == []
         assert not [line for line in lines if line["event"] == "plan.accept" and line["run"] == plan["run"]]
-    lines = log_of(coordinator, LAST_OF_THREE)
+    lines = log_of(attacked_demo, LAST_OF_THREE)
     assert content(lines, asked["run"], asked["round"]) == []
     assert content(lines, asked["run"], asked["round"] - 1)  # the counterpart: the round before it
-    rounds = {row["round"]: row["participants"] for row in coordinator.data["rounds"]}
+    rounds = {row["round"]: row["participants"] for row in attacked_demo.data["rounds"]}
     assert rounds[asked["round"]] == ["hospital_a", "hospital_b"]
     assert rounds[asked["round"] - 1] == ["hospital_a", "hospital_b", LAST_OF_THREE]
-    assert coordinator.data["state"] == "finished"
+    assert attacked_demo.data["state"] == "finished"
 
 
-def test_X09_nothing_planted_left_for_any_of_it(coordinator: Demo) -> None:
-    assert (coordinator.data["canaries_on_wire"], coordinator.data["positive_control_found"]) == (0, True)
+def test_X09_nothing_planted_left_for_any_of_it(attacked_demo: Demo) -> None:
+    assert (attacked_demo.data["canaries_on_wire"], attacked_demo.data["positive_control_found"]) == (0, True)
 
 
 def test_T03_a_trainer_whose_message_is_none_ends_and_the_run_goes_on(tmp_path: Path) -> None:
-    made = demo(tmp_path / "out", "--silos", "2", "--rounds", "1", "--attack", "unknown_field")
+    made = demo(tmp_path / "out", "--silos", "2", "--rounds", "1", *SHORT, "--attack", "unknown_field")
     (row,) = made.data["attacks"]
     assert (row["decision"], row["rule"]) == ("stop", "TRAINER_CONFUSED")
     line = log_of(made, TARGET)[row["record"]]
