@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsilo.edge.audit_formats import chosen, export_line
-from fedsilo.edge.audit_segments import read_lines, segments
+from fedsilo.edge.audit_segments import read_lines, removed, removed_leaf, segments
 from fedsilo.edge.files import fsync_directory, write_all, write_durably
 from fedsilo.treaty.audit.checkpoint import parse_verifier_key
 from fedsilo.treaty.audit.record import NO_PREVIOUS, link_of, parse_record
@@ -60,7 +60,7 @@ class LogReader:
     """Reads on from a place, verifying. Keeps no file open between calls, so that a cut-off torn end does not matter.
 
     Raises:
-        NotFoundError: no such log, or no such record yet where it is to start.
+        NotFoundError: no such log, no such record yet where it is to start, or retention removed it.
         VerificationError: the log no longer holds the record before the place.
     """
 
@@ -154,22 +154,37 @@ class LogReader:
         return record
 
     def _place_of(self, first: int) -> Place:
+        """The place before record `first`. Raises NotFoundError: it is not there yet, or retention removed it."""
+        self._refuse_removed(first)
         if first == 0:
             return Place()
-        before = next(read_lines(self._directory, first - 1), None)
-        if before is None:
+        before = self._link_of(first - 1)
+        if not before:
             raise NotFoundError(f"{self._directory} has no record {first - 1} yet")
-        return Place(first, link_of(before[1]))
+        return Place(first, before)
 
     def _check_behind(self) -> None:
         if self.place.seq == 0:
+            self._refuse_removed(0)
             return
-        before = next(read_lines(self._directory, self.place.seq - 1), None)
-        if before is None or before[0] != self.place.seq - 1 or link_of(before[1]) != self.place.previous:
+        if self._link_of(self.place.seq - 1) != self.place.previous:
             raise VerificationError(
                 f"{self._directory}: record {self.place.seq - 1}, which was exported, is gone or was changed since",
                 hint="compare the exported copy with the log; each exported record carries the hash of its line",
             )
+        self._refuse_removed(self.place.seq)
+
+    def _link_of(self, seq: int) -> str:
+        """The hash of a record, which retention leaves when it removes it; empty where there is none."""
+        found = next(read_lines(self._directory, seq), None)
+        if found is not None and found[0] == seq:
+            return link_of(found[1])
+        return removed_leaf(self._directory, seq)
+
+    def _refuse_removed(self, seq: int) -> None:
+        """Raises NotFoundError: what is to be read next is no loss of this log, retention removed it."""
+        if removed_leaf(self._directory, seq):
+            raise removed(self._directory, seq)
 
 
 def log_key_of(directory: Path) -> tuple[str, str]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.audit_segments import reduced_segments, segments
+from fedsilo.edge.audit_segments import packed_leaves, reduced_segments, segments
 from fedsilo.treaty.audit.checkpoint import VerifierKey, open_checkpoint
 from fedsilo.treaty.audit.merkle import HASH_BYTES, MerkleTree, leaf_hash
 from fedsilo.treaty.audit.record import NO_PREVIOUS, link_of, parse_record
 from fedsilo.treaty.errors import VerificationError
 
+NOTE_BYTES_MAX = 64 << 10  # of a checkpoint with its cosignatures, 150 bytes each; and of a file of keys
 _OUTCOMES = frozenset({"egress.sent", "egress.acked", "egress.indeterminate"})
 
 
@@ -79,19 +80,27 @@ def decision_of(outcome: Mapping[str, Any], decisions: Mapping[int, Mapping[str,
 
 
 def read_note(path: Path) -> str:
-    """A note as it was written (no translation of line ends). Raises VerificationError: no file, or not UTF-8."""
+    """A note, or public keys, as written (no translation of line ends).
+
+    Raises:
+        VerificationError: no file, not UTF-8, or more than `NOTE_BYTES_MAX`.
+    """
     if not path.is_file():
         raise VerificationError(f"{path} is no file")
+    with path.open("rb") as stream:
+        data = stream.read(NOTE_BYTES_MAX + 1)
+    if len(data) > NOTE_BYTES_MAX:
+        raise VerificationError(f"{path} has more than {NOTE_BYTES_MAX} bytes")
     try:
-        return path.read_bytes().decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise VerificationError(f"{path} is damaged") from error
 
 
 def _take_hashes(state: LoadedLog, first: int, path: Path) -> None:
-    packed = path.read_bytes()
-    if first != state.tree.size or not packed or len(packed) % HASH_BYTES:
-        raise VerificationError(f"{path} is damaged, or does not follow record {state.tree.size}")
+    packed = packed_leaves(path)
+    if first != state.tree.size:
+        raise VerificationError(f"{path} does not follow record {state.tree.size - 1}")
     for start in range(0, len(packed), HASH_BYTES):
         state.tree.append(packed[start : start + HASH_BYTES])
     state.previous = packed[-HASH_BYTES:].hex()

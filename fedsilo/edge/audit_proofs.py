@@ -1,8 +1,9 @@
 """Proofs that records are in an audit log: made from its folder, checked without it (threat T38).
 
 A proof is a record's line, the RFC 6962 path from it to the root of a signed checkpoint, that checkpoint, and the
-public keys that it is signed with. Nothing is handed out that does not hold: the log is verified as a whole first
-(`audit_verify`, which shares no code with this), and every proof by the function that checks one.
+public keys that it is signed with. Nothing is handed out that does not hold: every proof is checked by the function
+that checks one, and before a range is exported the log is verified as a whole (`audit_verify`, which shares no code
+with this). An export ends where the newest checkpoint ends; when one is checked, every record in it needs its proof.
 
     DIR/records.jsonl   the lines, byte for byte
     DIR/proofs.json     {log, key, note, size, keys, proofs: [{seq, inclusion}]}
@@ -21,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.audit_loading import read_note
-from fedsilo.edge.audit_segments import leaf_hashes, read_lines
+from fedsilo.edge.audit_segments import leaf_hashes, read_lines, removed
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.edge.files import write_durably
 from fedsilo.treaty.audit.checkpoint import (
     COSIGNATURE_V1,
     LOG_SIGNATURE,
     VerifierKey,
+    check_name,
     cosigned_at,
     open_checkpoint,
     parse_checkpoint,
@@ -48,7 +50,7 @@ class Proved:
     """One record with its proof.
 
     Attributes:
-        inclusion: the path to the root; None where the checkpoint does not reach the record.
+        inclusion: the path to the root; None where none was given.
     """
 
     seq: int
@@ -73,7 +75,7 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
         raise removed(folder, seq)
     covering = _covering_note(folder, seq)
     if covering is None:
-        raise NotFoundError(f"no signed checkpoint covers record {seq} yet", hint="one is made every round and at stop")
+        raise not_covered(seq)
     tree, (note, size) = _tree_of(folder), covering
     own, keys = _keys_of(folder)
     proof = tree.inclusion(seq, size) if size <= tree.size else []
@@ -88,11 +90,17 @@ def prove(folder: Path, seq: int) -> dict[str, Any]:
 
 
 def export_range(folder: Path, out: Path, first: int, last: int | None) -> dict[str, Any]:
-    """Records `first` to `last` and a proof for each that a signed checkpoint covers, into the new folder `out`.
+    """Records `first` to `last` with a proof for each, into the new folder `out`.
+
+    What no signed checkpoint covers yet is left out: nobody could check it.
+
+    Returns:
+        {out, first, last, records, proved, left_out, checkpoint_size}: `first` is later than asked where retention
+        removed what came before; `left_out` counts the newest records of the range, which have no proof yet.
 
     Raises:
         ConflictError: `out` exists.
-        NotFoundError: no such records.
+        NotFoundError: no such records, or no checkpoint covers the first of them yet.
         VerificationError: the log does not verify, or a proof does not hold. Nothing was written.
     """
     if out.exists():
@@ -112,33 +120,37 @@ def export_range(folder: Path, out: Path, first: int, last: int | None) -> dict[
         lines.append((seq, line))
     if not lines:
         raise NotFoundError(f"{folder} has no records in that range")
-    tree = _tree_of(folder)
     covering = _covering_note(folder, lines[-1][0]) or _covering_note(folder, lines[0][0], newest=True)
-    note, size = covering or ("", 0)
-    proved = [Proved(seq, line, tree.inclusion(seq, size) if seq < size else None) for seq, line in lines]
+    if covering is None:
+        raise not_covered(lines[0][0])
+    note, size = covering
+    tree = _tree_of(folder)  # after the note: a daemon that goes on writing signs only what can be read by then
+    if size > tree.size:
+        raise VerificationError(f"{folder} was changed while it was read: its checkpoint at {size} is beyond its end")
+    proved = [Proved(seq, line, tree.inclusion(seq, size)) for seq, line in lines if seq < size]
     own, keys = _keys_of(folder)
-    if note:
-        checkpoint = open_checkpoint(note, own)
-        problems = _problems_of(proved, checkpoint.size, checkpoint.root)
-        if problems or checkpoint.size != size:
-            raise VerificationError(f"{folder} was changed while it was read", hint="".join([*problems.values()][:1]))
+    checkpoint = open_checkpoint(note, own)
+    problems = _problems_of(proved, checkpoint.size, checkpoint.root)
+    if problems or checkpoint.size != size:
+        raise VerificationError(f"{folder} was changed while it was read", hint="".join([*problems.values()][:1]))
     proofs = [
-        {"seq": each.seq, "inclusion": [part.hex() for part in each.inclusion]}
-        for each in proved
-        if each.inclusion is not None
-    ]
+        {"seq": each.seq, "inclusion": [part.hex() for part in each.inclusion or ()]} for each in proved
+    ]  # fmt: skip
     bundle = {
         "log": own.name, "key": own.public_bytes.hex(), "note": note, "size": size, "keys": keys, "proofs": proofs,
     }  # fmt: skip
     out.mkdir(parents=True)
-    write_durably(out / RECORDS, b"".join(line + b"\n" for _, line in lines))
+    write_durably(out / RECORDS, b"".join(each.line + b"\n" for each in proved))
     write_durably(out / PROOFS, json.dumps(bundle, indent=1, ensure_ascii=False).encode() + b"\n")
-    return {"out": str(out), "records": len(lines), "proved": len(proofs), "checkpoint_size": size}
+    return {
+        "out": str(out), "first": proved[0].seq, "last": proved[-1].seq, "records": len(proved), "proved": len(proofs),
+        "left_out": len(lines) - len(proved), "checkpoint_size": size,
+    }  # fmt: skip
 
 
-def removed(folder: Path, seq: int) -> NotFoundError:
-    """The error that says why a record that was there cannot be shown."""
-    return NotFoundError(f"{folder} holds only the leaf hash of record {seq}: retention removed what it said")
+def not_covered(seq: int) -> NotFoundError:
+    """The error that says why a record that is there cannot be proved yet."""
+    return NotFoundError(f"no signed checkpoint covers record {seq} yet", hint="one is made every round and at stop")
 
 
 def _tree_of(folder: Path) -> MerkleTree:
@@ -179,14 +191,15 @@ def check(path: Path, key: str = "") -> dict[str, Any]:
         key: the log's key as its owner published it, 64 hex digits; empty: the one given with the proof, unproved.
 
     Returns:
-        {path, log, key, key_compared, size, records, proved, first, last, cosigned, verified, problems}.
+        {path, log, key, key_compared, size, records, proved, first, last, cosigned, verified, problems}. Verified
+        means that every record is proved; `proved` is 0 where the checkpoint itself, or what is said of it, is wrong.
 
     Raises:
         NotFoundError: nothing is there.
         UsageError: `key` is not 64 hex digits.
         VerificationError: what is there is no proof.
     """
-    if key and (len(key) != KEY_DIGITS or set(key.lower()) - set("0123456789abcdef")):
+    if key and not _is_key(key.lower()):
         raise UsageError("a log's key has 64 hex digits", hint="`fedsilo audit verify LOG --json` prints it as `key`")
     bundle_path = path / PROOFS if path.is_dir() else path
     if not bundle_path.is_file():
@@ -199,41 +212,52 @@ def check(path: Path, key: str = "") -> dict[str, Any]:
         keys = [parse_verifier_key(line) for line in bundle["keys"]]
         note, size = str(bundle["note"]), int(bundle["size"])
         note.encode()
-        log, given = str(bundle.get("log", "")), str(bundle.get("key", ""))
+        log, given = check_name(str(bundle["log"])), str(bundle["key"])  # both are printed, whoever wrote them
+        if not _is_key(given):
+            raise ValueError("its key is none")
     except _MALFORMED as error:
         raise VerificationError(f"{bundle_path} is no proof: {str(error)[:80]}") from error
     problems: list[str] = []
     cosigned: list[str] = []
-    failed: dict[int, str] = {}
+    failed: dict[int, str] = {each.seq: "" for each in proved}
     if not note:
+        size = 0
         problems.append("no signed checkpoint covers these records: nothing is proved")
     else:
         own = _signer(note, keys)
         checkpoint = open_checkpoint(note, own)
         cosigned = _cosigners(note, keys, own.name, problems)
-        failed = _problems_of(proved, checkpoint.size, checkpoint.root)
-        problems += _counted(failed.values())
         signed = checkpoint.size, own.name, own.public_bytes.hex()
-        if (size, log or own.name, given or signed[2]) != signed:
+        if (size, log, given) != signed:
             problems.append("log, key or size beside the checkpoint are not those that it is signed with")
-        _, log, given = signed
+        size, log, given = signed
         if key and given != key.lower():
             problems.insert(0, f"it is signed with the key {given}, not with the one given")
-    hold = 0 if not note else sum(each.inclusion is not None and each.seq not in failed for each in proved)
+        found = _problems_of(proved, checkpoint.size, checkpoint.root)
+        failed = found if not problems else failed
+        problems += _counted(found.values())
     return {
         "path": str(path), "log": log, "key": given, "key_compared": bool(key), "size": size, "records": len(proved),
-        "proved": hold, "first": proved[0].seq, "last": proved[-1].seq, "cosigned": cosigned,
+        "proved": len(proved) - len(failed), "first": proved[0].seq, "last": proved[-1].seq, "cosigned": cosigned,
         "verified": not problems, "problems": problems,
     }  # fmt: skip
 
 
+def _is_key(text: str) -> bool:
+    return len(text) == KEY_DIGITS and not set(text) - set("0123456789abcdef")
+
+
 def _record_of(bundle: dict[str, Any]) -> Proved:
+    """Raises VerificationError: the leaf hash beside the record is not its own."""
     inclusion = [bytes.fromhex(part) for part in bundle["inclusion"]]
-    return Proved(int(bundle["seq"]), str(bundle["record"]).encode(), inclusion)
+    line, leaf = str(bundle["record"]).encode(), bundle.get("leaf")
+    if "leaf" in bundle and leaf != leaf_hash(line).hex():
+        raise VerificationError("the leaf hash beside the record is not that of the record")
+    return Proved(int(bundle["seq"]), line, inclusion)
 
 
 def _records_of_export(folder: Path, bundle: dict[str, Any]) -> list[Proved]:
-    """The lines of the export, each with its proof; a line beyond the last proof has none.
+    """The lines of the export, each with the proof that was given for it.
 
     Raises:
         NotFoundError: there are no records.
@@ -287,9 +311,9 @@ def _problems_of(proved: Sequence[Proved], size: int, root: bytes) -> dict[int, 
 
 
 def _trouble(each: Proved, before: str, size: int, root: bytes) -> str:
-    if each.inclusion is None and each.seq < size:
-        return "has no proof, although the checkpoint covers it"
-    if each.inclusion is not None and not verify_inclusion(leaf_hash(each.line), each.seq, size, each.inclusion, root):
+    if each.inclusion is None:
+        return "has no proof" + (f": the checkpoint ends at {size} records" if each.seq >= size else "")
+    if not verify_inclusion(leaf_hash(each.line), each.seq, size, each.inclusion, root):
         return f"is not what the checkpoint at {size} covers"
     try:
         record = parse_record(each.line)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.audit_counting import OTHERS
+from fedsilo.edge.audit_formats import WITHHELD
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_report_parts import (
     NO_SIGNATURE,
@@ -36,6 +39,7 @@ from policies.load import Policy
 from policies.schema import LoraSchema
 
 SCHEMA = "fedsilo.audit_report/1"
+_SHEET_NAME = re.compile(r"[A-Za-z0-9_.]+")  # no spreadsheet takes it for a formula
 DP = "off: no privacy budget is kept, and none is claimed"
 RESIDUALS = {
     "N1": "A malicious program inside the site can hide data in values that the policy allows: in the low bits of "
@@ -101,13 +105,14 @@ def audit_report(
         "schema": SCHEMA,
         "log": verification[0]["log"],
         "origin": origin,
-        "complete": not unreadable,
+        "complete": not unreadable and not found["counted_from"],
         "unreadable": unreadable,
         **found,
         "left_counted": counted,
         "left_total": found["left_total"] if counted else None,
         "policies": _policies(tally.policies, given, folders or {}, schema),
         "policies_not_loaded": sorted(given.keys() - {item["effective"] for item in tally.policies}),
+        "policies_total": tally.policies_total,
         "capacity": _capacity(tally.policies, given, folders or {}, schema),
         "verification": verification,
         "witness": {
@@ -136,19 +141,35 @@ def audit_report(
 
 
 def inventory_csv(report: Mapping[str, Any]) -> str:
-    """What left and what came, a line for each kind, for a spreadsheet. Its cells are names and numbers only."""
+    """What left and what came, a line for each kind, for a spreadsheet.
+
+    Its cells are names and numbers only. A kind that another party wrote and a spreadsheet might run is `WITHHELD`
+    (T37); the JSON file has it.
+    """
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(("direction", "kind", "messages", "bytes", *VERDICTS, "acked", "indeterminate"))
     for row in report["left"]:
         verdicts = (row["decisions"][verdict] for verdict in VERDICTS)
         writer.writerow(
-            ("egress", row["kind"], row["messages"], row["bytes"], *verdicts, row["acked"], row["indeterminate"])
+            (
+                "egress",
+                _sheet_name(row["kind"]),
+                row["messages"],
+                row["bytes"],
+                *verdicts,
+                row["acked"],
+                row["indeterminate"],
+            )
         )
     for row in report["arrived"]:
         verdicts = (row["decisions"][verdict] for verdict in VERDICTS)
-        writer.writerow(("ingress", row["kind"], row["messages"], row["bytes"], *verdicts, "", ""))
+        writer.writerow(("ingress", _sheet_name(row["kind"]), row["messages"], row["bytes"], *verdicts, "", ""))
     return lines.getvalue()
+
+
+def _sheet_name(kind: str) -> str:
+    return kind if kind in ("", OTHERS) or _SHEET_NAME.fullmatch(kind) else WITHHELD
 
 
 def _demanded(loaded: Sequence[Mapping[str, Any]], given: Mapping[str, Policy]) -> dict[str, Any] | None:
@@ -167,10 +188,14 @@ def _policies(
 ) -> list[dict[str, Any]]:
     """Each version as it was loaded, with what it changed against the one before where both files are given."""
     rows: list[dict[str, Any]] = []
+    bits: dict[str, float | None] = {}
     for version in loaded:
-        row = {**version, "given": version["effective"] in given, "changes": None}
-        row["bits_a_round"] = _capacity([version], given, folders, schema).get("bits")
-        before = given.get(rows[-1]["effective"]) if rows else None
+        digest = version["effective"]
+        if digest not in bits:
+            bits[digest] = _capacity([version], given, folders, schema).get("bits")
+        row = {**version, "given": digest in given, "changes": None, "bits_a_round": bits[digest]}
+        follows = rows and rows[-1]["number"] + 1 == version["number"]
+        before = given.get(rows[-1]["effective"]) if follows else None
         after = given.get(version["effective"])
         if before is not None and after is not None:
             row["changes"] = [

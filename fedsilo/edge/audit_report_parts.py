@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from certs.names import parse_spiffe_id
+from fedsilo.edge.audit_counting import OTHERS, moment, text_of
+from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_tally import Tally
 from fedsilo.treaty.audit.checkpoint import LOG_SIGNATURE, parse_verifier_key
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
@@ -66,25 +67,28 @@ def data_inventory(tally: Tally, policies: Sequence[Policy], collection: str) ->
             for (run, size), count in sorted(tally.trained.items(), key=lambda item: (item[0][0], len(item[0][1])))
         ],
         "sets": list(rows.values()),
+        "sets_not_listed": tally.sets_not_listed,
     }
 
 
 def certificates(tally: Tally) -> list[dict[str, Any]]:
     """Certificates that the records speak of: whose, SHA-256 fingerprint, valid until, and which record says so last.
 
-    Of people whose answers are recorded, the fingerprint alone is.
+    Those of the key events that are listed. Of people whose answers are recorded, the fingerprint alone is.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for event in tally.key_events:
         detail = event["detail"]
         if not isinstance(fingerprint := detail.get("fingerprint"), str):
             continue
-        whose = str(detail.get("identity") or detail.get("spiffe_id") or event["actor"])
+        whose = text_of(detail.get("identity") or detail.get("spiffe_id") or event["actor"])
         rows[whose, fingerprint] = {
             "identity": whose, "fingerprint": fingerprint, "valid_until": _moment(detail.get("not_after")),
             "event": event["event"], "seq": event["seq"],
         }  # fmt: skip
-    for person, fingerprint in tally.persons:
+    for person, fingerprint in tally.approvals.persons:
+        if person == OTHERS:
+            continue
         row = {"identity": person, "fingerprint": fingerprint, "valid_until": "", "event": "approval", "seq": None}
         rows.setdefault((person, fingerprint), row)
     return list(rows.values())
@@ -94,11 +98,7 @@ def _moment(value: Any) -> str:
     """A time as text, from text or from seconds or milliseconds since 1970; empty where there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value if isinstance(value, str) else ""
-    try:
-        moment = datetime.fromtimestamp(value / 1000 if value > _MILLISECONDS_FROM else value, UTC)
-    except (OverflowError, ValueError, OSError):
-        return str(value)
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return moment(value if value > _MILLISECONDS_FROM else value * 1000)
 
 
 def signing_keys(log: Path, verification: Sequence[Mapping[str, Any]], policy: Policy | None) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def signing_keys(log: Path, verification: Sequence[Mapping[str, Any]], policy: P
         if not path.is_file():  # a pipe would be waited for
             continue
         try:
-            keys = [parse_verifier_key(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            keys = [parse_verifier_key(line) for line in read_note(path).splitlines()]
         except (FedSiloError, OSError, UnicodeError):
             continue  # named by the verification
         for key in keys:

@@ -25,10 +25,11 @@ from typing import Any
 
 from fedsilo.edge.files import fsync_directory, write_all
 from fedsilo.treaty.audit.merkle import HASH_BYTES, leaf_hash
-from fedsilo.treaty.audit.record import parse_record
+from fedsilo.treaty.audit.record import LINE_BYTES_MAX, parse_record
 from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationError
 
 RESERVE_BYTES = 16 << 20
+LEAVES_BYTES_MAX = 64 << 20  # of one segment: more than a segment of 64 MiB can have records for
 _SEGMENT_NAME = re.compile(r"(\d{12})\.jsonl")
 _LEAVES_NAME = re.compile(r"(\d{12})\.leaves")
 # EFBIG: a file-size limit of the process; for the log it is the same as a full disk
@@ -71,12 +72,54 @@ def reduced_segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 def leaf_hashes(directory: Path) -> Iterator[bytes]:
-    """The leaf hash of every record, also of those that retention removed. Raises as `read_lines`."""
-    for _, path in reduced_segments(directory):
-        packed = path.read_bytes()
+    """The leaf hash of every record, also of those that retention removed.
+
+    Raises:
+        NotFoundError: no such log.
+        VerificationError: a segment, or leaf hashes, are missing in between or damaged.
+    """
+    size = 0
+    for first, path in reduced_segments(directory):
+        packed = packed_leaves(path)
+        if first != size:
+            raise VerificationError(f"{path} stands in the place of record {size}")
         yield from (packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))
-    for _, line in read_lines(directory):
+        size += len(packed) // HASH_BYTES
+    for number, line in read_lines(directory):
+        if number != size:
+            raise VerificationError(f"{directory}: record {number} stands in the place of record {size}")
         yield leaf_hash(line)
+        size += 1
+
+
+def packed_leaves(path: Path) -> bytes:
+    """The leaf hashes in `path`, one behind the other. Raises VerificationError: none, or not whole ones."""
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(LEAVES_BYTES_MAX + 1)
+    except OSError as error:
+        raise VerificationError(f"{path}: {error.strerror}") from error
+    if not packed or len(packed) % HASH_BYTES or len(packed) > LEAVES_BYTES_MAX:
+        raise VerificationError(f"{path} is damaged: it does not hold whole leaf hashes")
+    return packed
+
+
+def removed_leaf(directory: Path, seq: int) -> str:
+    """The leaf hash of a record that retention removed; empty where it is not among them. Raises VerificationError."""
+    for first, path in reversed(reduced_segments(directory)):
+        if first <= seq:
+            start = (seq - first) * HASH_BYTES
+            return packed_leaves(path)[start : start + HASH_BYTES].hex()
+    return ""
+
+
+def removed(directory: Path, seq: int) -> NotFoundError:
+    """The error that says why a record that was there cannot be shown."""
+    left = next((number for number, _ in segments(directory)), None)
+    hint = "" if left is None else f"the first record that is left is {left}"
+    return NotFoundError(
+        f"{directory} holds only the leaf hash of record {seq}: retention removed what it said", hint=hint
+    )
 
 
 def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -84,7 +127,7 @@ def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
 
     Raises:
         NotFoundError: no such log.
-        VerificationError: a segment is missing in between.
+        VerificationError: a segment is missing in between, or a line is longer than any record.
     """
     files = segments(directory)
     for position, (first, path) in enumerate(files):
@@ -93,7 +136,9 @@ def read_lines(directory: Path, start: int = 0) -> Iterator[tuple[int, bytes]]:
             continue
         number = first
         with path.open("rb") as stream:
-            for line in stream:
+            while line := stream.readline(LINE_BYTES_MAX + 1):  # no more of it, whatever a foreign folder holds
+                if len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
+                    raise VerificationError(f"{path}: record {number} has more than {LINE_BYTES_MAX} bytes")
                 if not line.endswith(b"\n"):
                     break  # being written right now, or torn: not a record (yet)
                 if number >= start:

@@ -1,8 +1,9 @@
 """What logs say of messages: each log's own story, and what one party sent against what the other received (T38).
 
-A log can verify and still tell what cannot be: a message that was sent although it was denied, without any decision,
-or after a hold that nobody granted. Two logs can verify and contradict each other: what the coordinator received of a
-silo is what that silo sent, by kind, place, size and, for tensors, digest. Pure functions over records.
+A log can verify and still tell what cannot be: a message that was sent although it was denied, without any decision, by
+a decision against its own rules, or after a hold that nobody granted, or that a person rejected or time ended. Two logs
+can verify and contradict each other: what the coordinator received of a silo is what that silo sent, by kind, place,
+size and, for tensors, digest. Pure functions over records.
 
 What is honestly possible is no difference: an outcome that the sender does not know; a repetition of a message that
 arrived, which the receiver does not record twice; what the sender saw refused, since a refusal may only be counted; and
@@ -28,6 +29,9 @@ from fedsilo.treaty.transcript_checks import coordinator_domain
 PROBLEMS_MAX = 20  # told of one log's story
 DIFFERENCES_MAX = 5  # told of one direction between two logs
 CLOCKS_APART_MILLISECONDS = 300_000  # two honest parties' clocks
+
+_NO = frozenset({"deny", "hold"})  # outcomes of a rule with which no decision is an allow
+_RULES_SHOWN_MAX = 5
 
 What = tuple[Any, ...]
 
@@ -125,7 +129,9 @@ class Story:
         self._tried: set[tuple[int, int]] = set()  # (decision, attempt) that was sent
         self._held: set[What] = set()
         self._asked: set[What] = set()  # releases whose request is among these records
-        self._grants: dict[What, dict[int, str]] = {}  # release -> record -> person whose yes is not used up
+        # release -> record -> person whose yes is not used up, and the name of the hold that it answers
+        self._grants: dict[What, dict[int, tuple[str, str]]] = {}
+        self._void: dict[int, tuple[int, str]] = {}  # record of a yes -> record and event that ended its hold with a no
 
     def _tell(self, record: Mapping[str, Any], text: str) -> None:
         self.problems.append(f"record {record['seq']}: {record.get('kind', 'a message')} {text}")
@@ -141,7 +147,12 @@ class Story:
             self._asked.add(_release(record))
         elif event == "approval.grant":
             person = str(record.get("detail", {}).get("person", ""))
-            self._grants.setdefault(_release(record), {})[record["seq"]] = person
+            self._grants.setdefault(_release(record), {})[record["seq"]] = person, _hold(record)
+        elif event in ("approval.deny", "approval.expire"):  # what was granted until then frees nothing any more
+            granted = self._grants.get(_release(record), {})
+            for number in [number for number, (_, hold) in granted.items() if hold == _hold(record)]:
+                del granted[number]
+                self._void[number] = record["seq"], event
 
     def _decided(self, record: Mapping[str, Any]) -> None:
         verdict, release, leaves = record["decision"], _release(record), record["event"] == "egress.decision"
@@ -152,16 +163,22 @@ class Story:
             self._held.add(held)
         if verdict != "allow":
             return
+        if against := [str(rule.get("rule")) for rule in record.get("rules", ()) if rule.get("outcome") in _NO]:
+            self._tell(record, f"is allowed, and its own rules say otherwise: {', '.join(against[:_RULES_SHOWN_MAX])}")
         # how many the rule of that name asked for, as the record itself says
         limits = [rule.get("limit") for rule in record.get("rules", ()) if rule.get("rule") == "approvals"]
         named, needed = _approvals(record), max((limit for limit in limits if isinstance(limit, int)), default=0)
         if held in self._held and release[-1] and not named:
             self._tell(record, "was held, and is allowed under the same policy without anybody's approval")
         granted = self._grants.get(release, {})
-        lacking = sorted(str(number) for number in named - granted.keys())
-        given = len({person for number, person in granted.items() if number in named})
+        void = sorted(number for number in named if number in self._void)
+        lacking = sorted(str(number) for number in named - granted.keys() - set(void))
+        given = len({person for number, (person, _) in granted.items() if number in named})
         seen = release in self._asked or not self._first  # else the grants may be among what retention removed
-        if lacking and seen:
+        if void:
+            (end, ending), numbers = self._void[void[0]], ", ".join(map(str, void))
+            self._tell(record, f"is allowed with approvals of which {numbers} ended with record {end}, {ending}")
+        elif lacking and seen:
             self._tell(record, f"is allowed with approvals of which {', '.join(lacking)} are no grants before it")
         elif given + len(lacking) < needed:
             self._tell(record, f"is allowed with approvals of {given} persons, and its rule asks for {needed}")
@@ -203,6 +220,11 @@ def _approvals(record: Mapping[str, Any]) -> set[Any]:
 def approvals_of(record: Mapping[str, Any]) -> set[str]:
     """On what approvals a policy that came into force says it rests: the persons; a decision: numbers of the grants."""
     return set(map(str, _approvals(record)))
+
+
+def _hold(record: Mapping[str, Any]) -> str:
+    """The name of the one hold that is answered; the same bytes may be held again, under another name."""
+    return str(record.get("detail", {}).get("release", ""))
 
 
 def _release(record: Mapping[str, Any]) -> What:

@@ -1,26 +1,36 @@
 """Counts of one audit log, record by record: what a report tells comes from here, and nothing else does.
 
-One pass, bounded memory: what a log can have without end is counted, and of what is listed the first are kept.
-What this cannot show: that a record told the truth.
+One pass, bounded memory: of whatever a log can have without end there are so many names and rows, and what is beyond
+them is counted: under `OTHERS`, or in a total beside the list. What this cannot show: that a record told the truth.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
+from fedsilo.edge.audit_approvals import Approvals
+from fedsilo.edge.audit_counting import OTHERS, FirstOf, Names, brief, count_of, is_count, mapping_of, text_of
 from fedsilo.edge.audit_story import approvals_of
 from fedsilo.treaty.isolation import RUNGS
 
 INCIDENTS_MAX = 200
-RELEASES_MAX = 1000
 DONOR_ROWS_MAX = 1000
 SETS_MAX = 100
+KINDS_MAX = 200  # the protocol has some forty
+PLACES_MAX = 2000  # runs with their kinds, senders with theirs, runs with their sizes
+IDENTITIES_MAX = 500
+DENIALS_MAX = 1000
+POLICIES_MAX = 200
+PROGRAMS_MAX = 200
+KEY_EVENTS_MAX = 500
+APPROVERS_MAX = 32
 VERDICTS = ("allow", "deny", "hold")
+_HALTS = frozenset({"halt", "release"})
 _INCIDENTS = frozenset(
-    {"halt", "release", "egress.indeterminate", "policy.reload_refused", "screen.hit", "tail.repaired", "clock.jump",
-     "key.expire_warn", "round.equivocation"}
+    {"egress.indeterminate", "policy.reload_refused", "screen.hit", "tail.repaired", "clock.jump", "key.expire_warn",
+     "round.equivocation"}
 )  # fmt: skip
 _KEY_EVENTS = frozenset({"key.enrol", "key.renew", "key.expire_warn", "denylist.load"})
 # Facts of a decision that name a set of examples by its digest, and the fact that counts its rows, where there is one.
@@ -43,73 +53,86 @@ class Tally:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.decisions: Counter[tuple[str, str, str]] = Counter()
         self.denials: dict[tuple[str, str, str], list[int]] = {}  # -> count, first and last record
-        self.policies: list[dict[str, Any]] = []
-        self.releases: dict[str, dict[str, Any]] = {}
-        self.persons: dict[tuple[str, str], Counter[str]] = {}
-        self.incidents: list[dict[str, Any]] = []
-        self.incident_count = 0
-        self.key_events: list[dict[str, Any]] = []
+        self.policies: list[dict[str, Any]] = []  # the first ones, and the newest, which is in force
+        self.policies_total = 0
+        self.approvals = Approvals()
+        self.halts, self.incidents = FirstOf(INCIDENTS_MAX), FirstOf(INCIDENTS_MAX)
+        self.key_events: deque[dict[str, Any]] = deque(maxlen=KEY_EVENTS_MAX)  # the newest: keys in use are there
+        self.key_events_total = 0
         self.actors: dict[str, list[int]] = {}
         self.peers: Counter[str] = Counter()
-        self.programs: dict[tuple[str, str], int] = {}
+        self.programs: Counter[tuple[str, str]] = Counter()
         self.donors: dict[tuple[str, int, str], list[int]] = {}  # run, round, of whom -> answers, first, last record
         self.donors_total = 0
         self.trained: Counter[tuple[str, str]] = Counter()  # (run, bucket of the number of records)
         self.sets: dict[tuple[str, str], int] = {}  # (what, digest) -> rows, 0 where no record says
+        self.sets_not_listed = 0  # decisions that name a further one
         self.rungs: dict[tuple[str, str], list[int]] = {}  # (whose trainer, rung) -> first and last record
         self.retention: dict[str, Any] = {"payloads_deleted": 0, "bytes_deleted": 0, "reads": [], "reads_total": 0}
+        self.first_seq = 0  # of the first record that is left
         self.first_t = self.last_t = 0
+        self._kind = Names(KINDS_MAX, OTHERS)
+        self._identity, self._whose = Names(IDENTITIES_MAX, OTHERS), Names(IDENTITIES_MAX, OTHERS)
+        self._run_kind, self._sender = Names(PLACES_MAX, (OTHERS, OTHERS)), Names(PLACES_MAX, (OTHERS, OTHERS))
+        self._denial = Names(DENIALS_MAX, (OTHERS, OTHERS, OTHERS))
+        self._program, self._trained = Names(PROGRAMS_MAX, (OTHERS, "")), Names(PLACES_MAX, (OTHERS, OTHERS))
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count one record."""
         event, t = record["event"], record["t"]
-        self.first_t = t if not self.events else self.first_t
+        if not self.events:
+            self.first_seq, self.first_t = record["seq"], t
         self.last_t = t
         self.events[event] += 1
-        seen = self.actors.setdefault(record["actor"], [0, t, t])
+        seen = self.actors.setdefault(self._identity(record["actor"]), [0, t, t])
         seen[0], seen[2] = seen[0] + 1, t
         if record.get("peer"):
-            self.peers[record["peer"]] += 1
+            self.peers[self._whose(record["peer"])] += 1
         self.outward = self.outward or event.startswith("egress.")
+        kind = self._kind(record.get("kind", ""))
         if event in ("egress.decision", "ingress.decision"):
-            self._decision(record)
+            self._decision(record, kind)
             self._facts(record)
+            self.approvals.decided(record)
         elif event == "egress.sent":
-            kind, size = record["kind"], record["payload"]["bytes"]
+            size, place = record["payload"]["bytes"], self._run_kind((record.get("run", ""), kind))
             self.left[kind] += 1
             self.left_bytes[kind] += size
-            self.left_by_run[record.get("run", ""), kind] += 1
-            self.left_by_run_bytes[record.get("run", ""), kind] += size
+            self.left_by_run[place] += 1
+            self.left_by_run_bytes[place] += size
         elif event.startswith("egress."):
-            self.outcomes[record.get("kind", ""), event] += 1
+            self.outcomes[kind, event] += 1
         elif event.startswith("approval."):
-            self._approval(record)
+            self.approvals.answered(record, self.policies_total)
         elif event == "payload.read":
             self._read(record)
         elif event == "retention.payloads":
-            self.retention["payloads_deleted"] += record["detail"]["payloads"]
-            self.retention["bytes_deleted"] += record["detail"]["bytes"]
+            detail = record.get("detail", {})
+            self.retention["payloads_deleted"] += count_of(detail.get("payloads"))
+            self.retention["bytes_deleted"] += count_of(detail.get("bytes"))
         if event in ("policy.load", "start"):
             self._policy(record)
         self._rung(record["actor"], record.get("detail", {}), record["seq"])
+        if event in _HALTS:
+            self.halts.add(brief(record))
         if event in _INCIDENTS:
-            self.incident_count += 1
-            if len(self.incidents) < INCIDENTS_MAX:
-                self.incidents.append(_short(record))
+            self.incidents.add(brief(record))
         if event in _KEY_EVENTS:
-            self.key_events.append(_short(record) | {"actor": record["actor"]})
+            self.key_events_total += 1
+            self.key_events.append(brief(record) | {"actor": record["actor"]})
 
-    def _decision(self, record: Mapping[str, Any]) -> None:
+    def _decision(self, record: Mapping[str, Any], kind: str) -> None:
         direction = record["event"].partition(".")[0]
-        self.decisions[direction, record["kind"], record["decision"]] += 1
+        self.decisions[direction, kind, record["decision"]] += 1
         if direction == "ingress":
-            size, sender = record.get("payload", {}).get("bytes", 0), (record.get("peer", ""), record["kind"])
-            self.arrived_bytes[record["kind"]] += size
+            size, sender = record.get("payload", {}).get("bytes", 0), self._sender((record.get("peer", ""), kind))
+            self.arrived_bytes[kind] += size
             self.arrived_from[sender] += 1
             self.arrived_from_bytes[sender] += size
         if record["decision"] == "deny":
-            for reason in record.get("reasons") or ["(none)"]:
-                place = self.denials.setdefault((direction, record["kind"], reason), [0, record["seq"], record["seq"]])
+            for reason in dict.fromkeys(record.get("reasons") or ["(none)"]):
+                name = self._denial((direction, kind, reason))
+                place = self.denials.setdefault(name, [0, record["seq"], record["seq"]])
                 place[0], place[2] = place[0] + 1, record["seq"]
         if self.policies and self.policies[-1]["effective"] == record.get("policy", {}).get("effective"):
             self.policies[-1]["decisions"] += 1
@@ -117,21 +140,20 @@ class Tally:
     def _facts(self, record: Mapping[str, Any]) -> None:
         """What the measured facts of a decision say of data, of donors and of trainers."""
         facts = record.get("facts", {})
-        final, transform = _mapping(facts.get("final")), _mapping(facts.get("transform"))
+        final, transform = mapping_of(facts.get("final")), mapping_of(facts.get("transform"))
+        allowed = record["decision"] == "allow"
         for name, rows in _SETS.items():
             digest = final.get(name)
-            if (
-                record["decision"] == "allow"
-                and isinstance(digest, str)
-                and digest
-                and ((name, digest) in self.sets or len(self.sets) < SETS_MAX)
-            ):
-                count = int(final[rows]) if _is_count(final.get(rows)) else 0
-                self.sets[name, digest] = max(self.sets.get((name, digest), 0), count)
-        if record["event"] == "egress.decision" and record["decision"] == "allow" and _is_count(final.get("records")):
-            self.trained[record.get("run", ""), bucket(final["records"])] += 1
-        for peer, count in _mapping(transform.get("donors_dropped")).items():
-            if record["event"] == "ingress.decision" and _is_count(count) and count:
+            if not (allowed and isinstance(digest, str) and digest):
+                continue
+            if (name, digest) in self.sets or len(self.sets) < SETS_MAX:
+                self.sets[name, digest] = max(self.sets.get((name, digest), 0), count_of(final.get(rows)))
+            else:
+                self.sets_not_listed += 1
+        if record["event"] == "egress.decision" and allowed and is_count(final.get("records")):
+            self.trained[self._trained((record.get("run", ""), bucket(final["records"])))] += 1
+        for peer, count in mapping_of(transform.get("donors_dropped")).items():
+            if record["event"] == "ingress.decision" and is_count(count) and count:
                 self.donors_total += count
                 place = (record.get("run", ""), record.get("round", 0), peer)
                 if place in self.donors or len(self.donors) < DONOR_ROWS_MAX:
@@ -143,7 +165,7 @@ class Tally:
 
     def _rung(self, whose: str, said: Mapping[str, Any], seq: int) -> None:
         if (rung := said.get("isolation")) in RUNGS:
-            self.rungs.setdefault((whose, rung), [seq, seq])[1] = seq
+            self.rungs.setdefault((self._whose(whose), rung), [seq, seq])[1] = seq
 
     def _read(self, record: Mapping[str, Any]) -> None:
         self.retention["reads_total"] += 1
@@ -153,8 +175,8 @@ class Tally:
                 {
                     "seq": record["seq"],
                     "t": record["t"],
-                    "person": detail.get("person", ""),
-                    "certificate": detail.get("certificate", ""),
+                    "person": text_of(detail.get("person")),
+                    "certificate": text_of(detail.get("certificate")),
                     "kind": record.get("kind", ""),
                     "decision": record.get("link", {}).get("decision", 0),
                 }
@@ -163,61 +185,34 @@ class Tally:
     def _policy(self, record: Mapping[str, Any]) -> None:
         detail, policy = record.get("detail", {}), record.get("policy", {})
         if record["event"] == "start" and "version" in detail:
-            program = (str(detail["version"]), str(detail.get("code", "")))
-            self.programs[program] = self.programs.get(program, 0) + 1
+            self.programs[self._program((text_of(detail["version"]), text_of(detail.get("code"))))] += 1
         if "effective" not in policy:
             return
         if self.policies and self.policies[-1]["effective"] == policy["effective"]:
             self.policies[-1]["loads"] += 1
             self.policies[-1]["last_t"] = record["t"]
             return
+        self.policies_total += 1
+        if len(self.policies) >= POLICIES_MAX:
+            self.policies.pop()  # the newest has to be there: it is in force
         self.policies.append(
             {
+                "number": self.policies_total,
                 "effective": policy["effective"],
                 "file": policy.get("file", ""),
-                "name": detail.get("name", ""),
-                "mode": detail.get("mode", ""),
+                "name": text_of(detail.get("name")),
+                "mode": text_of(detail.get("mode")),
                 "seq": record["seq"],
                 "t": record["t"],
                 "last_t": record["t"],
                 "loads": 1,
                 "decisions": 0,
                 # of a policy that is looser than the one before: who asked for it, and who agreed
-                "proposal": str(detail.get("proposal", "")),
-                "proposer": str(detail.get("proposer", "")),
-                "approvers": sorted(approvals_of(record)),
+                "proposal": text_of(detail.get("proposal")),
+                "proposer": text_of(detail.get("proposer")),
+                "approvers": sorted(approvals_of(record))[:APPROVERS_MAX],
             }
         )
-
-    def _approval(self, record: Mapping[str, Any]) -> None:
-        detail = record.get("detail", {})
-        name = str(detail.get("release", f"record {record['seq']}"))
-        if name not in self.releases and len(self.releases) >= RELEASES_MAX:
-            return
-        payload = record.get("payload", {})
-        release = self.releases.setdefault(
-            name,
-            {
-                "release": name,
-                "kind": record.get("kind", ""),
-                "run": record.get("run", ""),
-                "round": record.get("round", 0),
-                "bytes": payload.get("bytes", 0),
-                "digest": payload.get("sha256") or payload.get("hmac_sha256", ""),
-                "policy": record.get("policy", {}).get("effective", ""),
-                "state": "held",
-                "answers": [],
-            },
-        )
-        event = record["event"].partition(".")[2]
-        answer = {"answer": event, "seq": record["seq"], "t": record["t"], "reasons": list(record.get("reasons", ()))}
-        if "person" in detail:
-            answer |= {"person": detail["person"], "certificate": detail.get("certificate", "")}
-            who = self.persons.setdefault((detail["person"], detail.get("certificate", "")), Counter())
-            who[event] += 1
-        release["answers"].append(answer)
-        if event != "request":
-            release["state"] = {"grant": "granted", "deny": "rejected", "expire": "expired"}[event]
 
     def to_json(self) -> dict[str, Any]:
         """Everything counted, for the report's value."""
@@ -241,6 +236,7 @@ class Tally:
         ]
         return {
             "records": self.events.total(),
+            "counted_from": self.first_seq,
             "period": {"first_t": self.first_t, "last_t": self.last_t},
             "events": dict(sorted(self.events.items())),
             "left": left,
@@ -268,14 +264,11 @@ class Tally:
                 {"direction": direction, "kind": kind, "reason": reason, "count": count, "first": first, "last": last}
                 for (direction, kind, reason), (count, first, last) in sorted(self.denials.items())
             ],
-            "approvals": list(self.releases.values()),
-            "persons": [
-                {"person": person, "certificate": certificate, "answers": dict(sorted(answers.items()))}
-                for (person, certificate), answers in sorted(self.persons.items())
-            ],
-            "halts": [item for item in self.incidents if item["event"] in ("halt", "release")],
-            "incidents": self.incidents,
-            "incidents_total": self.incident_count,
+            **self.approvals.to_json(self.policies_total),
+            "halts": self.halts.rows,
+            "halts_total": self.halts.total,
+            "incidents": self.incidents.rows,
+            "incidents_total": self.incidents.total,
             "donors_dropped": [
                 {"run": run, "round": number, "of": peer, "answers": count, "first": first, "last": last}
                 for (run, number, peer), (count, first, last) in sorted(self.donors.items())
@@ -285,7 +278,8 @@ class Tally:
                 {"identity": whose, "isolation": rung, "first": first, "last": last}
                 for (whose, rung), (first, last) in sorted(self.rungs.items())
             ],
-            "key_events": self.key_events,
+            "key_events": list(self.key_events),
+            "key_events_total": self.key_events_total,
             "identities": [
                 {"identity": actor, "records": count, "first_t": first, "last_t": last}
                 for actor, (count, first, last) in sorted(self.actors.items())
@@ -298,22 +292,9 @@ class Tally:
         }
 
 
-def _short(record: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {"seq": record["seq"], "t": record["t"], "event": record["event"], "kind": record.get("kind", "")}
-    return kept | {"reasons": list(record.get("reasons", ())), "detail": dict(record.get("detail", {}))}
-
-
 def bucket(count: int) -> str:
     """A number of records as the power of ten it lies in: nobody learns the exact one from a report."""
     if count < 1:
         return "0"
     low = 10 ** (len(str(count)) - 1)
     return f"{low} to {10 * low - 1}"
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_segments import read_records
 from fedsilo.treaty.audit.checkpoint import VerifierKey, parse_verifier_key
 from fedsilo.treaty.errors import FedSiloError
@@ -181,7 +182,7 @@ def _keys_in(path: Path) -> list[VerifierKey]:
     if not path.is_file():
         return []  # a pipe would be waited for
     try:
-        keys = [parse_verifier_key(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        keys = [parse_verifier_key(line) for line in read_note(path).splitlines()]
     except (FedSiloError, OSError, UnicodeError):
         return []
     return keys if len({key.name for key in keys}) == 1 else []

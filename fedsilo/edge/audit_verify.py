@@ -1,16 +1,16 @@
 """Verify FedSilo audit logs, offline and alone: `python audit_verify.py [--min-witnesses N] LOG...`
 
-This one file needs Python and the `cryptography` package: read it, copy it to a machine of your own, and give it the
-log folders of all sides you have, for they vouch for each other. Each log alone: records number on without a gap and
-each names the hash of the one before; every signed checkpoint carries the log's signature and the RFC 6962 root of
-exactly these records; every cosignature verifies. Of records that retention removed, leaf hashes are left (N.leaves).
-All given logs together: each holds, in `witnessed/`, the newest checkpoint of every other party that it countersigned,
-which must fit that party's records and be among its checkpoints; copies of a log are compared. So a changed byte, a
-dropped end, a changed order and a log rebuilt under another key show, as long as one other party is honest.
-Whoever countersigned a checkpoint is a witness of all records up to it: --min-witnesses demands so many for all but the
-last 24 hours. Not covered: records after the newest checkpoint (`unsigned`), lies told when a record was written,
-witnesses that a forger invented, unless their logs are given, and what records mean (`fedsilo audit verify` does that).
-Compare the `key` printed for each log with the one its owner published. Exit status 0, or 7 if anything is wrong.
+This one file needs Python and the `cryptography` package: read it, copy it to your own machine, and give it the log
+folders of all sides, for they vouch for each other. Each log alone: records number on without a gap and each names the
+hash of the one before; every signed checkpoint carries the log's signature and the RFC 6962 root of exactly these
+records; every cosignature verifies. Of records that retention removed, leaf hashes are left (N.leaves). All logs
+together: each holds, in `witnessed/`, the newest checkpoint of every other party that it countersigned, which must fit
+that party's records and be among its checkpoints; copies of a log are compared. So a changed byte, a dropped end, a
+changed order and a log rebuilt under another key show, as long as one other party is honest. Whoever countersigned a
+checkpoint is a witness of all records up to it: --min-witnesses demands so many for all but the last 24 hours. Not
+covered: records after the newest checkpoint (`unsigned`), lies told when a record was written, witnesses that a forger
+invented, unless their logs are given, and what records mean (`fedsilo audit verify` does that). Compare the `key`
+printed for each log with the one that its owner published. Exit status 0, or 7 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 LOG_SIGNATURE, COSIGNATURE = 1, 4  # C2SP signature types
+NOTE_BYTES_MAX, LINE_BYTES_MAX, LEAVES_MAX = 1 << 16, 1 << 20, 1 << 26  # no honest file or line has more bytes
 PROBLEMS_MAX, UNWITNESSED_HOURS_MAX = 20, 24  # problems that differ in their numbers only are told once and counted
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, InvalidSignature)
 
@@ -37,7 +38,9 @@ def shown(text: object) -> str:  # one line, without what a terminal would obey 
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))
 
 
-def read(path: Path) -> bytes:  # a pipe would never end
+def read(path: Path, most: int = NOTE_BYTES_MAX) -> bytes:
+    if path.is_file() and path.stat().st_size > most:  # a pipe would never end
+        raise ValueError(f"it has more than {most} bytes")
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -62,8 +65,7 @@ def roots_at(leaves: bytes | bytearray, sizes: set[int]) -> dict[int, bytes]:
 class Key:  # one line of a .vkey file: name + key id + base64(type, Ed25519 public key)
     def __init__(self, line: str) -> None:
         self.name, key_id, encoded = line.split("+", 2)
-        data = b64decode(encoded, validate=True)
-        self.kind, self.public = data[0], data[1:]
+        self.kind, self.public = (data := b64decode(encoded, validate=True))[0], data[1:]
         self.key_id = hashlib.sha256(self.name.encode() + b"\n" + data).digest()[:4]
         if self.key_id.hex() != key_id or b64encode(data).decode() != encoded or not line.isprintable():
             raise ValueError("a key does not belong to its id")
@@ -72,8 +74,7 @@ class Key:  # one line of a .vkey file: name + key id + base64(type, Ed25519 pub
 class Note:  # a signed checkpoint: origin, size and root, an empty line, signature lines
     def __init__(self, data: bytes) -> None:
         body, _, tail = data.decode().rpartition("\n\n")
-        self.text = body + "\n"
-        origin, size, root = body.split("\n")
+        self.text, (origin, size, root) = body + "\n", body.split("\n")
         self.origin, self.size, self.root = origin, int(size), b64decode(root, validate=True)
         if not tail.endswith("\n") or f"{origin}\n{abs(self.size)}\n{b64encode(self.root).decode()}\n" != self.text:
             raise ValueError("not a checkpoint")
@@ -85,8 +86,7 @@ class Note:  # a signed checkpoint: origin, size and root, an empty line, signat
                 raise ValueError("not a signature line")
             self.signatures.append((name, blob[:4], blob[4:]))
 
-    def signed_by(self, key: Key) -> bool:
-        """Whether `key` signed. Raises InvalidSignature: a line says so and is wrong."""
+    def signed_by(self, key: Key) -> bool:  # raises InvalidSignature: a line says that `key` signed, and is wrong
         found = [item[2] for item in self.signatures if item[:2] == (key.name, key.key_id)]
         for signature in found:
             time = signature[:8] if key.kind == COSIGNATURE else b""
@@ -105,8 +105,8 @@ class Log:  # one log folder, and what is wrong with it
         self.roots, self.reach = dict[int, bytes](), dict[str, int]()  # witness -> largest size that it countersigned
         self.hashes_only = self.removed = 0  # first records that are gone; how many a record says were removed
         self._read_keys()
-        self._read_segments()
         self.notes, self.witnessed = self._read_notes("checkpoints"), self._read_notes("witnessed")
+        self._read_segments()  # after the notes: a daemon that goes on writing signs only what is there by then
 
     def problem(self, text: str) -> None:
         self.found.setdefault(re.sub(r"[0-9]+", "#", text), []).append(shown(text))
@@ -134,9 +134,10 @@ class Log:  # one log folder, and what is wrong with it
         for name in sorted({path.stem for end in ("jsonl", "leaves") for path in self.path.glob(f"*.{end}")}):
             if name != f"{self.size:012d}":
                 self.problem(f"{name}.jsonl: the log has {self.size} records before this segment")
-            if (path := self.path / f"{name}.jsonl").is_file() and os.access(path, os.R_OK):
+            path, at = (self.path / f"{name}.{end}" for end in ("jsonl", "leaves"))
+            if path.is_file() and os.access(path, os.R_OK):
                 previous, shift = self._read_records(path, previous, shift)
-            elif not (hashes := read(path.with_name(f"{name}.leaves"))):
+            elif not os.access(at, os.R_OK) or at.stat().st_size > LEAVES_MAX or not (hashes := read(at, LEAVES_MAX)):
                 self.problem(f"{name} has no records or leaf hashes that can be read")
             else:
                 if self.size != self.hashes_only or len(hashes) % 32:
@@ -149,15 +150,15 @@ class Log:  # one log folder, and what is wrong with it
 
     def _read_records(self, path: Path, previous: str, shift: int) -> tuple[str, int]:
         with path.open("rb") as stream:
-            for line in stream:
+            while line := stream.readline(LINE_BYTES_MAX + 1):
                 content, t = line[:-1], self.times[-1] if self.times else 0
                 if line[-1:] != b"\n":
-                    self.problem(f"{path.name}: the last line is not complete (cut, or being written)")
+                    long = f"record {self.size} is longer than any may be" if len(line) > LINE_BYTES_MAX else ""
+                    self.problem(f"{path.name}: {long or 'the last line is not complete (cut, or being written)'}")
                     break
                 try:
-                    if [content.count(key) for key in (b'"seq":', b'"link":', b'"previous":')] != [1, 1, 1]:
-                        raise ValueError("a key twice: readers would differ")
-                    record = json.loads(content.decode())
+                    once = [content.count(key) for key in (b'"seq":', b'"link":', b'"previous":')] == [1, 1, 1]
+                    record = json.loads(content.decode()) if once else {}  # of a key twice, readers would differ
                     gap, link, t = record["seq"] - self.size, record["link"]["previous"], int(record["t"])
                     if record["event"] == "retention.records":
                         self.removed = max(self.removed, int(record["detail"]["size"]))
@@ -225,8 +226,7 @@ class Log:  # one log folder, and what is wrong with it
                 self.problem(f"{name}: the signature of {key.name} is not valid")
             return False
 
-    def check_against(self, other: Log) -> None:
-        """Judge this log by what `other` countersigned, or holds as a copy, if `other`'s signatures hold."""
+    def check_against(self, other: Log) -> None:  # by what it countersigned or holds as a copy, if its signatures hold
         if (copy := other.origin == self.origin) and other.sound:  # a copy that does not verify is nobody's word
             if self.roots[shorter := min(self.size, other.size)] != other.roots[shorter]:
                 self.problem(f"differs within the first {shorter} records from the copy in {other.path}")

@@ -65,6 +65,28 @@ def told_apart(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**result, "log": name(result)} for result in listed]
 
 
+def verification_warnings(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is no fault of a log, and what whoever relies on the verification has to know all the same.
+
+    Args:
+        results: of `verify_logs`, named as `told_apart` names them, or not.
+
+    Returns:
+        a line for each: a copy that ends before another, records that nobody signed yet, records that retention
+        removed, witnesses that nobody vouches for.
+    """
+    from fedsilo.edge.audit_transcripts import unvouched_warnings
+
+    return [
+        *(f"{result['log']}: {notice}" for result in results for notice in result["notices"]),
+        *(f"{result['log']}: {result['unsigned']} newest records not signed yet" for result in results
+          if result["unsigned"]),
+        *(f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: retention removed the rest"
+          for result in results if result["hashes_only"]),
+        *unvouched_warnings(results),
+    ]  # fmt: skip
+
+
 def reading_warnings(folder: Path) -> list[str]:
     """What whoever reads this log must know: that it does not verify, or, of a large one, that nobody looked."""
     from fedsilo.edge.audit_verify import verify_logs

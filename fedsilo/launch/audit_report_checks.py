@@ -6,7 +6,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsilo.edge.audit_transcripts import findings_of
-from fedsilo.launch.audit_report_markup import Markup, code, digest, none, table, text, verdict, whole
+from fedsilo.launch.audit_folders import verification_warnings
+from fedsilo.launch.audit_report_markup import (
+    Markup,
+    badge,
+    code,
+    digest,
+    further,
+    none,
+    table,
+    text,
+    verdict,
+    whole,
+)
+
+_TOLD_MAX = 10  # at the top
+_ROUNDS_MAX = 500
+_PROBLEMS_MAX = 200
+
+
+def at_the_top(report: Mapping[str, Any]) -> str:
+    """One badge for all logs, and each finding and warning: nothing below may be read without them."""
+    findings, warnings = findings_of(report["verification"]), verification_warnings(report["verification"])
+    if not all(item["verified"] for item in report["verification"]):
+        level, words = "bad", "NOT VERIFIED: see below before you read on"
+    elif findings:
+        level, words = "bad", "the logs are sound, and prove that somebody signed two things"
+    elif warnings:
+        level, words = "warn", "every log given verifies, with warnings"
+    else:
+        level, words = "good", "every log given verifies"
+    lines = [f"<li>{verdict(False, each)}</li>" for each in findings[:_TOLD_MAX]]
+    lines += [f"<li>{badge('warn', each)}</li>" for each in warnings[:_TOLD_MAX]]
+    more = max(0, len(findings) - _TOLD_MAX) + max(0, len(warnings) - _TOLD_MAX)
+    told = f'<ul class="plain">{"".join(lines)}</ul>' if lines else ""
+    return f"<p>{badge(level, words)}</p>{told}{further(more, 'are in report.json, under warnings and findings')}"
 
 
 def verification(report: Mapping[str, Any]) -> str:
@@ -20,11 +54,8 @@ def verification(report: Mapping[str, Any]) -> str:
         )
         for item in report["verification"]
     ]
-    problems = "".join(
-        f"<li>{text(item['log'])}: {text(problem)}</li>"
-        for item in report["verification"]
-        for problem in item["problems"]
-    )
+    told = [(item["log"], problem) for item in report["verification"] for problem in item["problems"]]
+    problems = "".join(f"<li>{text(log)}: {text(problem)}</li>" for log, problem in told[:_PROBLEMS_MAX])
     witness = report["witness"]
     demanded = witness["demanded"]
     asked = (
@@ -34,7 +65,7 @@ def verification(report: Mapping[str, Any]) -> str:
         else "the file of the policy in force was not given, so what it demands is not known here"
     )
     forks = ", ".join(map(str, map(code, witness["two_histories"])))
-    by = ", ".join(f"{code(name)} up to record {text(size)}" for name, size in witness["cosigned_by"].items())
+    by = ", ".join(f"{code(name)}: the first {text(size)}" for name, size in sorted(witness["cosigned_by"].items()))
     others = ", ".join(
         f"{code(item['origin'])} at {text(item['size'])} records" for item in witness["countersigned_for_others"]
     )
@@ -44,10 +75,11 @@ def verification(report: Mapping[str, Any]) -> str:
         alone = ""
     return (
         "<h2>Verification and witnesses</h2>"
-        + table(("log", "result", "records", "of them not signed yet", "countersigned up to record"), rows)
+        + table(("log", "result", "records", "of them not signed yet", "of them countersigned"), rows)
         + (f'<ul class="plain">{problems}</ul>' if problems else "")
+        + further(len(told) - _PROBLEMS_MAX, "problems are in report.json")
         + alone
-        + f"<p>Countersigned by: {by or 'nobody; its newest records rest on this site alone'}.</p>"
+        + f"<p>Countersigned, of this log's records, by {by or 'nobody: they rest on this site alone'}.</p>"
         + f"<p>This site countersigned: {others or 'nobody'}.</p>"
         + "<h3>How many parties vouch for how much</h3>"
         + table(("parties", "vouch for the first records, up to"), witness["vouched"])
@@ -107,7 +139,7 @@ def _rounds(report: Mapping[str, Any]) -> str:
             digest(row["aggregate"]) if row["aggregate"] else "",
             f"{row['logs_alike']} of {len(report['verification'])}",
         )
-        for row in report["rounds"]
+        for row in report["rounds"][:_ROUNDS_MAX]
     ]
     if not rows:
         return found
@@ -129,4 +161,5 @@ def _rounds(report: Mapping[str, Any]) -> str:
             ),
             rows,
         )
+        + further(len(report["rounds"]) - _ROUNDS_MAX, "rounds are in report.json")
     )

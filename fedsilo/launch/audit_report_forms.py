@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsilo.launch.audit_report_markup import Markup, code, table, text, when, whole
+from fedsilo.launch.audit_report_markup import Markup, code, further, table, text, when, whole
 from fedsilo.launch.audit_report_words import ORIENTATION, ORIENTATION_NOTE
 
 _LINE = Markup('<span class="line"></span>')  # to be filled in by hand, on paper
@@ -35,6 +35,7 @@ def data_inventory(report: Mapping[str, Any]) -> str:
         + table(("run", "records in a round", "updates"), trained)
         + "<h3>Public and held-out sets</h3>"
         + table(("what", "name", "SHA-256", "rows", "licence", "named in"), sets)
+        + further(data["sets_not_listed"], "decisions name sets that are not listed here")
     )
 
 
@@ -61,8 +62,8 @@ def certificates(report: Mapping[str, Any]) -> str:
         for item in report["certificates"]
     ]  # fmt: skip
     return (
-        "<h3>Certificates</h3><p>As the records name them: a certificate that no record names is not here. What was "
-        'revoked stands below under "Key events", as denylist.load; a log without one has loaded none.</p>'
+        "<h3>Certificates</h3><p>As the records name them: a certificate that no record names is not here. Nothing is "
+        "revoked: whoever holds a certificate can use it until the time that stands in it.</p>"
         + table(("whose", "SHA-256 fingerprint", "valid until", "last recorded as", "record"), rows)
     )
 
@@ -70,9 +71,10 @@ def certificates(report: Mapping[str, Any]) -> str:
 def isolation(report: Mapping[str, Any]) -> str:
     """Behind which walls trainers ran, where a record says so."""
     rows = [(code(item["identity"]), item["isolation"], item["first"], item["last"]) for item in report["trainers"]]
+    least = report["least_isolation"]
     asked = (
-        f" The policy in force demands at least: {code(report['least_isolation'])}."
-        if report["least_isolation"]
+        f" The policy in force demands {'no walls' if least == 'waived' else 'at least'}: {code(least)}."
+        if least
         else ""
     )
     if not rows:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.edge.audit_counting import moment
 from fedsilo.launch.output import plain
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5a6675; --line: #d5dbe3; --paper: #fff; --band: #f3f5f8;
-  --good: #14683a; --good-band: #e2f3e8; --bad: #9c1c1c; --bad-band: #fbe6e4; --bar: #4a78b8; }
+  --good: #14683a; --good-band: #e2f3e8; --bad: #9c1c1c; --bad-band: #fbe6e4; --bar: #4a78b8;
+  --warn: #6b4700; --warn-band: #fcefcf; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa6b5; --line: #37414e; --paper: #14181e;
-  --band: #1d232b; --good: #7fd6a2; --good-band: #173425; --bad: #ff9d94; --bad-band: #43201f; --bar: #6f9fe0; } }
+  --band: #1d232b; --good: #7fd6a2; --good-band: #173425; --bad: #ff9d94; --bad-band: #43201f; --bar: #6f9fe0;
+  --warn: #f2c879; --warn-band: #3f3113; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1.25rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -33,6 +35,7 @@ p { margin: .4rem 0; max-width: 46rem; }
 .verdict { display: inline-block; padding: .1rem .6rem; border-radius: .3rem; font-weight: 600; }
 .good { color: var(--good); background: var(--good-band); }
 .bad { color: var(--bad); background: var(--bad-band); }
+.warn { color: var(--warn); background: var(--warn-band); }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); gap: .6rem; margin: 1rem 0;
   padding: 0; list-style: none; }
 .facts li { background: var(--band); border-radius: .4rem; padding: .6rem .8rem; }
@@ -68,7 +71,8 @@ ul.plain { margin: .4rem 0; padding-left: 1.2rem; }
   .whole { white-space: normal; overflow-wrap: anywhere; }
 }
 @media print {
-  :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --band: #f3f3f3; --good: #0a4a26; --bad: #7a0f0f; }
+  :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --band: #f3f3f3; --good: #0a4a26; --bad: #7a0f0f;
+    --warn: #573a00; }
   body { max-width: none; padding: 0; font-size: 9.5pt; }
   h2, h3 { break-after: avoid; } tr, li, dd { break-inside: avoid; }
 }
@@ -123,7 +127,17 @@ def digest(value: str) -> Markup:
 
 
 def verdict(good: bool, words: str) -> Markup:
-    return Markup(f'<span class="verdict {"good" if good else "bad"}">{text(words)}</span>')
+    return badge("good" if good else "bad", words)
+
+
+def badge(level: str, words: str) -> Markup:
+    """level: good, warn or bad."""
+    return Markup(f'<span class="verdict {level}">{text(words)}</span>')
+
+
+def further(count: int, what: str) -> str:
+    """A line under a list that is not whole; nothing under one that is."""
+    return f"<p>{text(count)} more {text(what)}.</p>" if count > 0 else ""
 
 
 def none() -> str:
@@ -162,9 +176,7 @@ def _shown(value: Any) -> str:
 
 
 def when(milliseconds: int) -> str:
-    if not milliseconds:
-        return "-"
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return moment(milliseconds) if milliseconds else "-"
 
 
 def size(count: float, unit: str = "bytes") -> str:

@@ -10,14 +10,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedsilo.edge.audit_counting import OTHERS
 from fedsilo.launch import audit_report_checks as checks
 from fedsilo.launch import audit_report_forms as forms
 from fedsilo.launch.audit_report_markup import (
     HEAD,
     STYLE,
     Markup,
+    badge,
     code,
     digest,
+    further,
     size,
     table,
     text,
@@ -42,17 +45,20 @@ def page(report: Mapping[str, Any]) -> str:
 
 
 def _top(report: Mapping[str, Any]) -> str:
-    verified = all(item["verified"] for item in report["verification"])
-    period, words = (
-        report["period"],
-        "every log given verifies" if verified else "NOT VERIFIED: see below before you read on",
-    )
+    period = report["period"]
     denied = sum(item["decisions"]["deny"] for item in (*report["left"], *report["arrived"]))
     counted = report["left_counted"]
     total = report["left_total"] if counted else report["arrived_total"]
-    warning = ""
-    if not report["complete"]:
-        warning = f"<p>{verdict(False, 'incomplete')} Counted only up to damage: {text(report['unreadable'])}</p>"
+    warning = checks.at_the_top(report)
+    if report["unreadable"]:
+        warning += f"<p>{verdict(False, 'incomplete')} Counted only up to damage: {text(report['unreadable'])}</p>"
+    since = ""
+    if first := report["counted_from"]:
+        since = f", from record {first} on"
+        warning += (
+            f"<p>{badge('warn', f'counted from record {first} on')} The {text(first)} records before it are gone: "
+            "what they told is in no number on this page. A report made before that has it.</p>"
+        )
     if trouble := report["signature"]["trouble"]:
         warning += f"<p>{verdict(False, trouble)}</p>"
     if not counted:
@@ -62,12 +68,12 @@ def _top(report: Mapping[str, Any]) -> str:
         )
     way = "left" if counted else "came in"
     facts = (
-        (f"{total['messages']:,}", f"messages {way}"),
-        (size(total["bytes"]), f"{way}, payload bytes"),
+        (f"{total['messages']:,}", f"messages {way}{since}"),
+        (size(total["bytes"]), f"{way}, payload bytes{since}"),
         (f"{denied:,}", "messages denied"),
         (f"{report['donors_dropped_total']:,}", "answers of other sites dropped"),
-        (f"{len(report['approvals']):,}", "releases held for people"),
-        (f"{len(report['halts']):,}", "halts and their ends"),
+        (f"{report['approvals_total']:,}", "releases held for people"),
+        (f"{report['halts_total']:,}", "halts and their ends"),
         ("off", "differential privacy"),
     )
     tiles = "".join(f"<li><b>{text(value)}</b><span>{text(label)}</span></li>" for value, label in facts)
@@ -78,14 +84,15 @@ def _top(report: Mapping[str, Any]) -> str:
         f"<h1>{title}</h1>"
         f'<p class="soft">{code(report["origin"])} · {text(report["records"])} audit records · '
         f"{text(when(period['first_t']))} to {text(when(period['last_t']))}</p>"
-        f"<p>{verdict(verified, words)}</p>{warning}"
+        f"{warning}"
         f'<ul class="facts">{tiles}</ul>'
     )
 
 
 def _kind(kind: str) -> Markup:
     """A kind, and under it what it is for and may hold."""
-    return Markup(f'{code(kind)}<span class="words">{text(words_of(kind))}</span>')
+    words = "further kinds, counted together" if kind == OTHERS else words_of(kind)
+    return Markup(f'{code(kind)}<span class="words">{text(words)}</span>')
 
 
 def _left(report: Mapping[str, Any]) -> str:
@@ -171,10 +178,17 @@ def _policies(report: Mapping[str, Any]) -> str:
     parts = ["<h2>Policy versions</h2>"]
     if not report["policies"]:
         return parts[0] + '<p class="soft">No record names a policy.</p>'
-    for number, item in enumerate(report["policies"], 1):
+    before = 0
+    for item in report["policies"]:
+        number = item["number"]
+        if number - before > 1:
+            parts.append(
+                f"<p>Versions {text(before + 1)} to {text(number - 1)} are in the log, and not listed here.</p>"
+            )
+        before = number
         mode = f", mode {text(item['mode'])}" if item["mode"] else ""
         parts.append(
-            f"<h3>{number}. {text(item['name'] or 'unnamed')}{mode}</h3>"
+            f"<h3>{text(number)}. {text(item['name'] or 'unnamed')}{mode}</h3>"
             f"<p>{code(item['effective'])}<br>loaded {text(when(item['t']))}, record {text(item['seq'])}; "
             f"loaded, at a start or anew: {text(item['loads'])}; "
             f"decisions by it: {text(item['decisions'])}{_bits(item)}</p>" + _consent(item)
@@ -248,9 +262,11 @@ def _approvals(report: Mapping[str, Any]) -> str:
     rows = []
     for item in report["approvals"]:
         answers = Markup("<br>".join(_answer(answer) for answer in item["answers"]))
+        if (more := item["answers_total"] - len(item["answers"])) > 0:
+            answers = Markup(f"{answers}<br>{text(more)} more answers are in the log")
         place = f"{item['run']}, round {item['round']}" if item["run"] else "-"
         rows.append(
-            (code(item["release"]), code(item["kind"]), place, item["bytes"], digest(item["digest"]), item["state"],
+            (code(item["release"]), code(item["kind"]), place, item["bytes"], digest(item["digest"]), _state(item),
              answers)
         )  # fmt: skip
     persons = [
@@ -258,15 +274,43 @@ def _approvals(report: Mapping[str, Any]) -> str:
          ", ".join(f"{_ANSWERS[name]} {count}" for name, count in item["answers"].items()))
         for item in report["persons"]
     ]  # fmt: skip
+    not_listed = ", ".join(f"{_ANSWERS[name]} {count}" for name, count in report["approvals_not_listed"].items())
     return (
-        "<h2>Who approved what</h2><p>Each answer is signed by the person's certificate under the site's own CA, for "
-        "exactly the digest shown. How many people a release needs stands in the policy.</p>"
+        "<h2>Who approved what</h2><p>As the log records it: who answered, with which certificate, to exactly the "
+        "digest shown. The person's signature is not in the log and was not checked here: the site's guard checks it "
+        "before it records an answer, so this rests on that guard. A release is granted only where a decision that "
+        "allows it names its approvals; how many it needs is what the decision that held it asked for.</p>"
         + table(("release", "kind", "run", "bytes", "digest", "state", "answers"), rows)
+        + (f"<p>Further releases are in the log, and not listed here: {text(not_listed)}.</p>" if not_listed else "")
         + ("<h3>People</h3>" + table(("person", "certificate", "answers"), persons) if persons else "")
     )
 
 
-_ANSWERS = {"request": "asked", "grant": "approved", "deny": "rejected", "expire": "expired"}
+_ANSWERS = {
+    "request": "asked", "grant": "approved", "deny": "rejected", "expire": "expired", "halt": "agreed to end a halt",
+}  # fmt: skip
+_STATES = {"held": "held", "granted": "granted", "refused": "approved, and denied by the rules",
+           "rejected": "rejected", "expired": "expired"}  # fmt: skip
+
+
+def _state(item: Mapping[str, Any]) -> Markup:
+    """What became of a release, and on how many approvals."""
+    given, needed, decision = item["given"], item["needed"], item["decision"]
+    words = [_STATES[item["state"]]]
+    if item["void"]:
+        words.append("approvals given under an earlier policy do not count")
+    elif given or needed:
+        count = f"{given} of {needed}" if needed else f"{given}"
+        words.append(f"{count} approval{'s' * ((needed or given) != 1)}")
+        words += ["how many it needs is not told"] * (not needed)
+    if decision is not None:
+        words.append(f"decided in record {decision['seq']}")
+    elif item["state"] == "held" and needed and given >= needed:
+        words.append("no decision follows")
+    told = text(": ".join(words[:2]) + "".join(f"; {each}" for each in words[2:]))
+    if item["state"] in ("rejected", "expired") and decision is not None and decision["verdict"] == "allow":
+        told += f" {verdict(False, 'allowed all the same')}"
+    return Markup(told)
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
@@ -281,7 +325,6 @@ def _retention(report: Mapping[str, Any]) -> str:
         (item["seq"], when(item["t"]), item["person"], digest(item["certificate"]), item["kind"], item["decision"])
         for item in kept["reads"]
     ]
-    more = kept["reads_total"] - len(rows)
     hashes = f"Of the first {text(kept['leaf_hashes_only'])} records leaf hashes only are left. "
     return (
         "<h2>Archived payloads and retention</h2>"
@@ -289,23 +332,41 @@ def _retention(report: Mapping[str, Any]) -> str:
         f"({text(size(kept['bytes_deleted']))}) were deleted.</p>"
         "<h3>Who read archived payloads</h3>"
         + table(("record", "when", "person", "certificate", "kind", "decision"), rows)
-        + (f"<p>{text(more)} more are in the log.</p>" if more else "")
+        + further(kept["reads_total"] - len(rows), "are in the log")
     )
 
 
 def _incidents(report: Mapping[str, Any]) -> str:
-    rows = [
-        (item["seq"], when(item["t"]), code(item["event"]), ", ".join(item["reasons"]),
-         ", ".join(f"{name} {value}" for name, value in item["detail"].items()))
-        for item in report["incidents"]
+    header = ("record", "when", "event", "kind", "reasons", "detail")
+    grants = [
+        (item["seq"], when(item["t"]), code(item["kind"]), item["person"], digest(item["certificate"]),
+         when(item["since_seconds"] * 1000))
+        for item in report["halt_grants"]
     ]  # fmt: skip
-    more = report["incidents_total"] - len(rows)
+    agreed = (
+        "<h3>Who agreed to end a halt</h3><p>As the log records it; how many must agree stands in the policy. The halt "
+        "is over where a record says release.</p>"
+        + table(("record", "when", "kind", "person", "certificate", "halted since"), grants)
+        + further(report["halt_grants_total"] - len(grants), "are in the log")
+    )
     return (
-        "<h2>Halts and other incidents</h2>"
-        + table(("record", "when", "event", "reasons", "detail"), rows)
-        + (f"<p>{text(more)} more are in the log.</p>" if more else "")
+        "<h2>Halts and other incidents</h2><h3>Halts and their ends</h3>"
+        + table(header, map(_event, report["halts"]))
+        + further(report["halts_total"] - len(report["halts"]), "are in the log")
+        + (agreed if grants else "")
+        + "<h3>Other incidents</h3>"
+        + table(header, map(_event, report["incidents"]))
+        + further(report["incidents_total"] - len(report["incidents"]), "are in the log")
         + _donors(report)
     )
+
+
+def _event(item: Mapping[str, Any]) -> tuple[Any, ...]:
+    detail = ", ".join(f"{name} {value}" for name, value in item["detail"].items())
+    return (
+        item["seq"], when(item["t"]), code(item["event"]), code(item["kind"]) if item["kind"] else "",
+        ", ".join(item["reasons"]), detail,
+    )  # fmt: skip
 
 
 def _donors(report: Mapping[str, Any]) -> str:
@@ -320,7 +381,7 @@ def _donors(report: Mapping[str, Any]) -> str:
         "on. This site grades and screens each one itself, lets no site have more than its share, and trains on none "
         "that fails. The records do not say whether the site named or the coordinator made them so.</p>"
         + table(("run", "round", "answers said to be of", "dropped", "first record", "last record"), rows)
-        + (f"<p>{text(more)} more were dropped.</p>" if more else "")
+        + further(more, "were dropped")
     )
 
 
@@ -343,6 +404,7 @@ def _identities(report: Mapping[str, Any]) -> str:
         + forms.certificates(report)
         + checks.keys(report)
         + ("<h3>Key events</h3>" + table(("record", "when", "event", "detail"), keys) if keys else "")
+        + further(report["key_events_total"] - len(keys), "are in the log, all of them older")
     )
 
 
@@ -364,5 +426,6 @@ def _end(report: Mapping[str, Any]) -> str:
     )
     return (
         f'{signed}<p class="soft">Made by <span class="code">fedsilo audit report</span> from the logs, and from the '
-        "files given to it. Every number on this page is in report.json.</p>"
+        "files given to it. Every number on this page is in report.json. Names that this page counts under "
+        f"{code(OTHERS)} are in the log.</p>"
     )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.launch import cli_audit_export, cli_audit_report
-from fedsilo.launch.audit_folders import existing_log, reading_warnings, told_apart
-from fedsilo.launch.audit_folders import log_folder as log_folder
+from fedsilo.launch.audit_folders import existing_log, reading_warnings, told_apart, verification_warnings
 from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT
 
@@ -48,7 +47,7 @@ def verify(
     prove that somebody signed two transcripts, or two results, of one round.
     """
     from fedsilo.edge.audit_story import check_stories
-    from fedsilo.edge.audit_transcripts import check_rounds, findings_of, unvouched_warnings
+    from fedsilo.edge.audit_transcripts import check_rounds, findings_of
     from fedsilo.edge.audit_verify import verify_logs
     from fedsilo.launch.check_reports import output_format, written
     from fedsilo.treaty.errors import FedSiloError, OperationError, VerificationError
@@ -75,15 +74,7 @@ def verify(
             hint="the logs verify; what they hold is evidence against the signer: keep them",
             code="EQUIVOCATION",
         )
-    warnings = [f"{result['log']}: {notice}" for result in told for notice in result["notices"]]
-    warnings += [
-        f"{result['log']}: {result['unsigned']} newest records not signed yet" for result in told if result["unsigned"]
-    ] + [
-        f"{result['log']}: leaf hashes only of the first {result['hashes_only']} records: retention removed the rest"
-        for result in told
-        if result["hashes_only"]
-    ]
-    warnings += unvouched_warnings(told)
+    warnings = verification_warnings(told)
     if form in ("junit", "sarif"):
         report = written(form, "fedsilo audit verify", _verification_checks(results), _NOT_VERIFIED)
         emit("audit verify", results, json_output=False, text=report, warnings=warnings, error=error)
@@ -316,23 +307,35 @@ def prove(
         return
     if seq is None or log is None or key:
         raise UsageError("give SEQ and --log DIR, or --check FILE and, where you know it, --key")
-    data = proof_of(existing_log(log), seq)
-    emit("audit prove", data, json_output=json_output, text=lambda: json.dumps(data, indent=2, ensure_ascii=False))
+    folder = existing_log(log)
+    data = proof_of(folder, seq)
+    emit(
+        "audit prove", data, json_output=json_output, warnings=reading_warnings(folder),
+        text=lambda: json.dumps(data, indent=2, ensure_ascii=False),
+    )  # fmt: skip
 
 
 def _check_proof(path: Path, key: str, *, json_output: bool) -> None:
     from fedsilo.edge.audit_proofs import check
+    from fedsilo.edge.audit_verify import shown
     from fedsilo.launch.audit_folders import first_of
     from fedsilo.treaty.errors import VerificationError
 
     data = check(path, key)
-    error = None if data["verified"] else VerificationError(f"{path}: {first_of(data['problems'])}")
+    error = None
+    if not data["verified"]:
+        error = VerificationError(
+            f"{shown(path)}: {_unproved(data)}: {first_of(data['problems'])}",
+            hint="whoever has the log exports it again: an export holds only what a signed checkpoint covers",
+        )
     warnings = []
     if not key:
         warnings.append("the key came with the proof: compare it with the one that the log's owner published, or --key")
-    if (unproved := data["records"] - data["proved"]) and data["verified"]:
-        warnings.append(f"{unproved} newest records have no proof; each only names the hash of the one before")
     emit("audit prove", data, json_output=json_output, text=lambda: _check_text(data), warnings=warnings, error=error)
+
+
+def _unproved(data: dict[str, Any]) -> str:
+    return f"unproved: {data['records'] - data['proved']} of {data['records']} records"
 
 
 app.command("export")(cli_audit_export.export)
@@ -351,8 +354,7 @@ def _where_to_look(failed: list[dict[str, Any]]) -> list[str]:
 
 
 def _record(folder: Path, seq: int) -> dict[str, Any]:
-    from fedsilo.edge.audit_proofs import removed
-    from fedsilo.edge.audit_segments import read_records
+    from fedsilo.edge.audit_segments import read_records, removed
     from fedsilo.treaty.errors import NotFoundError
 
     record = next(read_records(folder, seq), None)
@@ -405,12 +407,12 @@ def _verification_text(results: list[dict[str, Any]]) -> str:
 
 
 def _check_text(data: dict[str, Any]) -> str:
-    verdict = "proved" if data["verified"] else "NOT PROVED"
+    verdict = f"proved: {data['proved']} of {data['records']} records" if data["verified"] else _unproved(data)
     whose = "by the keys that came with the proof: " if data["cosigned"] else ""
     return "\n".join(
         [
-            f"{verdict}: {data['proved']} of {data['records']} records ({data['first']} to {data['last']}) of "
-            f"{data['log']} under its checkpoint of {data['size']} records",
+            f"{verdict} ({data['first']} to {data['last']}) of {data['log']} under its checkpoint of {data['size']} "
+            "records",
             f"key {data['key']}",
             f"countersigned {whose}{', '.join(data['cosigned']) or 'by nobody'}",
             *(f"problem: {problem}" for problem in data["problems"]),
@@ -419,16 +421,24 @@ def _check_text(data: dict[str, Any]) -> str:
 
 
 def _records_text(records: list[dict[str, Any]]) -> str:
-    from datetime import UTC, datetime
-
     def row(record: dict[str, Any]) -> tuple[Any, ...]:
-        when = datetime.fromtimestamp(record["t"] / 1000, UTC).isoformat(timespec="milliseconds")
+        when = _time_text(record["t"])
         place = "/".join(str(record[name]) for name in ("run", "round", "step") if record.get(name))
         size = record.get("payload", {}).get("bytes", "")
         what = (record["seq"], when, record["event"], record.get("kind", ""), record.get("decision", ""))
         return (*what, size, place, ",".join(record.get("reasons", [])))
 
     return table(("seq", "time", "event", "kind", "decision", "bytes", "run/round/step", "reasons"), map(row, records))
+
+
+def _time_text(milliseconds: int) -> str:
+    """UTC; or the number, of a time that no calendar has: a record may hold any up to 2^53 - 1."""
+    from datetime import UTC, datetime
+
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} milliseconds"
 
 
 def _replay_text(data: dict[str, Any]) -> str:

@@ -65,14 +65,20 @@ def export(
         from fedsilo.edge.audit_proofs import export_range
 
         data = export_range(folder, out, first, last)
-        unproved = data["records"] - data["proved"]
-        warning = f"no proof of the {unproved} newest records: no signed checkpoint covers them yet"
+        left_out, begins = data["left_out"], data["first"]
+        warnings = []
+        if begins > first:
+            warnings.append(f"without records {first} to {begins - 1}: retention removed what they said")
+        if left_out:
+            warnings.append(
+                f"without the {left_out} newest records: no signed checkpoint covers them yet; export again after one"
+            )
         emit(
             "audit export",
             data,
             json_output=json_output,
-            warnings=[warning] if unproved else [],
-            text=f"{data['records']} records, {data['proved']} of them proved against the checkpoint at "
+            warnings=warnings,
+            text=f"{data['records']} records ({begins} to {data['last']}), all proved against the checkpoint at "
             f"{data['checkpoint_size']}, in {out}",
         )
         return

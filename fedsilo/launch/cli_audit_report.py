@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.launch.audit_folders import existing_log, told_apart, verification_warnings
 from fedsilo.launch.output import JsonOption, emit, existing_policy, guarded
 
 if TYPE_CHECKING:
@@ -57,14 +58,13 @@ def report(
     from fedsilo.edge.files import write_durably
     from fedsilo.edge.site_policy import read_effective, read_schema
     from fedsilo.launch.audit_report_page import page
-    from fedsilo.launch.cli_audit import log_folder
     from fedsilo.treaty.errors import ConflictError
 
     if out.exists():
         raise ConflictError(f"{out} exists already")
     signer = _signer(sign) if sign else None
     policies = {path: read_effective(existing_policy(path), charter) for path in policy or ()}
-    folders = [log_folder(log) for log in logs]
+    folders = [existing_log(log) for log in logs]
     collection = _collection(config) if config else ("", "")
     made = audit_report(
         folders,
@@ -75,6 +75,8 @@ def report(
         evidence=[evidence_of(path) for path in evidence or ()],
         signer=(signer.spiffe_id, signer.peer.signing_public_key.public_bytes_raw()) if signer else None,
     )
+    made["verification"] = told_apart(made["verification"])
+    made["warnings"] = [*verification_warnings(made["verification"]), *_warnings(made, collection[0])]
     files = {
         "report.json": json.dumps(made, indent=1, allow_nan=False).encode() + b"\n",
         "report.csv": inventory_csv(made).encode(),
@@ -93,13 +95,20 @@ def report(
         {
             "out": str(out),
             "signed_by": signer.spiffe_id if signer else "",
-            **{key: made[key] for key in ("log", "records", "complete", "left_counted", "left_total", "arrived_total")},
+            **{key: made[key] for key in _TOLD},
         },
         json_output=json_output,
-        text=f"{_counted(made)} according to {made['records']} records; {out / 'report.html'}",
-        warnings=_warnings(made, collection[0]),
+        text=f"{_counted(made)} according to {made['records']} records{_since(made)}; {out / 'report.html'}",
+        warnings=made["warnings"],
         error=_trouble(made),
     )
+
+
+_TOLD = ("log", "records", "counted_from", "complete", "left_counted", "left_total", "arrived_total")
+
+
+def _since(made: dict[str, Any]) -> str:
+    return f", from record {made['counted_from']} on" if made["counted_from"] else ""
 
 
 def _counted(made: dict[str, Any]) -> str:
@@ -149,7 +158,7 @@ def _trouble(made: dict[str, Any]) -> FedSiloError | None:
     from fedsilo.treaty.errors import OperationError, VerificationError
 
     failed = [item["log"] for item in made["verification"] if not item["verified"]]
-    if failed or not made["complete"]:
+    if failed or made["unreadable"]:
         return VerificationError(
             f"the report was written, but these logs do not verify: {', '.join(failed) or made['log']}",
             hint="`fedsilo audit verify` with all parties' logs says where to look",

@@ -195,7 +195,7 @@ def verify(
     """
     from fedsilo.edge.identity_files import load_coordinator_key
     from fedsilo.edge.run_keys import silo_keys
-    from fedsilo.launch.cli_audit import log_folder
+    from fedsilo.launch.audit_folders import log_folder
     from fedsilo.treaty.errors import NotFoundError, VerificationError
     from fedsilo.treaty.transcript_checks import check_record, signer_of, verify_record
 

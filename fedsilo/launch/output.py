@@ -141,13 +141,15 @@ def in_one_envelope(app: typer.Typer) -> int:
     """
     try:
         status = app(standalone_mode=False)
-    except typer.Abort:
+    except typer.Abort:  # where a question found nobody, or Ctrl-C; which command asked it is not known here
+        told = OperationError("a question was left without an answer", hint="give the answer as an option")
+        sys.stdout.write(envelope("", None, error=told) + "\n")
         return OperationError.exit_code
     except typer.TyperException as error:  # what is wrong with a command line
         context = getattr(error, "ctx", None)
         _, _, command = (context.command_path if context is not None else "").partition(" ")
-        told = UsageError(error.format_message(), hint=f"{context.command_path} --help" if context else "")
-        sys.stdout.write(envelope(command, None, error=told) + "\n")
+        wrong = UsageError(error.format_message(), hint=f"{context.command_path} --help" if context else "")
+        sys.stdout.write(envelope(command, None, error=wrong) + "\n")
         return UsageError.exit_code
     return status if isinstance(status, int) else 0
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedsilo.edge import audit_proofs
 from fedsilo.launch.cli_audit import app
+from fedsilo.treaty.audit.record import link_of, record_line
 from tests.protocol.audit_parties import (
     COORDINATOR,
     KEYS,
@@ -285,24 +286,190 @@ def test_T38_a_whole_log_of_another_key_holds_only_until_the_key_is_compared(tmp
         signed_checkpoint(json.loads((out / "proofs.json").read_bytes())["note"], KEY)
 
 
-def test_T38_records_that_no_checkpoint_covers_are_said_to_have_no_proof(tmp_path: Path) -> None:
+def test_T38_an_export_ends_where_the_newest_checkpoint_ends(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     log.append("start")
     append_send(log, 1)
-    made = invoke("export", "--log", tmp_path / "log", "--out", tmp_path / "out", "--json")
-    answer = json.loads(made.stdout)
-    assert (answer["data"]["records"], answer["data"]["proved"]) == (3, 1)
-    assert answer["warnings"] == ["no proof of the 2 newest records: no signed checkpoint covers them yet"]
-    found = invoke("prove", "--check", tmp_path / "out")
-    assert found.exit_code == 0 and "proved: 1 of 3 records" in found.stdout
-    assert "2 newest records have no proof" in found.stderr
-    lines_of(tmp_path / "out", lambda lines: [*lines[:1], lines[1].replace(b'"round":1', b'"round":2'), lines[2]])
-    broken = invoke("prove", "--check", tmp_path / "out")
-    assert broken.exit_code == 7 and "record 2 does not follow the record before it" in broken.output
-    exported(tmp_path / "log", tmp_path / "tail", "--first", "1")
-    nothing = invoke("prove", "--check", tmp_path / "tail")
-    assert nothing.exit_code == 7 and "nothing is proved" in nothing.output
+    for name, words in (("all", ()), ("to the end", ("--last", "2"))):
+        made = invoke("export", "--log", tmp_path / "log", "--out", tmp_path / name, *words, "--json")
+        answer = json.loads(made.stdout)
+        assert made.exit_code == 0
+        assert [answer["data"][key] for key in ("records", "proved", "left_out", "checkpoint_size")] == [1, 1, 2, 1]
+        assert "without the 2 newest records: no signed checkpoint covers them yet" in answer["warnings"][0]
+        found = invoke("prove", "--check", tmp_path / name, "--key", KEY)
+        assert found.exit_code == 0 and found.stdout.startswith("proved: 1 of 1 records (0 to 0)") and not found.stderr
+    nothing = invoke("export", "--log", tmp_path / "log", "--out", tmp_path / "tail", "--first", "1")
+    assert nothing.exit_code == 8 and "no signed checkpoint covers record 1 yet" in nothing.stderr
+    assert not (tmp_path / "tail").exists()
+    log.checkpoint()
+    whole = json.loads(invoke("export", "--log", tmp_path / "log", "--out", tmp_path / "whole", "--json").stdout)
+    assert (whole["data"]["records"], whole["data"]["left_out"], whole["warnings"]) == (3, 0, [])
     log.close()
+
+
+def invented(out: Path, whole: Path, first: int) -> None:
+    """Records that nobody recorded, chained to each other, in an export with a genuine checkpoint: no key is needed."""
+    bundle = json.loads((whole / "proofs.json").read_bytes())
+    genuine = (whole / "records.jsonl").read_bytes().splitlines()[first : bundle["size"]]
+    previous, lines = link_of(genuine[-1]) if genuine else "ab" * 32, []
+    for seq in range(bundle["size"], bundle["size"] + 3):
+        line = record_line(
+            seq=seq, salt=bytes(16), t=1, boot="b", mono=1, actor=SILO, event="egress.decision", previous=previous,
+            fields={"kind": "lora.factors", "decision": "deny", "reasons": ["INVENTED"]},
+        )  # fmt: skip
+        lines.append(line)
+        previous = link_of(line)
+    out.mkdir()
+    (out / "records.jsonl").write_bytes(b"".join(line + b"\n" for line in [*genuine, *lines]))
+    kept = [item for item in bundle["proofs"] if item["seq"] >= first]
+    (out / "proofs.json").write_text(json.dumps({**bundle, "proofs": kept}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("first", [0, 9, 10], ids=["behind all", "behind one", "alone"])
+def test_T38_records_without_a_proof_are_never_called_proved(honest: Path, tmp_path: Path, first: int) -> None:
+    """Behind the checkpoint of a genuine proof anybody can write what they like; the right key does not help them."""
+    out = exported(honest, tmp_path / "out")
+    invented(tmp_path / "forged", out, first)
+    records = 13 - first
+    for words in ((), ("--key", KEY)):
+        told = invoke("prove", "--check", tmp_path / "forged", *words)
+        assert told.exit_code == 7, told.output
+        assert told.stdout.startswith(f"unproved: 3 of {records} records ({first} to 12)")
+        assert f"unproved: 3 of {records} records" in told.stderr
+        data = json.loads(invoke("prove", "--check", tmp_path / "forged", *words, "--json").stdout)["data"]
+        assert (data["verified"], data["records"], data["proved"]) == (False, records, records - 3)
+    good = invoke("prove", "--check", out, "--key", KEY)
+    assert good.exit_code == 0 and good.stdout.startswith("proved: 10 of 10 records (0 to 9)")
+
+
+def test_T38_nothing_counts_as_proved_under_another_key_than_the_one_compared(honest: Path, tmp_path: Path) -> None:
+    out = exported(honest, tmp_path / "out")
+    for key, proved in ((KEY, 10), ("ab" * 32, 0)):
+        data = json.loads(invoke("prove", "--check", out, "--key", key, "--json").stdout)["data"]
+        assert (data["proved"], data["verified"]) == (proved, proved == 10)
+
+
+WRONG_BESIDE: dict[str, Any] = {
+    "leaf": ["00" * 32, "", None, 7, "x"],
+    "key": ["ab" * 32, "", None, f"{KEY}\nproved: 1 of 1 records"],
+    "log": [COORDINATOR, "", None, "a\nproved: 9 of 9 records (0 to 8) of spiffe://net/silo/hospital_a"],
+    "size": [8, "", None],
+    "seq": [4, -1, "", None],
+}
+
+
+@pytest.mark.parametrize("field", WRONG_BESIDE)
+def test_T37_T38_what_stands_beside_a_proof_is_compared(honest: Path, tmp_path: Path, field: str) -> None:
+    """With its checkpoint, and without: then nothing is proved, and what is printed has no lines of its own."""
+    proof = json.loads(invoke("prove", "3", "--log", honest).stdout)
+    path = tmp_path / "proof.json"
+    path.write_text(json.dumps(proof), encoding="utf-8")
+    assert invoke("prove", "--check", path).exit_code == 0
+    for value in WRONG_BESIDE[field]:
+        for note in (proof["note"], ""):
+            path.write_text(json.dumps({**proof, field: value, "note": note}), encoding="utf-8")
+            told = invoke("prove", "--check", path)
+            assert told.exit_code == 7, (value, told.output)
+            assert "\nproved" not in f"\n{told.output}"
+
+
+# ---- a daemon that writes meanwhile -----------------------------------------------------------------------
+
+
+def test_T38_an_export_of_a_log_that_its_daemon_goes_on_writing_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is signed between the reading of the notes and of the tree, or the other way round."""
+    log = open_log(tmp_path / "log")
+    log.append("start")
+    append_send(log, 1)
+
+    def going_on(patch: pytest.MonkeyPatch, name: str, *, first: bool) -> None:
+        real = getattr(audit_proofs, name)
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            made = None if first else real(*arguments, **options)
+            append_send(log, log.size)
+            log.checkpoint()
+            return real(*arguments, **options) if first else made
+
+        patch.setattr(audit_proofs, name, slow)
+
+    for number, (name, first) in enumerate(
+        (name, first) for name in ("_tree_of", "_covering_note") for first in (0, 1)
+    ):
+        with monkeypatch.context() as patch:
+            going_on(patch, name, first=bool(first))
+            out = exported(tmp_path / "log", tmp_path / f"out{number}")
+        assert invoke("prove", "--check", out, "--key", KEY).exit_code == 0
+    log.close()
+
+
+def test_T38_a_checkpoint_beyond_the_records_ends_an_export_with_a_clear_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_log(tmp_path / "log") as log:
+        append_send(log, 1)
+        append_send(log, 2)
+    verify = audit_proofs.verify_logs
+
+    def verify_then_cut(paths: list[Path]) -> list[dict[str, Any]]:
+        results = verify(paths)
+        changed(paths[0], lambda lines: lines[:3])
+        for path in sorted((paths[0] / "checkpoints").iterdir())[:-1]:
+            path.unlink()
+        return results
+
+    monkeypatch.setattr(audit_proofs, "verify_logs", verify_then_cut)
+    refused = invoke("export", "--log", tmp_path / "log", "--out", tmp_path / "out")
+    assert refused.exit_code == 7 and "was changed while it was read: its checkpoint at 4" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+# ---- one record -------------------------------------------------------------------------------------------
+
+
+def test_T38_a_proof_out_of_a_log_that_does_not_verify_comes_with_a_warning(honest: Path, tmp_path: Path) -> None:
+    good = invoke("prove", "3", "--log", honest, "--json")
+    assert good.exit_code == 0 and json.loads(good.stdout)["warnings"] == []
+    folder = copied(honest, tmp_path / "log")
+    changed(folder, lambda lines: [*lines[:-1], lines[-1].replace(b'"stop"', b'"halt"')])
+    told = invoke("prove", "3", "--log", folder)
+    assert told.exit_code == 0 and "this log does not verify" in told.stderr
+    proof = tmp_path / "proof.json"
+    proof.write_text(told.stdout, encoding="utf-8")
+    assert (
+        invoke("prove", "--check", proof, "--key", KEY).exit_code == 0
+    )  # the record is under the checkpoint all the same
+
+
+@pytest.mark.parametrize(
+    ("position", "damage", "told"),
+    [
+        (0, "torn", "does not hold whole leaf hashes"),
+        (0, "empty", "does not hold whole leaf hashes"),
+        (0, "gone", ".leaves stands in the place of record 0"),
+        (0, "too many", ".leaves stands in the place of record "),
+        (-1, "gone", " stands in the place of record "),
+        (-1, "too many", " stands in the place of record "),
+    ],
+)
+def test_T38_damaged_leaf_hashes_prove_nothing(tmp_path: Path, position: int, damage: str, told: str) -> None:
+    with open_log(tmp_path / "log", segment_bytes_max=900) as log:
+        for number in range(10):
+            append_send(log, number)
+        log.remove_old(2**52)
+        newest = str(log.size - 1)
+    assert invoke("prove", newest, "--log", tmp_path / "log").exit_code == 0
+    files = sorted((tmp_path / "log").glob("*.leaves"))
+    assert len(files) > 1
+    leaves = files[position]
+    whole = leaves.read_bytes()
+    leaves.write_bytes({"torn": whole[:-5], "empty": b"", "gone": b"", "too many": whole + bytes(32)}[damage])
+    if damage == "gone":
+        leaves.unlink()
+    refused = invoke("prove", newest, "--log", tmp_path / "log")
+    assert refused.exit_code == 7 and told in refused.stderr.splitlines()[0], refused.output
 
 
 def test_an_export_given_as_a_log_says_how_to_check_it(honest: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.edge import audit_verify
+from fedsilo.edge.audit_loading import NOTE_BYTES_MAX, read_note
+from fedsilo.edge.audit_segments import LEAVES_BYTES_MAX, read_lines
+from fedsilo.edge.audit_transcripts import check_rounds
 from fedsilo.launch import audit_folders
 from fedsilo.launch.cli_audit import app
+from fedsilo.treaty.audit.record import LINE_BYTES_MAX
+from fedsilo.treaty.errors import VerificationError
 from tests.policies.setting import policy_text
 from tests.protocol.audit_parties import (
     COORDINATOR,
     SILO,
+    Clock,
     append_send,
     copied,
     exchange,
@@ -167,6 +174,123 @@ def test_T38_too_few_witnesses_are_counted(honest: tuple[Path, Path]) -> None:
     assert "9 witnesses demanded, 1 found; 9 vouch for the first 0 of 10 records only" in told.stdout
 
 
+def test_T38_a_log_that_its_daemon_goes_on_writing_is_not_accused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records and a checkpoint over them, written while the verifier turns from one of the two to the other."""
+    log = open_log(tmp_path / "log")
+    log.append("start")
+
+    def going_on(name: str) -> None:
+        real = getattr(audit_verify.Log, name)
+
+        def read_then_write(self: audit_verify.Log, *arguments: Any) -> Any:
+            found = real(self, *arguments)
+            append_send(log, log.size)
+            log.checkpoint()
+            return found
+
+        monkeypatch.setattr(audit_verify.Log, name, read_then_write)
+
+    going_on("_read_segments")
+    going_on("_read_notes")
+    assert results(tmp_path / "log") == [(True, [], [])]
+    monkeypatch.undo()
+    log.close()
+    cut(tmp_path / "log", 1)
+    (tmp_path / "log" / "checkpoints" / "000000000001.note").unlink()
+    assert results(tmp_path / "log")[0][0] is False
+
+
+# ---- files that no honest log has -------------------------------------------------------------------------
+
+HUGE_BYTES = 128 << 20
+# a line of 1 MiB is held a few times over, a file of leaf hashes of 64 MiB not at all
+PEAK_BYTES_MAX = 24 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("checkpoints/000000000099.note", "checkpoints/000000000099.note is damaged (it has more than 65536 bytes)"),
+        ("witnessed/x.note", "witnessed/x.note is damaged (it has more than 65536 bytes)"),
+        ("keys/x.vkey", "keys/x.vkey is damaged (it has more than 65536 bytes)"),
+        ("000000000000.jsonl", "000000000000.jsonl: record 10 is longer than any may be"),
+        ("000000000010.leaves", "000000000010 has no records or leaf hashes that can be read"),
+    ],
+)
+def test_T37_a_huge_file_in_a_foreign_log_is_refused_and_not_read(
+    honest: tuple[Path, Path], tmp_path: Path, name: str, told: str
+) -> None:
+    """Sparse, so it costs its sender nothing."""
+    folder = copied(honest[0], tmp_path / "silo")
+    with (folder / name).open("ab") as stream:
+        stream.truncate(HUGE_BYTES)
+    tracemalloc.start()
+    try:
+        (own, own_problems, _), (others, _, _) = results(folder, honest[1])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (own, others) == (False, True) and told in own_problems
+    assert peak < PEAK_BYTES_MAX
+    assert invoke("verify", folder, honest[1]).exit_code == 7
+
+
+def test_T37_a_huge_line_is_read_by_no_command(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = copied(honest[0], tmp_path / "silo")
+    with segment(folder).open("ab") as stream:
+        stream.truncate(HUGE_BYTES)
+    commands: list[tuple[str | Path, ...]] = [
+        ("verify", folder, honest[1]),
+        ("tail", "--log", folder),
+        ("show", "99", "--log", folder),
+    ]
+    commands += [("export", "--log", folder, "--out", tmp_path / "out"), ("prove", "9", "--log", folder)]
+    for words in commands:
+        tracemalloc.start()
+        try:
+            told = invoke(*words)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert told.exit_code == 7 and "record 10" in told.stderr + told.stdout, words
+        assert peak < PEAK_BYTES_MAX, words
+
+
+def test_T37_notes_and_keys_are_read_by_no_other_way_beyond_their_bound(tmp_path: Path) -> None:
+    for size, refused in ((NOTE_BYTES_MAX, False), (NOTE_BYTES_MAX + 1, True)):
+        path = tmp_path / f"{size}.note"
+        path.write_bytes(b"x" * size)
+        if refused:
+            with pytest.raises(VerificationError, match="has more than 65536 bytes"):
+                read_note(path)
+        else:
+            assert len(read_note(path)) == size
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_T38_a_line_of_the_length_that_a_record_may_have_is_read_and_no_longer_one(tmp_path: Path, longer: int) -> None:
+    (tmp_path / "log").mkdir()
+    line = b"x" * (LINE_BYTES_MAX + longer)
+    (tmp_path / "log" / f"{0:012d}.jsonl").write_bytes(line + b"\n")
+    if longer:
+        with pytest.raises(VerificationError, match="record 0 has more than"):
+            list(read_lines(tmp_path / "log"))
+    else:
+        assert list(read_lines(tmp_path / "log")) == [(0, line)]
+    [told] = audit_verify.verify_logs([tmp_path / "log"])
+    assert (f"{0:012d}.jsonl: record 0 is longer than any may be" in told["problems"]) == bool(longer)
+
+
+def test_a_bound_is_the_same_in_both_readers() -> None:
+    assert (audit_verify.NOTE_BYTES_MAX, audit_verify.LINE_BYTES_MAX, audit_verify.LEAVES_MAX) == (
+        NOTE_BYTES_MAX,
+        LINE_BYTES_MAX,
+        LEAVES_BYTES_MAX,
+    )
+
+
 # ---- what nobody verified ---------------------------------------------------------------------------------
 
 
@@ -199,6 +323,43 @@ def test_T38_whoever_reads_a_log_too_large_to_verify_at_once_is_told(
         told = invoke(*words)
         assert told.exit_code == 0
         assert "nothing of this log was verified" in told.stderr and f"fedsilo audit verify {honest[0]}" in told.stderr
+
+
+def test_T38_what_a_verification_warns_of_is_told_by_one_function(honest: tuple[Path, Path], tmp_path: Path) -> None:
+    """Whatever relies on a verification prints the same lines; a log with nothing to warn of has none."""
+    short = cut(copied(honest[0], tmp_path / "short"), 9)
+    unsigned = open_log(tmp_path / "unsigned")
+    unsigned.append("start")
+    append_send(unsigned, 1)
+    with open_log(tmp_path / "reduced", segment_bytes_max=1) as log:
+        append_send(log, 1)
+        first = log.remove_old(2**52)
+    for folders, said in (
+        ((short, honest[0]), [f"hospital_a): ends 1 records before the copy {honest[0]}: older, or cut"]),
+        ((tmp_path / "unsigned",), ["hospital_a): 2 newest records not signed yet"]),
+        ((tmp_path / "reduced",), [f"hospital_a): leaf hashes only of the first {first} records: retention removed"]),
+        (honest, []),
+    ):
+        results = audit_verify.verify_logs(list(folders))
+        check_rounds(results, list(folders))
+        lines = audit_folders.verification_warnings(audit_folders.told_apart(results))
+        told = invoke("verify", *folders)
+        assert told.stderr == "".join(f"warning: {line}\n" for line in lines)
+        assert len(said) <= len(lines) <= 2 * len(said) and all(text in told.stderr for text in said)
+    unsigned.close()
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [(1_800_000_000_123, "2027-01-15T08:00:00.123+00:00"), (10**15, f"{10**15} milliseconds")],
+)
+def test_a_time_that_no_calendar_has_is_shown_as_its_number(tmp_path: Path, milliseconds: int, shown: str) -> None:
+    with open_log(tmp_path / "log", clock=Clock(milliseconds / 1000)) as log:
+        log.append("start")
+    told = invoke("tail", "--log", tmp_path / "log")
+    assert told.exit_code == 0 and shown in told.stdout
+    recorded = json.loads(invoke("tail", "--log", tmp_path / "log", "--json").stdout)["data"][0]["t"]
+    assert recorded == milliseconds
 
 
 def test_a_kind_that_is_none_is_refused_with_the_one_that_may_be_meant(tmp_path: Path) -> None:

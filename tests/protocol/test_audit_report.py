@@ -81,7 +81,7 @@ def test_decisions_and_denials_are_those_of_the_raw_lines(report: dict[str, Any]
 def test_events_incidents_and_identities_are_complete(report: dict[str, Any], raw: list[dict[str, Any]]) -> None:
     assert report["events"] == Counter(record["event"] for record in raw) and report["events"].keys() <= EVENTS
     assert report["records"] == len(raw)
-    assert [item["event"] for item in report["incidents"]] == ["halt", "egress.indeterminate"]
+    assert [item["event"] for item in report["incidents"]] == ["egress.indeterminate"]
     assert [item["reasons"] for item in report["halts"]] == [["LOG_FULL"]]
     assert {item["identity"] for item in report["identities"]} == {record["actor"] for record in raw}
     assert {item["identity"] for item in report["peers"]} == {record["peer"] for record in raw if "peer" in record}
@@ -289,21 +289,23 @@ def test_reads_and_deletions_of_payloads_and_removed_records_are_told(tmp_path: 
     made = audit_report([tmp_path / "log"])
     kept = made["retention"]
     assert kept["leaf_hashes_only"] == size > 0
-    assert kept["payloads_deleted"] >= 2 and kept["bytes_deleted"] >= 1
+    assert (kept["payloads_deleted"], kept["bytes_deleted"]) == (5, 4_000_001)
     assert [item["person"] for item in kept["reads"]][-2:] == ["bob", HOSTILE]
     assert [item["decision"] for item in kept["reads"]] == [2] * kept["reads_total"]
     shown = page(made)
     assert f"Of the first {size} records leaf hashes only" in shown and "<script>alert" not in shown
-    assert made["complete"] and made["verification"][0]["verified"]
+    assert made["verification"][0]["verified"]
 
 
 def test_the_spreadsheet_says_the_same_as_the_json(report: dict[str, Any]) -> None:
     rows = list(csv.DictReader(inventory_csv(report).splitlines()))
     outward = [row for row in rows if row["direction"] == "egress"]
+    kinds = {HOSTILE: "(withheld)"}
     assert [(row["kind"], int(row["messages"]), int(row["bytes"]), int(row["deny"])) for row in outward] == [
-        (row["kind"], row["messages"], row["bytes"], row["decisions"]["deny"]) for row in report["left"]
+        (kinds.get(row["kind"], row["kind"]), row["messages"], row["bytes"], row["decisions"]["deny"])
+        for row in report["left"]
     ]
     inward = [row for row in rows if row["direction"] == "ingress"]
     assert [(row["kind"], int(row["messages"]), int(row["bytes"])) for row in inward] == [
-        (row["kind"], row["messages"], row["bytes"]) for row in report["arrived"]
+        (kinds.get(row["kind"], row["kind"]), row["messages"], row["bytes"]) for row in report["arrived"]
     ]

@@ -59,10 +59,16 @@ class Pair:
         self.send(sequence, kind)
         self.receive(sequence, kind)
 
-    def approve(self, event: str = "approval.grant", person: str = "alice") -> int:
-        detail = {"release": "r1/hospital_a", "person": person}
-        place = {"run": "r1", "round": 1, "kind": "lora.factors"}
-        return self.silo.append(event, detail=detail, payload=self.payload("lora.factors"), policy=POLICY, **place)
+    def approve(
+        self,
+        event: str = "approval.grant",
+        person: str = "alice",
+        hold: str = "r1/hospital_a",
+        kind: str = "lora.factors",
+    ) -> int:
+        detail = {"release": hold, "person": person}
+        place = {"run": "r1", "round": 1, "kind": kind}
+        return self.silo.append(event, detail=detail, payload=self.payload(kind), policy=POLICY, **place)
 
     def told(self, *, alone: bool = False) -> list[list[str]]:
         """Problems of the story and the comparison; the logs themselves verify."""
@@ -202,6 +208,50 @@ def test_T36_a_grant_frees_one_release(pair: Pair) -> None:
     assert pair.told(alone=True) == [[]]
     pair.decide(3, link={"approvals": granted})
     assert "are no grants before it" in pair.told(alone=True)[0][0]
+
+
+@pytest.mark.parametrize("end", ["approval.deny", "approval.expire"])
+def test_T36_a_no_voids_the_grants_before_it(pair: Pair, end: str) -> None:
+    """Rejected or expired, and sent all the same with the yes that was given before; held anew, asked anew is fine."""
+    pair.decide(1, verdict="hold")
+    pair.approve("approval.request")
+    granted = pair.approve()
+    ended = pair.approve(end, person="bob")
+    pair.approve("approval.request", hold="r1/hospital_a.2")
+    again = pair.approve(hold="r1/hospital_a.2")
+    pair.outcome(pair.decide(2, link={"approvals": [again]}), 2, "lora.factors")
+    assert pair.told(alone=True) == [[]]
+    wrong = pair.decide(3, link={"approvals": [granted]})
+    pair.outcome(wrong, 3, "lora.factors")
+    said = f"record {wrong}: lora.factors is allowed with approvals of which {granted} ended with record {ended}, {end}"
+    assert pair.told(alone=True) == [[said]]
+
+
+@pytest.mark.parametrize(
+    "other", [{"hold": "r1/hospital_a.2"}, {"kind": "public.responses"}], ids=["another hold", "another message"]
+)
+@pytest.mark.parametrize("end", ["approval.deny", "approval.expire"])
+def test_T36_a_no_to_something_else_voids_no_grant(pair: Pair, end: str, other: dict[str, str]) -> None:
+    pair.decide(1, verdict="hold")
+    pair.approve("approval.request")
+    granted = pair.approve()
+    pair.approve(end, person="bob", **other)
+    pair.outcome(pair.decide(2, link={"approvals": [granted]}), 2, "lora.factors")
+    assert pair.told(alone=True) == [[]]
+
+
+@pytest.mark.parametrize("event", ["egress.decision", "ingress.decision"])
+@pytest.mark.parametrize("outcome", ["ok", "look", "deny", "hold"])
+def test_T38_an_allow_against_its_own_rules_is_named(pair: Pair, event: str, outcome: str) -> None:
+    rules = [
+        {"rule": "declared", "outcome": "ok", "measured": True, "limit": True},
+        {"rule": "delta_l2", "outcome": outcome, "measured": 9, "limit": 4},
+    ]
+    for verdict in ("deny", "hold"):  # a refusal by the same rules is none
+        pair.silo.append(event, decision=verdict, rules=rules, policy=POLICY, **pair.routing(1, "control.poll"))
+    number = pair.silo.append(event, decision="allow", rules=rules, policy=POLICY, **pair.routing(2, "lora.factors"))
+    said = f"record {number}: lora.factors is allowed, and its own rules say otherwise: delta_l2"
+    assert pair.told(alone=True) == [[said] * (outcome in ("deny", "hold"))]
 
 
 def test_T38_records_that_retention_removed_are_not_missed(tmp_path: Path) -> None:
