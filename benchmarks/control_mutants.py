@@ -18,14 +18,15 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "an offer that is denied as it stands goes on",
         GATE,
-        'if decision.verdict == "deny":\n            return self._deny(facts, decision, tensor_digests(',
-        "if False:\n            return self._deny(facts, decision, tensor_digests(",
+        'if decision.verdict == "deny":\n            return self._outcomes.denied(facts, decision, tensor_digests(',
+        "if False:\n            return self._outcomes.denied(facts, decision, tensor_digests(",
     ),
     (
         "answers that are denied as offered go on",
         GATE,
-        'if decision.verdict == "deny":\n            return self._deny(facts, decision, self._judge.digests(',
-        "if False:\n            return self._deny(facts, decision, self._judge.digests(",
+        'if decision.verdict == "deny":\n'
+        "            return self._outcomes.denied(facts, decision, self._judge.digests(",
+        "if False:\n            return self._outcomes.denied(facts, decision, self._judge.digests(",
     ),
     (
         "the final refusal lets out",
@@ -82,7 +83,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "an exchange that broke off leaves no record",
         GATE,
-        'self._outcome("egress.indeterminate", allowed)',
+        'self._outcomes.record("egress.indeterminate", allowed)',
         "pass",
     ),
     # ---- the way in ----
@@ -276,8 +277,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "an adapter of another run is not measured",
         "silo/guard/runs.py",
-        'run = None if self._gate.view.last_adapter in ("", digest) else self._gate.view.run',
-        "run = None",
+        'after = None if view.last_adapter in ("", digest) else view.step_from',
+        "after = None",
     ),
     ("a public set enters unread", "fedsilo/launch/cli_policy_change.py", "        if findings:", "        if False:"),
     (

@@ -55,6 +55,7 @@ _NEAREST = {
     "policies/engine.py": ("tests/policies/test_engine.py",),
     "policies/screening.py": ("tests/policies/test_screening.py", "tests/simulated/test_gate_screens.py"),
     "silo/guard/halts.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
+    "silo/guard/held_plans.py": ("tests/simulated/test_T34_T36_held_plans.py",),
     "silo/guard/in_force.py": ("tests/simulated/test_policy_in_force.py", "tests/simulated/test_policy_reload.py"),
     "silo/guard/judge.py": (
         "tests/simulated/test_gate_interrupted.py",
@@ -64,7 +65,7 @@ _NEAREST = {
     "silo/guard/releases.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_policy_reload.py"),
     "silo/guard/runs.py": ("tests/simulated/test_T20*.py", "tests/simulated/test_guard_loop.py"),
     "silo/guard/startup.py": ("tests/simulated/test_policy*.py",),
-    "silo/guard/transcripts.py": ("tests/security/test_T20*.py",),
+    "silo/guard/transcripts.py": ("tests/security/test_T20_round_transcripts.py", "tests/security/test_T20*.py"),
 }
 _SECONDS_MAX = 900  # a mutant that hangs the suite is noticed too
 _THREAT = re.compile(r"(?:\b|_)([TXB])([0-9]{1,2})(?![0-9A-Za-z])")

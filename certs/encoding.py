@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -152,3 +153,9 @@ def _load_private_key(pem: bytes, passphrase: bytes | None, *, what: str) -> obj
     except (ValueError, UnsupportedAlgorithm) as error:
         cause = "is not a PEM private key" if passphrase is None else "cannot be read: wrong passphrase, or no PEM key"
         raise NotAllowedError(f"{what} {cause}") from error
+
+
+def warn_before(certificate: x509.Certificate) -> timedelta:
+    """How long before its end a leaf is warned of: a day, or a third of its lifetime where that is shorter, so that one
+    of a day is not warned of from its first minute."""
+    return min(timedelta(days=1), (certificate.not_valid_after_utc - certificate.not_valid_before_utc) / 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -129,9 +129,9 @@ class ActiveRun:
         if len(ready) < self.plan.quorum:
             self._end_early(session, "failed", "QUORUM_NOT_REACHED")
             return
-        self.left |= set(self.plan.silos) - set(ready)
-        for silo in self.left:
-            withdraw(session, silo, self.name)
+        late = [silo for silo in self.silos if silo not in ready]
+        self._send_away(session, late, "aborted")
+        self.left |= set(late)
         run.state = rounds.advance(rounds.RUN, run.state, "start")
         run.started_at = self.around.now()
         self.started = True
@@ -169,17 +169,21 @@ class ActiveRun:
         self._end_early(session, "aborted", "ABORTED")
 
     def _end_early(self, session: Session, outcome: str, reason: str) -> None:
-        """End before the method does: what is queued is withdrawn, and every silo that was given the plan is told, or
-        it would take itself to be in this run when the next one comes.
+        """End before the method does."""
+        self._send_away(session, self.silos, outcome)
+        self.end(session, outcome, reason)
+
+    def _send_away(self, session: Session, silos: Iterable[str], outcome: str) -> None:
+        """The run is over for these silos: what is queued is withdrawn, and whoever was given the plan is told. Else it
+        would take itself to be in this run when the next one comes, or join it when its people have looked at the plan.
         """
         body = encode(pb.RunEnd(outcome=outcome, adapter_digest=self._row(session).adapter_digest))
         number = self.open_round(session)
-        for silo in self.silos:
+        for silo in silos:
             knows = not never_given(session, silo, self.name, "run.plan")
             withdraw(session, silo, self.name)
             if knows:
                 queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
-        self.end(session, outcome, reason)
 
     def pause(self, session: Session) -> None:
         """Deliver nothing and let no deadline pass until resumed."""

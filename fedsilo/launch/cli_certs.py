@@ -252,7 +252,7 @@ def check(
     """Everything a daemon checks at its start: modes, matching keys, the right CA, role and validity."""
     from datetime import datetime, timedelta
 
-    from certs.encoding import read_root
+    from certs.encoding import read_one_certificate, read_root, warn_before
     from certs.identity import operator_identity
     from fedsilo.edge.identity_files import load_identity, load_link, load_operator, read_public
     from fedsilo.launch.provision import utc_text
@@ -275,7 +275,7 @@ def check(
     warnings = [
         f"{called} expires at {utc_text(last)}"
         for called, last, margin in (
-            (spiffe_id, not_after, timedelta(days=1)),
+            (spiffe_id, not_after, warn_before(read_one_certificate(read_public(certificate), what=str(certificate)))),
             (f"the {trust_root.kind} CA", trust_root.certificate.not_valid_after_utc, timedelta(days=30)),
         )
         if last - now < margin

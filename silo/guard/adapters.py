@@ -1,11 +1,14 @@
 """Global adapters that this silo holds, by digest: one it has is not fetched again (design 4), unless it was let in
-under a plan that freezes other factors."""
+under a plan that freezes other factors (T6), or measured from another last adapter than the run has come to (T20).
+
+Does not stop: a change of policy; what was let in under the one before stays let in.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +31,19 @@ class AdapterStore:
             json.loads(self._known_path.read_text()) if self._known_path.exists() else {}
         )
 
-    def find(self, digest: str, *, frozen_sha256: str | None = None, run: str | None = None) -> bytes | None:
+    def find(self, digest: str, *, frozen_sha256: str | None = None, after: str | None = None) -> bytes | None:
         """The payload, if it is here and whole.
 
         Args:
             digest: of the payload.
             frozen_sha256: digest of the factors that the plan freezes, which it must have been let in for (T6); None
                 where no plan asks.
-            run: in which it must have been let in, and so measured against the adapter before it (T20); None where any
-                will do.
+            after: what it must have been measured from when it came in (`RunView.step_from`); None where any will do.
         """
         path = self._folder / digest
         if not digest.isalnum() or not path.is_file():
             return None
-        if run is not None and self._known.get(digest, {}).get("run") != run:
+        if after is not None and self._known.get(digest, {}).get("after") != after:
             return None
         if frozen_sha256 is not None and self._known.get(digest, {}).get("frozen_sha256") != frozen_sha256:
             return None
@@ -64,16 +66,33 @@ class AdapterStore:
         view = memoryview(mapped)
         return decode_factors(view).tensors if sha256_hex(view) == digest else None
 
-    def keep(self, digest: str, payload: bytes, l2: float | None, frozen_sha256: str = "", run: str = "") -> None:
-        """Store a payload whose digest the caller has compared and that the gate let in, in this run, under a plan with
-        these frozen factors; the oldest beyond a few go."""
+    def keep(
+        self,
+        digest: str,
+        payload: bytes,
+        l2: float | None,
+        frozen_sha256: str = "",
+        after: str = "",
+        in_use: Collection[str] = (),
+    ) -> None:
+        """Store a payload whose digest the caller has compared and that the gate let in; the oldest beyond a few go.
+
+        Args:
+            digest: of the payload.
+            payload: its bytes.
+            l2: norm over all factors.
+            frozen_sha256: digest of the factors that the plan freezes.
+            after: what it was measured from.
+            in_use: digests of others that stay, however old they are: the next one is measured from the last (T20).
+        """
         write_durably(self._folder / digest, payload, mode=0o600)
-        self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256, "run": run}
+        self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256, "after": after}
+        needed = {digest, *in_use}
         kept = sorted(
             (path for path in self._folder.iterdir() if path.name in self._known),
-            key=lambda path: path.stat().st_mtime_ns,
+            key=lambda path: (path.name in needed, path.stat().st_mtime_ns),
         )
-        for path in kept[:-ADAPTERS_KEPT]:
+        for path in kept[: -max(ADAPTERS_KEPT, len(needed))]:
             path.unlink()
             del self._known[path.name]
         write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)

@@ -102,6 +102,18 @@ class RunView:
         return replace(self, base_l2=base_l2, last_adapter=self.base_digest, last_adapter_round=max(self.round - 1, 0))
 
     @property
+    def step_from(self) -> str:
+        """What an adapter that comes in at this place is measured from (T20), as one text: the last adapter of the run
+        and its round. As long as it stays the same the rounds in between grow, so whatever was let in is near enough.
+        """
+        return f"{self.run}/{self.last_adapter_round}/{self.last_adapter}"
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Digests of those without which the run cannot go on here."""
+        return frozenset({self.last_adapter, self.base_digest})
+
+    @property
     def rounds_since_last_adapter(self) -> int:
         """Between the last adapter and one that comes in at this place: what the open round ended in, or began with.
 

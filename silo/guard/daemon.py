@@ -114,8 +114,10 @@ class Guard:
         )  # fmt: skip
         self._talk = Conversation(site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic)
         self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, talk=self._talk)
-        with contextlib.suppress(OperationError):  # what cannot be written halts the gate, too
+        try:
             self._agreement.take_up(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
+        except (OperationError, RecordError) as error:  # evidence in the log alone halts like that in the ledger
+            gate.halted = gate.halted or self._agreement.halted or error.message
         gate.halted = gate.halted or self._agreement.halted  # as before a restart, and before anything can be sent
         self.keeper = RunKeeper(
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, panel=self.panel,
@@ -314,10 +316,10 @@ class Guard:
             wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
             countersignature=self._agreement.countersignature,
         )  # fmt: skip
+        item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
+        if item.kind in {"control.ack", "control.refusal"}:
+            return
         try:
-            item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
-            if item.kind in {"control.ack", "control.refusal"}:
-                return
             taken = self.keeper.take_in(item)
         except RecordError as error:
             self._gate.record(
@@ -327,11 +329,9 @@ class Guard:
             raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
         if taken:
             self._ledger.acknowledge(item.sequence)
-            # Something came, so more may wait.
-            self._talk.poll_now = True
+            self._talk.poll_now = True  # something came, so more may wait
         else:
-            # A held plan comes again with every poll; do not spin on it.
-            self.keeper.plan_held = True
+            self.keeper.plan_held = True  # it comes again with every poll; do not spin on it
             self._talk.retry_at = self._monotonic() + SHORT_POLL_SECONDS
 
     # ---- the trainer -------------------------------------------------------------------------------

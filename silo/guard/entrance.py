@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import ConflictError, PeerError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import sha256_hex
@@ -46,7 +47,8 @@ class Entrance:
         """Believe a message of the coordinator, or not; recorded either way.
 
         Raises:
-            PeerError: wrong sender, federation, digest, signature or sequence, not canonical, or denied by policy.
+            PeerError: wrong sender, federation, digest, signature or sequence, not canonical, more than a record takes,
+                or denied by policy.
         """
         judge = self._judge
         try:
@@ -58,10 +60,10 @@ class Entrance:
             with judge.halting():
                 self._ledger.accept_sequence("", envelope.sequence)
         except ConflictError as error:
-            self._record_refused(envelope, payload, WireCode.SEQUENCE_REPLAYED)
+            self._record_refused(envelope.kind, payload, WireCode.SEQUENCE_REPLAYED)
             raise PeerError(WireCode.SEQUENCE_REPLAYED, error.message) from error
         except PeerError as error:
-            self._record_refused(envelope, payload, error.wire_code)
+            self._record_refused(envelope.kind, payload, error.wire_code)
             raise
         message = Message(
             "ingress", envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sender, len(payload), body,
@@ -73,7 +75,11 @@ class Entrance:
             message, original, readings = self._without_bad_donors(message, body, block, payload)
         facts, decision = judge.judge(message, readings=readings)
         digests = judge.digests(envelope.kind, payload)
-        judge.record_decision(facts, decision, digests, sequence=envelope.sequence, original=original)
+        try:
+            judge.record_decision(facts, decision, digests, sequence=envelope.sequence, original=original)
+        except RecordError as error:
+            self._record_refused("unknown", payload, error.code)
+            raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
         if decision.verdict == "deny":
             raise IngressDenied(envelope, decision, body)
         return Inbound(
@@ -144,10 +150,10 @@ class Entrance:
         judge.record_decision(facts, decision, digests, approvals=granted, history=judged_by)
         return decision
 
-    def _record_refused(self, envelope: pb.Envelope, payload: bytes, code: WireCode) -> None:
-        """An answer that was not believed far enough to be measured."""
-        kind = envelope.kind if envelope.kind in INBOUND_KINDS else "unknown"
+    def _record_refused(self, kind: str, payload: bytes, code: str) -> None:
+        """An answer that was not believed far enough to be measured, or whose measures no record takes."""
+        kind = kind if kind in INBOUND_KINDS else "unknown"
         self._judge.record(
-            "ingress.decision", kind=kind, decision="deny", reasons=[code.value], direction="ingress",
+            "ingress.decision", kind=kind, decision="deny", reasons=[str(code)], direction="ingress",
             peer=self._judge.site.coordinator_id, payload=self._judge.digests("", payload),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.audit.record import COUNT_MAX
+from fedsilo.treaty.audit.record import COUNT_MAX, RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
     FedSiloError,
@@ -36,7 +36,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, Buffer, sha256_hex, sha256_of
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
-from policies.engine import OFFERED, Approval, Decision, Facts, Message
+from policies.engine import OFFERED, Approval, Decision, Message
 from policies.load import Policy
 from policies.screening import screen_facts, texts_of
 from policies.transform import changes_bytes, transform_factors, withhold_responses
@@ -59,6 +59,7 @@ from silo.guard.messages import (
     factors_header,
     parsed,
 )
+from silo.guard.outcomes import Outcomes
 from silo.guard.public import places_by_row
 from silo.guard.records import overruled, tensor_digests
 from silo.guard.screens import Screens
@@ -116,6 +117,7 @@ class Gate:
             policy=policy, ledger=ledger, audit=audit, site=site, site_key=site_key, clock=clock, screens=self._screens,
             code_sha256=code_sha256,
         )  # fmt: skip
+        self._outcomes = Outcomes(self._judge, ledger, site.coordinator_id)
         self._entrance = Entrance(self._judge, ledger, federation=federation, coordinator_key=coordinator_key)
         self.counters = Counters()
 
@@ -206,7 +208,7 @@ class Gate:
             return sha256_of(codec.factors_pieces(header, tensors))
 
         if decision.verdict == "deny":
-            return self._deny(facts, decision, tensor_digests(payload_bytes, digest_as_offered()))
+            return self._outcomes.denied(facts, decision, tensor_digests(payload_bytes, digest_as_offered()))
         block, fit, transform = self.policy.file.egress.updates.get(kind), None, dict[str, Any]()
         if block is not None:
             try:
@@ -214,7 +216,7 @@ class Gate:
             except (ArithmeticError, ValueError) as error:
                 # Values that cannot be made fit: a refusal like any other, with its cause on record (B5).
                 overruling = overruled(decision, "TRANSFORM_FAILED", type(error).__name__)
-                return self._deny(facts, overruling, tensor_digests(payload_bytes, digest_as_offered()))
+                return self._outcomes.denied(facts, overruling, tensor_digests(payload_bytes, digest_as_offered()))
         payload = codec.joined_factors(header, payload_bytes, tensors, fit)
         digest = sha256_hex(payload)
         before = digest_as_offered() if changes_bytes(transform, header.dtype) else digest
@@ -232,7 +234,7 @@ class Gate:
         readings = self._judge.graded(message)
         facts, decision = self._judge.judge(message, stage=OFFERED, readings=readings)
         if decision.verdict == "deny":
-            return self._deny(facts, decision, self._judge.digests(message.kind, payload))
+            return self._outcomes.denied(facts, decision, self._judge.digests(message.kind, payload))
         readings = self._judge.screened(message, readings)
         screened, body = readings.screened, message.body
         assert screened is not None  # noqa: S101  # screens are asked for
@@ -284,20 +286,23 @@ class Gate:
         facts, decision = self._judge.judge(message, approvals=approvals, readings=readings)
         judged_by = self._judge.book.view(facts, approvals).to_json()  # before this message counts: the log replays
         if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):
-            return self._deny(facts, decision, digests, original=original, history=judged_by)
+            return self._outcomes.denied(facts, decision, digests, original=original, history=judged_by)
         content, archived = not kind.startswith("control."), False
         if content:
             with self._judge.halting():
                 archived = self._archive.keep(payload, digest)
-        if decision.verdict == "hold":
-            self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
-            return Held(decision, facts, payload)
-        # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
-        sequence = self._judge.count(facts, run)
-        decision_seq = self._judge.record_decision(
-            facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
-            approvals=granted,
-        )  # fmt: skip
+        try:
+            if decision.verdict == "hold":
+                self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
+                return Held(decision, facts, payload)
+            # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
+            sequence = self._judge.count(facts, run)
+            decision_seq = self._judge.record_decision(
+                facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
+                approvals=granted,
+            )  # fmt: skip
+        except RecordError as error:
+            return self._outcomes.unrecorded(facts, decision, digests, error, kept=digest if content else "")
         outbox_id = None
         if content:
             place, size = (run, round_number, step, kind), len(payload)
@@ -326,14 +331,14 @@ class Gate:
             )  # fmt: skip
         except FedSiloError as error:
             if isinstance(error, PeerError):
-                self._outcome("egress.sent", allowed)
-                self._settle(allowed)
+                self._outcomes.record("egress.sent", allowed)
+                self._outcomes.settle(allowed)
             else:
-                self._outcome("egress.indeterminate", allowed)
+                self._outcomes.record("egress.indeterminate", allowed)
             if isinstance(error, UnreachableError | NotAllowedError):
                 self.counters.last_fault = error.message
             raise
-        self._outcome("egress.sent", allowed)
+        self._outcomes.record("egress.sent", allowed)
         self.counters.messages[allowed.kind] = self.counters.messages.get(allowed.kind, 0) + 1
         payload_bytes = self.counters.payload_bytes.get(allowed.kind, 0) + len(allowed.payload)
         self.counters.payload_bytes[allowed.kind] = payload_bytes
@@ -341,13 +346,13 @@ class Gate:
         try:
             inbound = self.let_in(reply)
         except PeerError:
-            self._settle(allowed)  # the message itself is out, whatever is wrong with the answer
+            self._outcomes.settle(allowed)  # the message itself is out, whatever is wrong with the answer
             raise
         if isinstance(inbound.body, pb.Ack) and allowed.outbox_id is not None:
             # The coordinator's word for it, which this log need not be able to hold.
             told = {"peer_event": inbound.body.record} if 0 < inbound.body.record <= COUNT_MAX else {}
-            self._outcome("egress.acked", allowed, **told)
-        self._settle(allowed)
+            self._outcomes.record("egress.acked", allowed, **told)
+        self._outcomes.settle(allowed)
         return Sent(inbound)
 
     def retry(self, item: OutboxItem) -> Sent:
@@ -364,24 +369,16 @@ class Gate:
         try:
             payload = self._ledger.payloads.read(item.digest)
         except (NotFoundError, OperationError, VerificationError) as error:
-            self._drop(item, [error.code])
+            self._outcomes.drop(item, [error.code])
             raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
         if reasons := self._judge.denied_by_now(item.kind, item.decision_seq):
-            self._drop(item, reasons)
+            self._outcomes.drop(item, reasons)
             raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
         with self._judge.halting():
             attempt = self._ledger.count_attempt(item.id)
             sequence = self._ledger.next_sequence(item.run)
         place = item.kind, item.run, item.round, item.step
         return self.transmit(Allowed(*place, payload, item.digest, item.decision_seq, sequence, attempt, item.id))
-
-    def _drop(self, item: OutboxItem, reasons: list[str]) -> None:
-        self.record(
-            "egress.indeterminate", kind=item.kind, run=item.run, round=item.round, step=item.step, reasons=reasons,
-            link={"decision": item.decision_seq}, direction="egress",
-        )  # fmt: skip
-        with self._judge.halting():
-            self._ledger.settle_outbox(item.id, "dropped")
 
     def interrupt(self, *, for_good: bool = False) -> None:
         """Give up the exchange in flight, or all of them. Safe in a signal handler."""
@@ -470,23 +467,6 @@ class Gate:
         """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
         body, tensors = parsed(kind, payload, OUTBOUND_KINDS)
         return Message("egress", kind, run, round_number, step, self._site.spiffe_id, len(payload), body, tensors)
-
-    def _deny(self, facts: Facts, decision: Decision, digests: Mapping[str, Any], **recorded: Any) -> Denied:
-        self._judge.record_decision(facts, decision, digests, **recorded)
-        return Denied(decision, facts)
-
-    def _outcome(self, event: str, allowed: Allowed, **told: int) -> None:
-        self.record(
-            event, kind=allowed.kind, run=allowed.run, round=allowed.round, step=allowed.step, attempt=allowed.attempt,
-            sequence=allowed.sequence, peer=self._site.coordinator_id, direction="egress",
-            payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
-            link={"decision": allowed.decision_seq, **told},
-        )  # fmt: skip
-
-    def _settle(self, allowed: Allowed) -> None:
-        if allowed.outbox_id is not None:
-            with self._judge.halting():
-                self._ledger.settle_outbox(allowed.outbox_id, "sent")
 
 
 def open_channel(address: str, files: TlsFiles) -> Channel:

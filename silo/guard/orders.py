@@ -74,6 +74,8 @@ class Orders:
             self.keeper.settle(settled)
         given = [item.person for item in self.ledger.approvals(release.id) if item.verdict == "approve"]
         state = settled.outcome if settled else "held"
+        if self.ledger.release(release.id).state == "denied":
+            state = "denied"  # a plan that was approved and cannot begin here
         return {
             "release": release.id, "state": "sent" if state == "allowed" else state, "given": given,
             "needed": release.persons, "audit_size": self.audit.size,

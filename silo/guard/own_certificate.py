@@ -3,24 +3,25 @@
 What the log holds already is read from the log itself, so a start that changes nothing adds nothing, and no other file
 can disagree. A certificate that was renewed on the disk counts from the next start on, as everywhere in the guard.
 
-Does not stop: a key that somebody copied; only its certificate is compared.
+Does not stop: a key that somebody copied; only its certificate is compared. The guard looks once an hour, so one of
+less than three hours may expire without a warning.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from certs.encoding import read_one_certificate, warn_before
 from certs.identity import Identity
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.treaty.audit.record import parse_record
 
 _log = logging.getLogger("fedsilo.silo")
 
-WARN_BEFORE = timedelta(days=1)  # as `fedsilo certs check` warns of a daemon's
 _MARK = b'"event":"key.'  # as canonical JSON spells it; so only few lines of a long log are parsed
 
 
@@ -40,7 +41,8 @@ class OwnCertificate:
             "signing_key": identity.signing_key.public_key().public_bytes_raw().hex(),
             "not_after": f"{identity.not_after.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
         }
-        self._not_after = identity.not_after
+        certificate = read_one_certificate(identity.certificate_pem, what="this silo's certificate")
+        self._warn_at = identity.not_after - warn_before(certificate)
         self._last: dict[str, Any] | None = None  # what the newest record of a certificate says of it
         self._warned = False
         for record in (parse_record(line) for _, line in read_lines(log) if _MARK in line):
@@ -62,7 +64,7 @@ class OwnCertificate:
         if self._last != self._detail:
             record("key.enrol" if self._last is None else "key.renew", detail=self._detail)
             self._last = self._detail
-        if not self._warned and self._not_after - datetime.fromtimestamp(now_seconds, UTC) < WARN_BEFORE:
+        if not self._warned and datetime.fromtimestamp(now_seconds, UTC) > self._warn_at:
             until = self._detail["not_after"]
             record("key.expire_warn", detail=self._detail)
             self._warned = True

@@ -143,6 +143,8 @@ class Releases:
         release = self._shown(command)
         if release.expires_at <= self._gate.now():
             raise ConflictError(f"release {release.id} expired", code="EXPIRED")
+        if any(one.verdict == "reject" for one in self._ledger.approvals(release.id)):
+            raise ConflictError(f"release {release.id} was rejected already", code="NOT_HELD")
         roles = set(self._asked(release.kind).roles)
         if not roles & set(command.roles):
             raise NotAllowedError(
@@ -180,6 +182,12 @@ class Releases:
         approvals = self._given(release)
         return self._gate.decide_inbound(inbound, approvals, self._granted(release, approvals)).verdict == "allow"
 
+    def deny_approved_plan(self, run: str) -> None:
+        """Persons approved a run's plan, and it did not begin: it cannot, or another rule forbids it."""
+        for release in self._ledger.releases("approved"):
+            if release.kind == "run.plan" and release.run == run:
+                self._ledger.settle_release(release.id, "denied", was="approved")
+
     def _free(self, release: Release, approvals: tuple[engine.Approval, ...]) -> tuple[Release, Settled | None]:
         try:
             payload = self._ledger.payloads.read(release.digest)
@@ -196,8 +204,10 @@ class Releases:
             inbound = self._inbound(release, payload)
             decision = self._gate.decide_inbound(inbound, approvals, granted)
             self._ledger.drop_payloads([release.digest])
-            outcome = "allowed" if decision.verdict == "allow" else "denied"
-            return release, Settled(release, outcome, inbound=inbound if outcome == "allowed" else None)
+            if decision.verdict == "allow":
+                return release, Settled(release, "allowed", inbound=inbound)
+            release = self._ledger.settle_release(release.id, "denied", was="approved")
+            return release, Settled(release, "denied")
         decided = self._gate.decide_payload(
             release.kind, release.run, release.round, release.step, payload, approvals=approvals, granted=granted
         )
@@ -222,9 +232,10 @@ class Releases:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
         release = self._shown(command)
         self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))))
-        self._record(
-            "approval.deny", release, person=command.person, fingerprint=command.certificate_fingerprint, reasons=[code]
-        )
+        return self._deny(release, command.person, command.certificate_fingerprint, code)
+
+    def _deny(self, release: Release, person: str, fingerprint: str, reason: str) -> Settled:
+        self._record("approval.deny", release, person=person, fingerprint=fingerprint, reasons=[reason])
         return Settled(self._settle(release, "rejected"), "denied")
 
     def _shown(self, command: VerifiedCommand) -> Release:
@@ -275,22 +286,34 @@ class Releases:
     # ---- without persons ---------------------------------------------------------------------------
 
     def expire(self) -> list[Settled]:
-        """End the holds whose time is over; each is a refusal. A halted gate ends none: it could record no end."""
+        """End the holds whose time is over, and those with a no that a kill kept from its effect, so that nobody else's
+        yes frees them; each is a refusal. A halted gate ends none: it could record no end."""
         if self._gate.halted:
             return []
-        now = self._gate.now()
+        now, ended = self._gate.now(), []
+        for release in self._ledger.releases("held"):
+            no = next((one for one in self._ledger.approvals(release.id) if one.verdict == "reject"), None)
+            if no is not None:
+                ended.append(self._deny(release, no.person, no.fingerprint, "INTERRUPTED"))
+            elif release.expires_at <= now:
+                ended.append(self._end(release, release.expiry_outcome, "EXPIRED"))
+        return ended
+
+    def miss(self, run: str, round_number: int | None, step: int | None) -> list[Settled]:
+        """The run has gone on: end the holds of a step, of the whole round when `step` is None, or of the run, which is
+        over, when `round_number` is None too."""
         return [
-            self._end(release, release.expiry_outcome, "EXPIRED")
+            self._end(release, "missed", "RUN_ENDED" if round_number is None else "ROUND_CLOSED")
             for release in self._ledger.releases("held")
-            if release.expires_at <= now
+            if release.run == run and round_number in (None, release.round) and step in (None, release.step)
         ]
 
-    def miss(self, run: str, round_number: int, step: int | None) -> list[Settled]:
-        """The run has gone on: end the holds of a step, or of the whole round when `step` is None."""
+    def end_plan(self, run: str, reason: str) -> list[Settled]:
+        """End the hold of a run's plan: without persons it was decided on, or the run is over."""
         return [
-            self._end(release, "missed", "ROUND_CLOSED")
+            self._end(release, "missed", reason)
             for release in self._ledger.releases("held")
-            if release.run == run and release.round == round_number and (step is None or release.step == step)
+            if release.kind == "run.plan" and release.run == run
         ]
 
     def _end(self, release: Release, outcome: str, reason: str) -> Settled:

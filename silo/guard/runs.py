@@ -28,7 +28,8 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
-from silo.guard.ledger import Ledger, OutboxItem
+from silo.guard.held_plans import HeldPlans
+from silo.guard.ledger import Ledger, OutboxItem, Release
 from silo.guard.messages import Denied, Held, Inbound, IngressDenied
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
@@ -91,18 +92,21 @@ class RunKeeper:
         self.run: Participation | None = None
         self.deadlines: list[tuple[float, str]] = []
         self.plan_held = False
-        self._held_sequence = 0  # under which the plan came that persons look at
+        self._plans = HeldPlans(ledger=ledger, releases=releases, panel=panel, talk=talk)
 
     # ---- what comes in -----------------------------------------------------------------------------
 
     def take_in(self, item: Inbound) -> bool:
         """Act on an item of the coordinator's outbox. False: it is not taken in yet (a plan that persons look at)."""
         _log.info("in: %s %s round %d step %d", item.kind, item.run, item.round, item.step)
+        self.plan_held = False  # the outbox is in order: a plan that still waits is this item
         if isinstance(item.body, pb.RunPlan):
             return self._take_plan(item)
         self.agreement.compare(item, item.body)  # before anything is passed over
         run = self.run
         if run is None or item.run != run.plan.run:
+            if isinstance(item.body, pb.RunEnd):
+                self._plans.run_ended(item.run, item.body.outcome)
             return True
         if 0 < item.round <= self._ignored_round and not isinstance(item.body, pb.RunEnd):
             return True  # of a round that a restart left; that the run ended counts all the same
@@ -147,33 +151,13 @@ class RunKeeper:
         return True
 
     def _take_plan(self, item: Inbound) -> bool:
-        assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # the caller looked
-        state = self._ledger.run_state(item.run)
-        if state == "running":
-            return True
-        if state:
-            # Said no to, or over: the name is spent. The coordinator takes silence for a yes, so it is told each time.
-            self.decline(item.run)
-            return True
-        if item.needs_approval is None:
-            self._accept(item)
-            return True
-        known = [release for release in self._ledger.releases() if release.digest == item.digest]
-        if not known:
-            self._held_sequence = item.sequence
-            release = self._releases.hold_inbound(item)
-            _log.warning("plan of run %s waits for approval as %s", item.run, release.id)
-            self._panel.publish("release.held", {"release": release.id, "kind": "run.plan"})
-            return False
-        if known[-1].state == "held":
-            self._held_sequence = item.sequence
-            return False
-        if known[-1].state == "approved" and self._releases.still_allowed(known[-1], item):
-            # Approved just before this silo was killed.
-            self._accept(item)
-        else:
-            self.decline(item.run)
-        self.plan_held = False
+        match self._plans.look(item, busy=self.run is not None):
+            case "accept":
+                self._accept(item)
+            case "decline":
+                self.decline(item.run)
+            case "wait":
+                return False
         return True
 
     def decline(self, run: str) -> None:
@@ -182,10 +166,10 @@ class RunKeeper:
         Raises:
             UnreachableError, NotAllowedError, PeerError, DeniedError: it is not known to have been heard.
         """
-        self._ledger.decline_run(run)
-        self._talk.decline(run)
+        self._plans.decline(run)
 
-    def _accept(self, item: Inbound) -> None:
+    def _accept(self, item: Inbound) -> bool:
+        """Begin the run. False: it cannot be begun here, and the no to it was heard; raises as `decline`."""
         assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # only plans come here
         plan, other_run = plan_from_canonical(item.body.canonical_json), self.run
         try:
@@ -200,18 +184,20 @@ class RunKeeper:
             if other_run is None:  # else nothing was begun, and that one goes on
                 self.run = None
                 self._gate.view = RunView()
-            self._ledger.decline_run(plan.run)
+            self._plans.spend(plan.run, error.code)
             if error.code.startswith("TRAINER"):
                 self._talk.abstain(plan.run, heard=False)
                 raise
             self.decline(plan.run)
-            return
+            return False
+        self._plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
         detail = {"plan": plan.digest, "isolation": self._trainer.rung}
         self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=detail)
         self._ledger.start_run(plan.run, item.body.canonical_json)
         self._set_view(self._gate.view)
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
         self._panel.publish("run.accepted", {"run": plan.run, "method": plan.method})
+        return True
 
     def _check_plan(self, plan: Plan) -> None:
         """What the rules cannot know: this silo's own name, load type and the methods of this version."""
@@ -287,6 +273,7 @@ class RunKeeper:
         if run is None:
             return
         self._ledger.end_run(run.plan.run, outcome or "ended")
+        self._miss(run.plan.run, None, None)
         self.agreement.drop()
         _log.info("run %s has ended: %s", run.plan.run, outcome)
         self._panel.publish("run.ended", {"run": run.plan.run, "outcome": outcome})
@@ -395,26 +382,16 @@ class RunKeeper:
             outcome = "denied"
             self._declined(item.kind, item.run, item.round, item.step, error.message)
         if outcome is not None:
-            self._settled(item.kind, item.round, item.step, outcome)
+            self._settled(item, outcome)
         return outcome is not None
 
     def settle(self, settled: Settled) -> None:
         """Act on the end of a hold."""
         release = settled.release
-        self._panel.publish("release.settled", {"release": release.id, "outcome": settled.outcome})
         if release.kind == "run.plan":
-            try:
-                if settled.inbound is not None:
-                    self._accept(settled.inbound)
-                else:
-                    self.decline(release.run)
-                    # As after a rule's no: else the plan came once more and brought a second no of persons only (T18).
-                    self._ledger.acknowledge(self._held_sequence)
-            except (UnreachableError, NotAllowedError, PeerError, DeniedError) as error:
-                # The plan is not acknowledged: it comes again, and is declined again.
-                _log.warning("run %s: the no was not heard yet: %s", release.run, error.message)
-            self.plan_held = False
+            self._settle_plan(settled)
             return
+        self._panel.publish("release.settled", {"release": release.id, "outcome": settled.outcome})
         outcome: str | None
         if (allowed := settled.allowed) is not None:
             outcome = self._outcome_of(release.kind, release.round, lambda: self._gate.transmit(allowed).reply)
@@ -427,17 +404,34 @@ class RunKeeper:
         else:
             outcome = "denied"
             self._declined(release.kind, release.run, release.round, release.step, release.state)
-        self._settled(release.kind, release.round, release.step, outcome)
+        self._settled(release, outcome)
 
-    def _settled(self, kind: str, round_number: int, step: int, outcome: str) -> None:
-        if self.run is not None and (kind, round_number, step) in self._offered:
-            self.run.settled(kind, round_number, step, outcome)
+    def _settle_plan(self, settled: Settled) -> None:
+        run, outcome, self.plan_held = settled.release.run, "denied", False
+        try:
+            if settled.inbound is None:
+                self.decline(run)
+            elif self._accept(settled.inbound):
+                outcome = settled.outcome
+                return
+            self._plans.acknowledge(run)
+        except (UnreachableError, NotAllowedError, PeerError, DeniedError) as error:
+            # The plan is not acknowledged: it comes again, and is declined again.
+            _log.warning("run %s: the no was not heard yet: %s", run, error.message)
+        finally:
+            self._panel.publish("release.settled", {"release": settled.release.id, "outcome": outcome})
 
-    def _miss(self, run: str, round_number: int, step: int | None) -> None:
+    def _settled(self, item: Release | OutboxItem, outcome: str) -> None:
+        offered = (item.kind, item.round, item.step)
+        # What an earlier run left behind says nothing of the same place in this one.
+        if self.run is not None and item.run == self.run.plan.run and offered in self._offered:
+            self.run.settled(*offered, outcome)
+
+    def _miss(self, run: str, round_number: int | None, step: int | None) -> None:
         for settled in self._releases.miss(run, round_number, step):
             self._panel.publish("release.settled", {"release": settled.release.id, "outcome": "missed"})
             if step is not None:
-                self._settled(settled.release.kind, settled.release.round, settled.release.step, "missed")
+                self._settled(settled.release, "missed")
 
     def _declined(self, kind: str, run: str, round_number: int, step: int, reasons: str) -> None:
         """Nobody out there learns more than that this silo declined (B6)."""
@@ -458,11 +452,11 @@ class RunKeeper:
         self._panel.task(fields)
 
     def adapter(self, digest: str) -> bytes:
-        plan = self._gate.view.plan
-        frozen = plan.lora.frozen_sha256 if plan is not None else ""
-        # Kept from another run it was never measured against this one's last adapter (T20).
-        run = None if self._gate.view.last_adapter in ("", digest) else self._gate.view.run
-        stored = self._adapters.find(digest, frozen_sha256=frozen, run=run)
+        view = self._gate.view
+        frozen = view.plan.lora.frozen_sha256 if view.plan is not None else ""
+        # One that was measured from another than this run's last adapter was never measured from that (T20).
+        after = None if view.last_adapter in ("", digest) else view.step_from
+        stored = self._adapters.find(digest, frozen_sha256=frozen, after=after)
         if stored is None:
             try:
                 answer = self._talk.say("control.fetch", pb.Fetch(digest=digest))
@@ -477,7 +471,7 @@ class RunKeeper:
                     payload=self._gate.digests(answer.kind, answer.payload),
                 )  # fmt: skip
                 raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
-            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen, self._gate.view.run)
+            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen, view.step_from, view.adapters)
             stored = answer.payload
         if digest == self._gate.view.base_digest:
             self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedsilo.edge.audit_log import AuditLog, LogFullError
+from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -120,6 +121,27 @@ def test_T20_T39_a_ledger_that_cannot_be_written_loses_no_evidence(loop: Loop, m
         patched.setattr(Ledger, "keep_equivocation", refuses)
         tell_otherwise(loop)
         assert loop.bench.gate.halted and loop.guard._failure is None and equivocations(loop) == 1
+        loop.restart()  # still not to be written: the log alone holds the evidence
+        loop.open_round(2)
+        assert loop.bench.gate.halted and loop.coordinator.sent == [] and loop.trainer.tasks() == []
+        loop.coordinator.script.clear()
+    halted_until_released(loop)
+
+
+def test_T20_T39_evidence_that_no_record_takes_halts_over_restarts(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = AuditLog.append
+
+    def refuses(log: AuditLog, event: str, **fields: Any) -> int:
+        if event == "round.equivocation":
+            raise RecordError("too many items")
+        return append(log, event, **fields)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AuditLog, "append", refuses)
+        tell_otherwise(loop)
+        assert loop.bench.gate.halted and loop.guard._failure is None and equivocations(loop) == 0
+        loop.restart()
+        assert loop.bench.gate.halted and loop.guard._agreement.halted
     halted_until_released(loop)
 
 

@@ -208,6 +208,23 @@ def test_T20_too_few_signatures_that_count(loop: Loop, make: Any) -> None:
     assert trains(loop) and loop.bench.gate.halted == ""
 
 
+@pytest.mark.parametrize("agreed_on_the_shown", [False, True])
+def test_T20_good_signatures_said_to_be_an_agreement_on_another_transcript(
+    loop: Loop, agreed_on_the_shown: bool
+) -> None:
+    """The message itself names the transcript; without that check nobody would know what it said was agreed on."""
+    shown = loop.show_round(1, BASE)
+    loop.turn()
+    body = loop.signed_by(*PEER_KEYS)
+    assert body.transcript_sha256 == shown.digest
+    if not agreed_on_the_shown:
+        body.transcript_sha256 = replace(shown, base_digest=TRAP).digest
+    say_agreed(loop, body)
+    assert denied(loop) == ([] if agreed_on_the_shown else [("round.agreed", ["TRANSCRIPT_DIFFERS"])])
+    assert trains(loop) is agreed_on_the_shown is bool(loop.bench.events("round.agreed"))
+    assert loop.bench.gate.halted == ""  # nobody signed another one, so nothing is proved against anybody
+
+
 def stricter(folder: Path, min_peers: int) -> Loop:
     """Another number of peers than the two of the example; the plan has four silos."""
     text = setting.policy_text().replace("min_peers: 2", f"min_peers: {min_peers}")

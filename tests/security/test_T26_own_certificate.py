@@ -15,7 +15,7 @@ from certs.encoding import private_key_pem
 from certs.identity import Identity, peer_identity
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_report import audit_report
-from silo.guard.own_certificate import WARN_BEFORE, OwnCertificate
+from silo.guard.own_certificate import OwnCertificate
 from tests.security.people import new_keys
 
 BEGAN = datetime(2027, 1, 4, 8, 0, tzinfo=UTC)
@@ -25,10 +25,10 @@ KEYS = new_keys()
 SILO = "spiffe://cardio-net/silo/hospital_a"
 
 
-def identity(now: datetime, keys: Any = KEYS) -> Identity:
-    """A certificate of a week, as daemons have them."""
+def identity(now: datetime, keys: Any = KEYS, *, lifetime: timedelta = WEEK) -> Identity:
+    """A certificate, by default of a week, as daemons have them."""
     tls_key, signing_key, public = keys
-    issued = CA.issue_silo(public, silo="hospital_a", now=now, lifetime=WEEK)
+    issued = CA.issue_silo(public, silo="hospital_a", now=now, lifetime=lifetime)
     peer = peer_identity(issued.certificate_pem, CA.certificate_pem, now, role="silo")
     return Identity(SILO, issued.certificate_pem, private_key_pem(tls_key), signing_key, CA.certificate_pem, peer)
 
@@ -81,7 +81,7 @@ def test_T26_a_certificate_is_recorded_when_it_is_taken_into_use_and_not_again(l
 def test_T26_a_certificate_that_expires_soon_is_warned_of_once_at_a_start_or_in_the_middle(log: Log) -> None:
     used = identity(BEGAN)
     expires = ("key.expire_warn", used.peer.fingerprint)
-    almost = WEEK - WARN_BEFORE
+    almost = WEEK - timedelta(days=1)
     # a minute before its last day there is nothing to warn of, a minute later there is, and once is enough
     assert log.start(used, almost - timedelta(minutes=1))[1:] == []
     assert log.start(used, timedelta(minutes=2), timedelta(hours=1)) == [expires]
@@ -90,6 +90,26 @@ def test_T26_a_certificate_that_expires_soon_is_warned_of_once_at_a_start_or_in_
     assert log.start(renewed, timedelta(hours=1)) == [("key.renew", renewed.peer.fingerprint)]
     log.now += almost
     assert log.start(renewed) == [("key.expire_warn", renewed.peer.fingerprint)]
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "warned"),
+    [
+        (timedelta(days=7), timedelta(days=1)),
+        (timedelta(hours=24), timedelta(hours=8)),
+        (timedelta(hours=6), timedelta(hours=2)),
+    ],
+    ids=str,
+)
+def test_T26_a_short_certificate_is_warned_of_in_the_last_third_of_its_life_and_not_at_once(
+    log: Log, lifetime: timedelta, warned: timedelta
+) -> None:
+    used = identity(BEGAN, lifetime=lifetime)
+    # certificates are dated back by five minutes, which adds less than two minutes to a third
+    assert log.start(used, lifetime - warned - timedelta(minutes=3)) == [("key.enrol", used.peer.fingerprint)]
+    assert log.start(used, timedelta(minutes=4)) == [("key.expire_warn", used.peer.fingerprint)]
+    renewed = identity(log.now, lifetime=lifetime)
+    assert log.start(renewed, timedelta(hours=1)) == [("key.renew", renewed.peer.fingerprint)]
 
 
 def test_T26_the_report_names_the_certificates_and_until_when_they_are_good(log: Log) -> None:

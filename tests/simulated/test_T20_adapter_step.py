@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsilo.treaty.method import Evaluate
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
@@ -46,8 +48,13 @@ def begin(loop: Loop, number: int, units: float) -> None:
     """A round opens with this adapter, and the coordinator gives it when it is asked."""
     payload = adapter(units)
     loop.coordinator.says("control.fetch", "global.adapter", payload, run="run-1", round=number)
+    open_round(loop, number, payload)
+
+
+def open_round(loop: Loop, number: int, payload: bytes) -> None:
     loop.open_round(number, payload)
-    if loop.trainer.tasks()[-1:] == ["Evaluate"]:  # of the base: at the start, and after a round that ended here
+    run = loop.guard.keeper.run
+    if run is not None and isinstance(run.task, Evaluate):  # of the base: at first, and after a round that ended here
         loop.base_evaluated()
 
 
@@ -56,6 +63,26 @@ def end(loop: Loop, number: int) -> None:
     loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=number)
     loop.turn()
     loop.trainer_says("done", task="LoadAdapter", round=number, metrics={})
+
+
+def commit(loop: Loop, number: int, units: float) -> None:
+    """The round comes to this adapter, which the coordinator gives and the trainer evaluates."""
+    payload = adapter(units)
+    digest = codec.sha256_hex(payload)
+    loop.coordinator.says("control.fetch", "global.adapter", payload, run="run-1", round=number)
+    ended = loop.ended(committed=True, adapter_digest=digest)
+    loop.coordinator.says("control.poll", "round.result", ended, run="run-1", round=number)
+    loop.turn()
+    loop.trainer_says("done", task="LoadAdapter", round=number, metrics={})
+    assert loop.trainer.tasks()[-1] == "Evaluate"
+    body = pb.MetricsEval(split="held_out", adapter_digest=digest)
+    body.metrics.add(name="pass_at_1", value=0.25)
+    loop.trainer_says("done", codec.encode(body), task="Evaluate", round=number, metrics={})
+    assert not loop.coordinator.script.get("control.fetch")
+
+
+def fetched(loop: Loop) -> list[str]:
+    return [pb.Fetch.FromString(payload).digest for _, payload in loop.coordinator.bodies("control.fetch")]
 
 
 def judged(loop: Loop) -> list[tuple[str, list[str], Any, int]]:
@@ -156,16 +183,44 @@ def test_T20_rounds_are_counted_from_the_last_adapter(opened: int, ended: bool, 
     assert (later.evaluating("cd" * 32) if ended else later).rounds_since_last_adapter == rounds
 
 
-def test_T20_an_adapter_of_another_run_is_asked_for_again(tmp_path: Path) -> None:
-    """Kept from another run it was never measured against this one's last adapter."""
+FIRST = RunView(setting.PLAN, last_adapter="ab" * 32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(FIRST, last_adapter="cd" * 32),
+        replace(FIRST, last_adapter_round=1),  # fewer rounds from then on, and so a shorter way that is allowed
+        replace(FIRST, plan=setting.PLAN.model_copy(update={"run": "run-2"})),
+    ],
+    ids=["another adapter", "the same after another round", "another run"],
+)
+def test_T20_an_adapter_that_was_measured_from_another_is_asked_for_again(tmp_path: Path, other: RunView) -> None:
     store = AdapterStore(tmp_path / "adapters")
     digest = codec.sha256_hex(adapter(1))
-    store.keep(digest, adapter(1), 1.0, run="run-1")
+    store.keep(digest, adapter(1), 1.0, after=FIRST.step_from)
     again = AdapterStore(tmp_path / "adapters")
-    assert again.find(digest, run="run-1") == adapter(1) == again.find(digest)
-    assert again.find(digest, run="run-2") is None
-    again.keep(digest, adapter(1), 1.0, run="run-2")
-    assert again.find(digest, run="run-2") == adapter(1)
+    later = replace(FIRST, round=3)
+    assert again.find(digest, after=later.step_from) == adapter(1) == again.find(digest)
+    assert again.find(digest, after=other.step_from) is None
+    again.keep(digest, adapter(1), 1.0, after=other.step_from)
+    assert again.find(digest, after=other.step_from) == adapter(1)
+
+
+def test_T20_adapters_in_use_outlive_older_ones(tmp_path: Path) -> None:
+    """Whatever the clock said when they came: they are the ones that the run goes on from."""
+    store = AdapterStore(tmp_path / "adapters")
+    digests = [codec.sha256_hex(adapter(units)) for units in range(6)]
+    for units, digest in enumerate(digests):
+        store.keep(digest, adapter(units), 1.0, in_use=digests[:2])
+        came = 2**33 - units  # seconds; the clock goes back after each, so the newest file seems the oldest
+        os.utime(tmp_path / "adapters" / digest, (came, came))
+        assert store.find(digest) is not None
+    assert [store.find(digest) is not None for digest in digests] == [True, True, False, False, False, True]
+    last = codec.sha256_hex(adapter(9))
+    store.keep(last, adapter(9), 1.0)  # the counterpart: in use no more they go like any other, the oldest first
+    assert [store.find(digest) is not None for digest in (*digests[:2], last)] == [True, True, True]
+    assert store.find(digests[5]) is None
 
 
 def test_T20_a_stored_adapter_is_mapped_and_holds_what_was_kept(tmp_path: Path) -> None:
@@ -202,3 +257,66 @@ def test_T20_an_adapter_of_an_earlier_run_may_be_what_a_run_begins_with(loop: Lo
     end(loop, 1)
     begin(loop, 2, 41)
     assert judged(loop)[-1][:2] == ("allow", [])
+
+
+# ---- an adapter that was only evaluated -------------------------------------------------------------------
+
+
+def test_T20_an_adapter_that_was_only_evaluated_is_measured_again_when_the_last_one_is_another(loop: Loop) -> None:
+    """One step one way, only evaluated; one the other way, the base: from one to the other are two, in one round."""
+    begin(loop, 1, 40)
+    commit(loop, 1, 39)
+    begin(loop, 2, 41)
+    end(loop, 2)
+    begin(loop, 3, 39)
+    assert judged(loop)[-1] == ("deny", ["ADAPTER_STEP"], pytest.approx(2 * STEP_L2, rel=1e-12), 1)
+    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(41))
+    assert abstained(loop) == [3]
+
+
+def test_T20_the_counterpart_an_adapter_within_a_step_of_the_last_is_let_in_again(loop: Loop) -> None:
+    begin(loop, 1, 40)
+    commit(loop, 1, 40.5)
+    begin(loop, 2, 41)
+    end(loop, 2)
+    begin(loop, 3, 40.5)
+    assert judged(loop)[-1] == ("allow", [], pytest.approx(STEP_L2 / 2, rel=1e-12), 1)
+    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(40.5)) and abstained(loop) == []
+
+
+@pytest.mark.parametrize("missed", [False, True], ids=["next", "after a round that was missed"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_T20_what_a_round_came_to_begins_a_later_one_and_is_not_fetched_again(
+    loop: Loop, missed: bool, restarted: bool
+) -> None:
+    """As an honest coordinator goes on, also after a round that was no round here."""
+    begin(loop, 1, 40)
+    commit(loop, 1, 41)
+    before = len(judged(loop))
+    if restarted:
+        loop.restart()
+    asked = len(fetched(loop))
+    if missed:
+        begin(loop, 2, -40)  # not let in
+        loop.coordinator.script.clear()
+        assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(40))
+        asked, before = asked + 1, before + 1
+    told = abstained(loop)
+    open_round(loop, 3 if missed else 2, adapter(41))
+    assert len(fetched(loop)) == asked and len(judged(loop)) == before and abstained(loop) == told
+    assert loop.trainer.tasks()[-1] == "LoadAdapter"
+    assert loop.bench.gate.view.last_adapter == codec.sha256_hex(adapter(41))
+
+
+def test_T20_the_last_adapter_stays_however_old_it_is(loop: Loop) -> None:
+    """It was kept before others; what a round comes to takes the place of one of those."""
+    for units in (40, 90, 91):
+        loop.guard.keeper._adapters.keep(codec.sha256_hex(adapter(units)), adapter(units), 1.0, "", "run-0")
+    loop.open_round(1, adapter(40))
+    loop.base_evaluated()
+    commit(loop, 1, 41)
+    store = AdapterStore(loop.folder / "adapters")
+    assert store.tensors(codec.sha256_hex(adapter(40))) is not None
+    assert store.tensors(codec.sha256_hex(adapter(90))) is None
+    begin(loop, 3, 42)  # round 2 was missed here
+    assert judged(loop)[-1] == ("allow", [], pytest.approx(2 * STEP_L2, rel=1e-12), 2) and abstained(loop) == []

@@ -129,7 +129,7 @@ def hold(bench: Bench, deadline_seconds: float | None = None) -> Callable[..., A
     assert isinstance(held, Held)
     release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=deadline_seconds)
     shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
-    return lambda name, **more: command(name, shown | more)
+    return lambda name, person="alice", **more: command(name, shown | more, person=person)
 
 
 @pytest.mark.parametrize("answer", ["approve", "reject"])
@@ -171,6 +171,34 @@ def test_T36_whoever_was_the_last_needed_before_a_kill_says_it_again(
     assert settled.outcome == ("allowed" if answer == "approve" else "denied")
     with pytest.raises(ConflictError):
         getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
+
+
+@pytest.mark.parametrize("at", ["_record", "_settle"])
+def test_T36_a_no_before_a_kill_is_not_undone_by_another_persons_yes(
+    holding: Bench, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    said = hold(holding)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(holding.releases), at, _killed)
+        with pytest.raises(Killed):
+            holding.releases.reject(said("approvals.reject", reason_code="CONTENT", person="bob"))
+    with closing(holding.restart()) as bench:
+        with pytest.raises(ConflictError) as refused:
+            bench.releases.approve(said("approvals.approve", person="alice"))
+        assert refused.value.code == "NOT_HELD" and bench.events("approval.grant") == []
+        (ended,) = bench.releases.expire()  # what the loop does with each turn
+        assert (ended.outcome, ended.release.state) == ("denied", "rejected")
+        record = bench.events("approval.deny")[-1]
+        assert (record["detail"]["person"], record["reasons"]) == ("bob", ["INTERRUPTED"])
+        assert bench.releases.expire() == [] and bench.ledger.releases("held") == []
+
+
+def test_T36_a_hold_without_an_answer_waits_on_after_a_kill(holding: Bench) -> None:
+    said = hold(holding)
+    with closing(holding.restart()) as bench:
+        assert bench.releases.expire() == []
+        _, settled = bench.releases.approve(said("approvals.approve", person="alice"))
+    assert settled is not None and settled.outcome == "allowed"
 
 
 def _killed(*_: object, **__: object) -> None:

@@ -1,0 +1,97 @@
+"""What became of a message on its way out, in the log and in the outbox: denied, sent, answered, dropped, not known.
+
+What no record takes does not leave: it is denied, and the log says that there was something (P2). So a trainer cannot
+end the guard with a message that is allowed and too long to be written down (T3, T24).
+Does not stop: a record that is written and says too little; what stands in it is in `records.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsilo.treaty.audit.record import RecordError
+from policies.engine import Decision, Facts
+from silo.guard.judge import Judge
+from silo.guard.ledger import Ledger, OutboxItem
+from silo.guard.messages import Allowed, Denied
+from silo.guard.records import overruled
+
+
+class Outcomes:
+    """Args:
+    judge: records.
+    ledger: holds the outbox.
+    coordinator_id: to whom everything goes.
+    """
+
+    def __init__(self, judge: Judge, ledger: Ledger, coordinator_id: str) -> None:
+        self._judge = judge
+        self._ledger = ledger
+        self._coordinator_id = coordinator_id
+
+    def denied(self, facts: Facts, decision: Decision, digests: Mapping[str, Any], **recorded: Any) -> Denied:
+        """A refusal with everything it rests on, as far as a record takes that.
+
+        Args:
+            facts: the decision's.
+            decision: a deny.
+            digests: of the payload, as they may stand in the log.
+            recorded: as `Judge.record_decision`.
+
+        Raises:
+            LogFullError, OperationError: not recorded; the gate is halted.
+        """
+        try:
+            self._judge.record_decision(facts, decision, digests, **recorded)
+        except RecordError as error:
+            return self.unrecorded(facts, decision, digests, error)
+        return Denied(decision, facts)
+
+    def unrecorded(
+        self, facts: Facts, decision: Decision, digests: Mapping[str, Any], error: RecordError, *, kept: str = ""
+    ) -> Denied:
+        """A message whose decision no record takes is denied, whatever the rules said.
+
+        Args:
+            facts: of the message.
+            decision: of the rules.
+            digests: of the payload, as they may stand in the log.
+            error: why it cannot be recorded.
+            kept: digest of the payload, where its bytes were kept already; they go, unless something else needs them.
+
+        Raises:
+            LogFullError, OperationError: not recorded or not removed; the gate is halted.
+        """
+        if kept:
+            with self._judge.halting():
+                self._ledger.drop_payloads([kept])
+        self._judge.record(
+            "egress.decision", kind=facts["kind"], decision="deny", reasons=[error.code], direction="egress",
+            peer=self._coordinator_id, payload=dict(digests),
+        )  # fmt: skip
+        return Denied(overruled(decision, error.code, type(error).__name__), facts)
+
+    def record(self, event: str, allowed: Allowed, **told: int) -> None:
+        """What became of an allowed message. told: more links, by name."""
+        self._judge.record(
+            event, kind=allowed.kind, run=allowed.run, round=allowed.round, step=allowed.step, attempt=allowed.attempt,
+            sequence=allowed.sequence, peer=self._coordinator_id, direction="egress",
+            payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
+            link={"decision": allowed.decision_seq, **told},
+        )  # fmt: skip
+
+    def settle(self, allowed: Allowed) -> None:
+        """It is out, and is not sent again."""
+        if allowed.outbox_id is not None:
+            with self._judge.halting():
+                self._ledger.settle_outbox(allowed.outbox_id, "sent")
+
+    def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
+        """What the outbox kept is never sent; recorded first."""
+        self._judge.record(
+            "egress.indeterminate", kind=item.kind, run=item.run, round=item.round, step=item.step,
+            reasons=list(reasons), link={"decision": item.decision_seq}, direction="egress",
+        )  # fmt: skip
+        with self._judge.halting():
+            self._ledger.settle_outbox(item.id, "dropped")

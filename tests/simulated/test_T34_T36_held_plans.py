@@ -1,0 +1,381 @@
+"""T34, T36: what a person says of one plan is said of that plan alone, and no yes joins a run that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError
+from fedsilo.treaty.method import Offer
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.load import Policy
+from silo.guard.ledger import Release
+from silo.guard.releases import Settled
+from tests.policies import setting
+from tests.simulated.coordinator_parts import SILOS, federation, until_quiet
+from tests.simulated.guard_loop import Loop
+from tests.simulated.guarded import Bench, command, small_factors
+
+OTHER = setting.PLAN.model_copy(update={"run": "run-2"})
+
+
+def asking_policy(*edits: tuple[str, str]) -> Policy:
+    """A person approves each plan."""
+    rest, mark, of_plan = setting.policy_text().partition("  run.plan:\n")
+    text = rest + mark + of_plan.replace("first_rounds: 0", "first_rounds: 1", 1)
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return setting.policy_of(text)
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", asking_policy())
+    yield made
+    made.close()
+
+
+def plans(loop: Loop) -> list[tuple[str, str]]:
+    return [(release.run, release.state) for release in loop.bench.ledger.releases() if release.kind == "run.plan"]
+
+
+def held(loop: Loop, run: str) -> Release:
+    (release,) = [release for release in loop.bench.ledger.releases("held") if release.run == run]
+    return release
+
+
+def approve(loop: Loop, release: Release) -> dict[str, Any]:
+    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.bench.gate.policy.digest}
+    return loop.guard.orders.approve(command("approvals.approve", shown))
+
+
+def reject(loop: Loop, release: Release) -> None:
+    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.bench.gate.policy.digest}
+    loop.guard.orders.reject(command("approvals.reject", shown | {"reason_code": "CONTENT"}))
+
+
+def run_ends(loop: Loop, run: str, outcome: str = "failed") -> None:
+    loop.coordinator.says("control.poll", "run.end", pb.RunEnd(outcome=outcome), run=run)
+    loop.turn()
+
+
+def came_under(loop: Loop, run: str) -> list[int]:
+    """The sequences under which a run's plan came."""
+    rows = loop.bench.events("ingress.decision")
+    return [row["sequence"] for row in rows if row["kind"] == "run.plan" and row["run"] == run and "sequence" in row]
+
+
+def declined(loop: Loop) -> list[str]:
+    return [envelope.run for envelope, _ in loop.coordinator.bodies("control.abstain")]
+
+
+# ---- the no to one plan ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["rejected", "expired"])
+def test_T36_the_end_of_one_plan_acknowledges_no_other(asking: Loop, how: str) -> None:
+    asking.offer_plan()
+    asking.bench.clock_now += 60.0
+    asking.offer_plan(OTHER)  # the first was taken back, and this site was not told
+    first, second = held(asking, "run-1"), held(asking, "run-2")
+    (taken,), (waiting,) = came_under(asking, "run-1"), came_under(asking, "run-2")
+    if how == "rejected":
+        reject(asking, first)
+    else:
+        asking.bench.clock_now = first.expires_at
+        asking.turn()
+    assert plans(asking) == [("run-1", how), ("run-2", "held")]
+    assert taken <= asking.bench.ledger.acknowledged < waiting
+    reject(asking, second)
+    assert asking.bench.ledger.acknowledged == waiting
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_T18_a_persons_no_is_said_once_however_often_the_plan_came_and_over_a_restart(asking: Loop, times: int) -> None:
+    for _ in range(times):
+        asking.offer_plan()
+    asking.restart()
+    reject(asking, held(asking, "run-1"))
+    assert asking.bench.ledger.acknowledged == came_under(asking, "run-1")[0]
+    asking.turn()
+    assert asking.coordinator.acknowledged() == came_under(asking, "run-1")[0]
+    assert declined(asking) == ["run-1"]
+
+
+def test_T36_a_no_that_was_not_heard_acknowledges_nothing(asking: Loop) -> None:
+    asking.offer_plan()
+    asking.coordinator.fails_at("control.abstain", UnreachableError("down"))
+    reject(asking, held(asking, "run-1"))
+    assert asking.bench.ledger.acknowledged == 0
+
+
+# ---- a run that is over ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_T36_the_end_of_a_run_ends_the_hold_of_its_plan_and_the_next_run_is_joined(
+    asking: Loop, restarted: bool
+) -> None:
+    asking.offer_plan()
+    first = held(asking, "run-1")
+    if restarted:
+        asking.restart()
+    run_ends(asking, "run-1")
+    assert plans(asking) == [("run-1", "missed")] and not asking.guard.keeper.plan_held
+    with pytest.raises(ConflictError, match="is missed, no longer held"):
+        approve(asking, first)
+    assert asking.guard.keeper.run is None and asking.trainer.told == [] and declined(asking) == []
+    assert asking.bench.events("approval.expire")[0]["reasons"] == ["RUN_ENDED"]
+    told = {"release": first.id, "outcome": "missed", "reason": "RUN_ENDED"}
+    assert ("release.settled", told) in asking.desk.published
+    assert ("run.ended", {"run": "run-1", "outcome": "failed"}) in asking.desk.published
+    asking.turn()
+    assert asking.coordinator.acknowledged() == asking.bench.ledger.acknowledged > came_under(asking, "run-1")[-1]
+    asking.offer_plan(OTHER)
+    assert approve(asking, held(asking, "run-2"))["state"] == "sent"
+    assert asking.bench.ledger.run_state("run-2") == "running"
+    asking.offer_plan()  # its name is spent
+    assert declined(asking) == ["run-1"] and asking.bench.ledger.run_state("run-1") == "declined"
+
+
+def test_T36_a_yes_just_before_a_kill_does_not_join_a_run_that_ended_meanwhile(
+    asking: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking.offer_plan()
+    monkeypatch.setattr(asking.guard.keeper, "settle", lambda settled: None)
+    approve(asking, held(asking, "run-1"))
+    asking.restart()
+    run_ends(asking, "run-1")
+    asking.offer_plan()
+    assert plans(asking) == [("run-1", "denied")]
+    assert asking.guard.keeper.run is None and declined(asking) == ["run-1"]
+
+
+def test_T24_the_end_of_a_run_that_was_never_heard_of_leaves_no_trace(asking: Loop) -> None:
+    run_ends(asking, "run-9")
+    assert asking.bench.ledger.runs() == [] and not asking.bench.gate.halted
+    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence and declined(asking) == []
+    asking.offer_plan(setting.PLAN.model_copy(update={"run": "run-9"}))
+    approve(asking, held(asking, "run-9"))
+    assert asking.bench.ledger.run_state("run-9") == "running"
+
+
+# ---- decided without the persons that were asked ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_T36_a_plan_that_was_declined_without_persons_cannot_be_approved(asking: Loop, changed: bool) -> None:
+    """Another plan of the same run comes: one that the rules deny, or one that asks for persons, too."""
+    asking.offer_plan()
+    first = held(asking, "run-1")
+    change: dict[str, Any] = {"seed": 2} if changed else {"held_out_sha256": "9" * 64}
+    asking.offer_plan(setting.PLAN.model_copy(update=change))
+    assert plans(asking) == [("run-1", "missed")] and declined(asking) == ["run-1"]
+    with pytest.raises(ConflictError):
+        approve(asking, first)
+    assert asking.guard.keeper.run is None and asking.bench.ledger.run_state("run-1") == "declined"
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_T36_a_plan_accepted_under_a_policy_that_asks_for_nobody_is_not_rejected_any_more(
+    asking: Loop, asks: bool
+) -> None:
+    asking.offer_plan()
+    first = held(asking, "run-1")
+    if not asks:
+        asking.policy = setting.policy_of(setting.policy_text())
+    asking.restart()
+    asking.offer_plan()
+    if asks:
+        reject(asking, first)
+        assert declined(asking) == ["run-1"] and asking.bench.ledger.run_state("run-1") == "declined"
+        return
+    with pytest.raises(ConflictError):
+        reject(asking, asking.bench.ledger.release(first.id))
+    assert declined(asking) == [] and asking.bench.ledger.run_state("run-1") == "running"
+
+
+def test_T36_nobody_is_asked_about_a_plan_that_cannot_begin_while_a_run_is_open(asking: Loop) -> None:
+    asking.offer_plan()
+    approve(asking, held(asking, "run-1"))
+    asking.offer_plan()  # taken in
+    asking.offer_plan(OTHER)
+    assert plans(asking) == [("run-1", "approved")] and declined(asking) == ["run-2"]
+    assert asking.bench.ledger.acknowledged == asking.coordinator.sequence - 2  # and what waits behind it can come
+    assert asking.bench.ledger.run_state("run-1") == "running"
+
+
+# ---- approved, and nothing came of it --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hours", [0, 2])
+def test_T36_a_plan_that_persons_approve_and_the_rules_deny_is_denied(
+    tmp_path: Path, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy is valid for one more hour."""
+    loop = Loop(tmp_path / "a", asking_policy(("2027-12-01T00:00:00Z", "2027-01-15T09:00:00Z")))
+    loop.offer_plan()
+    loop.bench.clock_now += hours * 3600.0
+    settle, states = loop.guard.keeper.settle, list[list[tuple[str, str]]]()
+
+    def looked_at_first(settled: Settled) -> None:
+        states.append(plans(loop))
+        settle(settled)
+
+    monkeypatch.setattr(loop.guard.keeper, "settle", looked_at_first)
+    told = approve(loop, held(loop, "run-1"))
+    if hours:
+        assert told["state"] == "denied" and states == [[("run-1", "denied")]] == [plans(loop)]
+        assert loop.guard.keeper.run is None and loop.bench.ledger.run_state("run-1") == "declined"
+        assert loop.bench.ledger.acknowledged == 0  # under that policy nothing leaves, so the no was not heard
+    else:
+        assert told["state"] == "sent" and states == [[("run-1", "approved")]] == [plans(loop)]
+        assert loop.bench.ledger.run_state("run-1") == "running"
+    loop.close()
+
+
+@pytest.mark.parametrize("load", ["fp32", "bf16"])
+def test_T36_whoever_approves_a_plan_that_cannot_begin_here_is_told_so(tmp_path: Path, load: str) -> None:
+    loop = Loop(tmp_path / "a", asking_policy(), load=load)
+    loop.offer_plan()
+    release = held(loop, "run-1")
+    told = approve(loop, release)
+    outcome = [fields["outcome"] for name, fields in loop.desk.published if name == "release.settled"]
+    if load == "fp32":
+        assert (told["state"], outcome, plans(loop)) == ("sent", ["allowed"], [("run-1", "approved")])
+    else:
+        assert (told["state"], outcome, plans(loop)) == ("denied", ["denied"], [("run-1", "denied")])
+        assert loop.bench.ledger.acknowledged == came_under(loop, "run-1")[0]  # the no was heard
+        loop.turn()
+        assert declined(loop) == ["run-1"]
+    loop.close()
+
+
+def test_T36_a_trainer_that_cannot_begin_leaves_no_plan_approved(asking: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    asking.offer_plan()
+
+    def dies(message: object) -> None:
+        raise OperationError("the trainer is gone", code="TRAINER_DIED")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(asking.trainer, "send", dies)
+        with pytest.raises(OperationError, match="the trainer is gone"):
+            approve(asking, held(asking, "run-1"))
+    assert plans(asking) == [("run-1", "denied")] and not asking.guard.keeper.plan_held
+    asking.offer_plan(OTHER)
+    approve(asking, held(asking, "run-2"))
+    assert asking.bench.ledger.run_state("run-2") == "running"
+
+
+# ---- holds of a run that is over -------------------------------------------------------------------------
+
+
+def factors_held(loop: Loop, plan: Plan) -> Release:
+    """The open round's factors are offered, and wait for persons."""
+    scratch = Bench(loop.folder.parent / f"scratch-{plan.run}", loop.policy)
+    loop.bench.gate.view = scratch.gate.view.__class__.from_json(plan, scratch.gate.view.to_json())
+    scratch.close()
+    header = pb.Factors(base_digest=setting.BASE_DIGEST)
+    loop.guard.keeper.offer(Offer("lora.factors", 1, 0, header), small_factors())
+    return held(loop, plan.run)
+
+
+@pytest.fixture
+def holding(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text(first_rounds=1)))
+    yield made
+    made.close()
+
+
+def test_T36_what_is_held_of_a_run_that_ended_is_held_no_longer(holding: Loop) -> None:
+    holding.offer_plan()
+    release = factors_held(holding, setting.PLAN)
+    run_ends(holding, "run-1", "aborted")
+    assert holding.bench.ledger.release(release.id).state == "missed"
+    assert holding.bench.events("approval.expire")[0]["reasons"] == ["RUN_ENDED"]
+    holding.offer_plan(OTHER)
+    again = factors_held(holding, OTHER)
+    assert approve(holding, again)["state"] == "sent"
+    ((envelope, payload),) = holding.coordinator.bodies("lora.factors")
+    assert envelope.run == "run-2" and codec.sha256_hex(payload) == again.digest
+
+
+@pytest.mark.parametrize("of", ["run-1", "run-2"])
+def test_T36_the_no_to_what_an_earlier_run_left_behind_settles_nothing_of_this_one(
+    holding: Loop, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding.offer_plan()
+    factors_held(holding, setting.PLAN)
+    holding.trainer_says("failed", code="X", message="it fell over")  # this silo leaves the run
+    holding.restart()
+    holding.offer_plan(OTHER)
+    factors_held(holding, OTHER)
+    heard: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(holding.guard.keeper.run, "settled", lambda *told: heard.append(told))
+    reject(holding, held(holding, of))
+    assert heard == ([("lora.factors", 1, 0, "denied")] if of == "run-2" else [])
+
+
+# ---- at the coordinator ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taken_in", [False, True])
+def test_T36_who_was_given_the_plan_and_is_too_late_is_told_that_the_run_goes_on_without_it(
+    tmp_path: Path, taken_in: bool
+) -> None:
+    house, (*silos, slow) = federation(tmp_path)
+    house.submit()
+    for silo in (*silos, slow):
+        silo.join()
+    assert isinstance(slow.say("control.poll", slow.poll_body()), pb.RunPlan)
+    if taken_in:
+        slow.acknowledged = slow.heard[-1][0].sequence
+        slow.react(*slow.heard[-1])
+        until_quiet([*silos, slow])
+        house.advance(60.0)
+        assert not [envelope.kind for envelope, body in slow.heard if getattr(body, "outcome", "") == "aborted"]
+        assert house.run().state == "finished" and len(house.record()["rounds"][0]["participants"]) == 4
+    else:
+        until_quiet(silos)
+        house.advance(60.0)
+        item = slow.poll()
+        assert item is not None and (item[0].kind, item[0].run, item[1].outcome) == ("run.end", "run-1", "aborted")
+        assert slow.poll() is None
+        until_quiet(silos)
+        assert house.run().state == "finished" and len(house.record()["rounds"][0]["participants"]) == 3
+    house.close()
+
+
+def test_who_was_never_given_the_plan_hears_nothing_of_the_run(tmp_path: Path) -> None:
+    house, (*silos, absent) = federation(tmp_path)
+    house.submit()
+    for silo in (*silos, absent):
+        silo.join()
+    until_quiet(silos)
+    house.advance(60.0)
+    until_quiet(silos)
+    assert house.run().state == "finished" and absent.poll() is None
+    house.close()
+
+
+def test_a_restarted_coordinator_still_tells_who_was_too_late(tmp_path: Path) -> None:
+    house, (*silos, slow) = federation(tmp_path)
+    house.submit()
+    for silo in (*silos, slow):
+        silo.join()
+    slow.say("control.poll", slow.poll_body())
+    until_quiet(silos)
+    house.advance(60.0)
+    house.close()
+    again = type(house)(house.folder, clock=house.clock)
+    slow.house = again
+    item = slow.poll()
+    assert item is not None and item[0].kind == "run.end"
+    assert again.driver.runs["run-1"].left == {SILOS[3]}
+    again.close()
