@@ -17,6 +17,11 @@ from policies.model_kinds import CompetenceAnswers, KnowledgePackage, ReftInterv
 
 Row = tuple[str, float, str]  # kind, bits in one round, the numbers it is made of
 
+# A policy may allow numbers up to 2 to the 53: what is beyond these is bounded, not computed.
+_EXACT_BITS = 512
+_EXACT_COUNT = 4096
+_EXACT_SUM = 64
+
 
 def kind_rows(policy: Policy) -> Iterator[Row]:
     """One row for each of these kinds that the policy names."""
@@ -24,32 +29,34 @@ def kind_rows(policy: Policy) -> Iterator[Row]:
     steps = plan.local_steps[1] if plan else 0
     if rewards := egress.public_rewards:
         # each prompt is absent, or has 0 to K rewards
-        states = 2 ** ((rewards.samples_per_prompt + 1) * rewards.max_prompts_per_step)
+        bits = _log2_states(2, (rewards.samples_per_prompt + 1) * rewards.max_prompts_per_step)
         because = f"{rewards.max_prompts_per_step} prompts with up to {rewards.samples_per_prompt} rewards"
-        yield _of_steps("public.rewards", states, rewards.per_round, steps, because)
+        yield _of_steps("public.rewards", bits, rewards.per_round, steps, because)
     if score := egress.competence_score:
         # each question is absent, or has one of 0..L; a message without any is none
-        states = (score.exemplars[1] + 2) ** score.max_per_step - 1
+        bits = _log2_states(score.exemplars[1] + 2, score.max_per_step, 0)
         because = f"{score.max_per_step} scores out of up to {score.exemplars[1]}"
-        yield _of_steps("competence.score", states, score.per_round, steps, because)
+        yield _of_steps("competence.score", bits, score.per_round, steps, because)
     if answers := egress.competence_answers:
         yield "competence.answers", answers.per_round * _answer_bits(answers), f"{answers.per_round} x {_text(answers)}"
     if scalar := egress.reward_scalar:
         points = points_of(scalar.values)
         abstains = scalar.abstain == "allowed"
-        one = 1 + abstains + points**scalar.max_candidates_per_question
-        because = (
-            f"{scalar.max_questions_per_step} questions with up to {scalar.max_candidates_per_question} rewards "
-            f"of {points} values"
-        )
-        yield _of_steps("reward.scalar", one**scalar.max_questions_per_step, scalar.per_round, steps, because)
+        questions, candidates = scalar.max_questions_per_step, scalar.max_candidates_per_question
+        if (long := candidates * math.log2(max(1, points))) > _EXACT_BITS:
+            bits = questions * long
+        else:
+            bits = _log2_states(1 + abstains + points**candidates, questions)
+        because = f"{questions} questions with up to {candidates} rewards of {points} values"
+        yield _of_steps("reward.scalar", bits, scalar.per_round, steps, because)
     if profile := egress.profile_vector:
         points = points_of(profile.values)
-        histograms = math.comb(profile.parts + profile.bins - 1, profile.bins - 1) if profile.bins else 1
+        shares = _log2_choices(profile.parts + profile.bins - 1, profile.bins - 1) if profile.bins else 0.0
+        histograms = f"{round(2**shares)}" if shares < 53 else f"2^{shares:.1f}"
         because = f"{profile.families} families, {profile.dynamic} figures of {points} values, {histograms} histograms"
-        yield _of_round(
-            "profile.vector", profile.families * points**profile.dynamic * histograms, profile.per_round, because
-        )
+        bits = math.log2(profile.families) + profile.dynamic * math.log2(max(1, points)) + shares
+        bits = bits if bits > _EXACT_BITS else math.log2(2**bits + 1)  # or no message
+        yield "profile.vector", profile.per_round * bits, f"{profile.per_round} x {because}"
     if bandit := egress.bandit_reward:
         points = _multiples(-bandit.max_abs, bandit.max_abs, bandit.quantum)
         kind, bits, _ = _of_round("bandit.reward", points, bandit.per_match, "")
@@ -83,11 +90,38 @@ def _of_round(kind: str, states: int, messages: int, because: str) -> Row:
     return kind, messages * math.log2(states + 1), f"{messages} x {because}"
 
 
-def _of_steps(kind: str, states: int, messages: int, steps: int, because: str) -> Row:
-    """At most one message a step and `messages` a round. Which steps go without, where there are more, counts too."""
+def _of_steps(kind: str, bits: float, messages: int, steps: int, because: str) -> Row:
+    """At most one message a step and `messages` a round. Which steps go without, where there are more, counts too.
+
+    `bits`: in what one step says, or does not.
+    """
     sent = min(messages, steps)
-    chosen = sum(math.comb(steps, count) for count in range(sent + 1)) if steps > messages else 1
-    return kind, sent * math.log2(states + 1) + math.log2(chosen), f"{sent} x {because}"
+    chosen = 0.0
+    if steps > messages:
+        if steps <= _EXACT_COUNT or sent <= _EXACT_SUM:
+            chosen = math.log2(sum(math.comb(steps, count) for count in range(sent + 1)))
+        else:
+            # the bound holds for the sum as well, up to half of the steps
+            chosen = _entropy_bits(steps, sent) if 2 * sent <= steps else float(steps)
+    return kind, sent * bits + chosen, f"{sent} x {because}"
+
+
+def _log2_states(base: int, power: int, more: int = 1) -> float:
+    """log2 of base to the power, and of so many more states; these are lost in a float where the power is long."""
+    bits = power * math.log2(max(1, base))
+    return bits if bits > _EXACT_BITS else math.log2(base**power + more)
+
+
+def _log2_choices(of: int, chosen: int) -> float:
+    """log2 of the binomial coefficient; of a bound above it, where both numbers are long."""
+    few = min(chosen, of - chosen)
+    return math.log2(math.comb(of, few)) if few <= _EXACT_COUNT else _entropy_bits(of, few)
+
+
+def _entropy_bits(of: int, chosen: int) -> float:
+    """The entropy of their ratio times `of`: no binomial coefficient has more bits. 0 < chosen < of."""
+    rest = of - chosen
+    return chosen * math.log2(of / chosen) + rest * math.log2(of / rest)
 
 
 def _text(block: CompetenceAnswers | KnowledgePackage) -> str:

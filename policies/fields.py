@@ -38,8 +38,11 @@ def _plain_text(value: Any) -> Any:
 
 
 def _one_line(value: str) -> str:
-    if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in value):
-        raise ValueError("must be one line, without control characters")  # it stands in lines that people read (T37)
+    # It stands in lines that people read (T37). Cf holds the marks that reorder or hide text, such as U+202E; the
+    # joiners of some scripts are among them, and a policy's words do without. Look-alike letters are not noticed.
+    for character in value:
+        if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp"):
+            raise ValueError(f"must be one line, without control or invisible characters: U+{ord(character):04X}")
     return value
 
 

@@ -110,6 +110,7 @@ class SiteFacts:
         peers: SPIFFE ids of all silos of the federation, this one included.
         topics: labels of the held-out file; empty without one.
         hidden_shape: (layers, width of a hidden state) of the model; (0, 0) where it is not known.
+    peers_max_l2: of the longest delta that a peer may send; where this site's own may be longer, that counts.
         valid_from, valid_until: UTC such as "2026-12-01T00:00:00Z".
         first_rounds: rounds in which a person approves this site's factors.
     """
@@ -134,6 +135,7 @@ class SiteFacts:
     topics: tuple[str, ...] = ()
     min_peers: int = 1
     hidden_shape: tuple[int, int] = (0, 0)
+    peers_max_l2: float = 0.0
     least_isolation: str = "namespaces"
     first_rounds: int = 1
     size: PlanSize = PlanSize()
@@ -169,11 +171,10 @@ def _values(site: SiteFacts) -> dict[str, Any]:
     round_of_responses = step_bytes * size.public_steps
     rounds_per_day = min(_ROUNDS_PER_DAY_MAX, _RUNS_PER_DAY * size.rounds)
     round_bytes = schema.update_bytes + round_of_responses + 65536
-    # Each AdamW step moves a value by about the learning rate at most; half of all steps the same way is more than any
-    # honest round we have measured, so the clip leaves those alone.
     updates = size.epochs * size.local_steps
-    clip_l2 = _two_digits(0.5 * size.learning_rate * updates * math.sqrt(schema.elements))
-    max_l2 = _two_digits(clip_l2 * CLIP_MARGIN * 1.005)
+    clip_l2, max_l2 = delta_limits(size, schema)
+    # Peers' deltas are bound by the charter, not by this site's own limit; no mean is longer than the longest delta.
+    max_step_l2 = max(max_l2, site.peers_max_l2)
     largest = max(math.prod(shape) for _, shape in schema.trained)
     max_tensor_l2 = min(max_l2, _two_digits(2 * size.learning_rate * updates * math.sqrt(largest)))
     # A starts uniform with variance 1/(3 in), so its norm is sqrt(rank/3) for each adapted matrix; B starts at 0.
@@ -212,9 +213,10 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "clip_l2": clip_l2,
         "max_l2": max_l2,
         "max_tensor_l2": max_tensor_l2,
-        # Twice the start bounds any draw of it, and no mean of deltas is longer than the longest: a run whose every
-        # round goes the same way still fits.
-        "max_total_l2": _two_digits(2 * start_l2 + size.rounds * max_l2),
+        "max_step_l2": max_step_l2,
+        # Twice the start bounds any draw of it, and each round adds a step: a run whose every round goes the same way
+        # still fits.
+        "max_total_l2": _two_digits(2 * start_l2 + size.rounds * max_step_l2),
         "rounds": size.rounds,
         "local_steps": size.local_steps,
         # A site with fewer records than a batch uses each in every step; a pass may end inside the round.
@@ -247,6 +249,16 @@ def _values(site: SiteFacts) -> dict[str, Any]:
             dtype=schema.dtype,
         ),
     }
+
+
+def delta_limits(size: PlanSize, schema: LoraSchema) -> tuple[float, float]:
+    """(clip_l2, max_l2) of the deltas of plans of a size.
+
+    Each AdamW step moves a value by about the learning rate at most; half of all steps the same way is more than any
+    honest round we have measured, so the clip leaves those alone.
+    """
+    clip_l2 = _two_digits(0.5 * size.learning_rate * size.epochs * size.local_steps * math.sqrt(schema.elements))
+    return clip_l2, _two_digits(clip_l2 * CLIP_MARGIN * 1.005)
 
 
 def _two_digits(value: float) -> float:

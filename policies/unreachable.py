@@ -110,6 +110,11 @@ def _looser_than_others(policy: Policy) -> Iterator[str]:
             ((*place, "max_tokens_per_step"), responses.max_tokens_per_step,
              "max_responses_per_step x generation.max_new_tokens", tokens)
         )  # fmt: skip
+    if adapter := policy.file.ingress.global_adapter:
+        # Two adapters that are let in, one after the other, are each at most max_l2 long, so no further apart than
+        # twice that (but for one that a looser policy let in before a reload).
+        step = ("ingress", "global.adapter", "max_step_l2")
+        found.append((step, adapter.max_step_l2, "2 x max_l2", 2 * adapter.max_l2))
     for path, value, second, bound in found:
         if value > bound:
             yield f"{_at(policy, *path)}: {path[-1]} {value:,} can never bind: {second} is {bound:,} and binds first"
@@ -146,7 +151,26 @@ def _standstills(policy: Policy, schema: LoraSchema | None, now_seconds: float) 
     for key in _RATES:
         if not getattr(budgets, key):
             yield f"{_at(policy, 'budgets', key)}: {key} is 0: none of these messages leaves"
+    yield from _short_steps(policy)
     for kind, size in ((kind, schema.bytes_of(kind)) for kind in file.egress.updates) if schema is not None else ():
         for key in ("message_bytes", "round_bytes", "day_bytes"):
             if size > (limit := getattr(budgets, key)):
                 yield f"{_at(policy, 'budgets', key)}: {kind} has {size:,} bytes, {key} is {limit:,}: none leaves"
+
+
+def _short_steps(policy: Policy) -> Iterator[str]:
+    """A step of the adapter (T20) that is shorter than a delta which a peer may send: honest rounds are refused.
+
+    No mean of deltas is longer than the longest of them. How long that may be, the charter says, which binds every
+    peer; a site's own limit binds its own deltas alone, and is all there is to compare with where there is no charter.
+    """
+    adapter, agreed = policy.file.ingress.global_adapter, policy.charter or policy
+    updates = agreed.file.egress.updates.values()
+    longest = max((block.max_l2 for block in updates), default=0.0)
+    if adapter is not None and adapter.max_step_l2 < longest:
+        who = f"the charter {agreed.source} lets" if policy.charter else "this policy lets"
+        yield (
+            f"{_at(policy, 'ingress', 'global.adapter', 'max_step_l2')}: max_step_l2 is {adapter.max_step_l2:g}, and "
+            f"{who} deltas of {longest:g} leave (max_l2): the mean of honest deltas can be longer than this step, and "
+            f"its adapter is then refused; allow at least {longest:g}"
+        )

@@ -18,7 +18,15 @@ from fedsilo.treaty.freezing import Freeze, freeze_named
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.compare import effective
 from policies.load import Policy, load_policy
-from policies.render import PlanSize, SiteFacts, record_warnings, render_policy, ruleset_name, text_warnings
+from policies.render import (
+    PlanSize,
+    SiteFacts,
+    delta_limits,
+    record_warnings,
+    render_policy,
+    ruleset_name,
+    text_warnings,
+)
 from policies.schema import LoraSchema, schema_from_json
 
 DAY_SECONDS = 86400
@@ -118,6 +126,7 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
         least_isolation=inputs.least_isolation,
         first_rounds=inputs.first_rounds,
         size=size,
+        peers_max_l2=_peers_max_l2(bundle, inputs.bundle, intended, schema),
     )
     text = render_policy(ruleset, facts)
     warnings = []
@@ -128,6 +137,14 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
     made = load_policy(text.encode(), f"policy of {inputs.site}")
     warnings += [*text_warnings(made), *record_warnings(made)]
     return SitePolicy(text, schema.canonical() + b"\n", schema, size, tuple(warnings))
+
+
+def _peers_max_l2(bundle: Mapping[str, Any], source: Path, intended: PlanSize, schema: LoraSchema) -> float:
+    """Of the longest delta that a peer may send: the charter binds all of them; without one, the size that is meant."""
+    charter = charter_of(bundle, source)
+    if charter is None:
+        return delta_limits(intended, schema)[1]
+    return max((block.max_l2 for block in charter.policy.file.egress.updates.values()), default=0.0)
 
 
 def _updates_of(ruleset: str, asked_dtype: str) -> tuple[str, Freeze]:

@@ -72,7 +72,8 @@ def propose(
     """Propose a looser policy, signed by the person who proposes it. It takes approvals by others, and a restart.
 
     A public set that the policy in force does not pin is linted first (`fedsilo public lint`), with this site's records
-    and canaries; where anything is found, nothing is signed.
+    and canaries; where anything is found, nothing is signed. `policy activate` lints again for each approver. Nobody
+    else does: a proposer and approvers who all sign with another program bring in a set that was never linted.
     """
     from console.client import sign_as
     from policies.compare import effective
@@ -110,10 +111,9 @@ def propose(
         "after": proposal.after, "expires": _utc(proposal.expires), "needed": needed, "looser": looser,
         "changes": [_row(change) for change in changes], "linted": linted,
     }  # fmt: skip
-    found = "".join(f"public set {row['set']} ({row['file']}): lint found nothing\n" for row in linted)
     emit(
         "policy propose", data, json_output=json_output,
-        text=lambda: f"{_table(changes)}\n{found}"
+        text=lambda: f"{_table(changes)}\n{_lint_lines(linted)}"
         f"proposal {path} by {proposal.proposer}, until {_utc(proposal.expires)}\n"
         f"after {proposal.after}\n"
         f"next: {needed} of {', '.join(_others(people, proposal.proposer)) or 'nobody: no other approver'}: "
@@ -129,11 +129,20 @@ def activate(
     expect_digest: Annotated[
         str, typer.Option("--expect-digest", help="Digest of the policy that you were shown.")
     ] = "",
+    public: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--public",
+            help="File of a public set that the proposal pins anew, where it does not lie beside the policy.",
+        ),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Approve a proposed policy as another person than its proposer; the last one needed puts it in place.
 
-    It comes into force at the next start of the silo, which verifies the signatures again.
+    It comes into force at the next start of the silo, which verifies the signatures again. A public set that the policy
+    in force does not pin is linted here too, whatever the proposer's program did; where anything is found, nothing is
+    signed. The start compares its hash alone, so approvers who sign with another program put an unlinted set in place.
     """
     from console.client import sign_as
     from policies.load import load_policy
@@ -151,6 +160,8 @@ def activate(
     charter = None if site.charter is None else load_policy(existing(site.charter).read_bytes(), str(site.charter))
     policy = found.policy(charter)
     changes = _changes(before, policy.file)
+    # The proposer is the one whom an approver must not have to trust: their lint may never have run (T12).
+    linted = _linted(site, before, policy.file, [proposal.parent, site.policy.parent], public or [])
     _shown(found.after, expect_digest, changes, json_output)
     needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
     signed = sign_as(
@@ -167,11 +178,11 @@ def activate(
     data = {
         "proposal": str(proposal), "approval": str(given), "approvers": approvers, "needed": needed,
         "in_place": complete, "after": found.after, "expires": _utc(found.expires),
-        "changes": [_row(change) for change in changes],
+        "changes": [_row(change) for change in changes], "linted": linted,
     }  # fmt: skip
     emit(
         "policy activate", data, json_output=json_output, warnings=warnings,
-        text=f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
+        text=_lint_lines(linted) + f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
         + (
             f"\n{site.policy} is in place; it comes into force at the next start, before {_utc(found.expires)}: "
             f"silo stop, then silo start --config {config}"
@@ -185,6 +196,10 @@ def _linted(
     site: SiloConfig, before: PolicyFile | None, after: PolicyFile, folders: Sequence[Path], given: Sequence[Path]
 ) -> list[dict[str, str]]:
     """Lint each public set that `after` pins and `before` does not (threat T12).
+
+    What this does not stop: people who propose and approve with another program than this one (the guard compares
+    hashes, and lints nothing), a set that is first in force without any proposal (the site's first start), and what the
+    lint itself does not find (fedsilo/launch/public_lint.py).
 
     Args:
         site: whose records and canaries it is compared with.
@@ -226,6 +241,10 @@ def _linted(
             )  # fmt: skip
         linted.append({"set": name, "file": str(file), "sha256": pin.sha256})
     return linted
+
+
+def _lint_lines(linted: list[dict[str, str]]) -> str:
+    return "".join(f"public set {row['set']} ({row['file']}): lint found nothing\n" for row in linted)
 
 
 def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, People]:

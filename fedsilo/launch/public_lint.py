@@ -5,6 +5,8 @@ gives a model orders instead of a task, passages of the site's own records, cana
 text, prompts that stand twice, and sizes beyond a task's. Findings are line, code and count; no text is shown, since a
 hostile set may be written for the eyes of whoever reads it.
 What this does not stop: an order in other words than those below, in another language, or spread over several prompts.
+Nor does it bind a site: `policy propose` and `policy activate` run it on a set that is not in force yet, in the program
+of the person who signs. Where all who sign use another program, or at a site's first start, no lint runs.
 """
 
 from __future__ import annotations

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
+import signal
 from collections.abc import Iterable, Iterator
 
 import pytest
 
+from policies import capacity_kinds
 from policies.asked import Asked
 from policies.capacity import capacities, grid_points
+from policies.capacity_kinds import _log2_choices, _of_steps
 from policies.catalogue import DIAGNOSTICS
 from policies.load import Policy
 from policies.render import RULESETS, worst_case
@@ -32,7 +36,7 @@ from tests.policies.kinds import (
     score,
     worth,
 )
-from tests.policies.setting import SCHEMA, policy_of
+from tests.policies.setting import SCHEMA, policy_of, policy_text
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -186,3 +190,63 @@ def test_every_kind_that_a_policy_lets_out_has_a_row_and_a_size(ruleset: str) ->
     for kind in named:
         assert rows[kind] > 0
         assert good(kind, ruleset).message.payload_bytes <= sizes[kind]
+
+
+# ---- the largest numbers that a policy may have ----------------------------------------------------
+
+MOST = 2**53 - 1
+LARGEST = [
+    ("fedgrpo", ("max_per_step",)),
+    ("fedgrpo", ("max_questions_per_step",)),
+    ("fedgrpo", ("max_candidates_per_question",)),
+    ("fedgrpo", ("max_questions_per_step", "max_candidates_per_question")),
+    ("fedgrpo", ("per_round", "local_steps")),
+    ("knexa", ("dynamic",)),
+    ("knexa-heuristic", ("bins", "parts")),
+]
+
+
+@pytest.mark.parametrize(("name", "keys"), LARGEST)
+def test_the_largest_numbers_of_a_policy_are_counted_at_once(name: str, keys: tuple[str, ...]) -> None:
+    """Their powers and binomial coefficients, written out, fill the memory or never end."""
+
+    def late(_number: int, _frame: object) -> None:
+        raise AssertionError(f"{name} with a large {', '.join(keys)} does not end")
+
+    text = policy_text(name)
+    small = sum(row.bits for row in capacities(policy_of(text), SCHEMA))
+    for key in keys:
+        value = f"[1, {MOST}]" if key == "local_steps" else f"{MOST // 2}"
+        text, count = re.subn(rf"^(\s+{key}): [^#\n]+", rf"\1: {value} ", text, flags=re.MULTILINE)
+        assert count, key
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)  # it takes milliseconds; this only ends a test that would hang
+    try:
+        large = sum(row.bits for row in capacities(policy_of(text), SCHEMA))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert small < large < math.inf
+
+
+@pytest.mark.parametrize("steps", [5, 40, 200])
+def test_what_is_bounded_instead_of_computed_is_no_smaller(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = [_of_steps("kind", 1.0, messages, steps, "")[1] for messages in range(1, steps + 2)]
+    chosen = [_log2_choices(steps, count) for count in range(1, steps)]
+    monkeypatch.setattr(capacity_kinds, "_EXACT_COUNT", 0)
+    monkeypatch.setattr(capacity_kinds, "_EXACT_SUM", 0)
+    rounding = 1e-9  # of sums of some hundred bits in doubles
+    bounded = [_of_steps("kind", 1.0, messages, steps, "")[1] for messages in range(1, steps + 2)]
+    assert all(more >= bits - rounding for more, bits in zip(bounded, exact, strict=True))
+    assert any(more > bits for more, bits in zip(bounded, exact, strict=True))
+    again = [_log2_choices(steps, count) for count in range(1, steps)]
+    # an entropy bound is above by at most the log of the number of terms in its sum
+    assert all(bits - rounding <= more <= bits + math.log2(steps + 1) for more, bits in zip(again, chosen, strict=True))
+
+
+def test_the_steps_that_go_without_are_bounded_as_a_sum() -> None:
+    """Not as its last term alone, which is less."""
+    steps, messages = 5000, 100
+    exact = math.log2(sum(math.comb(steps, count) for count in range(messages + 1)))
+    _, bits, _ = _of_steps("kind", 0.0, messages, steps, "")
+    assert math.log2(math.comb(steps, messages)) < exact <= bits < exact + math.log2(steps)

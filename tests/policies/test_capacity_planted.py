@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +23,13 @@ from policies.capacity import NOT_COUNTED, Capacity, _log2_shares, capacities, c
 from policies.engine import decide, measure
 from policies.history import HistoryBook
 from policies.load import Policy
-from policies.planted import GUARD_MESSAGES_PER_MINUTE, PROGRESS_SECONDS, ROUND_SECONDS, low_bits, progress_messages
+from policies.planted import (
+    GUARD_MESSAGES_PER_MINUTE,
+    PROGRESS_SECONDS,
+    ROUND_SECONDS,
+    low_bits,
+    progress_messages,
+)
 from policies.render import RULESETS
 from policies.rules import RULES
 from silo.guard import daemon
@@ -119,6 +127,29 @@ def test_T09_figures_on_their_grid_come_through_the_gate_as_planted(bench: Bench
     row = row_of(POLICY, "metrics.eval")
     assert row.planted_bits == measured > 0
     assert measured < row.bits
+
+
+def test_T09_the_most_messages_that_a_policy_may_allow_are_counted_at_once() -> None:
+    """Running a scheme once for each of 2 to the 53 messages would never end."""
+
+    def late(_number: int, _frame: object) -> None:
+        raise AssertionError("each message is run")
+
+    text = policy_text()
+    start = text.index("  metrics.eval:")
+    most = 2**53 - 1
+    policies = [
+        policy_of(text[:start] + re.sub(r"per_round: \d+", f"per_round: {n}", text[start:], count=1)) for n in (1, most)
+    ]
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)  # a policy of one message takes milliseconds; this only ends a test that would hang
+    try:
+        one, many = (row_of(policy, "metrics.eval") for policy in policies)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert one.planted_bits is not None and many.planted_bits == most * one.planted_bits > 0
+    assert many.planted_bits <= many.bits
 
 
 # ---- T11: control messages -------------------------------------------------------------------------

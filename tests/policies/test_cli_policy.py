@@ -212,3 +212,29 @@ def test_an_alpha_that_is_no_number_is_refused(site: Path, alpha: str) -> None:
 def test_what_explain_shows_of_validity_are_dates() -> None:
     times = _dated("valid", [1_800_000_000, 1_800_000_001.5])
     assert times == ["2027-01-15T08:00:00Z", "2027-01-15T08:00:01Z"] and _dated("rounds", 3) == 3
+
+
+@pytest.mark.parametrize("charter_rate", ["0.0015", ""])
+def test_T20_init_for_a_smaller_plan_lets_in_what_peers_with_larger_deltas_make(site: Path, charter_rate: str) -> None:
+    """The charter's limit counts; in a bundle without one, that of the size which the bundle states (here: 0.001)."""
+    assert _init(site, *(("--learning-rate", charter_rate) if charter_rate else ()))[0] == 0
+    policy = site / "policy.yaml"
+    federation = load_policy(policy.read_bytes(), "charter.yaml")
+    (peers,) = (block.max_l2 for block in federation.file.egress.updates.values())
+    if charter_rate:
+        bundle = json.loads((site / "federation.json").read_text())
+        bundle |= {"charter": policy.read_text(), "charter_sha256": federation.digest}
+        (site / "federation.json").write_text(json.dumps(bundle))
+
+    def own_and_step(learning_rate: str) -> tuple[float, float]:
+        assert _init(site, "--force", "--learning-rate", learning_rate)[0] == 0
+        made = load_policy(policy.read_bytes(), "policy.yaml").file
+        (own,) = (block.max_l2 for block in made.egress.updates.values())
+        assert made.ingress.global_adapter is not None
+        return own, made.ingress.global_adapter.max_step_l2
+
+    own, step = own_and_step("0.0005")
+    assert own < peers == step
+    # and where this site's own deltas are the longest, those get in
+    own, step = own_and_step("0.002")
+    assert own == step > peers

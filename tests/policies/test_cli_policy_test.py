@@ -113,7 +113,7 @@ def test_coverage_below_what_is_asked_and_a_survivor_exit_1(folder: Path) -> Non
 
 def test_junit_and_sarif_say_the_same_as_the_text(folder: Path) -> None:
     (folder / "cases" / "wrong cases.yaml").write_text(
-        "name: 'hopeful\u202e <b>'\nmessage: {kind: public.responses, set: another}\nexpect: allow\n"
+        "name: 'hopeful <b>'\nmessage: {kind: public.responses, set: another}\nexpect: allow\n"
     )
     found = run(folder, "--output", "junit", "--mutate")
     assert found.exit_code == 1
@@ -122,7 +122,7 @@ def test_junit_and_sarif_say_the_same_as_the_text(folder: Path) -> None:
     assert set(suites) == {str(folder / "cases" / name) for name in ("answers.yaml", "wrong cases.yaml")} | {"mutants"}
     failed = [case for suite in document for case in suite if any(isinstance(part, Failure) for part in case.result)]
     assert document.tests == sum(len(list(suite)) for suite in document) and document.failures == len(failed)
-    assert [case.name for case in failed if "mutants" not in case.classname] == ["hopeful<U+202E> <b>"]
+    assert [case.name for case in failed if "mutants" not in case.classname] == ["hopeful <b>"]
     results = checked_sarif(run(folder, "--output", "sarif", "--mutate").stdout)
     assert len(results) == len(failed)
     (wrong,) = [result for result in results if result["ruleId"] == "CASE_FAILED"]
@@ -131,6 +131,16 @@ def test_junit_and_sarif_say_the_same_as_the_text(folder: Path) -> None:
     (folder / "cases" / "wrong cases.yaml").unlink()
     clean = run(folder, "--output", "sarif")
     assert clean.exit_code == 0 and checked_sarif(clean.stdout) == []
+
+
+def test_T37_a_name_that_turns_text_around_is_refused_with_its_line(folder: Path) -> None:
+    place = folder / "cases" / "wrong cases.yaml"
+    place.write_text("message: {kind: public.responses, set: another}\nname: 'hopeful\u202e <b>'\nexpect: allow\n")
+    refused = run(folder)
+    assert refused.exit_code == 2 and "wrong cases.yaml:2: " in refused.stderr
+    assert "invisible characters: U+202E" in refused.stderr and "\u202e" not in refused.stderr
+    place.write_text("message: {kind: public.responses, set: another}\nname: 'hopeful <b>'\nexpect: deny\n")
+    assert run(folder).exit_code == 0
 
 
 def test_T37_no_character_that_xml_cannot_carry_gets_into_a_report() -> None:

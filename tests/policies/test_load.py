@@ -145,3 +145,22 @@ def test_a_misspelled_key_is_named_with_its_line(written: str, misspelled: str, 
         policy_of(text.replace(written, misspelled, 1))
     assert caught.value.message == f"policy.yaml:{line}: unknown key '{named}"
     policy_of(text)
+
+
+# U+202E turns text around, U+200D joins letters unseen, U+00AD and U+FEFF are not shown, U+E0041 is a tag.
+@pytest.mark.parametrize(
+    "mark", ["\u202e", "\u2066", "\u200d", "\u200b", "\u00ad", "\ufeff", "\U000e0041", "\u0085", "\u2028"]
+)
+def test_T37_a_policy_holds_no_character_that_hides_or_turns_text(mark: str) -> None:
+    text = policy_text()
+    written = text.replace('"sort up"', f'"sort\\U{ord(mark):08x}up"', 1)
+    assert written != text
+    line = next(number for number, each in enumerate(written.split("\n"), 1) if "\\U" in each)
+    with pytest.raises(UsageError, match=f"policy.yaml:{line}: .*invisible characters: U\\+{ord(mark):04X}"):
+        policy_of(written)
+
+
+def test_T37_letters_of_any_script_and_their_accents_stay() -> None:
+    name = "caf\u00e9 \u65e5\u672c \u05e9\u05c1 e\u0301"
+    metrics = policy_of(policy_text().replace('"sort up"', f'"{name}"', 1)).file.egress.metrics_eval
+    assert metrics is not None and name in metrics.topics

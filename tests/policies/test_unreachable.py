@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedsilo.edge.site_policy import read_ruleset
+from policies.compare import effective
+from policies.load import load_policy
 from policies.render import RULESETS, PlanSize
 from policies.unreachable import standstill_warnings, unreachable_warnings
 from tests.policies import setting
@@ -94,6 +96,17 @@ def test_at_the_other_limit_nothing_is_told() -> None:
     assert found(policy_with("max_steps", 4)) == []
 
 
+def test_T20_a_step_that_no_two_adapters_can_be_apart_is_told() -> None:
+    block = setting.policy_of(setting.policy_text()).file.ingress.global_adapter
+    assert block is not None
+    most = 2 * block.max_l2
+    text = policy_with("max_step_l2", most * 1.01)
+    (warning,) = found(text)
+    told = f":{line_of(text, 'max_step_l2:')}: max_step_l2 {most * 1.01:,} can never bind: 2 x max_l2 is {most:,}"
+    assert told in warning
+    assert found(policy_with("max_step_l2", most)) == []
+
+
 def test_a_round_that_no_day_has_room_for_is_told() -> None:
     text = policy_with("day_bytes", 1000)
     (warning,) = found(text)
@@ -152,3 +165,54 @@ def test_a_budget_that_no_update_fits_into_is_named(key: str) -> None:
 def test_under_a_shipped_ruleset_something_leaves(name: str) -> None:
     assert standstill_warnings(setting.policy_of(setting.policy_text(name)), setting.SCHEMA, setting.NOW) == []
     assert standstill_warnings(setting.policy_of(setting.policy_text("deny_all")), setting.SCHEMA, setting.NOW) != []
+
+
+def standstills(step: float, charter: str | None) -> list[str]:
+    """What is said of a site whose own deltas are at most 0.01 long, and its adapter's step at most `step`."""
+    text = re.sub(
+        r"^    (clip_l2|max_l2|max_tensor_l2): \$?0\.\d+",
+        r"    \1: 0.009",
+        policy_with("max_step_l2", step),
+        flags=re.M,
+    )
+    text = text.replace("    max_l2: 0.009", "    max_l2: 0.01", 1)
+    policy = setting.policy_of(text)
+    own = policy.file.egress.lora_factors
+    assert own is not None and own.max_l2 == 0.01
+    both = effective(policy, None if charter is None else load_policy(charter.encode(), "charter.yaml"))
+    return standstill_warnings(both, setting.SCHEMA, setting.NOW)
+
+
+def test_T20_a_step_shorter_than_a_delta_of_any_peer_is_told() -> None:
+    """Three peers at the charter's 0.019 and this site at 0.01: their mean is up to 0.0168 long."""
+    charter = setting.policy_text()
+    (warning,) = standstills(0.01, charter)
+    line = line_of(policy_with("max_step_l2", 0.01), "max_step_l2:")
+    assert warning.startswith(
+        f"policy.yaml:{line}: max_step_l2 is 0.01, and the charter charter.yaml lets deltas of 0.019 "
+    )
+    assert "allow at least 0.019" in warning
+    assert standstills(0.019, charter) == []
+    # without a charter there is only the site's own limit to compare with
+    assert standstills(0.01, None) == []
+    (warning,) = standstills(0.0099, None)
+    assert "max_step_l2 is 0.0099, and this policy lets deltas of 0.01 leave" in warning
+
+
+def test_T20_policy_check_with_the_charter_says_so(site: Path) -> None:
+    assert _init(site)[0] == 0
+    policy, charter = site / "policy.yaml", site / "charter.yaml"
+    written = policy.read_text()
+    charter.write_text(written)
+    (step,) = re.findall(r"max_step_l2: (\S+)", written)
+
+    def told(*more: str) -> list[str]:
+        code, answer = _run(site, "check", str(policy), *more)
+        assert code == 0, answer
+        return [each for each in answer["warnings"] if "max_step_l2" in each]
+
+    assert told("--charter", str(charter)) == []
+    shorter = float(step) / 2
+    policy.write_text(written.replace(f"max_step_l2: {step}", f"max_step_l2: {shorter!r}"))
+    (warning,) = told("--charter", str(charter))
+    assert f"max_step_l2 is {shorter:g}, and the charter {charter} lets deltas of {float(step):g} leave" in warning

@@ -1,4 +1,5 @@
-"""T12: a public set that the policy in force does not pin is proposed only where `public lint` finds nothing in it."""
+"""T12: a public set that the policy in force does not pin is proposed, and approved, only where `public lint` finds
+nothing in it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from fedsilo.edge.task_files import read_tasks
 from tests.policies import setting
 from tests.simulated.policy_site import PolicySite, text_of
-from tests.simulated.test_policy_commands import proposed
+from tests.simulated.test_policy_commands import activate, proposed
 
 RECORD = "the fifty year old man from the harbour came twice in march with pain behind the left knee"
 CANARY = "quiet-harbour-lantern-7731"
@@ -95,3 +96,55 @@ def test_T12_what_is_pinned_already_is_not_read_again(place: PolicySite) -> None
     assert not (place.folder / "public.jsonl").exists()
     code, answer = proposed(place, text_of(("min_peers: 2", "min_peers: 1")))
     assert (code, answer["data"]["linted"]) == (0, [])
+
+
+# ---- whoever approves lints again ------------------------------------------------------------------
+
+
+def proposed_unlinted(place: PolicySite, *prompts: str) -> tuple[Path, str]:
+    """A proposal by a program that lints nothing: its file, and the digest that an approver is asked for."""
+    file = place.folder / "public.jsonl"
+    file.write_text(rows_of(*prompts))
+    path, proposal = place.propose(pinning(file))
+    return path, proposal.after
+
+
+def approvals(place: PolicySite) -> list[Path]:
+    return [each for each in (place.folder / "proposals").iterdir() if "approval" in each.name]
+
+
+@pytest.mark.parametrize("code", HOSTILE)
+def test_T12_a_set_that_its_proposer_did_not_lint_is_not_approved(place: PolicySite, code: str) -> None:
+    before = place.config.policy.read_text()
+    path, digest = proposed_unlinted(place, CLEAN, HOSTILE[code])
+    exit_code, answer = activate(place, path, "bob", digest)
+    assert (exit_code, answer["error"]["code"]) == (1, "LINT_FINDINGS")
+    assert f"lint found {code} in 1 lines" in answer["error"]["message"]
+    assert HOSTILE[code][:20] not in json.dumps(answer)
+    assert approvals(place) == [] and place.config.policy.read_text() == before
+
+
+def test_T12_a_clean_set_is_linted_by_whoever_approves_and_put_in_place(place: PolicySite) -> None:
+    path, digest = proposed_unlinted(place, CLEAN)
+    file = place.folder / "public.jsonl"
+    code, answer = activate(place, path, "bob", digest)
+    assert code == 0, answer
+    assert answer["data"]["linted"] == [{"set": "public", "file": str(file), "sha256": read_tasks(file).sha256}]
+    assert answer["data"]["in_place"] and read_tasks(file).sha256 in place.config.policy.read_text()
+
+
+def test_T12_a_set_that_the_approver_cannot_look_at_is_not_approved(place: PolicySite, tmp_path: Path) -> None:
+    path, digest = proposed_unlinted(place, CLEAN)
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    (place.folder / "public.jsonl").rename(elsewhere)
+    code, answer = activate(place, path, "bob", digest)
+    assert (code, answer["error"]["code"]) == (8, "PUBLIC_SET_MISSING") and "--public" in answer["error"]["hint"]
+    assert approvals(place) == []
+    code, answer = activate(place, path, "bob", digest, "--public", elsewhere)
+    assert (code, answer["data"]["in_place"]) == (0, True)
+
+
+def test_T12_an_approval_about_something_else_needs_no_set(place: PolicySite) -> None:
+    path, proposal = place.propose(text_of(("min_peers: 2", "min_peers: 1")))
+    code, answer = activate(place, path, "bob", proposal.after)
+    assert (code, answer["data"]["linted"], answer["data"]["in_place"]) == (0, [], True)

@@ -41,9 +41,9 @@ def proposed(place: PolicySite, text: str, person: str = "alice", *more: object)
     return run("propose", new, "--config", place.folder / "silo.yaml", "--operator", person, *more)
 
 
-def activate(place: PolicySite, path: object, person: str, digest: str) -> tuple[int, Any]:
+def activate(place: PolicySite, path: object, person: str, digest: str, *more: object) -> tuple[int, Any]:
     return run(
-        "activate", path, "--config", place.folder / "silo.yaml", "--operator", person, "--expect-digest", digest
+        "activate", path, "--config", place.folder / "silo.yaml", "--operator", person, "--expect-digest", digest, *more
     )
 
 
