@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("fedsilo", deadline=None)
 settings.load_profile("fedsilo")
+
+MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108  # a folder of ours is made in it, as in /tmp
+MEMORY_BYTES_MIN = 4 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary folders lie in memory where there is room: each record of each log is written through to the disk. What
+    a kill leaves is the same there; what a power cut leaves no test asks. `--basetemp` says another place."""
+    if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ and _has_room():
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY_FOLDER)
+
+
+def _has_room() -> bool:
+    return os.access(MEMORY_FOLDER, os.W_OK | os.X_OK) and shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN
