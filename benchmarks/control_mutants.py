@@ -215,6 +215,12 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         'if digest.removeprefix("sha256:") != self._digest(kind, since):',
         "if False:",
     ),
+    (
+        "a site's own patterns are not looked for",
+        "policies/screens/__init__.py",
+        "own = block.custom_file.patterns if block.custom_file is not None else ()",
+        "own = ()",
+    ),
     # ---- the policy in force ----
     ("a looser policy comes in at a start", FORCE, "if not looser:", "if True:"),
     ("a looser policy comes in while running", FORCE, "if looser := loosened(changes):", "if looser := []:"),

@@ -267,4 +267,4 @@ def _may_be_absent(field: FieldInfo) -> bool:
 def _shown(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
-    return list(value) if isinstance(value, tuple) else value
+    return [_shown(item) for item in value] if isinstance(value, tuple) else value

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel
 
 from fedsilo.treaty.errors import OperationError
+from policies.custom_file import Beside
 from policies.load import load_policy
 from policies.model import PolicyFile
 
@@ -27,14 +28,19 @@ class Names:
 Keys = type[BaseModel] | Names  # what the keys of a mapping are: fields of a block, or names
 
 
-def formatted(text: bytes, source: str) -> bytes:
+def formatted(text: bytes, source: str, beside: Beside | None = None) -> bytes:
     """The same policy in canonical order, with the same digest.
+
+    Args:
+        text: of the file.
+        source: its name, for messages.
+        beside: reads a file in its folder, as for `load_policy`.
 
     Raises:
         UsageError: it is no policy; with the line.
         OperationError: it cannot be formatted without changing its meaning or losing a comment.
     """
-    before = load_policy(text, source)
+    before = load_policy(text, source, beside)
     written = text.decode("utf-8").replace("\r\n", "\n")
     lines = [line.rstrip() for line in written.rstrip().split("\n")]
     root: Any = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
@@ -43,7 +49,8 @@ def formatted(text: bytes, source: str) -> bytes:
     first = max((n + 1 for n in range(first) if not lines[n]), default=first)
     made = lines[:first] + _block(root, PolicyFile, lines, first, len(lines))
     result = ("\n".join(made) + "\n").encode()
-    if load_policy(result, source).digest != before.digest or sorted(made) != sorted(_reordered_flows(root, lines)):
+    again = load_policy(result, source, beside)
+    if again.digest != before.digest or sorted(made) != sorted(_reordered_flows(root, lines)):
         raise OperationError(f"{source}: it cannot be formatted without changing more than the order of its keys")
     return result
 

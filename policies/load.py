@@ -11,6 +11,7 @@ from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.freezing import FREEZE_OF_KIND, UPDATE_KIND
 from fedsilo.treaty.strict_yaml import Document, Path, load, validate
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from policies.custom_file import Beside, with_custom_file
 from policies.fields import epoch_seconds
 from policies.model import PolicyFile
 
@@ -29,6 +30,7 @@ class Policy:
         file_sha256: of the bytes as read; `digest` instead ignores comments and key order.
         parts: the site's own policy and the federation's charter, where this is what both allow together
             (`compare.effective`); source, lines and file_sha256 are then those of the site's own.
+        custom_text: bytes of the file of own patterns, as read; None where the site's own policy names none.
     """
 
     file: PolicyFile
@@ -36,6 +38,7 @@ class Policy:
     file_sha256: str
     lines: Mapping[Path, int]
     parts: tuple[Policy, ...] = ()
+    custom_text: bytes | None = None
 
     def line_of(self, path: Path) -> int:
         """Line of a key, or of the nearest key above it that stands in the file."""
@@ -77,12 +80,13 @@ class Policy:
         return frozenset(self.file.federation.peers)
 
 
-def load_policy(text: bytes | None, source: str) -> Policy:
+def load_policy(text: bytes | None, source: str, beside: Beside | None = None) -> Policy:
     """Parse and check a policy file.
 
     Args:
         text: the file's bytes; None when there is no file.
         source: its name, for messages.
+        beside: reads a file in the policy's folder; None where it is a text without one.
 
     Raises:
         UsageError: no file, a bare ruleset, or any mistake in it, with file, line and hint.
@@ -101,7 +105,8 @@ def load_policy(text: bytes | None, source: str) -> Policy:
             hint=INIT_HINT,
             code="BARE_RULESET",
         )
-    policy = Policy(validate(PolicyFile, document), source, sha256_hex(text), document.lines)
+    document, custom_text = with_custom_file(document, beside)
+    policy = Policy(validate(PolicyFile, document), source, sha256_hex(text), document.lines, custom_text=custom_text)
     _check_references(policy.file, document)
     return policy
 

@@ -7,11 +7,12 @@ names a screen without a block is denied. The screens are in policies/screens, w
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
 from policies import lattice
+from policies.custom_patterns import CustomFile
 from policies.fields import Closed, Integer, Limit, Text, plain_integer, plain_number
 
 ScreenName = Literal["pii_basic", "overlap", "canary", "charset"]
@@ -41,8 +42,24 @@ TextOnlyNames = Annotated[tuple[TextOnlyName, ...], lattice.UNION]
 HitsPerDay = Annotated[Integer | None, lattice.SMALLEST_STATED]
 
 
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
 class PiiBasic(Closed):
+    """Shipped patterns, and a site's own: the policy names their file, and has its content once it is read."""
+
     patterns: Annotated[tuple[PatternName, ...], Field(min_length=1), lattice.UNION]
+    custom_file: Annotated[
+        CustomFile | None,
+        lattice.DEMANDED,
+        Field(
+            description="name of a file in the policy's own folder that ends in `.patterns.yaml`, with a site's own "
+            "patterns; its content is part of the policy and of its digest; or `null`",
+            # a policy without own patterns is the same whether it says so or not, and so is its digest
+            exclude_if=_is_none,
+        ),
+    ] = None
 
 
 class Overlap(Closed):

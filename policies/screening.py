@@ -74,6 +74,8 @@ def settings_of(file: PolicyFile, name: ScreenName) -> str:
     if definition is None:
         return ""
     values = definition.model_dump(mode="json", by_alias=True)
+    if (custom := values.pop("custom_file", None)) is not None:
+        values["custom_patterns"] = [canonical_json(pattern).decode() for pattern in custom["patterns"]]
     # A list here is a set: in another order it says the same.
     settings = {key: sorted(value) if isinstance(value, list) else value for key, value in values.items()}
     return sha256_hex(canonical_json(settings))

@@ -174,7 +174,9 @@ def model_rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, 
             continue
         key = f"{prefix}{info.alias or name}"
         nested, many = _nested(info.annotation)
-        if nested is not None:
+        if nested is not None and info.description:  # written in another form than the model's
+            yield key, info.description, _shown_default(info, None)
+        elif nested is not None:
             if many or not info.is_required():
                 yield key, "any number, each by its name" if many else "block", _shown_default(info, nested)
             if nested.model_fields:
@@ -241,6 +243,7 @@ def _shown_default(info: FieldInfo, nested: type[BaseModel] | None) -> str:
 
 def policy_page() -> str:
     from fedsilo.launch.cli_policy import NOTICES
+    from policies.custom_patterns import PATTERNS_MAX, CustomPattern
     from policies.model import PolicyFile
     from policies.rules import RULES
 
@@ -263,6 +266,10 @@ def policy_page() -> str:
             markdown_table(("rule", "reason", "kinds", "what it asks"), rules),
             "## The keys\n\n`absent` means that the kind is denied.",
             model_table(PolicyFile),
+            "## A file of own patterns\n\n`text_screens.pii_basic.custom_file` names it. It has one key, `patterns`: "
+            f"a list of at most {PATTERNS_MAX}, each with these keys. "
+            "[How to write one](../how-to/screen-answers.md#own-patterns).",
+            model_table(CustomPattern),
             "## The shipped ruleset `pubswap`\n\n`fedsilo policy init` and `silo init` fill in what begins with `$` "
             "from "
             f"the site's own files.\n\n```yaml\n{ruleset.strip()}\n```",

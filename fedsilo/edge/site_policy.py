@@ -17,6 +17,7 @@ from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.freezing import Freeze, freeze_named
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.compare import effective
+from policies.custom_file import Beside
 from policies.load import Policy, load_policy
 from policies.render import (
     PlanSize,
@@ -183,8 +184,37 @@ def read_ruleset(name: str) -> str:
 
 
 def read_policy(path: Path) -> Policy:
-    """Raises UsageError: no such file, no plain one, or a mistake in it, with line and hint."""
-    return load_policy(read_plain_file(path, "policy file") if path.exists() else None, str(path))
+    """Raises UsageError: no such file, no plain one, or a mistake in it or in what it names, with line and hint."""
+    return load_policy(read_plain_file(path, "policy file") if path.exists() else None, str(path), files_beside(path))
+
+
+def files_beside(policy: Path) -> Beside:
+    """Reads a file by its name in a policy's own folder. Links are followed there, as the policy itself may be one."""
+
+    def read(name: str) -> tuple[bytes, str]:
+        place = policy.parent / name
+        hint = "it belongs into the policy's folder, readable for whoever reads the policy; the guard in a container "
+        hint += "sees it only where both are mounted"
+        if not place.exists():
+            raise UsageError(f"{place} is not there, as far as this program can see", hint=hint)
+        if not place.is_file():
+            return read_plain_file(place, "file of patterns"), str(place)  # says what it is instead
+        try:
+            with place.open("rb") as stream:
+                return stream.read(strict_yaml.BYTES_MAX + 1), str(place)  # one byte more is refused as too large
+        except OSError as error:
+            raise UsageError(f"{place} cannot be read: {error.strerror}", hint=hint) from error
+
+    return read
+
+
+def read_charter(path: Path) -> Policy:
+    """The federation's charter. It goes from hand to hand as one text, so no file of a folder belongs to it.
+
+    Raises:
+        UsageError: as `read_policy`, or it names a file of own patterns.
+    """
+    return load_policy(read_plain_file(path, "charter") if path.exists() else None, str(path))
 
 
 def read_plain_file(path: Path, what: str) -> bytes:
@@ -224,7 +254,7 @@ def read_effective(path: Path, charter: Path | None, charter_sha256: str | None 
             hint="take it from the federation's bundle (`charter` in federation.json), or ask the coordinator's people",
             code="NO_CHARTER",
         )
-    found = read_policy(charter)
+    found = read_charter(charter)
     if charter_sha256 not in (None, found.digest):
         raise UsageError(
             f"{charter} has digest {found.digest}; charter_sha256 says {charter_sha256}",

@@ -254,6 +254,8 @@ def _rescreened(
     if not operator:
         raise UsageError("who asks? --operator NAME", hint="an auditor or approver of this site; it is recorded")
     texts = {"policy": policy.read_text("utf-8"), "charter": charter.read_text("utf-8") if charter else ""}
+    if asked.own.custom_text is not None:
+        texts["custom_file"] = asked.own.custom_text.decode()
     rows: dict[int, dict[str, Any]] = {}
     next_record: int | None = since
     while next_record is not None:

@@ -155,6 +155,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy, read_ruleset
     from fedsilo.edge.task_files import read_tasks
     from fedsilo.treaty.errors import UsageError
+    from policies.custom_file import custom_in_words
     from policies.render import RULESETS, record_warnings, text_warnings, worst_case
     from policies.unreachable import standstill_warnings, unreachable_warnings
 
@@ -187,12 +188,14 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
             "name": policy.file.name,
             "worst_case_per_round": rows,
             "capacity_per_round": _capacity(policy, schema),
+            "custom_patterns": custom_in_words(policy.file),
             "notices": notices,
         },
         json_output=json_output,
         text=lambda: "\n".join(
             [
                 f"{file}: good, policy {policy.digest}{f', with {charter}' if charter else ''}",
+                *_custom_lines(policy),
                 *_worst_case_lines(rows),
                 *_capacity_lines(_capacity(policy, schema)),
                 *(f"not promised: {notice}" for notice in notices),
@@ -424,7 +427,15 @@ def _summary(policy: Policy, rows: list[dict[str, Any]]) -> list[str]:
             elif value is not None:
                 kinds.append(str(field.alias))
         lines.append(f"{side}: {', '.join(kinds) or 'nothing'}")
-    return [*lines, *_worst_case_lines(rows)]
+    return [*lines, *_custom_lines(policy), *_worst_case_lines(rows)]
+
+
+def _custom_lines(policy: Policy) -> list[str]:
+    from policies.custom_file import custom_in_words, custom_of
+
+    if (custom := custom_of(policy.file)) is None:
+        return []
+    return [f"pii_basic: {custom_in_words(policy.file)}: {', '.join(each.name for each in custom.patterns)}"]
 
 
 def _diff_text(rows: list[dict[str, Any]]) -> str:

@@ -36,11 +36,11 @@ def fmt(
 ) -> None:
     """Put the keys of a policy in the schema's order, each with its comments. The digest stays the same."""
     from fedsilo.edge.files import write_durably
-    from fedsilo.edge.site_policy import read_plain_file
+    from fedsilo.edge.site_policy import files_beside, read_plain_file
     from policies.formatting import formatted
 
     text = read_plain_file(existing_policy(file), "policy file")
-    made = formatted(text, str(file))
+    made = formatted(text, str(file), files_beside(file))
     changed = made != text
     error = None
     if check and changed:
@@ -71,11 +71,14 @@ def propose(
 ) -> None:
     """Propose a looser policy, signed by the person who proposes it. It takes approvals by others, and a restart.
 
+    A file of own patterns that NEW.yaml names, and that lies beside it, is part of the proposal.
+
     A public set that the policy in force does not pin is linted first (`fedsilo public lint`), with this site's records
     and canaries; where anything is found, nothing is signed. `policy activate` lints again for each approver. Nobody
     else does: a proposer and approvers who all sign with another program bring in a set that was never linted.
     """
     from console.client import sign_as
+    from fedsilo.edge.site_policy import files_beside
     from policies.compare import effective
     from policies.load import load_policy
     from silo.guard import proposals
@@ -87,7 +90,8 @@ def propose(
     charter_text = None if charter is None else _text(charter)
     place = charter or site.charter
     beside = None if place is None else load_policy(_text(place).encode(), str(place))
-    policy = effective(load_policy(text.encode(), str(new)), beside)
+    policy = effective(load_policy(text.encode(), str(new), files_beside(new)), beside)
+    custom_text = None if policy.own.custom_text is None else policy.own.custom_text.decode()
     changes = _changes(before, policy.file)
     looser = loosened(changes)
     if before is not None and not looser:
@@ -100,11 +104,11 @@ def propose(
     needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
     signed = sign_as(
         _operator(site, operator), proposals.PROPOSE,
-        proposals.proposal_arguments(text, charter_text, last.digest, policy.digest),
+        proposals.proposal_arguments(text, charter_text, last.digest, policy.digest, custom_text),
         expires=people.now + timedelta(hours=people.hours) - _CLOCKS_DIFFER,
     )  # fmt: skip
     path, proposal = proposals.write_proposal(
-        site.policy.parent / proposals.PROPOSALS, text, charter_text, signed, people
+        site.policy.parent / proposals.PROPOSALS, text, charter_text, signed, people, custom_text
     )
     data = {
         "proposal": str(path), "id": proposal.id, "proposer": proposal.proposer, "before": proposal.before,

@@ -215,7 +215,7 @@ def _candidates(place: _Place, file: PolicyFile) -> Iterator[Any]:
     elif isinstance(value, tuple) and len(value) == 2 and all(type(end) in (int, float) for end in value):
         yield from _wider(*value)
     elif isinstance(value, tuple):
-        made = words or [_another_like(value, file)]
+        made = words or ([] if any(isinstance(item, BaseModel) for item in value) else [_another_like(value, file)])
         yield from (tuple(sorted((*value, word))) for word in made if word not in value)
         yield from (tuple(sorted(set(value) - {dropped})) for dropped in value)
     elif isinstance(value, BaseModel):
@@ -302,4 +302,4 @@ def _shown(value: Any) -> Any:
         return value.model_dump(mode="json", by_alias=True)
     if isinstance(value, Mapping):
         return sorted(value)
-    return list(value) if isinstance(value, tuple) else value
+    return [_shown(item) for item in value] if isinstance(value, tuple) else value

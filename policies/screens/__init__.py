@@ -1,6 +1,6 @@
 """Text screens: tripwires for private text in what a party sends or lets in (threats T14 to T17, T21). Pure.
 
-    patterns.py   pii_basic   what looks like personal data
+    patterns.py   pii_basic   what looks like personal data, and a site's own patterns
     overlap.py    overlap     passages of the private corpus, against a keyed index
     canary.py     canary      planted strings, within some edits
     charset.py    charset     the alphabet, and runs of signs
@@ -79,7 +79,8 @@ def screen_texts(
         names: of the screens.
         material: this party's own files, as far as it has them.
         texts: of one message.
-        time_is_over: asked before each text is read and before each screen runs (B5: too slow is a failure).
+        time_is_over: asked before each text is read, each screen runs and each own pattern is looked for (B5: too slow
+            is a failure).
 
     Raises:
         ScreenFailed: a screen is not defined, or lacks its material, or its material does not fit its definition, or
@@ -90,9 +91,13 @@ def screen_texts(
         _in_time(time_is_over)
         read.append(readings(text))
     hits: list[Hit] = []
+
+    def in_time() -> None:
+        _in_time(time_is_over)
+
     for name in names:
         _in_time(time_is_over)
-        for number, found in enumerate(_counts(definitions, name, material, texts, read)):
+        for number, found in enumerate(_counts(definitions, name, material, texts, read, in_time)):
             hits += [Hit(number, name, code, count) for code, count in sorted(found.items())]
     return hits
 
@@ -103,12 +108,18 @@ def _in_time(time_is_over: Callable[[], bool]) -> None:
 
 
 def _counts(
-    definitions: TextScreens, name: ScreenName, material: Material, texts: Sequence[str], read: list[list[Reading]]
+    definitions: TextScreens,
+    name: ScreenName,
+    material: Material,
+    texts: Sequence[str],
+    read: list[list[Reading]],
+    in_time: Callable[[], None],
 ) -> list[dict[str, int]]:
     """Codes and counts of one screen for each text."""
     match name:
         case "pii_basic" if (block := definitions.pii_basic) is not None:
-            return [count_patterns(block.patterns, reading) for reading in read]
+            own = block.custom_file.patterns if block.custom_file is not None else ()
+            return [count_patterns(block.patterns, reading, own, in_time) for reading in read]
         case "overlap" if (settings := definitions.overlap) is not None:
             index = material.overlap
             if index is None:

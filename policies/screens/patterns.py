@@ -4,6 +4,7 @@ Each pattern is a list of regular expressions over folded text. No repetition li
 characters, every one is bounded or can start again only where it ended, and a cheap look for a word or sign decides
 whether it is run at all: time is linear in the text. Check digits are python-stdnum's. A number plan (`phonenumbers`)
 is not asked: its matcher needs 9 ms for a text of 2,000 characters, and takes a number that no one has for none.
+A site's own patterns (policies/custom_patterns.py) are looked for in the same readings.
 
 What this does not stop (N3): names of people; a number without its usual separators and without a word that says what
 it is; a year of birth; a house that has only a name; postcodes alone; addresses and words in languages but English; a
@@ -13,7 +14,7 @@ number split over two answers. What it stops though nothing is wrong: numbers an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -22,6 +23,7 @@ from stdnum import iban
 from stdnum.gb import nhs
 from stdnum.us import ssn
 
+from policies.custom_patterns import CustomPattern
 from policies.model_screens import PatternName
 from policies.screens.normalise import Reading, classes, holds, rotated, spelled
 
@@ -106,6 +108,10 @@ class _View:
     def chains(self) -> list[re.Match[str]]:
         seen = self.text.encode("ascii", "replace").translate(_IN_CHAIN, _SIGNS_IN_CHAIN)
         return list(_CHAIN.finditer(self.text)) if b"d" * 7 in seen else []
+
+    @cached_property
+    def encoded(self) -> bytes:
+        return self.text.encode("utf-8", "replace")
 
     def said_before(self, start: int, label: re.Pattern[str]) -> bool:
         return label.search(self.text[max(0, start - _LABEL_REACH) : start]) is not None
@@ -230,8 +236,25 @@ _COUNT: Final[Mapping[PatternName, Callable[[_View], int]]] = {
 _OF_DIGITS = ("phone", "ssn_us", "nhs_number")
 
 
-def count_patterns(patterns: Iterable[PatternName], readings: Iterable[Reading]) -> dict[str, int]:
-    """How often each pattern occurs in one text, by code: "email", or "email/hex" where only that reading shows it."""
+def _in_time() -> None:
+    pass
+
+
+def count_patterns(
+    patterns: Iterable[PatternName],
+    readings: Iterable[Reading],
+    own: Sequence[CustomPattern] = (),
+    in_time: Callable[[], None] = _in_time,
+) -> dict[str, int]:
+    """How often each pattern occurs in one text, by code: "email", or "email/hex" where only that reading shows it.
+
+    Args:
+        patterns: shipped ones.
+        readings: of the text.
+        own: a site's own; one counts once in a reading, because to look for a next match from where each ended would
+            not be linear (`(?:.*z)|a` reads the whole rest for every a).
+        in_time: called before each of them; raises when they have taken too long.
+    """
     found: dict[str, int] = {}
     names = tuple(patterns)
     for reading in readings:
@@ -250,6 +273,12 @@ def count_patterns(patterns: Iterable[PatternName], readings: Iterable[Reading])
                 if count := _COUNT[name](view):
                     found[f"{name}/{code}" if code else name] = count
                     break
+        for pattern in own:
+            in_time()
+            shown = next((code for code, view in views if pattern.is_in(view.encoded)), None)
+            if shown is not None:
+                place = f"{pattern.name}/{shown}" if shown else pattern.name
+                found[place] = found.get(place, 0) + 1  # of two files that were met, two may have one name
     return found
 
 

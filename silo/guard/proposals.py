@@ -39,6 +39,7 @@ from fedsilo.treaty.strict_yaml import BYTES_MAX
 from fedsilo.treaty.wire._generated import control_pb2
 from fedsilo.treaty.wire.codec import sha256_hex
 from policies.compare import effective
+from policies.custom_file import Beside, name_of_custom_file
 from policies.load import Policy, load_policy
 
 PROPOSALS = "proposals"  # folder beside the site's policy
@@ -48,7 +49,7 @@ ID_CHARACTERS = 16  # of a proposal's id, in the names of its files
 HOURS_MAX = 24 * 366
 # Where the policy last in force cannot be read by this version: its persons and hours are not known.
 PERSONS_UNKNOWN, HOURS_UNKNOWN = 2, 24
-FILE_BYTES_MAX = 4 * BYTES_MAX  # two policies as JSON strings, and a certificate
+FILE_BYTES_MAX = 6 * BYTES_MAX  # three files as JSON strings, and a certificate
 FILES_MAX = 1000  # in the folder; what is beyond is not looked at
 
 
@@ -89,7 +90,8 @@ class Proposal:
 
     Attributes:
         id: digest of the signed statement and the certificate; its beginning names the files.
-        text: of the proposed site policy; `charter_text` of the charter that shall come with it, if any.
+        text: of the proposed site policy; `charter_text` of the charter that shall come with it, if any;
+            `custom_text` of the file of own patterns that the policy names, if it names one.
         before: digest of the effective policy in force; the proposal is for no other.
         after: digest of the effective policy that shall be in force.
     """
@@ -101,6 +103,7 @@ class Proposal:
     after: str
     proposer: str
     expires: datetime
+    custom_text: str | None = None
 
     def policy(self, charter: Policy | None) -> Policy:
         """The effective policy it stands for.
@@ -112,7 +115,7 @@ class Proposal:
             UsageError: a mistake in it.
             ConflictError: with this charter it is another policy than was signed.
         """
-        site = load_policy(self.text.encode(), f"proposal {self.id}")
+        site = load_policy(self.text.encode(), f"proposal {self.id}", self._beside)
         if self.charter_text is not None:
             charter = load_policy(self.charter_text.encode(), f"charter of proposal {self.id}")
         policy = effective(site, charter)
@@ -124,6 +127,11 @@ class Proposal:
             )
         return policy
 
+    @property
+    def _beside(self) -> Beside | None:
+        text = self.custom_text
+        return None if text is None else lambda name: (text.encode(), f"{name} of proposal {self.id}")
+
 
 @dataclass(frozen=True)
 class Consent:
@@ -134,11 +142,14 @@ class Consent:
     approvers: tuple[str, ...]
 
 
-def proposal_arguments(text: str, charter_text: str | None, before: str, after: str) -> dict[str, Any]:
+def proposal_arguments(
+    text: str, charter_text: str | None, before: str, after: str, custom_text: str | None = None
+) -> dict[str, Any]:
     """What the proposer signs."""
     return {
         "policy_sha256": sha256_hex(text.encode()),
         "charter_sha256": "" if charter_text is None else sha256_hex(charter_text.encode()),
+        "custom_file_sha256": "" if custom_text is None else sha256_hex(custom_text.encode()),
         "before": before,
         "after": after,
     }
@@ -150,16 +161,22 @@ def approval_arguments(proposal: Proposal) -> dict[str, Any]:
 
 
 def write_proposal(
-    folder: Path, text: str, charter_text: str | None, command: control_pb2.Command, people: People
+    folder: Path,
+    text: str,
+    charter_text: str | None,
+    command: control_pb2.Command,
+    people: People,
+    custom_text: str | None = None,
 ) -> tuple[Path, Proposal]:
     """Keep a proposal. Raises as `read_proposal`, before anything is written; OperationError: the disk refused."""
-    proposal = _verified(text, charter_text, command, people, "the proposal")
+    proposal = _verified((text, charter_text, custom_text), command, people, "the proposal")
     path = folder / f"{proposal.id[:ID_CHARACTERS]}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OperationError(f"cannot create {folder}: {error.strerror}") from error
-    write_durably(path, _dump({"policy": text, "charter": charter_text, "command": _packed(command)}))
+    content = {"policy": text, "charter": charter_text, "custom_file": custom_text, "command": _packed(command)}
+    write_durably(path, _dump(content))
     return path, proposal
 
 
@@ -197,23 +214,25 @@ def read_proposal(path: Path, people: People) -> Proposal:
         NotFoundError, UsageError: no such file, or it is no proposal.
         NotAllowedError: not signed by somebody who may propose, changed after that, or expired.
     """
-    content = _read(path, {"policy", "charter", "command"})
-    text, charter_text = content["policy"], content["charter"]
-    if not isinstance(text, str) or not isinstance(charter_text, str | None):
-        raise UsageError(f"{path}: policy and charter are texts")
-    return _verified(text, charter_text, _unpacked(path, content["command"]), people, str(path))
+    content = _read(path, {"policy", "charter", "custom_file", "command"})
+    text, charter_text, custom_text = content["policy"], content["charter"], content["custom_file"]
+    if not isinstance(text, str) or not all(isinstance(each, str | None) for each in (charter_text, custom_text)):
+        raise UsageError(f"{path}: policy, charter and custom_file are texts")
+    signed = _unpacked(path, content["command"])
+    return _verified((text, charter_text, custom_text), signed, people, str(path))
 
 
 def _verified(
-    text: str, charter_text: str | None, signed: control_pb2.Command, people: People, source: str
+    texts: tuple[str, str | None, str | None], signed: control_pb2.Command, people: People, source: str
 ) -> Proposal:
+    text, charter_text, custom_text = texts
     command = people.verify(signed, PROPOSE, MAY_PROPOSE)
     before, after = (str(command.arguments.get(key, "")) for key in ("before", "after"))
-    if command.arguments != proposal_arguments(text, charter_text, before, after):
+    if command.arguments != proposal_arguments(text, charter_text, before, after, custom_text):
         raise NotAllowedError(f"{source}: {command.person} signed another text than the one that stands there")
     return Proposal(
         id=command.digest, text=text, charter_text=charter_text, before=before, after=after,
-        proposer=command.person, expires=command.expires,
+        proposer=command.person, expires=command.expires, custom_text=custom_text,
     )  # fmt: skip
 
 
@@ -276,6 +295,10 @@ def put_in_place(path: Path, proposal: Proposal, policy: Path, charter: Path | N
         OperationError: a file cannot be written.
     """
     texts = [(policy, proposal.text, "policy")]
+    name = name_of_custom_file(proposal.text.encode(), str(path))
+    if proposal.custom_text is not None and name:
+        # before the policy that names it: in between, the old policy with other patterns is none that was in force
+        texts.insert(0, (policy.parent / name, proposal.custom_text, "patterns"))
     if proposal.charter_text is not None:
         if charter is None:
             raise UsageError("the proposal brings a charter, and the configuration names none", hint="charter: PATH")

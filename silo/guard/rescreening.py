@@ -56,7 +56,8 @@ class Rescreening:
         """What a policy's screens find in the archived texts that they have not seen.
 
         Args:
-            command: arguments {policy, charter, since}: two files' texts, the second perhaps empty; the first record.
+            command: arguments {policy, charter, custom_file, since}: three files' texts, the second perhaps empty, the
+                third left out where the policy names none; the first record.
 
         Returns:
             {"policy": digest of what was asked, "rows", "next": where to go on, or None}. A row is of one decision
@@ -118,9 +119,12 @@ class Rescreening:
 
 
 def _policy_of(arguments: Mapping[str, Any]) -> Policy:
-    """The policy of a command, tightened by its charter. Raises UsageError."""
+    """The policy of a command, with its own patterns, tightened by its charter. Raises UsageError."""
     text, charter = arguments.get("policy"), arguments.get("charter", "")
     if not isinstance(text, str) or not isinstance(charter, str):
         raise UsageError("by which policy? its text is needed")
-    own = load_policy(text.encode(), "policy.yaml")
+    custom = arguments.get("custom_file")
+    if not isinstance(custom, str | None):
+        raise UsageError("custom_file is the text of a file")
+    own = load_policy(text.encode(), "policy.yaml", None if custom is None else lambda name: (custom.encode(), name))
     return effective(own, load_policy(charter.encode(), "charter.yaml")) if charter else own

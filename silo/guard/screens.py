@@ -24,6 +24,7 @@ from fedsilo.edge.files import read_private
 from fedsilo.treaty.audit.record import shortened
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 from policies import screening
+from policies.custom_file import custom_in_words
 from policies.load import Policy, blocks_of
 from policies.model import PolicyFile
 from policies.model_screens import ScreenName
@@ -184,7 +185,10 @@ def check_screens(config: SiloConfig, policy: Policy) -> str:
     if troubles:
         raise UsageError("; ".join(troubles), hint="docs/how-to/screen-answers.md", code="SCREEN_FAILED")
     named = sorted({name for _, names in screens_named(policy) for name in names})
-    return f"{', '.join(named)}; {len(canaries)} canaries" if named else "the policy names none"
+    if not named:
+        return "the policy names none"
+    own = custom_in_words(policy.file) if "pii_basic" in named else ""
+    return f"{', '.join(named)}; {len(canaries)} canaries{f'; {own}' if own else ''}"
 
 
 def site_canaries(config: SiloConfig, policy: Policy) -> tuple[str, ...]:

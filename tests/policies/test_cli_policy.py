@@ -49,6 +49,22 @@ def _init(site: Path, *extra: str) -> tuple[int, Any]:
     )  # fmt: skip
 
 
+def test_check_says_how_many_own_patterns_there_are_and_refuses_a_policy_without_their_file(site: Path) -> None:
+    assert _init(site)[0] == 0
+    policy, patterns = site / "policy.yaml", site / "site.patterns.yaml"
+    assert _run(site, "check", str(policy))[1]["data"]["custom_patterns"] == ""
+    with policy.open("a") as file:
+        file.write("text_screens:\n  pii_basic: {patterns: [email], custom_file: site.patterns.yaml}\n")
+    code, answer = _run(site, "check", str(policy))
+    assert (code, answer["error"]["code"]) == (2, "NO_CUSTOM_FILE")
+    patterns.write_text("patterns:\n  - {name: badge, pattern: 'badge ['}\n")
+    code, answer = _run(site, "check", str(policy))
+    assert code == 2 and answer["error"]["message"].startswith(f"{patterns}:2: patterns.0.pattern: ")
+    patterns.write_text("patterns:\n  - {name: badge, pattern: 'badge [0-9]+'}\n")
+    code, answer = _run(site, "check", str(policy))
+    assert (code, answer["data"]["custom_patterns"]) == (0, "1 own pattern of site.patterns.yaml")
+
+
 def test_init_writes_a_policy_that_checks(site: Path) -> None:
     code, answer = _init(site)
     assert code == 0, answer

@@ -32,6 +32,13 @@ BASE["text_screens"] = {
     **EVERYTHING.model_dump(mode="json"),
     "overlap": {**EVERYTHING.model_dump(mode="json")["overlap"], "background_set": next(iter(BASE["public_sets"]))},
 }
+BASE["text_screens"]["pii_basic"]["custom_file"] = {
+    "file": "site.patterns.yaml",
+    "patterns": [
+        {"name": "badge", "pattern": "badge [0-9]{6}", "after_words": []},
+        {"name": "ward", "pattern": "[0-9]+[a-d]", "after_words": ["bay", "ward"]},
+    ],
+}
 # What a field of each order may be changed into; for numbers, factors.
 FACTORS = (0, 0.5, 0.99, 1, 1.01, 2, 1000)
 WORDS: dict[str, tuple[str | None, ...]] = {
@@ -305,6 +312,7 @@ def test_T34_taking_a_screen_away_is_looser_and_adding_one_is_tighter(name: str)
         ("pii_basic", "patterns", ["email"], "looser"),
         ("pii_basic", "patterns", ["email", "iban", "phone"], "tighter"),
         ("pii_basic", "patterns", ["email", "iban"], "incomparable"),
+        ("pii_basic", "custom_file", {"file": "a.patterns.yaml", "patterns": []}, "tighter"),
         ("overlap", "n", 7, "tighter"),
         ("overlap", "max_matching_ngrams", 3, "looser"),
         ("overlap", "background_set", None, "tighter"),

@@ -38,10 +38,12 @@ from fedsilo.treaty.strict_yaml import load
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from policies.custom_file import read_patterns
 from policies.load import load_policy
 from silo.guard.channel import assemble
 from silo.guard.messages import decoded_factors
 from silo.link import TRAINER_SAYS, Link
+from tests.policies.own_patterns import PATTERNS
 from tests.policies.setting import PLAN, SCHEMA, policy_text, responses_body, zeros
 from tests.policies.test_model_folder import _folder
 
@@ -115,6 +117,12 @@ def test_X04_frames(parts: list[bytes]) -> None:
 def test_X04_policies(text: bytes) -> None:
     answers_or_refuses(lambda: load_policy(text, "policy.yaml"))
     answers_or_refuses(lambda: load(text, "any.yaml"))
+
+
+@fuzzed
+@given(spoilt(PATTERNS.encode()))
+def test_X04_files_of_own_patterns(text: bytes) -> None:
+    answers_or_refuses(lambda: read_patterns(text, "site.patterns.yaml"))
 
 
 @fuzzed

@@ -281,7 +281,9 @@ def test_T36_a_person_who_left_the_site_has_approved_nothing(place: PolicySite) 
     assert place.start().how == "approved"
 
 
-@pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"policy": 1, "charter": null, "command": ""}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"{", b"[]", b'{"policy": 1, "charter": null, "custom_file": null, "command": ""}', b"\xff\xfe"]
+)
 def test_T35_rubbish_among_the_proposals_stops_nobody_and_helps_nobody(place: PolicySite, rubbish: bytes) -> None:
     path, proposal = looser(place)
     (path.parent / "0.json").write_bytes(rubbish)
@@ -478,7 +480,13 @@ def test_T34_what_two_files_allow_together_both_allow(
     """From the files that a start reads; and the file a verdict names says the same by itself."""
     folder = tmp_path_factory.mktemp("two")
     for name, file in (("policy", one), ("charter", two)):
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(file.model_dump(mode="json", by_alias=True)))
+        content = file.model_dump(mode="json", by_alias=True)
+        screen = content["text_screens"]["pii_basic"] or {}
+        custom = screen.pop("custom_file", None)
+        if custom is not None and custom["patterns"] and name == "policy":  # a charter is one text
+            (folder / custom["file"]).write_text(yaml.safe_dump({"patterns": custom["patterns"]}))
+            screen["custom_file"] = custom["file"]
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
     try:
         policy = read_effective(folder / "policy.yaml", folder / "charter.yaml")
     except UsageError:
