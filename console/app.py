@@ -1,8 +1,9 @@
 """The console: shows one daemon's snapshots and asks people before anything is signed. It holds no state of its own.
 
-A reader thread posts frozen snapshots (`Arrived`); screens only draw the last one. Lower-case keys never change
-anything. Upper-case keys are offered to the `KeyGate` first, then open a dialog; the answer is signed in a worker
-thread with the person's own key, and the daemon checks all of it again.
+A reader thread posts frozen snapshots (`Arrived`); screens only draw the last one, and the one on top says what else
+the reader shall ask (`FedScreen.wants`). Lower-case keys never change anything. Upper-case keys are offered to the
+`KeyGate` first, then open a dialog; the answer is signed in a worker thread with the person's own key, and the daemon
+checks all of it again.
 """
 
 from __future__ import annotations
@@ -19,16 +20,22 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
 
+from console.actions import Action
 from console.drawing import ASCII, UNICODE, Glyphs, Line, line, wrap
-from console.feed import Feed, Hand, Person, connect_to, unlock
+from console.feed import Feed, Hand, Person, Question, connect_to, unlock
+from console.help import help_lines, json_lines
 from console.keys import BURST_SECONDS, KeyGate
+from console.navigation import PLACES, History
 from console.safe import safe
 from console.screens.approval import ApprovalScreen
+from console.screens.approvals import ApprovalsScreen
 from console.screens.base import FedScreen, content_of
 from console.screens.confirm import Answer, ConfirmDialog, TextDialog
 from console.screens.overview import OverviewScreen
+from console.screens.palette import ChooseDialog, by_beginning, by_letters, places_to_go, things_to_do
+from console.store import HALTS
 from console.themes import THEMES
-from console.values import Release, Snapshot, why_not_answer
+from console.values import Release, SiloState, Snapshot, why_not_answer
 from console.words import Lock, needs_of
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
 
@@ -40,21 +47,8 @@ LEAVING = "ctrl+q ends the console"
 
 Finished: TypeAlias = Callable[..., None]
 
-HELP: tuple[Line, ...] = (
-    line(("Lower-case keys only look. Upper-case keys may change something, and always ask first.", "strong")),
-    line(""),
-    line("enter, a   open the release under the cursor, approvals"),
-    line("j k n      down, up, next item that needs you"),
-    line("p          every policy rule with its measured value and limit"),
-    line("y  Y       copy the digest, copy the same as a command (silo approvals show, silo status)"),
-    line("r          reconnect or read again now"),
-    line("L          unlock or lock: signing with your own key; locks itself after 15 idle minutes"),
-    line("A  R       approve, reject: a dialog asks for a typed word; never Enter alone"),
-    line("esc q      one level up          ctrl+q  quit, from anywhere"),
-    line(""),
-    line("Approve is off while: locked, disconnected, stale, expired, denied by policy, or changed since shown."),
-    line("As commands: silo approvals list | show | approve | reject"),
-)
+# Every place of `console.navigation.PLACES`, and nothing that is not there yet.
+SCREENS: Mapping[str, Callable[[], FedScreen]] = {"overview": OverviewScreen, "approvals": ApprovalsScreen}
 
 
 class Signer(Protocol):
@@ -80,6 +74,10 @@ class Arrived(Message):
         super().__init__()
         self.snapshot = snapshot
 
+    def can_replace(self, message: Message) -> bool:
+        """Of several that wait, the newest has it all: a slow terminal falls behind by one snapshot, not by many."""
+        return isinstance(message, Arrived)
+
 
 class FedConsole(App[None]):
     """Args:
@@ -95,12 +93,26 @@ class FedConsole(App[None]):
     """
 
     ENABLE_COMMAND_PALETTE = False
-    CSS = "FedScreen { background: $background; }"
+    CSS = """
+    FedScreen {
+        background: $background;
+        #bar, #tabs { height: 1; background: $panel; }
+        #tabs { background: $surface; }
+        #notice { padding: 0 1; }
+        #frame { height: 1fr; }
+        #footer { background: $panel; }
+    }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(place.key, f"go('{place.name}')", show=False) for place in PLACES),
+        Binding("colon", "go_to", show=False),
+        Binding("n", "next_need", show=False),
+        Binding("i", "inspect", show=False),
         Binding("L", "offer('lock')", show=False),
         Binding("Y", "copy_twin", show=False),
         Binding("r", "read_now", show=False),
         Binding("question_mark", "help", show=False),
+        Binding("ctrl+p", "palette", show=False),
         Binding("ctrl+q", "quit", show=False, priority=True),
     ]
 
@@ -137,6 +149,9 @@ class FedConsole(App[None]):
         self._last_key: events.Key | None = None
         self._said: tuple[str, float] = ("", 0.0)  # what, and until when it stands
         self._read_now: Callable[[], None] = lambda: None
+        self._want: Callable[[Mapping[str, Question]], None] = lambda questions: None
+        self.wanted: Mapping[str, Question] = {}  # what the reader is asked for now
+        self._typed = History()
         self.opened_at = clock()
 
     # ---- life --------------------------------------------------------------------------------------
@@ -145,12 +160,14 @@ class FedConsole(App[None]):
         for theme in THEMES.values():
             self.register_theme(theme)
         self.theme = self._theme_name
-        self.push_screen(OverviewScreen())
+        for name, make in SCREENS.items():
+            self.install_screen(make(), name)
+        self.push_screen(PLACES[0].name)
         if not self._by_hand:
             self.set_interval(TICK_SECONDS, self.tick)
 
     def read_from(self, feed: Feed) -> None:
-        self._read_now = feed.read_now
+        self._read_now, self._want = feed.read_now, feed.want
 
     def on_arrived(self, message: Arrived) -> None:
         self.snapshot = message.snapshot
@@ -165,9 +182,20 @@ class FedConsole(App[None]):
         self._redraw()
 
     def _redraw(self) -> None:
-        for screen in self.screen_stack:
+        stack, top = self.screen_stack, self.top
+        # what is below redraws when it comes on again
+        for screen in stack[stack.index(top) :] if top in stack else ():
             if isinstance(screen, FedScreen | ConfirmDialog):
                 screen.redraw()
+
+    def ask(self) -> None:
+        """Tell the reader what the screen on top needs, and no other does."""
+        wanted = dict(self.top.wants())
+        if isinstance(self.snapshot.state, SiloState):
+            wanted[HALTS] = ("halts", {})
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self._want(wanted)
 
     def _tell_new_needs(self) -> None:
         """Once for each new thing: the bell, and the count in the terminal's title."""
@@ -223,8 +251,49 @@ class FedConsole(App[None]):
         self.say(f"copied: {shown}")
 
     def open_release(self, release: Release) -> None:
+        self.open_below(ApprovalScreen(release))
+
+    # ---- places ------------------------------------------------------------------------------------
+
+    @property
+    def top(self) -> FedScreen:
+        """The screen that people look at, also behind a dialog."""
+        screens = [screen for screen in self.screen_stack if isinstance(screen, FedScreen)]
+        return screens[-1] if screens else self.overview
+
+    @property
+    def overview(self) -> OverviewScreen:
+        return self.get_screen("overview", OverviewScreen)
+
+    def trail(self) -> list[str]:
+        """The way to the screen on top, without it."""
+        screens = [screen for screen in self.screen_stack if isinstance(screen, FedScreen)]
+        places = {place.name: place.title for place in PLACES}
+        return [screen.crumb() or places.get(screen.called, screen.called) for screen in screens[:-1]]
+
+    def open_below(self, screen: FedScreen) -> None:
+        """A screen below the one on top; escape comes back."""
         self.came_on()
-        self.push_screen(ApprovalScreen(release))
+        self.push_screen(screen)
+
+    def action_go(self, name: str) -> None:
+        """To a place, from anywhere but a dialog."""
+        if self.top.called == name:
+            return
+        self.came_on()
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.push_screen(name)
+
+    def action_next_need(self) -> None:
+        """To what needs a person next; on the overview it moves on, wherever else one comes to it."""
+        top = self.top
+        if isinstance(top, OverviewScreen):
+            top.select_next()
+            return
+        if isinstance(top, ApprovalScreen):
+            self.overview.select_next(top.shown.id)
+        self.action_go("overview")
 
     # ---- keys --------------------------------------------------------------------------------------
 
@@ -260,7 +329,9 @@ class FedConsole(App[None]):
             self._toggle_lock()
         elif name == "confirm" and isinstance(screen, ConfirmDialog):
             screen.confirm()
-        elif name in ("approve", "reject") and isinstance(screen, ApprovalScreen):
+        elif name == "choose" and isinstance(screen, ChooseDialog):
+            screen.choose()
+        elif name is not None and isinstance(screen, FedScreen):
             screen.act(name)
 
     def _toggle_lock(self) -> None:
@@ -288,12 +359,34 @@ class FedConsole(App[None]):
 
     def action_help(self) -> None:
         if not isinstance(self.screen, TextDialog):
-            self.push_screen(TextDialog("Help", list(HELP)))
+            cells = max(self.size.width * 96 // 100 - 6, 30)
+            rows = help_lines(self.top.tags, self.top.context(), self.top.why_off, cells)
+            self.push_screen(TextDialog(f"Help, {self.top.called}", rows))
 
     def action_copy_twin(self) -> None:
-        screen = self.screen
-        if isinstance(screen, OverviewScreen | ApprovalScreen):
-            self.copy(screen.twin())
+        self.copy(self.top.twin())
+
+    def action_inspect(self) -> None:
+        value = self.top.inspected()
+        if value is None:
+            self.say("nothing is selected here")
+        else:
+            self.push_screen(TextDialog("JSON", json_lines(value, max(self.size.width * 96 // 100 - 6, 30))))
+
+    def action_go_to(self) -> None:
+        self.push_screen(ChooseDialog("Go to", places_to_go(self), by_beginning, history=self._typed))
+
+    def action_palette(self) -> None:
+        self.push_screen(ChooseDialog("What shall be done?", things_to_do(self), by_letters))
+
+    def do(self, action: Action) -> None:
+        """An action chosen in the palette goes the way of its key and asks the same questions."""
+        if action.name == "lock":
+            self._toggle_lock()
+        elif action.changes:
+            self.top.act(action.name)
+        else:
+            self.simulate_key(action.key)
 
     # ---- answering ---------------------------------------------------------------------------------
 

@@ -29,10 +29,13 @@ class Glyphs:
     dot: str
     more: str
     cursor: str
+    up: str
+    down: str
+    crumb: str
 
 
-UNICODE = Glyphs("●", "○", "\u00d7", "!", "→", "━", "╌", " · ", "…", "▸")
-ASCII = Glyphs("*", "o", "x", "!", "->", "#", "-", " | ", "~", ">")
+UNICODE = Glyphs("●", "○", "\u00d7", "!", "→", "━", "╌", " · ", "…", "▸", "▴", "▾", " > ")
+ASCII = Glyphs("*", "o", "x", "!", "->", "#", "-", " | ", "~", ">", "^", "v", " > ")
 
 
 def line(*parts: str | Part) -> Line:

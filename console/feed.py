@@ -1,8 +1,10 @@
 """The console's link to a daemon: one thread that reads, and the signing of what a person decided.
 
 The reader asks for a snapshot a few times a second and hands on one frozen value; a second thread waits in `Watch` and
-puts events in a bounded queue, so a flood of events costs memory for so many and no more. After a failure it tries
-again with a growing, jittered pause, with a new channel each time. Nothing here draws, nothing that draws comes here.
+puts events in a bounded queue, so a flood of events costs memory for so many and no more. A third asks what the screen
+on top wants (`Feed.want`): a slow answer makes no reading late, and a refused one is only noted. After a failure to
+read it tries again with a growing, jittered pause, with a new channel each time. Nothing here draws, nothing that
+draws comes here.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from certs.describe import describe_certificate
 from certs.names import parse_spiffe_id
 from console.client import ControlClient, Event, Operator, sign_as
 from console.client import Snapshot as Reading
-from console.store import Store
+from console.store import Answer, Store
 from console.values import Snapshot
 from fedsilo.edge.identity_files import load_operator
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
@@ -32,6 +34,11 @@ READ_TIMEOUT_SECONDS = 5.0
 WATCH_AGAIN_SECONDS = 5.0
 EVENTS_WAITING_MAX = 1000
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.5, 15.0
+ASK_INTERVAL_SECONDS = 1.0
+REFUSED_AGAIN_SECONDS = 5.0
+QUESTIONS_MAX = 8  # of one screen; each is one query a second
+
+Question: TypeAlias = tuple[str, Mapping[str, Any]]  # a query's name and its arguments
 
 
 class Source(Protocol):
@@ -64,19 +71,31 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="console-feed", daemon=True)
         self._record: Mapping[str, Any] = {}
         self._record_of: object = None
+        self._asking = _Asking(self._wake)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
+        self._asking.stop()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=READ_TIMEOUT_SECONDS + 1)
 
     def read_now(self) -> None:
         """Do not wait for the next reading or the end of a pause."""
+        self._asking.ask_again()
         self._wake.set()
+
+    def want(self, questions: Mapping[str, Question]) -> None:
+        """From now on ask these, by a key of the screen's own: at once, and about once a second. Answers lie in
+        `Snapshot.answers`; those to other questions are dropped.
+
+        Raises:
+            ValueError: more than `QUESTIONS_MAX`; a screen asks for pages, not for everything.
+        """
+        self._asking.want(questions)
 
     def _run(self) -> None:
         pause_seconds = PAUSE_SECONDS_MIN
@@ -84,9 +103,11 @@ class Feed:
             try:
                 source = self._connect()
                 try:
+                    self._asking.ask_from(source)
                     for _ in self._readings(source):
                         pause_seconds = PAUSE_SECONDS_MIN
                 finally:
+                    self._asking.ask_from(None)
                     source.close()
             except FedSiloError as error:
                 # jitter, so that several consoles do not all come back in the same moment
@@ -106,6 +127,7 @@ class Feed:
                 self._store.happened([self._waiting.popleft()])
             record = self._run_record(source, reading)
             self._store.read(reading, time.monotonic(), wall_time=time.time(), record=record)
+            self._store.answered(self._asking.answers())
             self._deliver(self._store.snapshot)
             yield
             if (watcher is None or not watcher.is_alive()) and time.monotonic() - watched_at > WATCH_AGAIN_SECONDS:
@@ -132,13 +154,103 @@ class Feed:
             return {}
         newest = (runs[-1].get("run"), runs[-1].get("round"), runs[-1].get("state"))
         if newest != self._record_of:
-            self._record = source.query("run", {"run": newest[0]})
-            self._record_of = newest
+            try:
+                self._record = source.query("run", {"run": newest[0]})
+                self._record_of = newest
+            except FedSiloError:
+                return {}  # figures of the run are missing then, nothing else; asked again with the next reading
         return self._record
 
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
+
+
+class _Asking:
+    """Asks questions in a thread of its own, one after the other, while there is a source."""
+
+    def __init__(self, answered: threading.Event) -> None:
+        self._answered = answered
+        self._changed = threading.Condition()
+        self._source: Source | None = None
+        self._questions: Mapping[str, Question] = {}
+        self._answers: dict[str, Answer] = {}
+        self._due: dict[str, float] = {}
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def want(self, questions: Mapping[str, Question]) -> None:
+        if len(questions) > QUESTIONS_MAX:
+            raise ValueError(f"{len(questions)} questions, at most {QUESTIONS_MAX}")
+        with self._changed:
+            if questions == self._questions:
+                return
+            same = {key for key, question in questions.items() if self._questions.get(key) == question}
+            self._questions = dict(questions)
+            self._answers = {key: answer for key, answer in self._answers.items() if key in same}
+            self._due = {key: due for key, due in self._due.items() if key in same}
+            self._changed.notify()
+
+    def ask_from(self, source: Source | None) -> None:
+        with self._changed:
+            self._source = source
+            if source is not None and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="console-ask", daemon=True)
+                self._thread.start()
+            self._due = {}
+            self._changed.notify()
+
+    def ask_again(self) -> None:
+        with self._changed:
+            self._due = {}
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def answers(self) -> Mapping[str, Answer]:
+        with self._changed:
+            return dict(self._answers)
+
+    def _run(self) -> None:
+        while (next_one := self._next()) is not None:
+            source, key, question = next_one
+            name, arguments = question
+            value, refused = None, None
+            try:
+                value = source.query(name, arguments)
+            except FedSiloError as error:
+                refused = (error.code, error.line)
+            except ValueError as error:  # an answer that is no JSON, or a channel that was closed meanwhile
+                refused = ("UNREADABLE", f"the answer to {name} cannot be read: {error}")
+            with self._changed:
+                if self._questions.get(key) != question or self._source is not source:
+                    continue  # nobody asks that any more
+                before = self._answers.get(key, Answer())
+                now = time.monotonic()
+                if refused is None:
+                    self._answers[key] = Answer(value, now)
+                    self._due[key] = now + ASK_INTERVAL_SECONDS
+                else:
+                    self._answers[key] = Answer(before.value, before.at, refused)
+                    self._due[key] = now + REFUSED_AGAIN_SECONDS
+            if before.at is None or refused != before.refused or value != before.value:
+                self._answered.set()
+
+    def _next(self) -> tuple[Source, str, Question] | None:
+        """Waits for a question that is due; None at the end."""
+        with self._changed:
+            while not self._stopping:
+                pause: float | None = None
+                if self._source is not None and self._questions:
+                    key = min(self._questions, key=lambda each: self._due.get(each, 0.0))
+                    pause = self._due.get(key, 0.0) - time.monotonic()
+                    if pause <= 0:
+                        return self._source, key, self._questions[key]
+                self._changed.wait(pause)
+        return None
 
 
 def connect_to(socket: Path) -> Callable[[], ControlClient]:

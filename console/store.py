@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from console.reading import event_text, mapping, state_of, text_of, time_of, whole
-from console.values import Happening, Link, Snapshot
+from console.reading import event_text, mapping, number, state_of, text_of, time_of, whole
+from console.values import CoordinatorState, Halt, Happening, Link, SiloState, Snapshot
 
 EVENTS_KEPT = 200
+HALTS = "halts"  # the answer that every screen has, at a silo
 
 
 class _Read(Protocol):
@@ -39,6 +40,16 @@ class _Happened(Protocol):
     def fields(self) -> dict[str, Any]: ...
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a question came to: a value with its time (the console's monotonic clock), a refusal, or, after a refusal of
+    what was answered before, both."""
+
+    value: Any = None
+    at: float | None = None
+    refused: tuple[str, str] | None = None
+
+
 class Store:
     """Folds readings and events into snapshots. Not thread-safe: one reader owns it."""
 
@@ -62,7 +73,7 @@ class Store:
             link=Link("live", received_at=now),
             server_time=server_time,
             policy_digest=text_of(reading.policy_digest),
-            state=state_of(mapping(reading.state), mapping(record)),
+            state=_with_screens(state_of(mapping(reading.state), mapping(record)), mapping(reading.state)),
             skew_seconds=server_time - wall_time if server_time else 0.0,
         )
 
@@ -73,6 +84,15 @@ class Store:
                 continue
             self._events.append(Happening(event.sequence, event.time, event.name, event_text(mapping(event.fields))))
 
+    def answered(self, answers: Mapping[str, Answer]) -> None:
+        """All there is to what is asked for now, by its key; an answer that nobody asks for any more is left out."""
+        self._snapshot = replace(
+            self._snapshot,
+            answers={key: answer.value for key, answer in answers.items() if answer.at is not None},
+            answered_at={key: answer.at for key, answer in answers.items() if answer.at is not None},
+            refused={key: answer.refused for key, answer in answers.items() if answer.refused is not None},
+        )
+
     def lost(self, cause: str, hint: str, retry_at: float) -> None:
         """The daemon cannot be read; what was known stays, marked."""
         link = Link("disconnected", cause, hint, self._snapshot.link.received_at, retry_at)
@@ -81,3 +101,33 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         return replace(self._snapshot, events=tuple(self._events), events_missed=self._missed)
+
+
+def _with_screens(
+    state: SiloState | CoordinatorState | None, told: Mapping[str, Any]
+) -> SiloState | CoordinatorState | None:
+    if not isinstance(state, SiloState):
+        return state
+    screens = mapping(told.get("screens"))
+    return replace(state, halted_kinds=_texts(screens.get("halts")), screen_troubles=_texts(screens.get("troubles")))
+
+
+def halts_of(snapshot: Snapshot) -> tuple[Halt, ...]:
+    """Kinds that are halted at a silo: as its state names them, with what the query `halts` adds."""
+    if not isinstance(snapshot.state, SiloState):
+        return ()
+    told = mapping(snapshot.answers.get(HALTS)).get("halts")
+    rows = [mapping(row) for row in told] if isinstance(told, list) else []
+    halts = {
+        text_of(row.get("kind")): Halt(
+            text_of(row.get("kind")), number(row.get("since")), whole(row.get("needed")), _texts(row.get("given"))
+        )
+        for row in rows
+    }
+    for kind in snapshot.state.halted_kinds:
+        halts.setdefault(kind, Halt(kind))
+    return tuple(halts[kind] for kind in sorted(halts))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(text_of, value)) if isinstance(value, list) else ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 STALE_SECONDS = 3.0  # six missed readings
 SKEW_SECONDS_MAX = 30.0
@@ -134,6 +135,8 @@ class SiloState:
     audit_records: int
     certificate_until: float  # seconds since 1970; infinity when it is not told
     dp: str
+    halted_kinds: tuple[str, ...] = ()  # by their text screens; each is sent again once approvers released it
+    screen_troubles: tuple[str, ...] = ()  # why a screen cannot run; its kind is denied until it can
 
     def figure(self, name: str) -> Figure | None:
         return next((figure for figure in self.figures if figure.name == name), None)
@@ -182,6 +185,16 @@ class CoordinatorState:
 
 
 @dataclass(frozen=True)
+class Halt:
+    """A kind of message of which nothing is sent until approvers have looked and released it."""
+
+    kind: str
+    since: float = 0.0  # seconds since 1970; 0 while not told
+    needed: int = 0  # approvals; 0 while not told
+    given: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Happening:
     sequence: int
     time: str
@@ -200,6 +213,10 @@ class Snapshot:
     events: tuple[Happening, ...] = ()
     events_missed: int = 0
     skew_seconds: float = 0.0
+    # What the screen on top asked for (`FedScreen.wants`), by its key: the JSON values as the daemon gave them.
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    answered_at: Mapping[str, float] = field(default_factory=dict)  # the console's monotonic clock
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # code and text, of the last time it was asked
 
     @property
     def site(self) -> str:

@@ -22,9 +22,11 @@ from console.drawing import (
     width_of,
     wrap,
 )
+from console.store import halts_of
 from console.values import (
     SKEW_SECONDS_MAX,
     CoordinatorState,
+    Halt,
     Member,
     Release,
     SiloState,
@@ -33,6 +35,8 @@ from console.values import (
 
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
+NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
+EQUIVOCATION_KIND = "round.open"  # halted when the coordinator told two silos different things
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,23 @@ def _policy(state: SiloState) -> str:
 
 @dataclass(frozen=True)
 class Need:
-    """One thing a person should look at. `release` names what `enter` opens, if it opens anything."""
+    """One thing a person should look at.
+
+    Args:
+        key: names it for good.
+        text: what it is.
+        style: warn or bad.
+        release: what `enter` opens, if it opens anything.
+        twin: the command that deals with it, where the console has no screen for that.
+        everywhere: it stands on every screen.
+    """
 
     key: str
     text: str
     style: str
     release: str = ""
+    twin: str = ""
+    everywhere: bool = False
 
 
 def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
@@ -119,7 +134,8 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
     match snapshot.state:
         case SiloState() as state:
             if state.halted:
-                needs.append(Need("halt", f"HALTED: {state.halted}: nothing is sent", "bad"))
+                needs.append(Need("halt", f"HALTED: {state.halted}: nothing is sent", "bad", everywhere=True))
+            needs += [_halted(halt, time) for halt in halts_of(snapshot)]
             needs += [Need(release.id, _held(release, time), "warn", release.id) for release in state.held]
             if state.coordinator_link == "down":
                 fault = state.coordinator_fault or "no cause told"
@@ -127,20 +143,36 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
             days = (state.certificate_until - time) / DAY_SECONDS
             if days <= CERTIFICATE_DAYS_SOON:
                 when = f"ends in {_days(days)}" if days > 0 else "HAS ENDED"
-                needs.append(Need("certificate", f"this silo's certificate {when}", "warn" if days > 0 else "bad"))
+                text = f"this silo's certificate {when}"
+                needs.append(Need("certificate", text, "warn" if days > 0 else "bad", everywhere=True))
+            needs += [Need(f"trouble {text}", text, "warn", twin="silo check") for text in state.screen_troubles]
         case CoordinatorState() as at_coordinator:
             if at_coordinator.halted:
-                needs.append(Need("halt", f"HALTED: {at_coordinator.halted}", "bad"))
+                needs.append(Need("halt", f"HALTED: {at_coordinator.halted}", "bad", everywhere=True))
             for member in at_coordinator.members:
                 if member.refusal or member.state == "refused":
                     needs.append(Need(f"refused {member.silo}", f"{member.silo} refused: {member.refusal}", "bad"))
                 elif member.error:
                     needs.append(Need(f"error {member.silo}", f"{member.silo} reports {member.error}", "warn"))
     if abs(snapshot.skew_seconds) > SKEW_SECONDS_MAX:
-        needs.append(
-            Need("skew", f"clocks differ by {abs(snapshot.skew_seconds):.0f} s: daemon and this machine", "warn")
-        )
+        text = f"clocks differ by {abs(snapshot.skew_seconds):.0f} s: daemon and this machine"
+        needs.append(Need("skew", text, "warn", everywhere=True))
     return needs
+
+
+def _halted(halt: Halt, time: float) -> Need:
+    since = f" since {duration_text(time - halt.since)}" if halt.since else ""
+    given = f", {len(halt.given)} of {halt.needed} approved its release" if halt.needed else ""
+    twin = f"silo approvals release {halt.kind}"
+    what = "two transcripts of one round are signed, nothing" if halt.kind == EQUIVOCATION_KIND else "none of it"
+    text = f"{halt.kind} HALTED{since}: {what} is sent{given}; after looking: {twin}"
+    return Need(f"halt {halt.kind}", text, "bad", twin=twin)
+
+
+def standing_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+    """What concerns every screen: a halt, a certificate that ends, clocks that differ."""
+    everywhere = [need for need in needs_of(snapshot, now) if need.everywhere]
+    return need_lines(everywhere, "", cells, glyphs, most=2)
 
 
 def _held(release: Release, time: float) -> str:
@@ -170,7 +202,7 @@ def need_lines(needs: list[Need], selected: str, cells: int, glyphs: Glyphs, *, 
                 (opens if len(rows) == 1 and width_of(rows[0]) + 17 < cells else "", "dim"),
             )
         )
-        lines += [line("   ", *row) for row in rows[1:3]]
+        lines += [line("   ", *row) for row in rows[1:NEED_LINES_MAX]]
     if len(needs) > most:
         lines.append(line((f"   and {len(needs) - most} more", "dim")))
     return lines
@@ -179,12 +211,15 @@ def need_lines(needs: list[Need], selected: str, cells: int, glyphs: Glyphs, *, 
 # ---- tables ----------------------------------------------------------------------------------------
 
 
-def silos_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+def silos_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs, *, most: int = 1000) -> list[Line]:
+    """Args:
+    most: silos; of more than that those with trouble come first, and the rest is counted.
+    """
     match snapshot.state:
         case SiloState() as state:
             return _own_silo(state, snapshot.server_now(now), cells, glyphs)
         case CoordinatorState() as at_coordinator:
-            return _members(at_coordinator, snapshot.server_now(now), cells, glyphs)
+            return _members(at_coordinator, snapshot.server_now(now), cells, glyphs, most)
     return [line(("…  …  …", "dim"))]
 
 
@@ -212,14 +247,20 @@ def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list
     return [*lines, *flow(facts, cells)]
 
 
-def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs) -> list[Line]:
+def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs, most: int) -> list[Line]:
     if not state.members:
         return [line(("no silo is invited yet: coordinator.yaml names them", "dim"))]
-    rows = [_member(member, time, glyphs) for member in state.members]
+    members, rest = state.members, len(state.members) - most
+    if rest > 0:
+        fine = [member.state == "joined" and not (member.refusal or member.error) for member in members]
+        by_trouble = sorted(zip(fine, members, strict=True), key=lambda pair: pair[0])
+        members = tuple(member for _, member in by_trouble[:most])
+    rows = [_member(member, time, glyphs) for member in members]
     header = ["", "silo", "state", "round", "step", "pass@1", "in", "seen", "walls"]
     if cells < 90:
         header, rows = header[:-1], [row[:-1] for row in rows]
-    return table(header, rows, cells, right=frozenset({3, 4, 5, 6, 7}))
+    lines = table(header, rows, cells, right=frozenset({3, 4, 5, 6, 7}))
+    return [*lines, line((f"and {rest} more: coordinator silos list", "dim"))] if rest > 0 else lines
 
 
 def _member(member: Member, time: float, glyphs: Glyphs) -> list[Part]:

@@ -7,6 +7,7 @@ the screen greys out and neither answer works: approve exactly what was shown.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -14,6 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from console import facts, words
+from console.actions import Context, command_line
 from console.drawing import Line, line, wrap
 from console.reading import text_of
 from console.screens.base import FedScreen, Lines
@@ -26,9 +28,6 @@ PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
 class ApprovalScreen(FedScreen):
     CSS = """
     ApprovalScreen {
-        #bar { height: 1; background: $panel; }
-        #footer { background: $panel; }
-        #result { padding: 0 1; }
         #body { height: 1fr; padding: 0 1; }
         #head { display: none; }
         #panels { display: none; height: auto; }
@@ -42,7 +41,6 @@ class ApprovalScreen(FedScreen):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "leave", show=False),
         Binding("A", "offer('approve')", show=False),
         Binding("R", "offer('reject')", show=False),
         Binding("p", "rules", show=False),
@@ -50,6 +48,7 @@ class ApprovalScreen(FedScreen):
         Binding("j,down", "scroll(1)", show=False),
         Binding("k,up", "scroll(-1)", show=False),
     ]
+    called = "approval"
 
     def __init__(self, release: Release) -> None:
         super().__init__()
@@ -58,9 +57,7 @@ class ApprovalScreen(FedScreen):
         self._busy = False
         self._settled = False
 
-    def compose(self) -> ComposeResult:
-        yield Lines(id="bar")
-        yield Lines(id="result")
+    def panes(self) -> ComposeResult:
         with VerticalScroll(id="body"):
             yield Lines(id="column")
             yield Lines(id="head")
@@ -73,47 +70,40 @@ class ApprovalScreen(FedScreen):
                     yield Lines(id="policy-box", classes="box")
                     yield Lines(id="diff-box", classes="box")
             yield Lines(id="answers-box", classes="box")
-        yield Lines(id="footer")
 
     # ---- drawing -----------------------------------------------------------------------------------
 
-    def redraw(self) -> None:
-        if not self.is_mounted:
-            return
-        fed = self.fed
-        snapshot, now, glyphs = fed.snapshot, fed.now(), fed.glyphs
+    def draw(self) -> None:
         width, height = self.app.size
-        changed = changed_since(self.shown, snapshot) if snapshot.state is not None else ""
-        held = snapshot.release(self.shown.id)
+        panels = width >= PANELS_CELLS_MIN and height >= PANELS_ROWS_MIN
+        self.set_class(panels, "-panels")
+        greyed = self.greyed or bool(self._changed())
+        if panels:
+            self._draw_panels(self.room, greyed=greyed)
+        else:
+            fed = self.fed
+            rows = facts.one_column(self.shown, fed.snapshot, fed.now(), width - 2, self.room, fed.glyphs)
+            self.query_one("#column", Lines).draw(rows, greyed=greyed)
+
+    def redraw(self) -> None:
+        self._follow()
+        super().redraw()
+
+    def _follow(self) -> None:
+        """What is shown, with who else approved meanwhile, or how it ended."""
+        snapshot = self.fed.snapshot
+        changed, held = self._changed(), snapshot.release(self.shown.id)
         if self._settled and self.shown.ended_at:
-            pass  # a reading from before the answer may still come in
-        elif not changed:
+            return  # a reading from before the answer may still come in
+        if not changed:
             # who else approved meanwhile is no change of what is approved
             self.shown = held or self.shown
         elif held is None and not self.shown.ended_at:
-            self.shown = ended(self.shown, "no longer held", self.shown.given, snapshot.server_now(now))
-        release = self.shown
-        panels = width >= PANELS_CELLS_MIN and height >= PANELS_ROWS_MIN
-        self.set_class(panels, "-panels")
-        self.set_class(fed.ascii_only, "-ascii")
-        self.query_one("#bar", Lines).draw([words.top_bar(snapshot, fed.lock, now, width, glyphs)])
-        body = self.query_one("#body")
-        body.display = not self.too_small
-        notice = self._notice(changed, width - 2)
-        result = self.query_one("#result", Lines)
-        result.display = bool(notice)
-        result.draw(notice)
-        greyed = bool(changed) or snapshot.link.state != "live" or snapshot.is_stale(now)
-        footer = self.footer(self._footer())
-        room = height - 1 - len(footer) - len(notice)
-        if self.too_small:
-            self.query_one("#bar", Lines).draw([line(f"needs 60x16, has {width}x{height}; {self.twin()}")])
-        elif panels:
-            self._draw_panels(room, greyed=greyed)
-        else:
-            rows = facts.one_column(release, snapshot, now, width - 2, room, glyphs)
-            self.query_one("#column", Lines).draw(rows, greyed=greyed)
-        self.query_one("#footer", Lines).draw(footer)
+            now = snapshot.server_now(self.fed.now())
+            self.shown = ended(self.shown, "no longer held", self.shown.given, now)
+
+    def _changed(self) -> str:
+        return changed_since(self.shown, self.fed.snapshot) if self.fed.snapshot.state is not None else ""
 
     def _draw_panels(self, room: int, *, greyed: bool) -> None:
         fed, release = self.fed, self.shown
@@ -142,21 +132,24 @@ class ApprovalScreen(FedScreen):
         box.border_title = self.fed.title_of(title)
         box.draw(rows, greyed=greyed)
 
-    def _notice(self, changed: str, cells: int) -> list[Line]:
+    def notices(self, cells: int) -> list[Line]:
+        """What came of the answer, or that what is shown is no longer what is held."""
+        told = super().notices(cells)
         if self._result is not None:
-            told = wrap("".join(text for text, _ in self._result), cells, self._result[0][1])[:3]
-            return [*told, *(words.over(self.fed.snapshot, self.fed.leaving) if self._settled else [])]
-        snapshot, now = self.fed.snapshot, self.fed.now()
-        if changed:
-            return [line((f"CHANGED: {changed} (esc, then open it again)", "bad"))]
-        return words.condition_lines(snapshot, now, cells, opened_at=self.fed.opened_at, waits_for=self.fed.waits_for)[
-            :2
-        ]
+            text, style = "".join(text for text, _ in self._result), self._result[0][1]
+            over = words.over(self.fed.snapshot, self.fed.leaving) if self._settled else []
+            return [*wrap(text, cells, style)[:3], *over, *(told if not self._settled else [])]
+        if changed := self._changed():
+            return [line((f"CHANGED: {changed} (esc, then open it again)", "bad")), *told]
+        return told
 
-    def _footer(self) -> Line:
+    def crumb(self) -> str:
+        return self.shown.id
+
+    def keys(self) -> Line:
         why = self.why_not(approve=True)
         if self._settled:
-            return line(" esc Back  ? Help")
+            return line(" esc Back  n Next  ? Help")
         keys: Line = line(
             (" A Approve…", "strong" if not why else "gone"),
             ("  R Reject…", "strong" if not self.why_not(approve=False) else "gone"),
@@ -188,14 +181,10 @@ class ApprovalScreen(FedScreen):
         self._read_to_end = self._read_to_end or body.scroll_target_y >= body.max_scroll_y
         self.redraw()
 
-    def action_offer(self, name: str) -> None:
-        self.fed.offer(name)
-
-    def act(self, name: str) -> None:
-        """A changing key stood alone: open its dialog, or say why not."""
-        approve = name == "approve"
+    def act(self, action: str) -> None:
+        approve = action == "approve"
         if why := self.why_not(approve=approve):
-            self.fed.say(f"{name}: {why}")
+            self.fed.say(f"{action}: {why}")
             return
         dialog = ConfirmDialog(self.shown, approve=approve, signer=self.fed.lock.person)
         self.app.push_screen(dialog, self._answered)
@@ -221,6 +210,8 @@ class ApprovalScreen(FedScreen):
         self._result = line((text, "ok" if ok else "bad"))
         if self.is_mounted:
             self.redraw()
+        else:
+            self.fed.say(f"{self.shown.id}: {text}")  # somebody went on meanwhile
 
     # ---- reading -----------------------------------------------------------------------------------
 
@@ -234,8 +225,18 @@ class ApprovalScreen(FedScreen):
     def action_copy(self) -> None:
         self.fed.copy(f"sha256:{self.shown.digest}")
 
-    def action_leave(self) -> None:
-        self.dismiss(None)
-
     def twin(self) -> str:
-        return f"silo approvals show {self.shown.id}"
+        return command_line(("silo", "approvals", "show", self.shown.id))
+
+    def context(self) -> Context:
+        shown = self.shown
+        return replace(
+            super().context(), release=shown.id, digest=f"sha256:{shown.digest}",
+            policy_digest=f"sha256:{shown.policy_digest}",
+        )  # fmt: skip
+
+    def why_off(self, action: str) -> str:
+        return self.why_not(approve=action == "approve") if action in ("approve", "reject") else ""
+
+    def inspected(self) -> Any:
+        return self.shown

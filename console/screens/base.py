@@ -1,17 +1,32 @@
-"""What all screens share: content made only from safe parts, breakpoints, and telling the app when they come on."""
+"""What all screens share: the frame around their own panes, content made only from safe parts, what they ask for, and
+telling the app when they come on.
+
+A screen is a subclass of `FedScreen` that yields its panes in `panes`, says in `wants` which queries it needs, and
+fills the panes in `draw` from `self.fed.snapshot`. The frame draws by itself: top bar, tabs or crumbs, why what is
+shown is not live, what concerns every screen (a certificate that ends, clocks that differ, a halt), and the keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Static
 
-from console.drawing import Line, in_ascii
+from console import words
+from console.actions import Context
+from console.drawing import Line, in_ascii, line
+from console.feed import Question
+from console.navigation import PLACES, crumbs_line, tabs_line
 from console.safe import safe
+from console.values import CoordinatorState
 
 if TYPE_CHECKING:
     from console.app import FedConsole
@@ -28,6 +43,8 @@ STYLES = {
     "gone": "$muted strike",
 }
 CELLS_MIN, ROWS_MIN = 60, 16
+TALL_ROWS_MIN = 30
+FIRST_SCREENS = 2  # Textual's own empty one, and a place
 
 
 def content_of(lines: Iterable[Line], *, greyed: bool = False, ascii_only: bool = False) -> Content:
@@ -60,16 +77,137 @@ class FedScreen(Screen[None]):
 
     # Textual declares both for instances, so they cannot be ClassVar
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-medium"), (140, "-wide")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL_ROWS_MIN, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "leave", show=False)]
+    called: ClassVar[str]  # its name in `console.navigation.PLACES`, or that of a screen below one
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened_at = 0.0  # the console's monotonic clock
+        self.room = 0  # rows between the frame's lines
+        self._maximised: Widget | None = None
+        self._hidden: list[Widget] = []
 
     @property
     def fed(self) -> FedConsole:
         return cast("FedConsole", self.app)
 
+    # ---- what a screen says of itself --------------------------------------------------------------
+
+    def wants(self) -> Mapping[str, Question]:
+        """Queries to ask while this screen is on top, by keys of its own. Answers: `self.fed.snapshot.answers[key]`."""
+        return {}
+
+    def panes(self) -> ComposeResult:
+        """What stands between the frame's lines."""
+        yield from ()
+
+    def draw(self) -> None:
+        """Fill the panes from `self.fed.snapshot`; called often, so it only draws."""
+
+    def crumb(self) -> str:
+        """What it is called on the way to it, such as a release's id; empty for a place of its own."""
+        return ""
+
+    def twin(self) -> str:
+        """The command that tells the same."""
+        return ""
+
+    def inspected(self) -> Any:
+        """The JSON value behind what is selected, for `i`; None when there is none."""
+        return None
+
+    def context(self) -> Context:
+        """What the twins of its actions name."""
+        coordinator = isinstance(self.fed.snapshot.state, CoordinatorState)
+        return Context(coordinator=coordinator, person=self.fed.lock.person)
+
+    def act(self, action: str) -> None:
+        """A changing key of this screen stood alone: open its dialog, or say why not."""
+        self.fed.say(f"{action}: not on this screen")
+
+    def action_offer(self, name: str) -> None:
+        """A changing key was pressed; `act` follows when it stood alone."""
+        self.fed.offer(name)
+
+    def why_off(self, action: str) -> str:
+        """Why an action cannot be done here now, for the help; nothing when it can."""
+        return ""
+
+    def go_to(self, text: str) -> None:
+        """What was typed after its name in `:`, such as a record's number."""
+        self.fed.say(f"{self.called} takes nothing after its name")
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """What `console.actions` calls it."""
+        return frozenset({self.called, *(["table"] if self.query("TablePane") else [])})
+
+    def keys(self) -> Line:
+        """The footer: at most eight keys, most useful first."""
+        return line(" : Go to  n Next  ? Help  ctrl+q Quit")
+
+    # ---- the frame ---------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="bar")
+        yield Lines(id="tabs")
+        yield Lines(id="notice")
+        with Vertical(id="frame"):
+            yield from self.panes()
+        yield Lines(id="footer")
+
     def redraw(self) -> None:
-        raise NotImplementedError
+        if not self.is_mounted:
+            return
+        fed = self.fed
+        width, height = self.app.size
+        self.set_class(fed.ascii_only, "-ascii")
+        frame, tabs, notice = self.query_one("#frame"), self.query_one("#tabs", Lines), self.query_one("#notice", Lines)
+        frame.display = not self.too_small
+        if self.too_small:
+            needs = len(words.needs_of(fed.snapshot, fed.now()))
+            told = line(f"needs {CELLS_MIN}x{ROWS_MIN}, has {width}x{height}; {needs} need you; as text: {self.twin()}")
+            self.query_one("#bar", Lines).draw([told])
+            tabs.display = notice.display = False
+            self.query_one("#footer", Lines).draw([])
+            return
+        self.query_one("#bar", Lines).draw([words.top_bar(fed.snapshot, fed.lock, fed.now(), width, fed.glyphs)])
+        way, shown, footer = self.way(width), self.notices(width - 2), self.footer(self.keys())
+        tabs.display, notice.display = bool(way), bool(shown)
+        tabs.draw([way])
+        notice.draw(shown)
+        self.query_one("#footer", Lines).draw(footer)
+        self.room = height - 1 - bool(way) - len(shown) - len(footer)
+        self._show_maximised(restore=True)
+        self.draw()
+        self._show_maximised()
+        fed.ask()
+
+    def way(self, cells: int) -> Line:
+        """The places one can go to, or on a screen below them the way back; a low terminal has its rows for facts."""
+        if self.crumb() and self.app.size.height < TALL_ROWS_MIN:
+            return ()
+        if crumb := self.crumb():
+            return crumbs_line(self.fed.trail(), crumb, cells, self.fed.glyphs)
+        return tabs_line(self.called, self.fed.snapshot, cells, self.fed.glyphs)
+
+    def notices(self, cells: int) -> list[Line]:
+        """Why what is shown is not live, and what concerns every screen."""
+        fed = self.fed
+        told = words.condition_lines(
+            fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for
+        )[:2]  # fmt: skip
+        return [*told, *words.standing_lines(fed.snapshot, fed.now(), cells, fed.glyphs)[:2]]
+
+    @property
+    def greyed(self) -> bool:
+        """What is shown is not what the daemon says just now."""
+        snapshot = self.fed.snapshot
+        return snapshot.state is not None and (snapshot.link.state != "live" or snapshot.is_stale(self.fed.now()))
 
     def on_mount(self) -> None:
+        self.opened_at = self.fed.now()
         self.redraw()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -79,6 +217,17 @@ class FedScreen(Screen[None]):
         self.fed.came_on()
         self.redraw()
 
+    def action_leave(self) -> None:
+        """One level up."""
+        if self._maximised is not None:
+            self.maximise_pane(self._maximised)
+        elif len(self.app.screen_stack) > FIRST_SCREENS:
+            self.app.pop_screen()
+        elif self.called != PLACES[0].name:
+            self.fed.action_go(PLACES[0].name)
+        else:
+            self.fed.say(f"this is the first screen: {self.fed.leaving}")
+
     def footer(self, keys: Line) -> list[Line]:
         """The message of the moment in place of the keys: there it covers no fact."""
         return self.fed.message_lines(self.app.size.width - 2) or [keys]
@@ -87,3 +236,26 @@ class FedScreen(Screen[None]):
     def too_small(self) -> bool:
         width, height = self.app.size
         return width < CELLS_MIN or height < ROWS_MIN
+
+    # ---- one pane alone ----------------------------------------------------------------------------
+
+    def maximise_pane(self, pane: Widget) -> None:
+        """One pane in place of all, and back. The frame stays: what needs a person is always in sight."""
+        self._show_maximised(restore=True)
+        self._maximised = None if self._maximised is pane else pane
+        self.redraw()
+
+    def _show_maximised(self, *, restore: bool = False) -> None:
+        if restore:
+            for widget in self._hidden:
+                widget.display = True
+            self._hidden = []
+            return
+        child, body = self._maximised, self.query_one("#frame")
+        while child is not None and child is not body:
+            parent = cast("Widget", child.parent)
+            for sibling in parent.children:
+                if sibling is not child and sibling.display:
+                    sibling.display = False
+                    self._hidden.append(sibling)
+            child = parent

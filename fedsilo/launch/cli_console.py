@@ -1,20 +1,29 @@
-"""`fedconsole`: look at a daemon, and answer what it holds, on a terminal."""
+"""`fedconsole`: look at a daemon, and answer what it holds, on a terminal. Or at what a daemon said or left behind."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsilo.launch.output import JsonOption, VersionOption, emit, guarded
 
+if TYPE_CHECKING:
+    from console.feed import Source
+    from console.recording import RecordingFile
+    from console.replay import Replay
+
 app = typer.Typer(help="Watch one silo or the coordinator, and approve or reject what a silo holds.")
 
 CELLS_WITHOUT_TERMINAL = 100
+ROWS_WITHOUT_TERMINAL = 30
 THEME_NAMES = ("fed-dark", "fed-light", "fed-mono")
+OVERVIEW, APPROVALS = "1", "3"
 
 
 @app.command()
@@ -24,8 +33,27 @@ def fedconsole(
     context: Annotated[
         str, typer.Option("--context", help="silo:NAME=PATH/control.sock or coordinator=PATH/control.sock.")
     ] = "",
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="A recording in place of a daemon: . pauses, < and > move 10 s.")
+    ] = None,
+    speed: Annotated[float, typer.Option("--speed", help="Seconds of the recording a second, with --replay.")] = 1.0,
+    at: Annotated[float, typer.Option("--at", min=0.0, help="Second of the recording to begin at.")] = 0.0,
+    state_dir: Annotated[
+        Path | None, typer.Option("--from", help="A daemon's state folder, read without the daemon.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Write what is read into this new file: released fields only.")
+    ] = None,
+    include_local: Annotated[
+        str,
+        typer.Option(
+            "--include-local", metavar="LOCAL",
+            help="The word LOCAL: record also what policy did not release, in a file for this site's people only.",
+        ),
+    ] = "",
     read_only: Annotated[bool, typer.Option("--read-only", help="Looking only; it cannot be unlocked.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print the overview as text and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen as text and end.")] = False,
+    screen: Annotated[str, typer.Option("--screen", metavar="N", help="Which one, with --once.")] = OVERVIEW,
     operator_certificate: Annotated[
         Path | None, typer.Option("--operator-certificate", help="Your certificate under the site CA.")
     ] = None,
@@ -34,23 +62,47 @@ def fedconsole(
     theme: Annotated[str, typer.Option("--theme", help=f"One of {', '.join(THEME_NAMES)}.")] = "",
     version: VersionOption = False,
     json_output: JsonOption = False,
-) -> None:
-    """Open the console, or with --once print what it would show first."""
+) -> None:  # fmt: skip
+    """Open the console, or with --once print what it would show."""
     from fedsilo.treaty.errors import UsageError
 
-    path, site = _where(socket, context)
+    if sum([replay is not None, state_dir is not None, socket is not None or bool(context)]) > 1:
+        hint = "--socket or --context, --replay, --from"
+        raise UsageError("a daemon, a recording or a folder: one of them", hint=hint)
     chosen = theme or ("fed-mono" if "NO_COLOR" in os.environ else "fed-dark")
     if chosen not in THEME_NAMES:
         raise UsageError(f"there is no theme {theme!r}", hint=f"one of {', '.join(THEME_NAMES)}")
     if bool(operator_certificate) != bool(operator_key):
         raise UsageError("--operator-certificate and --operator-key go together")
-    if once or json_output:
-        _print_once(path, site, ascii_only=ascii_only, json_output=json_output)
-        return
-    open_console(
-        path, certificate=operator_certificate, key=operator_key, site=site, read_only=read_only,
-        ascii_only=ascii_only, theme=chosen,
-    )  # fmt: skip
+    if replay is None and (speed != 1.0 or at):
+        raise UsageError("--speed and --at are of a recording", hint="fedconsole --replay FILE")
+    printed = once or json_output
+    if screen != OVERVIEW and not printed:
+        raise UsageError("--screen says what --once prints", hint=f"fedconsole --once --screen {screen}")
+    if (replay is not None or state_dir is not None) and (record is not None or include_local):
+        raise UsageError("what is played back or read from a folder is not recorded")
+    if not printed:
+        _need_terminal()
+    if replay is not None:
+        watched = _from_recording(replay, speed, at, still=printed)
+    elif state_dir is not None:
+        watched = _from_folder(state_dir)
+    else:
+        path, site = _where(socket, context)
+        watched = _from_daemon(path, site, _recording(record, include_local))
+    try:
+        if printed:
+            _print_once(watched, screen, ascii_only=ascii_only, json_output=json_output)
+        else:
+            files = (operator_certificate, operator_key)
+            _open(watched, files, read_only=read_only, ascii_only=ascii_only, theme=chosen)
+    finally:
+        if watched.file is not None:
+            watched.file.close()
+    if watched.file is not None and watched.file.trouble:
+        from fedsilo.treaty.errors import OperationError
+
+        raise OperationError(f"the recording is not whole: {watched.file.trouble}")
 
 
 def open_console(
@@ -89,6 +141,88 @@ def open_console(
     )  # fmt: skip
 
 
+# ---- what is looked at -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Attributes:
+    connect: makes the source.
+    name: what is awaited while it loads.
+    site: whose it is said to be; empty for whosever it is.
+    socket: of the daemon; None where nothing can be answered.
+    told: what the console says of it; empty for a daemon as it is.
+    from_elsewhere: its times are not those of a daemon that runs now.
+    file: recorded into.
+    replay: what is played back.
+    """
+
+    connect: Callable[[], Source]
+    name: str
+    site: str = ""
+    socket: Path | None = None
+    told: Callable[[], str] = field(default=lambda: "")
+    from_elsewhere: bool = False
+    file: RecordingFile | None = None
+    replay: Replay | None = None
+
+
+def _from_daemon(path: Path, site: str, file: RecordingFile | None) -> _Watched:
+    from console.feed import connect_to
+
+    connect = connect_to(path)
+    if file is None:
+        return _Watched(connect, str(path), site, path)
+    from console.recording import Recorder
+
+    return _Watched(lambda: Recorder(connect(), file), str(path), site, path, file.banner, file=file)
+
+
+def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Watched:
+    """still: it stands at `at`, for what is printed once."""
+    from console.replay import Replay
+
+    replay = Replay(path, speed=speed)
+    if still:
+        replay.pause()
+    replay.seek(at)
+    return _Watched(lambda: replay, str(path), told=replay.banner, from_elsewhere=True, replay=replay)
+
+
+def _from_folder(folder: Path) -> _Watched:
+    from console.offline import FolderView, LogFacts, Offline
+
+    def read(facts: LogFacts) -> FolderView:
+        if facts.owner.role == "coordinator":
+            from fedsilo.launch.coordinator_folder import read_coordinator
+
+            return read_coordinator(facts)
+        from fedsilo.launch.silo_folder import read_silo
+
+        return read_silo(facts)
+
+    offline = Offline(folder, read)
+    return _Watched(lambda: offline, str(folder), told=offline.banner, from_elsewhere=True)
+
+
+def _recording(path: Path | None, word: str) -> RecordingFile | None:
+    """Raises UsageError: local data without the word. ConflictError, OperationError: the file cannot be made."""
+    from fedsilo.treaty.errors import UsageError
+
+    if path is None:
+        if word:
+            raise UsageError("--include-local says what --record writes", hint="fedconsole --record FILE")
+        return None
+    from console.recording import LOCAL_WORD, RecordingFile
+
+    if word and word != LOCAL_WORD:
+        raise UsageError(
+            f"--include-local takes the word {LOCAL_WORD}, typed",
+            hint="the file then holds what this site's policy did not release; without it only released fields",
+        )
+    return RecordingFile(path, include_local=bool(word))
+
+
 def _need_terminal() -> None:
     from fedsilo.treaty.errors import UsageError
 
@@ -104,7 +238,10 @@ def _where(socket: Path | None, context: str) -> tuple[Path, str]:
     from fedsilo.treaty.errors import UsageError
 
     if (socket is None) == (not context):
-        raise UsageError("say whose console: --socket PATH or --context silo:NAME=PATH", hint="one of the two")
+        raise UsageError(
+            "say whose console: --socket PATH or --context silo:NAME=PATH",
+            hint="one of the two; without a daemon --replay FILE or --from STATE_DIR",
+        )
     if socket is not None:
         return socket, ""
     name, equals, path = context.partition("=")
@@ -117,30 +254,96 @@ def _where(socket: Path | None, context: str) -> tuple[Path, str]:
     return Path(path), site
 
 
-def _print_once(path: Path, site: str, *, ascii_only: bool, json_output: bool) -> None:
+# ---- showing it ------------------------------------------------------------------------------------
+
+
+def _open(
+    watched: _Watched, files: tuple[Path | None, Path | None], *, read_only: bool, ascii_only: bool, theme: str
+) -> None:
+    certificate, key = files
+    if watched.socket is not None and watched.file is None:
+        open_console(
+            watched.socket, certificate=certificate, key=key, site=watched.site, read_only=read_only,
+            ascii_only=ascii_only, theme=theme,
+        )  # fmt: skip
+        return
+    from console.app import KeyFiles
+    from console.feed import Hand
+    from console.told import run_told
+
+    run_told(
+        watched.connect,
+        watched.told,
+        replay=watched.replay,
+        signer=None if read_only or watched.socket is None else Hand(watched.socket),
+        from_elsewhere=watched.from_elsewhere,
+        key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
+        site=watched.site,
+        waits_for=watched.name,
+        read_only=read_only,
+        ascii_only=ascii_only,
+        theme_name=theme,
+    )
+
+
+def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output: bool) -> None:
     import shutil
     import time
+    from dataclasses import replace
 
     from console.drawing import ASCII, UNICODE, in_ascii, to_text
-    from console.feed import connect_to
     from console.store import Store
-    from console.words import once_lines
     from fedsilo.treaty.errors import ConflictError
 
-    with connect_to(path)() as client:
+    client = watched.connect()
+    try:
         reading = client.snapshot()
         runs = reading.state.get("runs") if reading.state.get("party") == "coordinator" else None
         record = client.query("run", {"run": runs[-1]["run"]}) if runs else {}
+    finally:
+        client.close()
     store = Store()
     now = time.monotonic()
     store.read(reading, now, wall_time=time.time(), record=record)
-    snapshot = store.snapshot
-    if site and snapshot.site != site:
-        raise ConflictError(f"the daemon at {path} is {snapshot.site!r}, not {site!r}")
-    cells = shutil.get_terminal_size((CELLS_WITHOUT_TERMINAL, 30)).columns
-    glyphs = ASCII if ascii_only else UNICODE
+    snapshot = replace(store.snapshot, skew_seconds=0.0) if watched.from_elsewhere else store.snapshot
+    if watched.site and snapshot.site != watched.site:
+        raise ConflictError(f"the daemon at {watched.name} is {snapshot.site!r}, not {watched.site!r}")
+    size = shutil.get_terminal_size((CELLS_WITHOUT_TERMINAL, ROWS_WITHOUT_TERMINAL))
+    glyphs, told = ASCII if ascii_only else UNICODE, watched.told()
+
+    def text() -> str:
+        from console.words import once_lines
+
+        if screen == OVERVIEW:
+            shown = to_text(once_lines(snapshot, now, size.columns, glyphs))
+        elif screen == APPROVALS:
+            shown = to_text(_approvals_lines(snapshot, now, size.columns, glyphs))
+        else:
+            from console.told import screen_text
+
+            return screen_text(
+                watched.connect, screen, watched.told, cells=size.columns, rows=size.lines,
+                from_elsewhere=watched.from_elsewhere, read_only=True, ascii_only=ascii_only,
+            )  # fmt: skip
+        return (in_ascii if ascii_only else str)(f"{told}\n{shown}" if told else shown)
+
     data = {"time": reading.time, "policy_digest": reading.policy_digest, "state": reading.state}
-    emit(
-        "fedconsole", data, json_output=json_output,
-        text=lambda: (in_ascii if ascii_only else str)(to_text(once_lines(snapshot, now, cells, glyphs))),
-    )  # fmt: skip
+    if told:
+        data["told"] = told
+    emit("fedconsole", data, json_output=json_output, text=text)
+
+
+def _approvals_lines(snapshot: Any, now: float, cells: int, glyphs: Any) -> list[Any]:
+    """Every held release with all its facts and every rule, one below the other."""
+    from console import facts
+    from console.drawing import line
+
+    if not snapshot.held:
+        return [line("nothing is held: what waits for a person would stand here")]
+    lines: list[Any] = []
+    for release in snapshot.held:
+        lines += facts.one_column(release, snapshot, now, cells, 10_000, glyphs)
+        lines += [line(("every rule", "strong"))]
+        lines += [row for rule in release.rules for row in facts.rule_lines(rule, cells)]
+        lines += [line("")]
+    return lines

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.launch import cli_approvals, cli_report
+from fedsilo.launch import cli_approvals, cli_report, cli_silo_messages
 from fedsilo.launch.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
 from fedsilo.launch.silo_control import (
     CONFIG_DEFAULT,
@@ -35,12 +35,9 @@ from fedsilo.launch.size_options import (
 )
 
 app = typer.Typer(no_args_is_help=True, help="One site: guard and trainer, approvals, what left and what was held.")
-outbox_app = typer.Typer(no_args_is_help=True, help="Every outbound message and the rules that judged it.")
-ledger_app = typer.Typer(no_args_is_help=True, help="What the guard remembers: runs, budgets, outgoing content.")
 takes_version(app)
 app.add_typer(cli_approvals.app, name="approvals")
-app.add_typer(outbox_app, name="outbox")
-app.add_typer(ledger_app, name="ledger")
+cli_silo_messages.add_to(app)
 app.add_typer(cli_report.app, name="report")
 
 
@@ -231,64 +228,6 @@ def status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = Fals
         snapshot = client.snapshot()
     state = {**snapshot.state, "time": snapshot.time}
     emit("silo status", state, json_output=json_output, text=lambda: status_text(state))
-
-
-@outbox_app.command("list")
-@guarded("silo outbox list")
-def outbox_list(
-    config: ConfigOption = CONFIG_DEFAULT,
-    limit: Annotated[int, typer.Option("--limit", help="Newest so many.")] = 100,
-    control: Annotated[bool, typer.Option("--control", help="Polls and heartbeats too.")] = False,
-    json_output: JsonOption = False,
-) -> None:
-    """Outbound messages, what was decided on each, and whether it left."""
-    with client_of(load_site(config)) as client:
-        data = client.query("outbox", {"limit": limit, "control": control})
-    header = ("seq", "time", "kind", "round", "bytes", "verdict", "outcome", "deciding rule")
-    rows = [
-        (
-            *(row[name] for name in ("seq", "time", "kind", "round", "bytes", "verdict", "outcome")),
-            " ".join(row["rules"]),
-        )
-        for row in data["messages"]
-    ]
-    emit("silo outbox list", data, json_output=json_output, text=lambda: table(header, rows))
-
-
-@outbox_app.command("show")
-@guarded("silo outbox show")
-def outbox_show(
-    seq: Annotated[int, typer.Argument(help="Number of the decision, from `silo outbox list`.")],
-    config: ConfigOption = CONFIG_DEFAULT,
-    json_output: JsonOption = False,
-) -> None:
-    """One decision with every rule's verdict."""
-    with client_of(load_site(config)) as client:
-        data = client.query("outbox", {"seq": seq})
-    message = data["message"]
-    rows = [
-        (rule["outcome"], rule["rule"], rule.get("measured"), rule.get("limit"), rule.get("line"))
-        for rule in message["rules"]
-    ]
-    emit(
-        "silo outbox show", data, json_output=json_output,
-        text=lambda: f"{message['kind']} {message['decision']} {' '.join(message['reasons'])}\n"
-        + table(("outcome", "rule", "measured", "limit", "line"), rows)
-        + f"\n{message.get('detail', {}).get('rules_not_applicable', 0)} rules do not apply to this kind",
-    )  # fmt: skip
-
-
-@ledger_app.command("show")
-@guarded("silo ledger show")
-def ledger_show(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
-    """Runs, budget counts and outgoing content, as remembered over restarts."""
-    with client_of(load_site(config)) as client:
-        data = client.query("ledger")
-    rows = [(row["kind"], row["run"], row["round"], row["bytes"], row["state"], row["at"]) for row in data["content"]]
-    emit(
-        "silo ledger show", data, json_output=json_output,
-        text=lambda: f"DP {data['dp']}\n" + table(("kind", "run", "round", "bytes", "state", "at"), rows),
-    )  # fmt: skip
 
 
 @app.command()

@@ -49,11 +49,9 @@ class Orders:
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""
-        desk.register_query("approvals", self.panel.approvals)
-        desk.register_query("approval", self.panel.approval)
+        for query, answer in self.panel.queries().items():
+            desk.register_query(query, answer)
         desk.register_query("halts", lambda arguments: {"halts": self.halts.rows()})
-        desk.register_query("outbox", self.panel.outbox)
-        desk.register_query("ledger", lambda arguments: self.panel.ledger_view())
         for name, action, work in (
             ("approvals.approve", "release.approve", self.approve),
             ("approvals.reject", "release.reject", self.reject),

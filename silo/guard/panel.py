@@ -6,18 +6,25 @@ handed to the desk whole, so a reader never sees half of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC
 from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.control_desk import ControlDesk, QueryHandler
 from fedsilo.treaty.method import TrainerTask
+from silo.guard.audit_view import AuditView
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
+from silo.guard.limits_view import LimitsView
+from silo.guard.message_index import MessageIndex, utc
+from silo.guard.message_view import MessageView
 from silo.guard.participation import Participation
+from silo.guard.query_arguments import Asked
 from silo.guard.releases import Releases
+from silo.guard.site_view import SiteView
 from silo.guard.startup import Site
 
 # Of what the trainer reports with a finished task, this is shown.
@@ -39,10 +46,19 @@ class Panel:
     """Args:
     site, gate, ledger, audit, releases: read only.
     desk: where it is shown.
+    clock: UTC seconds.
     """
 
     def __init__(
-        self, site: Site, gate: Gate, ledger: Ledger, audit: AuditLog, releases: Releases, desk: ControlDesk
+        self,
+        site: Site,
+        gate: Gate,
+        ledger: Ledger,
+        audit: AuditLog,
+        releases: Releases,
+        desk: ControlDesk,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._site = site
         self._gate = gate
@@ -57,6 +73,18 @@ class Panel:
         self._overlong: dict[str, Any] = {}
         self._shown: dict[str, Any] = {}
         self._donors = {"used": 0, "wanted": 0}
+        pages = LogPages(audit.directory)
+        self.index = MessageIndex(pages, lambda: audit.size)
+        self._messages = MessageView(self.index, pages, lambda: gate.policy)
+        self._records = AuditView(
+            audit, pages, coordinator=lambda: gate.policy.file.federation.coordinator, halted=lambda: gate.halted,
+            now_seconds=clock,
+        )  # fmt: skip
+        self._limits = LimitsView(
+            ledger, self.index, policy=lambda: gate.policy, view=lambda: gate.view, schema=site.schema,
+            now_seconds=clock,
+        )  # fmt: skip
+        self._about = SiteView(site, clock)
 
     # ---- what happened -----------------------------------------------------------------------------
 
@@ -168,10 +196,26 @@ class Panel:
 
     # ---- queries -----------------------------------------------------------------------------------
 
+    def queries(self) -> dict[str, QueryHandler]:
+        """What may be asked, by name. Each runs in the asking thread, and takes none of the loop's time."""
+        return {
+            "approvals": self.approvals,
+            "approval": self.approval,
+            "outbox": self._messages.outbox,
+            "inbox": self._messages.inbox,
+            "audit": self._records.page,
+            "audit.status": self._records.status,
+            "audit.verify": self._records.verify,
+            "limits": self._limits.limits,
+            "ledger": self.ledger_view,
+            "certificates": self._about.certificates,
+            "settings": self._about.settings,
+            "logs": self._about.logs,
+        }
+
     def approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Every release that was ever held here, newest last; `state` narrows it."""
-        state = arguments.get("state")
-        rows = self._ledger.releases(str(state) if state else None)
+        """Every release that was ever held here, newest last; `state` narrows it. Raises UsageError."""
+        rows = self._ledger.releases(Asked(arguments, "state").text("state") or None)
         return {
             "releases": [
                 {
@@ -195,42 +239,16 @@ class Panel:
         }
 
     def approval(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One release with every fact. Raises NotFoundError."""
-        return self._releases.view(self._ledger.release(str(arguments.get("release", ""))))
+        """One release with every fact. Raises UsageError, NotFoundError."""
+        return self._releases.view(self._ledger.release(Asked(arguments, "release").text("release")))
 
-    def outbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Outbound decisions from the audit log, newest last: {"messages": [...]}; `seq` shows one with its rules.
+    def ledger_view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the guard remembers: runs, budget counts, outgoing content; DP has no ledger yet and says so.
 
-        Args:
-            arguments: {seq} for one; {limit} (100) and {control: true} to include polls and heartbeats.
+        Raises:
+            UsageError: an argument; it takes none.
         """
-        sequence = arguments.get("seq")
-        if sequence is not None:
-            for record in self._audit.records(int(sequence)):
-                if record["event"] == "egress.decision" and record["seq"] == int(sequence):
-                    return {"message": record}
-                break
-            raise NotFoundError(f"record {sequence} is no outbound decision", hint="silo outbox list shows them")
-        limit = int(arguments.get("limit") or 100)
-        rows: list[dict[str, Any]] = []
-        outcomes: dict[int, str] = {}
-        for record in self._audit.records():
-            if record["event"] == "egress.decision":
-                if (
-                    arguments.get("control")
-                    or not str(record["kind"]).startswith("control.")
-                    or record["decision"] != "allow"
-                ):
-                    rows.append(_outbox_row(record))
-            elif str(record["event"]).startswith("egress."):
-                decided = record.get("link", {}).get("decision")
-                if decided is not None:
-                    outcomes[int(decided)] = str(record["event"]).removeprefix("egress.")
-        shown = rows[-limit:]
-        return {"messages": [{**row, "outcome": outcomes.get(row["seq"], "")} for row in shown], "total": len(rows)}
-
-    def ledger_view(self) -> dict[str, Any]:
-        """What the guard remembers: runs, budget counts, outgoing content; DP has no ledger yet and says so."""
+        Asked(arguments)
         return {
             "dp": "off: no privacy budget is kept, and none is claimed",
             "runs": self._ledger.runs(),
@@ -238,7 +256,7 @@ class Panel:
             "content": [
                 {
                     "kind": item.kind, "run": item.run, "round": item.round, "step": item.step, "digest": item.digest,
-                    "bytes": item.payload_bytes, "state": item.state, "at": _utc(item.at),
+                    "bytes": item.payload_bytes, "state": item.state, "at": utc(item.at),
                 }
                 for item in self._ledger.outbox()
             ],
@@ -268,23 +286,3 @@ def _name(name: str, fields: Mapping[str, Any]) -> str:
     if not isinstance(value, str) or len(value) > _NAMES_MAX or not value.isprintable():
         raise ValuesUnusable(f"{name} is no name")
     return value
-
-
-def _outbox_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    deciding = [rule["rule"] for rule in record.get("rules", ()) if rule["outcome"] in ("deny", "hold")]
-    return {
-        "seq": record["seq"],
-        "time": _utc(record["t"] / 1000),
-        "kind": record["kind"],
-        "run": record.get("run", ""),
-        "round": record.get("round", 0),
-        "step": record.get("step", 0),
-        "bytes": record.get("payload", {}).get("bytes", 0),
-        "verdict": record["decision"],
-        "reasons": record.get("reasons", []),
-        "rules": deciding,
-    }
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,6 +13,7 @@ import logging
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ from silo.guard.gate import Gate, open_channel
 from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
+from silo.guard.message_index import MessageIndex
 from silo.guard.own_certificate import OwnCertificate
 from silo.guard.preflight import check_coordinator
 from silo.guard.public import PublicView, token_counter
@@ -238,6 +240,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     guard.hourly.append(lambda: certificate.look(gate.record, gate.now()))
     guards.append(guard)
     guard.register(desk)
+    # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
+    threading.Thread(target=_fold, args=(guard.panel.index,), name="message-index", daemon=True).start()
     Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
     control = ControlServer(desk, config.control.socket, config.control.group)
     stack.callback(control.close)
@@ -271,6 +275,13 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     if stopped:
         return
     guard.run()
+
+
+def _fold(index: MessageIndex) -> None:
+    try:
+        index.catch_up()
+    except FedSiloError as error:  # whoever asks is told the same
+        _log.warning("the messages of the audit log cannot be listed: %s", error.line)
 
 
 def prepare_logging(config: SiloConfig, *, to_stderr: bool) -> None:

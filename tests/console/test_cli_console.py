@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from textual.color import Color
 from typer.testing import CliRunner
 
+from benchmarks.release_cases import site as made_silo
+from console.app import Arrived
+from console.client import Snapshot as Reading
+from console.feed import connect_to
+from console.recording import RecordingFile
+from console.replay import Replay
+from console.store import Store
 from console.themes import THEMES
+from console.told import ToldConsole, screen_text
 from fedsilo.launch.cli_console import app
+from fedsilo.treaty.errors import UnreachableError
+from tests.console import states
 from tests.console.test_real_desk import Site, site
 
 __all__ = ["site"]  # a fixture is found by its name
@@ -49,6 +61,126 @@ def test_once_prints_the_overview_and_ends(site: Site) -> None:
 def test_once_says_that_nobody_answers(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--socket", str(tmp_path / "no.sock"), "--once"])
     assert result.exit_code == 3 and "does not exist" in result.stderr
+
+
+def test_once_prints_a_recording_without_a_daemon(site: Site, tmp_path: Path) -> None:
+    recording = tmp_path / "a.fedrec"
+    live = ["--socket", str(site.socket), "--once", "--record", str(recording)]
+    made = CliRunner().invoke(app, [*live, "--include-local", "LOCAL"])
+    assert made.exit_code == 0, made.stderr
+    assert "RECORDING" in made.stdout
+    again = CliRunner().invoke(app, ["--replay", str(recording), "--once"])
+    assert again.exit_code == 0, again.stderr
+    assert "REPLAY" in again.stdout and "WITH LOCAL DATA" in again.stdout
+    assert "r1/hospital_a/0 held: lora.factors" in again.stdout
+    old = tmp_path / "old.fedrec"
+    old.write_text(re.sub(r'"time":"[^"]+"', '"time":"2001-01-01T00:00:00.000Z"', recording.read_text()))
+    shown = CliRunner().invoke(app, ["--replay", str(old), "--once"]).stdout
+    assert "2001-01-01" in shown and "clocks differ" not in shown
+    held = CliRunner().invoke(app, ["--replay", str(recording), "--once", "--screen", "3"])
+    for word in ("42 tensors", "L2 of the delta", "coordinator.example:7443"):
+        assert word in held.stdout
+    as_json = json.loads(CliRunner().invoke(app, ["--replay", str(recording), "--json"]).stdout)
+    assert as_json["data"]["state"]["held"][0]["id"] == "r1/hospital_a/0" and "REPLAY" in as_json["data"]["told"]
+    assert CliRunner().invoke(app, [*live]).exit_code == 6  # it replaces no file
+    safe = tmp_path / "b.fedrec"
+    assert CliRunner().invoke(app, [*live[:-1], str(safe)]).exit_code == 0
+    assert "42 tensors" not in CliRunner().invoke(app, ["--replay", str(safe), "--once", "--screen", "3"]).stdout
+
+
+def test_local_data_takes_the_word_typed(site: Site, tmp_path: Path) -> None:
+    recording = tmp_path / "a.fedrec"
+    live = ["--socket", str(site.socket), "--once", "--record", str(recording)]
+    for word in ("yes", "local", "LOCAL "):
+        refused = CliRunner().invoke(app, [*live, "--include-local", word])
+        assert refused.exit_code == 2 and "LOCAL" in refused.stderr and not recording.exists()
+    assert CliRunner().invoke(app, [*live, "--include-local", "LOCAL"]).exit_code == 0
+
+
+def test_once_prints_a_folder_without_a_daemon(tmp_path: Path) -> None:
+    with closing(made_silo(tmp_path, "run-1", 1)) as silo:
+        silo.hold_factors(1.0)
+    shown = CliRunner().invoke(app, ["--from", str(tmp_path / "state"), "--once"])
+    assert shown.exit_code == 0, shown.stderr
+    assert "OFFLINE, as of" in shown.stdout and "r1/hospital_a/0 held" in shown.stdout
+    nothing = CliRunner().invoke(app, ["--from", str(tmp_path), "--once"])
+    assert nothing.exit_code == 8 and "hint" in nothing.stderr
+
+
+def test_the_screens_of_once_are_those_of_the_console(site: Site) -> None:
+    live = ["--socket", str(site.socket), "--once", "--screen"]
+    drawn = CliRunner().invoke(app, [*live, "77"])
+    assert drawn.exit_code == 2 and "1 overview" in drawn.stderr
+    assert CliRunner().invoke(app, ["--socket", str(site.socket), "--screen", "3"]).exit_code == 2
+
+
+def test_a_screen_is_drawn_without_a_terminal(site: Site) -> None:
+    text = screen_text(connect_to(site.socket), "1", lambda: "as told", cells=100, rows=30)
+    assert "r1/hospital_a/0" in text and "as told" in text
+    assert len(text.splitlines()) == 30 and max(map(len, text.splitlines())) <= 100
+    with pytest.raises(UnreachableError):
+        screen_text(connect_to(site.folder / "no.sock"), "1", str, cells=100, rows=30)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--replay", "a", "--from", "b"],
+        ["--replay", "a", "--socket", "b"],
+        ["--replay", "a", "--record", "b"],
+        ["--from", "a", "--record", "b"],
+        ["--socket", "a", "--speed", "3"],
+        ["--socket", "a", "--at", "3"],
+        ["--socket", "a", "--include-local", "LOCAL"],
+    ],
+)
+def test_options_that_do_not_go_together(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, [*arguments, "--once"])
+    assert result.exit_code == 2 and list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.fedrec").write_text("{}\n")
+    wrong = CliRunner().invoke(app, ["--replay", str(tmp_path / "a.fedrec"), "--once"])
+    assert wrong.exit_code == 2 and "a.fedrec:1" in wrong.stderr
+    assert CliRunner().invoke(app, ["--replay", str(tmp_path / "b.fedrec"), "--once"]).exit_code == 8
+
+
+def test_without_a_terminal_nothing_is_played_back(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["--replay", str(tmp_path / "b.fedrec")]).exit_code == 2
+
+
+async def test_the_console_of_a_replay_says_so_pauses_and_unlocks_nothing(tmp_path: Path) -> None:
+    path, now = tmp_path / "a.fedrec", [0.0]
+    file = RecordingFile(path, include_local=True, clock=lambda: now[0])
+    file.snapshot(Reading(7, "2026-12-01T10:00:00.000Z", states.POLICY_DIGEST, states.silo(states.release())))
+    now[0] = 600.0
+    file.close()
+    replay = Replay(path, clock=lambda: now[0])
+    console = ToldConsole(told=replay.banner, replay=replay, driven_by_hand=True, clock=lambda: now[0])
+    async with console.run_test(size=(140, 42)) as pilot:
+        store = Store()
+        store.read(replay.snapshot(), now[0], wall_time=replay.wall_time())
+        console.post_message(Arrived(store.snapshot))
+        await pilot.pause()
+
+        def bar() -> str:
+            return "".join(part.text for part in console.screen._compositor.render_strips()[0])
+
+        assert "REPLAY 00:00 of 10:00 x1" in bar() and "READ-ONLY" in bar()
+        await pilot.press("full_stop")
+        now[0] += 50.0
+        assert replay.paused and replay.position == 0.0
+        await pilot.press("greater_than_sign", "greater_than_sign", "less_than_sign")
+        assert replay.position == 10.0
+        await pilot.press("full_stop")
+        now[0] += 5.0
+        assert replay.position == 15.0 and "REPLAY 00:15" in replay.banner()
+        await pilot.press("L")
+        now[0] += 1.0
+        console.settle_keys()
+        assert not console.lock.open and "read-only" in console.why_not(store.snapshot.held[0], approve=True)
 
 
 def _luminance(text: str) -> float:

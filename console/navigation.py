@@ -1,0 +1,92 @@
+"""Where one can go: the places of the console by number and name, the line of tabs, the crumbs, and what `:` goes to.
+
+A place that does not exist is not listed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from console.drawing import Glyphs, Line, Part, clip, width_of
+from console.values import Snapshot
+
+HISTORY_MAX = 50
+
+
+@dataclass(frozen=True)
+class Place:
+    """A screen with a key of its own.
+
+    Args:
+        key: the digit that opens it.
+        name: one word, as typed after `:`.
+        title: as shown.
+        says: what one sees there, for the help and the palette.
+    """
+
+    key: str
+    name: str
+    title: str
+    says: str
+
+
+PLACES: tuple[Place, ...] = (
+    Place("1", "overview", "Overview", "what the silo or the federation does, and what needs a person"),
+    Place("3", "approvals", "Approvals", "what is held and waits for an answer, and what was answered"),
+)
+
+
+def place_of(name: str) -> Place | None:
+    return next((place for place in PLACES if place.name == name), None)
+
+
+def tabs_line(here: str, snapshot: Snapshot, cells: int, glyphs: Glyphs) -> Line:
+    """Every place with its key, the present one marked; names go from the right when they do not fit."""
+    for names in range(len(PLACES), -1, -1):
+        parts: list[Part] = []
+        for index, place in enumerate(PLACES):
+            count = f"({len(snapshot.held)})" if place.name == "approvals" and snapshot.held else ""
+            title = f"{glyphs.dot.strip()}{place.title}{count}" if index < names or place.name == here else count
+            style = "strong" if place.name == here else "warn" if count else "dim"
+            parts += [(" ", ""), (f"{place.key}{title}", style)]
+        if width_of(parts) <= cells or names == 0:
+            return clip(tuple(parts), cells)
+    return ()
+
+
+def crumbs_line(trail: Sequence[str], here: str, cells: int, glyphs: Glyphs) -> Line:
+    """The way back, the present screen last."""
+    parts: list[Part] = [(" ", "")]
+    for crumb in trail:
+        parts += [(crumb, "dim"), (glyphs.crumb, "dim")]
+    return clip((*parts, (here, "strong"), ("  esc back", "dim")), cells)
+
+
+@dataclass
+class History:
+    """What was typed after `:`, newest last; up and down walk through it."""
+
+    lines: list[str] = field(default_factory=list)
+    _at: int = 0
+
+    def add(self, text: str) -> None:
+        if text and (not self.lines or self.lines[-1] != text):
+            self.lines.append(text)
+            del self.lines[: max(len(self.lines) - HISTORY_MAX, 0)]
+        self._at = len(self.lines)
+
+    def back(self) -> str:
+        self._at = max(self._at - 1, 0)
+        return self.lines[self._at] if self.lines else ""
+
+    def forth(self) -> str:
+        self._at = min(self._at + 1, len(self.lines))
+        return self.lines[self._at] if self._at < len(self.lines) else ""
+
+
+def matches(text: str, names: Sequence[str]) -> list[str]:
+    """Names that begin with what was typed, in their order; one that is it exactly stands alone."""
+    typed = text.strip().lower()
+    exact = [name for name in names if name.lower() == typed]
+    return exact or [name for name in names if typed and name.lower().startswith(typed)]

@@ -1,0 +1,413 @@
+"""Rows of a table that come in pages, newest first: which columns fit, which rows pass, and where the cursor stays.
+
+The cursor belongs to a row's id, never to a place: rows that arrive, a filter or another order move the row, and the
+cursor goes with it, on the same line of the screen where that can be. Only when its row is gone, or slid out of sight
+before anybody had placed the cursor, does the cursor go elsewhere, and `left` tells that it did. What is kept is one
+run of rows without a hole, at most `ROWS_MAX` of them: what was dropped is asked for again when somebody goes there.
+Pure: pages, keys and widths in, lines out.
+
+Does not say how old the rows are: the screen tells that from the snapshot they came with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.cells import cell_len
+
+from console.drawing import Glyphs, Line, Part, pad
+from console.reading import mapping
+
+ROWS_MAX = 5000  # of some 2 kB each; a filter looks at all of them within the blink of a key
+NEAR_THE_END_ROWS = 30  # the next page is asked for when the cursor comes that near to the last row
+GAP_CELLS = 2
+MARK_CELLS = 2  # the cursor's own column
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Args:
+        name: its title, and the field name of a filter such as `verdict:deny`.
+        show: text and style of its cell.
+        cells: its width; a longer text is cut with a sign.
+        worth: the columns with the smallest go first into a narrow table; 0 is always there.
+        right: aligned to the right.
+        grows: takes a share of what width is left.
+        order: what it is sorted by; its text by default.
+    """
+
+    name: str
+    show: Callable[[Row], Part]
+    cells: int
+    worth: int = 1
+    right: bool = False
+    grows: bool = False
+    order: Callable[[Row], Any] | None = None
+
+
+def choose_columns(columns: Sequence[Column], cells: int, *, turn: int = 0) -> list[tuple[Column, int]]:
+    """Those that fit into `cells` with their widths, in their usual order; nothing is ever off to the side.
+
+    Args:
+        columns: all there are.
+        cells: of the table, the cursor's mark included.
+        turn: how often somebody asked for other columns; columns of worth 0 stay, the others take turns.
+    """
+    fixed = [column for column in columns if column.worth == 0]
+    others = sorted((column for column in columns if column.worth > 0), key=lambda column: column.worth)
+    if others and turn and not _all_fit(columns, cells):
+        first = turn % len(others)
+        others = others[first:] + others[:first]
+    taken = list(fixed)
+    left = cells - MARK_CELLS - sum(column.cells for column in fixed) - GAP_CELLS * (len(fixed) - 1)
+    for column in others:
+        needed = column.cells + (GAP_CELLS if taken else 0)
+        if needed <= left:
+            taken.append(column)
+            left -= needed
+    shown = [column for column in columns if column in taken]
+    growing = sum(column.grows for column in shown)
+    share = max(left, 0) // growing if growing else 0
+    widths = [column.cells + share if column.grows else column.cells for column in shown]
+    while left < 0 and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+        left += 1
+    return list(zip(shown, widths, strict=True))
+
+
+def _all_fit(columns: Sequence[Column], cells: int) -> bool:
+    return MARK_CELLS + sum(column.cells for column in columns) + GAP_CELLS * (len(columns) - 1) <= cells
+
+
+# ---- filter ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    text: str
+    field: str = ""
+    excludes: bool = False
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What was typed after `/`: words that must all hold. `text` is looked for in every column, `field:value` in one,
+    and `!` before either means not. Letters of either case are the same."""
+
+    terms: tuple[Term, ...] = ()
+
+    def passes(self, texts: Mapping[str, str]) -> bool:
+        """Args:
+        texts: column name -> its text, lower case.
+        """
+        return all(self._holds(term, texts) != term.excludes for term in self.terms)
+
+    @staticmethod
+    def _holds(term: Term, texts: Mapping[str, str]) -> bool:
+        if term.field:
+            return term.text in texts[term.field]
+        return any(term.text in text for text in texts.values())
+
+
+def parse_filter(text: str, names: Iterable[str]) -> Filter:
+    """A filter; a word before a colon that is no column's name is a text like any other, as in `r1:x`."""
+    known = {name.lower(): name for name in names}
+    terms: list[Term] = []
+    for word in text.split():
+        excludes = word.startswith("!")
+        body = word[1:] if excludes else word
+        name, colon, value = body.partition(":")
+        if colon and name.lower() in known:
+            terms.append(Term(value.lower(), known[name.lower()], excludes))
+        elif body:
+            terms.append(Term(body.lower(), "", excludes))
+    return Filter(tuple(terms))
+
+
+# ---- rows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Item:
+    """A row with what its cells show."""
+
+    id: str
+    row: Row
+    cells: tuple[Part, ...]
+
+
+@dataclass
+class Rows:
+    """The rows of one table and its cursor.
+
+    Args:
+        columns: what a row shows.
+        id_of: a text that names the row for good, such as its sequence number.
+    """
+
+    columns: Sequence[Column]
+    id_of: Callable[[Row], str]
+    cursor: str = ""
+    moved: bool = False  # somebody placed the cursor
+    left: bool = False  # the row under the cursor went away, and the cursor had to go elsewhere
+    total: int | None = None  # as the daemon counts, with those not asked for
+    next: Any = None  # where the next older page begins; None at the end
+    newer: bool = False  # there are newer rows that do not join those here
+    turn: int = 0
+    _items: list[Item] = field(default_factory=list)
+    _shown: list[Item] = field(default_factory=list)
+    _filter: Filter = Filter()
+    _filter_text: str = ""
+    _sorted_by: int = -1  # a column, or -1 for newest first
+    _descending: bool = False
+    _top: int = 0
+    _arrived: bool = False
+
+    # ---- pages -------------------------------------------------------------------------------------
+
+    def take_newest(self, page: Sequence[Row], following: Any, *, total: int | None = None) -> None:
+        """The newest page came.
+
+        Args:
+            page: rows, newest first.
+            following: where the page after it begins; None when this is all there is.
+            total: how many there are in all, when the daemon tells.
+        """
+        fresh = self._made(page)
+        self.total = total
+        known = {item.id for item in self._items}
+        joins = following is None or any(item.id in known for item in fresh)
+        if not joins and self.moved:
+            self.newer = True  # what somebody looks at stays; `go_newest` brings the rest
+            return
+        self._arrived, self.newer = True, False
+        if not joins or following is None:
+            self._items, self.next = fresh, following
+        else:
+            arrived = {item.id for item in fresh}
+            last = max(index for index, item in enumerate(self._items) if item.id in arrived)
+            self._items = fresh + [item for item in self._items[last + 1 :] if item.id not in arrived]
+        if len(self._items) > ROWS_MAX:
+            self._keep_most()
+        self._settle()
+
+    def take_older(self, page: Sequence[Row], asked_before: Any, following: Any) -> None:
+        """An older page came; one that was asked for before the rows changed is not taken.
+
+        Args:
+            page: rows, newest first.
+            asked_before: what it was asked with: `next` of then.
+            following: where the page after it begins; None at the end.
+        """
+        if self.next is None or asked_before != self.next:
+            return
+        self._arrived = True
+        known = {item.id for item in self._items}
+        self._items += [item for item in self._made(page) if item.id not in known]
+        self.next = following
+        if len(self._items) > ROWS_MAX:
+            # somebody goes down: the newest give way, and are a key away
+            self._items = self._items[len(self._items) - ROWS_MAX :]
+            self.newer = True
+        self._settle()
+
+    def wants_older(self) -> Any:
+        """Where the page begins that should be asked for now, or None."""
+        if self.next is None:
+            return None
+        if self._filter.terms and len(self._items) >= ROWS_MAX:
+            return None  # a filter that nothing passes would otherwise fetch everything there ever was
+        return self.next if self._place() >= len(self._shown) - NEAR_THE_END_ROWS else None
+
+    def go_newest(self) -> None:
+        """To the first row; rows that do not join the newest page are dropped, so that it can come in whole."""
+        if self.newer:
+            self._items, self.newer, self.next, self._arrived = [], False, None, False
+        self.moved = False
+        self._settle()
+        self.cursor = self._shown[0].id if self._shown else ""
+        self._top = 0
+
+    def go_before(self, before: Any) -> None:
+        """To the rows from there downwards, such as a record by its number; they are asked for now."""
+        self._items, self.next, self.newer, self.moved, self._arrived = [], before, True, True, False
+        self.cursor, self._top = "", 0
+        self._settle()
+
+    def _made(self, page: Sequence[Row]) -> list[Item]:
+        known = {item.id: item for item in self._items}
+        made: dict[str, Item] = {}
+        for row in map(mapping, page):
+            name = self.id_of(row)
+            before = known.get(name)
+            if before is not None and before.row == row:
+                made[name] = before
+            else:
+                made[name] = Item(name, row, tuple(column.show(row) for column in self.columns))
+        return list(made.values())
+
+    def _keep_most(self) -> None:
+        """Newest ones came and there are too many: the oldest give way, but not what somebody looks at."""
+        place = next((index for index, item in enumerate(self._items) if item.id == self.cursor), 0)
+        if place < ROWS_MAX - NEAR_THE_END_ROWS:
+            self._items = self._items[:ROWS_MAX]
+            self.next = self._before_of(self._items[-1])
+        else:
+            self._items = self._items[len(self._items) - ROWS_MAX :]
+            self.newer = True
+
+    @staticmethod
+    def _before_of(item: Item) -> Any:
+        """Pages begin before a sequence number (the queries' `before`)."""
+        return item.row.get("seq")
+
+    # ---- what is shown -----------------------------------------------------------------------------
+
+    @property
+    def arrived(self) -> bool:
+        """A page came in; before that there is nothing to say, not even that there is nothing."""
+        return self._arrived
+
+    @property
+    def shown(self) -> Sequence[Item]:
+        """Those that pass the filter, in the order of the table."""
+        return self._shown
+
+    @property
+    def kept(self) -> int:
+        return len(self._items)
+
+    @property
+    def above(self) -> int:
+        """Rows above those that were last drawn."""
+        return self._top
+
+    @property
+    def filter_text(self) -> str:
+        return self._filter_text
+
+    @property
+    def sorted_by(self) -> str:
+        return self.columns[self._sorted_by].name if self._sorted_by >= 0 else ""
+
+    def selected(self) -> Item | None:
+        return next((item for item in self._shown if item.id == self.cursor), None)
+
+    def filter(self, text: str) -> None:
+        self._filter_text = text
+        self._filter = parse_filter(text, [column.name for column in self.columns])
+        self._settle()
+
+    def sort_next(self) -> None:
+        """By the first column, then the same downwards, then by the next column, and at the end newest first."""
+        if self._sorted_by < 0:
+            self._sorted_by, self._descending = 0, False
+        elif not self._descending:
+            self._descending = True
+        else:
+            self._sorted_by, self._descending = self._sorted_by + 1, False
+            if self._sorted_by >= len(self.columns):
+                self._sorted_by = -1
+        self._settle()
+
+    def move(self, steps: int) -> None:
+        """Down with more than nothing, up with less; it stops at both ends."""
+        if not self._shown:
+            return
+        self.moved = True
+        place = max(0, min(self._place() + steps, len(self._shown) - 1))
+        self.cursor = self._shown[place].id
+
+    def select(self, row_id: str) -> bool:
+        """Put the cursor on a row; False when it is not there."""
+        if all(item.id != row_id for item in self._shown):
+            return False
+        self.cursor, self.moved = row_id, True
+        return True
+
+    def _place(self) -> int:
+        return next((index for index, item in enumerate(self._shown) if item.id == self.cursor), -1)
+
+    def _settle(self) -> None:
+        before, line_number = self._place(), self._place() - self._top
+        self._shown = [item for item in self._items if self._filter.passes(self._texts(item))] if (
+            self._filter.terms
+        ) else list(self._items)  # fmt: skip
+        if self._sorted_by >= 0:
+            column = self._sorted_by
+            order = self.columns[column].order
+            self._shown.sort(
+                key=lambda item: _sortable(order(item.row) if order is not None else item.cells[column][0].lower()),
+                reverse=self._descending,
+            )
+        place = self._place()
+        if place >= 0:
+            if self.moved:
+                self._top = max(place - line_number, 0)  # the row stays on its line of the screen
+            return
+        if self.cursor:
+            self.left = True
+        self.cursor = self._shown[max(0, min(before, len(self._shown) - 1))].id if self._shown else ""
+
+    def _texts(self, item: Item) -> dict[str, str]:
+        return {column.name: text.lower() for column, (text, _) in zip(self.columns, item.cells, strict=True)}
+
+    # ---- drawing -----------------------------------------------------------------------------------
+
+    def row_at(self, line_number: int) -> str:
+        """The id of the row that was last drawn on a line below the header, or nothing."""
+        place = self._top + line_number
+        return self._shown[place].id if line_number >= 0 and place < len(self._shown) else ""
+
+    def lines(self, cells: int, height: int, glyphs: Glyphs) -> list[Line]:
+        """Header and the rows around the cursor, in at most `height` lines of `cells`; nothing sticks out."""
+        chosen = choose_columns(self.columns, cells, turn=self.turn)
+        room = max(height - 1, 1)
+        place = max(self._place(), 0)
+        if not self.moved and place >= room:
+            # nobody chose that row, and the newest are what a live table is for
+            self.cursor, self.left, place = self._shown[0].id, True, 0
+        self._top = min(self._top, place, max(len(self._shown) - room, 0))
+        self._top = max(self._top, place - room + 1)
+        shown = [self._header(chosen, glyphs)]
+        for item in self._shown[self._top : self._top + room]:
+            here = item.id == self.cursor
+            parts: list[Part] = [(f"{glyphs.cursor} " if here else "  ", "accent")]
+            by_name = dict(zip((column.name for column in self.columns), item.cells, strict=True))
+            for index, (column, width) in enumerate(chosen):
+                text, style = by_name[column.name]
+                parts += [(" " * GAP_CELLS, "")] if index else []
+                shown_text = pad(text, width, right=column.right, more=glyphs.more)
+                parts.append((shown_text, style or ("strong" if here else "")))
+            shown.append(tuple(parts))
+        return shown
+
+    def _header(self, chosen: Sequence[tuple[Column, int]], glyphs: Glyphs) -> Line:
+        parts: list[Part] = [(" " * MARK_CELLS, "")]
+        for index, (column, width) in enumerate(chosen):
+            mark = (glyphs.down if self._descending else glyphs.up) if column.name == self.sorted_by else ""
+            title = column.name[: max(width - cell_len(mark), 0)] + mark
+            parts += [(" " * GAP_CELLS, "")] if index else []
+            parts.append((pad(title, width, right=column.right), "strong" if mark else "dim"))
+        return tuple(parts)
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    """Numbers before texts, so that a value of another type than usual cannot break the order."""
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+
+
+def skeleton(columns: Sequence[Column], cells: int, height: int, glyphs: Glyphs) -> list[Line]:
+    """What stands there until the first page comes: the header, and rows that are clearly none."""
+    chosen = choose_columns(columns, cells)
+    widths = [(column.name, width, column.right) for column, width in chosen]
+    space = " " * GAP_CELLS
+    header = space.join(pad(name, width, right=right) for name, width, right in widths)
+    empty = space.join(pad(glyphs.more, width, right=right) for _, width, right in widths)
+    return [((" " * MARK_CELLS + text, "dim"),) for text in [header, *[empty] * max(min(height - 1, 3), 1)]]

@@ -1,0 +1,256 @@
+"""Which fields of a daemon's state, events and answers a share-safe recording may hold (console design 9).
+
+Released is what the site's policy has let out already: names, places in the run, digests and sizes that the coordinator
+was told in a message of its own. Local is everything else: figures of the trainer, what a held message is made of,
+findings, people, paths, addresses, the site's rules with their limits. Both are data below; a field that stands in
+neither list counts as local, and tests/console/test_recording.py fails for it.
+
+Does not stop: what a time or a count tells to somebody who knows the site. Whoever shares a recording shares when
+something was held, and how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+
+class Share(Enum):
+    RELEASED = "released"
+    LOCAL = "local"
+
+
+RELEASED, LOCAL = Share.RELEASED, Share.LOCAL
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A list, or a mapping with free keys, of alike entries.
+
+    Args:
+        rule: of one entry.
+        only: a field and the values of it that an entry must have to be kept at all; None keeps every entry.
+    """
+
+    rule: Rule
+    only: tuple[str, frozenset[str]] | None = None
+
+
+@dataclass(frozen=True)
+class Open:
+    """A mapping of which these are released and every other key, whatever it is called, is local on purpose."""
+
+    released: frozenset[str]
+
+
+Rule: TypeAlias = "Share | Mapping[str, Rule] | Rows | Open"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A query: which arguments an answer may have been asked with, and what of the answer is released."""
+
+    answer: Rule
+    arguments: frozenset[str] = field(default_factory=frozenset)
+
+
+_SENT = ("outcome", frozenset({"sent", "acked"}))
+_MESSAGE: Mapping[str, Rule] = {
+    "seq": RELEASED, "time": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "kind": RELEASED,
+    "items": RELEASED, "bytes": RELEASED, "verdict": RELEASED, "outcome": RELEASED, "peer": RELEASED,
+    "rule": LOCAL, "reasons": LOCAL, "rules": LOCAL, "digest": LOCAL,
+    "digest_keyed": LOCAL, "milliseconds": LOCAL,
+}  # fmt: skip
+_RELEASE_ROW: Mapping[str, Rule] = {
+    "id": RELEASED, "kind": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "revision": RELEASED,
+    "state": RELEASED, "held_since": RELEASED, "expires_at": RELEASED, "needed": RELEASED,
+    "bytes": LOCAL, "digest": LOCAL, "policy_digest": LOCAL, "given": LOCAL,
+}  # fmt: skip
+
+# A held message was not released, so of what it is made of nothing may be told, not even its size.
+HELD: Mapping[str, Rule] = {
+    "id": RELEASED, "revision": RELEASED, "state": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED,
+    "held_since": RELEASED, "expires_at": RELEASED, "asked_by": RELEASED,
+    "approvers": {"needed": RELEASED, "roles": LOCAL, "given": LOCAL},
+    "digest": LOCAL, "leaves": LOCAL, "policy": LOCAL, "budget": LOCAL, "findings": LOCAL, "difference": LOCAL,
+    "norm": LOCAL, "consequences": LOCAL,
+}  # fmt: skip
+
+SILO: Mapping[str, Rule] = {
+    "kind": RELEASED, "silo": RELEASED, "role": RELEASED, "federation": RELEASED, "run": RELEASED,
+    "last_run": {"run": RELEASED, "state": RELEASED},
+    "method": RELEASED, "rounds": RELEASED, "local_steps": RELEASED, "round": RELEASED, "step": RELEASED,
+    # the trainer's own word for what it does, and whether people stopped it, are told to nobody
+    "phase": LOCAL, "task": LOCAL, "paused": LOCAL, "halted": LOCAL, "screens": LOCAL, "overlong": LOCAL,
+    "trainer": Open(frozenset({"isolation"})),  # told in control.hello
+    "policy": {"digest": RELEASED, "name": LOCAL, "mode": LOCAL, "made_of": LOCAL},
+    "held": Rows(HELD),
+    "metrics": Rows(RELEASED, ("source", frozenset({"released"}))),
+    "donors": LOCAL,
+    "left": Rows({"kind": RELEASED, "messages": RELEASED, "bytes": RELEASED}),
+    "coordinator": {"id": RELEASED, "link": RELEASED, "last_contact": RELEASED, "address": LOCAL, "fault": LOCAL},
+    "audit": {"size": RELEASED},  # stands in every checkpoint that others countersign
+    "certificate_until": RELEASED, "dp": RELEASED,
+}  # fmt: skip
+
+_RUN_ROW: Mapping[str, Rule] = {
+    "run": RELEASED, "state": RELEASED, "reason": LOCAL, "silo_errors": RELEASED, "method": RELEASED,
+    "round": RELEASED, "rounds": RELEASED, "silos": RELEASED, "submitted_at": RELEASED, "started_at": RELEASED,
+    "ended_at": RELEASED, "adapter_sha256": RELEASED, "folder": LOCAL,
+}  # fmt: skip
+_MEMBER: Mapping[str, Rule] = {
+    "silo": RELEASED, "state": RELEASED, "since": RELEASED, "last_seen": RELEASED, "round": RELEASED, "step": RELEASED,
+    "error": RELEASED, "hello": Open(frozenset({"isolation", "role"})), "refusal": LOCAL,
+}  # fmt: skip
+COORDINATOR: Mapping[str, Rule] = {
+    "party": RELEASED, "coordinator": RELEASED, "site": RELEASED, "federation": RELEASED, "address": LOCAL,
+    "state_dir": LOCAL, "halted": LOCAL, "runs": Rows(_RUN_ROW), "silos": Rows(_MEMBER),
+}  # fmt: skip
+
+# By name; an event that is local is left out whole, name included.
+EVENTS: Mapping[str, Rule] = {
+    "events.missed": {"missed": RELEASED},
+    # of a silo
+    "run.accepted": {"run": RELEASED, "method": RELEASED},
+    "run.ended": {"run": RELEASED, "outcome": RELEASED, "reason": LOCAL},
+    "round.abandoned": {"run": RELEASED, "round": RELEASED},
+    "release.held": {"release": RELEASED, "kind": RELEASED},
+    "release.settled": {"release": RELEASED, "outcome": RELEASED, "reason": LOCAL},
+    "sent": {"kind": RELEASED, "round": RELEASED},
+    "denied": {"kind": RELEASED, "round": RELEASED, "step": RELEASED},  # the coordinator was told control.declined
+    "ingress.denied": {"kind": RELEASED, "round": RELEASED},
+    "task.done": {"round": RELEASED, "step": RELEASED, "task": LOCAL, "metrics": LOCAL},
+    "policy.loaded": {"policy": RELEASED, "change": LOCAL, "fields": LOCAL},
+    "trainer.failed": LOCAL, "halted": LOCAL, "halt.signed": LOCAL, "paused": LOCAL, "resumed": LOCAL,
+    # of a coordinator
+    "run.submitted": {"run": RELEASED, "method": RELEASED, "by": LOCAL},
+    "run.started": {"run": RELEASED, "silos": RELEASED},
+    "run.paused": {"run": RELEASED, "by": LOCAL},
+    "run.resumed": {"run": RELEASED, "by": LOCAL},
+    "round.agreed": {"run": RELEASED, "round": RELEASED, "silo": RELEASED},
+    "round.opened": {"run": RELEASED, "round": RELEASED},
+    "round.refused": {"run": RELEASED, "round": RELEASED, "reason": LOCAL},
+    "round.committed": {"run": RELEASED, "round": RELEASED, "silos": RELEASED, "seconds": RELEASED},
+    "upload": {
+        "run": RELEASED, "round": RELEASED, "step": RELEASED, "silo": RELEASED, "kind": RELEASED, "bytes": RELEASED,
+    },
+    "metric": {"run": RELEASED, "round": RELEASED, "silo": RELEASED, "name": RELEASED, "value": RELEASED},
+    "silo.progress": {"silo": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED},
+    "silo.joined": {"silo": RELEASED, "isolation": RELEASED, "role": RELEASED},
+    "silo.left": {"run": RELEASED, "silo": RELEASED},
+    "silo.error": {"silo": RELEASED, "run": RELEASED, "code": RELEASED},
+    "silo.refused": Open(frozenset({"silo"})),
+    "halt": {"code": RELEASED, "message": LOCAL},
+    "refused": LOCAL, "connection.refused": LOCAL,
+}  # fmt: skip
+
+_PAGE = frozenset({"before", "limit", "control", "kind"})
+_MESSAGES = Question(
+    {
+        "messages": Rows(_MESSAGE, _SENT), "next": RELEASED, "total": LOCAL, "held": LOCAL, "denied": LOCAL,
+        "message": LOCAL, "outcome": LOCAL, "milliseconds": LOCAL, "would_pass": LOCAL,
+    },
+    _PAGE,
+)  # fmt: skip
+# By name. A query that is local is left out whole, for its arguments may say as much as its answer.
+QUERIES: Mapping[str, Question | Share] = {
+    "approvals": Question({"releases": Rows(_RELEASE_ROW)}, frozenset({"state"})),
+    "approval": LOCAL, "halts": LOCAL, "payload": LOCAL, "audit": LOCAL, "settings": LOCAL, "logs": LOCAL,
+    "findings": LOCAL, "rescreen": LOCAL,
+    "outbox": _MESSAGES,
+    "inbox": _MESSAGES,
+    "audit.status": Question({
+        "size": RELEASED, "verified_to": RELEASED, "verified_at": RELEASED, "verifying": RELEASED,
+        "looked_at": RELEASED, "of": RELEASED, "broken": LOCAL, "checkpoint": RELEASED, "coordinator": RELEASED,
+    }),
+    "audit.verify": LOCAL,
+    "limits": LOCAL,
+    "ledger": Question({
+        "dp": RELEASED, "runs": Rows({"run": RELEASED, "state": RELEASED, "round": RELEASED}), "history": LOCAL,
+        "content": Rows({
+            "kind": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "bytes": RELEASED,
+            "state": RELEASED, "at": RELEASED, "digest": LOCAL,
+        }, ("state", frozenset({"sent"}))),
+    }),
+    "certificates": LOCAL,
+    # of a coordinator
+    "runs": Question(Rows(_RUN_ROW)),
+    "run": Question(
+        Open(frozenset({
+            "record_version", "run", "state", "submitted_at", "started_at", "ended_at", "base_adapter_sha256",
+            "adapter_sha256", "isolation", "silo_errors", "before", "rounds", "traffic",
+        })),
+        frozenset({"run"}),
+    ),
+    "silos": Question(Rows(_MEMBER)),
+    "traffic": Question(
+        Rows({"silo": RELEASED, "direction": RELEASED, "kind": RELEASED, "messages": RELEASED, "bytes": RELEASED}),
+        frozenset({"run"}),
+    ),
+}  # fmt: skip
+
+_NOTHING = object()
+
+
+def released_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A daemon's state without what is local."""
+    return dict(_released(state, COORDINATOR if state.get("party") == "coordinator" else SILO))
+
+
+def released_event(name: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An event's fields without what is local; None where the event itself is local."""
+    rule = EVENTS.get(name, LOCAL)
+    return None if rule is LOCAL else dict(_released(fields, rule))
+
+
+def released_answer(name: str, arguments: Mapping[str, Any], answer: Any) -> tuple[Any] | None:
+    """What of a query's answer is released, in a tuple of one; None where the whole query is local."""
+    question = QUERIES.get(name, LOCAL)
+    if isinstance(question, Share) or not arguments.keys() <= question.arguments:
+        return None
+    kept = _released(answer, question.answer)
+    return None if kept is _NOTHING else (kept,)
+
+
+def unclassified(value: Any, rule: Rule, place: str = "") -> Iterator[str]:
+    """Fields of `value` that `rule` says nothing of, as dotted places."""
+    if isinstance(rule, Rows):
+        entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        for entry in entries:
+            yield from unclassified(entry, rule.rule, f"{place}[]")
+    elif isinstance(rule, Mapping) and isinstance(value, Mapping):
+        for key, item in value.items():
+            where = f"{place}.{key}" if place else str(key)
+            if key in rule:
+                yield from unclassified(item, rule[key], where)
+            else:
+                yield where
+
+
+def _released(value: Any, rule: Rule) -> Any:
+    """`value` with only what is released; `_NOTHING` where that is nothing. What has another shape than its rule says
+    is local: nobody has looked at it."""
+    if isinstance(rule, Share):
+        return value if rule is RELEASED else _NOTHING
+    if isinstance(rule, Rows):
+        return _released_rows(value, rule)
+    if not isinstance(value, Mapping):
+        return _NOTHING
+    rules = dict.fromkeys(rule.released, RELEASED) if isinstance(rule, Open) else rule
+    kept = {key: _released(item, rules.get(key, LOCAL)) for key, item in value.items()}
+    return {key: item for key, item in kept.items() if item is not _NOTHING}
+
+
+def _released_rows(value: Any, rows: Rows) -> Any:
+    def wanted(entry: Any) -> bool:
+        return rows.only is None or (isinstance(entry, Mapping) and entry.get(rows.only[0]) in rows.only[1])
+
+    if isinstance(value, Mapping):
+        pairs = {key: _released(entry, rows.rule) for key, entry in value.items() if wanted(entry)}
+        return {key: entry for key, entry in pairs.items() if entry is not _NOTHING}
+    if isinstance(value, list):
+        kept = [_released(entry, rows.rule) for entry in value if wanted(entry)]
+        return [entry for entry in kept if entry is not _NOTHING]
+    return _NOTHING

@@ -1,0 +1,177 @@
+"""The console over something else than a daemon alone: a recording played back, a folder, or a link that is recorded.
+
+It is `FedConsole` with one more thing to say, which stands where the lock stands and is never dropped from the bar. Of
+what is played back or read from a folder nothing can be answered, so there is nothing to unlock.
+
+Does not stop: a picture of a replay passed off as live. The banner is on the screen, not in every line of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from console.app import Arrived, FedConsole, Signer
+from console.drawing import Part
+from console.feed import Feed, Source
+from console.navigation import PLACES
+from console.replay import Replay
+from console.values import Snapshot
+from console.words import Lock
+from fedsilo.treaty.errors import OperationError, UnreachableError, UsageError
+
+SEEK_SECONDS = 10.0
+SCREEN_SECONDS_MAX = 10.0
+
+
+@dataclass(frozen=True)
+class ToldLock(Lock):
+    """A lock with what else is told beside it."""
+
+    told: str = ""
+
+    def words(self) -> Part:
+        text, style = super().words()
+        return (f"{self.told} {text}", "warn") if self.told else (text, style)
+
+
+class ToldConsole(FedConsole):
+    """Args:
+    told: what the bar says, such as `Replay.banner`.
+    replay: what `.` pauses and `<` `>` move; None where nothing is played back.
+    options: of `FedConsole`.
+    """
+
+    # written as tuples: Textual itself is imported by screens only
+    BINDINGS: ClassVar[list[Any]] = [
+        ("full_stop", "toggle_pause", ""),
+        ("less_than_sign", f"seek({-SEEK_SECONDS})", ""),
+        ("greater_than_sign", f"seek({SEEK_SECONDS})", ""),
+    ]
+
+    def __init__(self, *, told: Callable[[], str], replay: Replay | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._told = told
+        self._replay = replay
+
+    @property
+    def lock(self) -> Lock:
+        lock = super().lock
+        return ToldLock(lock.person, lock.seconds_left, lock.read_only, self._told())
+
+    def action_toggle_pause(self) -> None:
+        if self._replay is None:
+            return
+        if self._replay.paused:
+            self._replay.resume()
+        else:
+            self._replay.pause()
+        self.action_read_now()
+
+    def action_seek(self, seconds: float) -> None:
+        if self._replay is not None:
+            self._replay.seek(self._replay.position + seconds)
+            self.action_read_now()
+
+
+def run_told(
+    connect: Callable[[], Source],
+    told: Callable[[], str],
+    *,
+    replay: Replay | None = None,
+    signer: Signer | None = None,
+    from_elsewhere: bool = True,
+    **options: Any,
+) -> None:
+    """Open the console on a source; returns when the person leaves.
+
+    Args:
+        connect: makes the source, again after each loss.
+        told: what the bar says.
+        replay: what the keys move.
+        signer: None for looking only.
+        from_elsewhere: its times are not those of a daemon that runs now, so no clock is said to differ.
+        options: of `FedConsole`.
+    """
+    app = ToldConsole(told=told, replay=replay, signer=signer, **options)
+    feed = Feed(connect, lambda snapshot: _post(app, snapshot, from_elsewhere))
+    app.read_from(feed)
+    feed.start()
+    try:
+        app.run()
+    finally:
+        feed.stop()
+
+
+def screen_text(
+    connect: Callable[[], Source],
+    number: str,
+    told: Callable[[], str],
+    *,
+    cells: int,
+    rows: int,
+    from_elsewhere: bool = False,
+    **options: Any,
+) -> str:
+    """One screen as text, drawn by the console itself without a terminal.
+
+    Args:
+        connect: makes the source.
+        number: of the screen, as its key says.
+        told: what the bar says.
+        cells: width.
+        rows: height.
+        from_elsewhere: as in `run_told`.
+        options: of `FedConsole`.
+
+    Raises:
+        UsageError: no such screen.
+        UnreachableError: the source cannot be read. OperationError: its answers did not come in time.
+    """
+    place = next((one for one in PLACES if one.key == number), None)
+    if place is None:
+        known = ", ".join(f"{one.key} {one.name}" for one in PLACES)
+        raise UsageError(f"there is no screen {number}", hint=f"there are: {known}")
+    app = ToldConsole(told=told, **options)
+    feed = Feed(connect, lambda snapshot: _post(app, snapshot, from_elsewhere))
+    app.read_from(feed)
+    drawn: list[str] = []
+
+    async def look(pilot: Any) -> None:
+        deadline = time.monotonic() + SCREEN_SECONDS_MAX
+        await pilot.pause()
+        app.action_go(place.name)
+        while time.monotonic() < deadline and not _complete(app):
+            await pilot.pause(0.05)
+        await pilot.pause()
+        if _complete(app):
+            compositor = app.screen._compositor  # its strips are what a terminal would get
+            drawn.extend("".join(part.text for part in strip).rstrip() for strip in compositor.render_strips())
+        app.exit()
+
+    feed.start()
+    try:
+        app.run(headless=True, size=(cells, rows), auto_pilot=look)
+    finally:
+        feed.stop()
+    if app.snapshot.link.state == "disconnected":
+        raise UnreachableError(app.snapshot.link.cause, hint=app.snapshot.link.hint)
+    if not drawn:
+        raise OperationError(f"screen {number} was not complete within {SCREEN_SECONDS_MAX:g} s")
+    return "\n".join(drawn)
+
+
+def _complete(app: FedConsole) -> bool:
+    """Everything that the screen asks for was answered or refused."""
+    snapshot = app.snapshot
+    if snapshot.link.state == "disconnected":
+        return True
+    return snapshot.state is not None and all(
+        key in snapshot.answered_at or key in snapshot.refused for key in app.wanted
+    )
+
+
+def _post(app: FedConsole, snapshot: Snapshot, from_elsewhere: bool) -> None:
+    app.post_message(Arrived(replace(snapshot, skew_seconds=0.0) if from_elsewhere else snapshot))

@@ -1,0 +1,193 @@
+"""A silo's state folder read without its daemon, by the guard's own readers: ledger, held releases, messages.
+
+The ledger is opened read-only and nothing is locked, so a daemon that works on the folder is not disturbed; then what
+is read may be of two moments. SQLite itself may leave its two empty files (-shm, -wal) beside the ledger. What only the
+configuration file or the running guard knows is named as missing.
+Does not verify anything: the ledger carries no signature, only the audit log does.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from console.offline import FolderView, LogFacts, Query, log_only, silo_state
+from fedsilo.edge.audit_pages import LogPages
+from fedsilo.treaty.errors import OperationError
+from policies.load import Policy
+from policies.model import PolicyFile
+from silo.guard.gate import Gate
+from silo.guard.ledger import Ledger, Release
+from silo.guard.message_index import MessageIndex, utc
+from silo.guard.message_view import MessageView
+from silo.guard.query_arguments import Asked
+from silo.guard.releases import Releases
+from silo.guard.startup import LEDGER
+
+MISSING = (
+    "what the trainer did, its figures and its isolation: kept in memory only",
+    "the coordinator's address and certificate: in the configuration file, and seen by the running guard",
+    "limits, settings, certificates and logs: the running guard answers them",
+)
+
+
+@dataclass(frozen=True)
+class _InForce:
+    """As much of a policy as showing a release or a message asks for: the ledger keeps its content, not its lines."""
+
+    file: PolicyFile | None
+    digest: str
+    source: str = "the site's policy"
+    charter: None = None
+
+    @property
+    def own(self) -> _InForce:
+        return self
+
+
+@dataclass(frozen=True)
+class _NoGate:
+    """In place of the gate for showing a release. Anything else that a release does with a gate fails."""
+
+    policy: _InForce
+
+
+def read_silo(facts: LogFacts) -> FolderView:
+    """What the folder around a silo's log holds.
+
+    Raises:
+        OperationError: the ledger cannot be read.
+    """
+    path = facts.directory.parent / LEDGER
+    if facts.owner.role != "silo" or not path.is_file():
+        return log_only(facts)
+    reader = _Reader(path, facts)
+    state = silo_state(facts) | reader.state()
+    unread = "what held releases are made of: the policy in force was written by another version"
+    missing = MISSING if reader.shows_held else (*MISSING, unread)
+    as_of = max(facts.last_time, reader.latest_time)
+    return FolderView(state, reader.policy_digest, as_of, missing, reader.queries())
+
+
+class _Reader:
+    """Opens the ledger for each question: a connection belongs to one thread, and questions come from several."""
+
+    def __init__(self, path: Path, facts: LogFacts) -> None:
+        self._path = path
+        self._facts = facts
+        with self._ledger() as ledger:
+            self.latest_time = ledger.latest_time
+            policy = ledger.policy_in_force
+        self._content: dict[str, Any] = policy.content if policy else {}
+        self._policy = _InForce(policy.file if policy else None, policy.digest if policy else "")
+
+    @property
+    def policy_digest(self) -> str:
+        return self._policy.digest
+
+    @property
+    def shows_held(self) -> bool:
+        """Whether the policy in force can be read by this version."""
+        return self._policy.file is not None
+
+    def state(self) -> dict[str, Any]:
+        run, view, plan = "", dict[str, Any](), dict[str, Any]()
+        with self._ledger() as ledger:
+            if (opened := ledger.open_run()) is not None:
+                run, text, view = opened
+                plan = json.loads(text)
+            last_run, last_state = ledger.last_run()
+            held = [self._view(ledger, release) for release in ledger.releases("held")]
+        return {
+            "run": run,
+            "last_run": {"run": last_run, "state": last_state},
+            "method": plan.get("method", ""),
+            "rounds": plan.get("rounds", 0),
+            "local_steps": plan.get("local_steps", 0),
+            "round": view.get("round", 0),
+            "step": view.get("open_step", 0),
+            "phase": "held: approval" if held else "offline",
+            "policy": {
+                "name": str(self._content.get("name", "")), "digest": self._policy.digest,
+                "mode": str(self._content.get("mode", "")),
+            },
+            "held": held,
+            "coordinator": {
+                "id": str((self._content.get("federation") or {}).get("coordinator", "")), "link": "not asked",
+                "last_contact": self._facts.last_contact,
+            },
+        }  # fmt: skip
+
+    def queries(self) -> Mapping[str, Query]:
+        pages = LogPages(self._facts.directory)
+        index = MessageIndex(pages, lambda: self._facts.size)
+        messages = MessageView(index, pages, lambda: cast(Policy, self._policy))
+        return {
+            "approvals": self._approvals,
+            "approval": self._approval,
+            "ledger": self._remembered,
+            "outbox": messages.outbox,
+            "inbox": messages.inbox,
+        }
+
+    @contextmanager
+    def _ledger(self) -> Iterator[Ledger]:
+        ledger = Ledger(self._path, read_only=True)
+        try:
+            yield ledger
+        except sqlite3.Error as error:
+            hint = "is it a ledger of this version?"
+            raise OperationError(f"cannot read {self._path}: {error}", hint=hint) from error
+        finally:
+            ledger.close()
+
+    def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
+        if self.shows_held:
+            gate = cast(Gate, _NoGate(self._policy))
+            return Releases(gate, ledger, silo=self._facts.owner.name, destination={}).view(release)
+        return {
+            "id": release.id, "digest": release.digest, "revision": release.revision, "state": release.state,
+            "run": release.run, "round": release.round, "step": release.step, "held_since": release.requested_at,
+            "expires_at": release.expires_at, "policy": {"digest": release.policy_digest, "rules": release.rules},
+        }  # fmt: skip
+
+    def _approval(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        with self._ledger() as ledger:
+            return self._view(ledger, ledger.release(Asked(arguments, "release").text("release")))
+
+    def _approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        with self._ledger() as ledger:
+            return {
+                "releases": [
+                    {
+                        "id": release.id, "kind": release.kind, "run": release.run, "round": release.round,
+                        "step": release.step, "bytes": release.payload_bytes, "digest": release.digest,
+                        "policy_digest": release.policy_digest, "revision": release.revision, "state": release.state,
+                        "held_since": release.requested_at, "expires_at": release.expires_at,
+                        "needed": release.persons,
+                        "given": [one.person for one in ledger.approvals(release.id) if one.verdict == "approve"],
+                    }
+                    for release in ledger.releases(Asked(arguments, "state").text("state") or None)
+                ]
+            }  # fmt: skip
+
+    def _remembered(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        Asked(arguments)
+        with self._ledger() as ledger:
+            return {
+                "dp": "off: no privacy budget is kept, and none is claimed",
+                "runs": ledger.runs(),
+                "history": ledger.book or {},
+                "content": [
+                    {
+                        "kind": item.kind, "run": item.run, "round": item.round, "step": item.step,
+                        "digest": item.digest, "bytes": item.payload_bytes, "state": item.state, "at": utc(item.at),
+                    }
+                    for item in ledger.outbox()
+                ],
+            }  # fmt: skip

@@ -1,0 +1,240 @@
+"""The query `limits`: every limit of the policy in force that counts over messages, how much of it is used, and how
+many rounds like the last one the rest is good for.
+
+A limit of a single message (its bytes, its norm, its tokens) counts nothing and is not here: the decision on each
+message shows it. What is used is read from the ledger, as the next decision will. For whoever may open the control
+socket: numbers only. DP has no ledger, and "dp" says "off".
+
+Does not promise: the forecast takes the next rounds to be as the last complete one, counts messages of content only,
+and a policy that changes changes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policies.capacity import NOT_COUNTED, capacities
+from policies.history import MINUTE_SECONDS, HistoryBook
+from policies.load import Policy
+from policies.model import PolicyFile
+from policies.schema import LoraSchema
+from silo.guard.context import RunView
+from silo.guard.ledger import Ledger
+from silo.guard.message_index import MessageIndex
+from silo.guard.query_arguments import Asked
+
+RELEASES_SHOWN = 50
+ROUND_ROWS, ROUND_ROWS_MAX = 250, 2_000  # messages looked at to find the last complete round, at a time and in all
+ROUNDS_BESIDE = 4
+_GB = 10**9
+ALL, CONTENT, CONTROL, POLL = "all", "content", "control.*", "control.poll"
+# What a kind's `max_per_day` and `per_round` count.
+_UNITS = {"competence.score": "scores", "competence.answers": "answers", "reward.scalar": "scores"}
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Attributes:
+    path: the key in the policy.
+    kind: of the messages that count.
+    used, most: in `unit`.
+    window: minute, round, match, day (UTC), or life: as long as the site keeps its state.
+    counts: of a day's limit, what a round's messages add to it: bytes, or this kind's units; else empty.
+    """
+
+    path: KeyPath
+    kind: str
+    used: int
+    most: int
+    unit: str
+    window: str
+    counts: str = ""
+
+    def to_json(self, policy: Policy) -> dict[str, Any]:
+        return {
+            "limit": self.path[-1], "kind": self.kind, "used": self.used, "max": self.most, "unit": self.unit,
+            "window": self.window, "line": line_of(policy, self.path),
+        }  # fmt: skip
+
+
+class LimitsView:
+    """Args:
+    ledger: what was counted.
+    index: what left.
+    policy: the one in force.
+    view: where the run stands.
+    schema: this site's adapter.
+    now_seconds: UTC; no earlier than the ledger's latest time counts.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        index: MessageIndex,
+        *,
+        policy: Callable[[], Policy],
+        view: Callable[[], RunView],
+        schema: LoraSchema,
+        now_seconds: Callable[[], float],
+    ) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._policy = policy
+        self._view = view
+        self._schema = schema
+        self._now_seconds = now_seconds
+        self._capacity: tuple[str, list[dict[str, Any]]] = ("", [])
+
+    def limits(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Every counting limit.
+
+        Returns:
+            {"rows", "capacity", "not_counted", "dp", "forecast", "releases"}: capacity has the bits per round that an
+            owner of the trainer can get out at most (N1), releases the newest messages of content that were let out.
+
+        Raises:
+            UsageError: an argument; it takes none.
+            FedSiloError: the log cannot be read.
+        """
+        Asked(arguments)
+        policy, view = self._policy(), self._view()
+        book = HistoryBook.from_json(self._ledger.book or {})
+        now = max(self._now_seconds(), self._ledger.latest_time)
+        stored = sum(self._ledger.payloads.sizes.values())
+        limits = list(counted(policy.file, book, view, now=now, stored_bytes=stored))
+        if self._capacity[0] != policy.digest:
+            self._capacity = policy.digest, [row.to_json() for row in capacities(policy, self._schema)]
+        page = self._index.page("egress", limit=RELEASES_SHOWN, verdict="allow")
+        return {
+            "rows": [limit.to_json(policy) for limit in limits],
+            "capacity": self._capacity[1],
+            "not_counted": NOT_COUNTED,
+            "dp": "off",
+            "forecast": forecast(policy, limits, self._last_round(view)),
+            "releases": [
+                {
+                    "seq": row["seq"], "run": row["run"], "round": row["round"], "kind": row["kind"],
+                    "bytes": row["bytes"], "at": row["time"], "outcome": row["outcome"],
+                }
+                for row in page.rows
+            ],
+        }  # fmt: skip
+
+    def _last_round(self, view: RunView) -> list[dict[str, Any]]:
+        """What the newest round let out that is over, or the open one where there was none before it."""
+        rounds: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        before: int | None = None
+        for _ in range(ROUND_ROWS_MAX // ROUND_ROWS):
+            page = self._index.page("egress", before=before, limit=ROUND_ROWS, verdict="allow")
+            for row in page.rows:
+                if row["run"] and row["round"] and not row["kind"].startswith("control."):
+                    rounds.setdefault((row["run"], row["round"]), []).append(row)
+            before = page.next
+            # An evaluation may leave some rounds late, so messages of neighbouring rounds stand between each other.
+            if before is None or len(rounds) > ROUNDS_BESIDE:
+                break
+        places = list(rounds)
+        if len(places) > 1 and places[0] == (view.run, view.round) and places[1][0] == view.run:
+            return rounds[places[1]]
+        return rounds[places[0]] if places else []
+
+
+# ---- what counts -----------------------------------------------------------------------------------
+
+
+def counted(file: PolicyFile, book: HistoryBook, view: RunView, *, now: float, stored_bytes: int) -> Iterator[Limit]:
+    """Every limit of a policy that is compared with a count over messages, as the rules compare it.
+
+    Args:
+        file: the policy.
+        book: what was counted.
+        view: where the run stands.
+        now: UTC seconds.
+        stored_bytes: payloads kept on the disk.
+    """
+    count, place = book.counts.get, f"{view.run}/{view.round}"
+    today, budgets = time.strftime("%Y-%m-%d", time.gmtime(now)), file.budgets
+    yield Limit(("budgets", "round_bytes"), CONTENT, count(f"{place}/bytes", 0), budgets.round_bytes, "bytes", "round")
+    day_bytes = book.days.get(today, 0)
+    yield Limit(("budgets", "day_bytes"), ALL, day_bytes, budgets.day_bytes, "bytes", "day", "bytes")
+    for key, bucket, kind in (
+        ("messages_per_minute", "content", CONTENT),
+        ("control_messages_per_minute", "control", CONTROL),
+        ("polls_per_minute", "poll", POLL),
+    ):
+        recent = sum(moment > now - MINUTE_SECONDS for moment in book.recent.get(bucket, ()))
+        yield Limit(("budgets", key), kind, recent, getattr(budgets, key), "messages", "minute")
+    for name, field in type(file.egress).model_fields.items():
+        block, kind = getattr(file.egress, name), field.alias or name
+        if block is None or kind == "control":
+            continue
+        path = "egress", kind
+        if hasattr(block, "per_round"):
+            unit = "sets" if kind in file.egress.updates else "messages"
+            yield Limit((*path, "per_round"), kind, count(f"{place}/{kind}", 0), block.per_round, unit, "round")
+        if kind == "public.responses":
+            for key, counter, unit in (
+                ("max_responses_per_round", "responses", "responses"),
+                ("max_tokens_per_round", "tokens", "tokens"),
+                ("max_bytes_per_round", "text_bytes", "bytes"),
+            ):
+                yield Limit((*path, key), kind, count(f"{place}/{counter}", 0), getattr(block, key), unit, "round")
+        if hasattr(block, "per_match"):
+            used = count(f"{view.run}/match/{view.asked.match}/{kind}", 0)
+            yield Limit((*path, "per_match"), kind, used, block.per_match, "messages", "match")
+        if hasattr(block, "max_per_day"):
+            used = book.units.get(today, {}).get(kind, 0)
+            yield Limit((*path, "max_per_day"), kind, used, block.max_per_day, _UNITS[kind], "day", kind)
+        if (most := getattr(block, "max_hits_per_day", None)) is not None:
+            used = book.screen_hits.get(today, {}).get(kind, 0)
+            yield Limit((*path, "max_hits_per_day"), kind, used, most, "hits", "day")
+    most = file.retention.outbox_max_gb * _GB
+    # What was answered makes room for what comes, so nothing is forecast from it.
+    yield Limit(("retention", "outbox_max_gb"), CONTENT, stored_bytes, most, "bytes", "life")
+
+
+def forecast(policy: Policy, limits: list[Limit], last: list[dict[str, Any]]) -> dict[str, Any]:
+    """{"rounds_left", "bound_by"}: rounds like the last that fit into what is left of the limits of a day.
+
+    Args:
+        policy: in force.
+        limits: as `counted`.
+        last: messages of the last round.
+
+    Returns:
+        rounds_left is null where no round was counted, or none of these limits counts what such a round lets out.
+    """
+    if not last:
+        return {"rounds_left": None, "bound_by": "no round has let anything out yet"}
+    costs = {"bytes": sum(row["bytes"] for row in last)}
+    for row in last:
+        costs[row["kind"]] = costs.get(row["kind"], 0) + row["items"]
+    fits = [
+        (max(0, limit.most - limit.used) // costs[limit.counts], limit)
+        for limit in limits
+        if costs.get(limit.counts, 0) > 0
+    ]
+    if not fits:
+        return {"rounds_left": None, "bound_by": "no limit of a day counts what a round lets out"}
+    left, bound = min(fits, key=lambda item: item[0])
+    return {"rounds_left": left, "bound_by": f"{bound.path[-1]} of this UTC day ({line_of(policy, bound.path)})"}
+
+
+def line_of(policy: Policy, path: KeyPath) -> str:
+    """File and line of the value that binds: of the site's own file, or of the charter where that one is tighter."""
+    value = _value(policy.file, path)
+    part = next((each for each in policy.parts if _value(each.file, path) == value), policy.own)
+    return f"{Path(part.source).name}:{part.line_of(path)}"
+
+
+def _value(file: PolicyFile, path: KeyPath) -> object:
+    found: object = file
+    for key in path:
+        found = getattr(found, key.replace(".", "_"), None)
+    return found

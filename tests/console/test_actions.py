@@ -1,0 +1,143 @@
+"""The one table of actions: keys, twins and roles agree with the screens, the commands and the treaty of roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+import typer
+from textual.binding import Binding
+from typer.main import get_command
+
+from certs import roles
+from console.actions import ACTIONS, PLACE_TWINS, Action, Context, actions_on, command_line
+from console.app import SCREENS, FedConsole
+from console.drawing import UNICODE, to_text
+from console.navigation import PLACES, History, crumbs_line, matches, tabs_line
+from console.screens.approval import ApprovalScreen
+from console.screens.approvals import ApprovalsScreen
+from console.screens.base import FedScreen
+from console.screens.overview import OverviewScreen
+from console.screens.tables import TablePane
+from fedsilo.launch import cli, cli_console, cli_coordinator, cli_silo
+from tests.console.states import live, release, silo
+
+APPLICATIONS = {
+    "fedsilo": cli.fedsilo_app, "silo": cli_silo.app, "coordinator": cli_coordinator.app, "fedconsole": cli_console.app,
+}  # fmt: skip
+USAGE_ERROR = typer.BadParameter.__base__ or Exception  # typer brings its own click
+CONTEXTS = [
+    Context(),
+    Context(coordinator=True),
+    Context(False, "r1/hospital_a/0", "sha256:" + "a" * 64, "sha256:" + "b" * 64, "alice", "public.responses"),
+]
+
+
+def refusal(words: Iterable[str]) -> str:
+    """Why a command line would not be taken, or nothing. Nothing is run."""
+    name, *rest = words
+    command: Any = get_command(APPLICATIONS[name])
+    while hasattr(command, "commands"):
+        if not rest or rest[0] not in command.commands:
+            return f"there is no command {rest[:1]} in {name}"
+        name, rest = rest[0], rest[1:]
+        command = command.commands[name]
+    try:
+        command.make_context(name, list(rest))
+    except USAGE_ERROR as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("action", [action for action in ACTIONS if action.twin is not None], ids=lambda a: a.name)
+@pytest.mark.parametrize("context", CONTEXTS, ids=["nothing", "coordinator", "release"])
+def test_every_twin_is_a_command_with_options_that_it_has(action: Action, context: Context) -> None:
+    assert action.twin is not None
+    assert refusal(action.twin(context)) == ""
+
+
+@pytest.mark.parametrize(
+    "words", [("silo", "approvals", "bless", "r1"), ("silo", "approvals", "show"), ("silo", "status", "--loud"),
+              ("silo", "approvals", "approve", "r1", "--operator", "alice", "--force")],
+)  # fmt: skip
+def test_a_twin_that_is_no_command_is_noticed(words: tuple[str, ...]) -> None:
+    assert refusal(words) != ""
+
+
+def test_what_changes_something_has_an_upper_case_key_a_twin_and_an_action_of_the_roles() -> None:
+    changing = [action for action in ACTIONS if action.changes]
+    assert {action.name for action in changing} >= {"approve", "reject"}
+    for action in changing:
+        assert len(action.key) == 1 and action.key.isupper(), action
+        assert action.twin is not None and action.action in roles.ACTIONS, action
+
+
+def test_every_place_exists_has_a_twin_and_a_key_of_its_own() -> None:
+    names = [place.name for place in PLACES]
+    assert set(SCREENS) == set(names) == set(PLACE_TWINS)
+    assert len({place.key for place in PLACES}) == len(PLACES)
+    for name, make in SCREENS.items():
+        assert make.called == name  # type: ignore[attr-defined]
+
+
+def _bound(widget: type[Any]) -> Mapping[str, str]:
+    """Key -> action of a class's own bindings."""
+    bound = {}
+    for binding in widget.__dict__.get("BINDINGS", ()):
+        assert isinstance(binding, Binding)
+        bound |= dict.fromkeys((key.strip() for key in binding.key.split(",")), binding.action)
+    return bound
+
+
+WHERE: Mapping[type[Any], set[str]] = {
+    FedConsole: set(), FedScreen: set(), OverviewScreen: {"overview"}, ApprovalScreen: {"approval"},
+    TablePane: {"table"}, ApprovalsScreen: {"approvals"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("widget", WHERE, ids=lambda widget: widget.__name__)
+def test_every_key_is_in_the_table_and_every_key_of_the_table_is_bound(widget: type[Any]) -> None:
+    actions = actions_on(*WHERE[widget])
+    told = {key for action in actions for key in (action.key, *action.also)}
+    assert set(_bound(widget)) <= told
+    bound = {key for each in (FedConsole, FedScreen, widget) for key in _bound(each)}
+    if widget not in (FedConsole, FedScreen):
+        own = {action.key for action in actions if action.screens}
+        assert own <= bound and {action.key for action in actions if not action.screens} <= bound | {"j"}
+        assert not {key for key in bound if key in ("A", "R")} or widget is ApprovalScreen
+
+
+def test_no_key_of_one_screen_means_two_things() -> None:
+    for tags in ({"overview"}, {"approval"}, {"table", "example"}, {"table", "approvals"}):
+        keys = [key for action in actions_on(*tags) for key in (action.key, *action.also) if key]
+        assert len(keys) == len(set(keys)), tags
+
+
+# ---- going there -----------------------------------------------------------------------------------
+
+
+def test_going_goes_by_beginnings() -> None:
+    names = ["overview", "outbox", "audit"]
+    assert matches("o", names) == ["overview", "outbox"] and matches("OU", names) == ["outbox"]
+    assert matches("audit", names) == ["audit"] and matches("", names) == [] and matches("x", names) == []
+
+
+def test_what_was_typed_comes_back() -> None:
+    history = History()
+    for text in ("overview", "overview", "audit 7"):
+        history.add(text)
+    assert [history.back(), history.back(), history.back(), history.forth(), history.forth()] == [
+        "audit 7", "overview", "overview", "audit 7", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cells", [10, 60, 80, 140])
+def test_tabs_and_crumbs_fit(cells: int) -> None:
+    snapshot = live(silo(release()))
+    assert len(to_text([tabs_line("overview", snapshot, cells, UNICODE)])) <= cells
+    assert len(to_text([crumbs_line(["Overview"], "r1/" + "x" * 300, cells, UNICODE)])) <= cells
+
+
+def test_a_command_line_can_be_pasted_into_a_shell() -> None:
+    assert command_line(("silo", "approvals", "show", "r1; rm x")) == "silo approvals show 'r1; rm x'"

@@ -1,0 +1,157 @@
+"""The CLI twins of the console's screens: real gate, log and files behind a real control socket, answers as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedsilo.edge.audit_segments import segments
+from fedsilo.launch import cli_silo, cli_silo_messages
+from silo.guard.messages import Denied
+from tests.console.test_real_desk import Site, site
+from tests.policies import setting
+from tests.simulated.guarded import Bench
+from tests.simulated.policy_site import PolicySite, text_of
+from tests.simulated.queries import poll, queries_of, same, slow
+
+__all__ = ["site"]  # a fixture is found by its name
+
+WAIT_SECONDS = 30
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> PolicySite:
+    made = PolicySite(tmp_path / "site", now=datetime.fromtimestamp(int(setting.NOW), UTC))
+    made.policy_is(text_of())
+    for name in ("hospital_a.crt", "federation_ca.crt"):
+        (made.folder / "id" / name).write_bytes(made.authority.certificate_pem)
+    return made
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with closing(Bench(tmp_path / "bench", setting.policy_of(setting.policy_text()))) as made:
+        poll(made)
+        made.gate.transmit(made.responses())
+        assert isinstance(made.responses(), Denied)
+        yield made
+
+
+@pytest.fixture
+def ask(site: Site, bench: Bench, place: PolicySite, monkeypatch: pytest.MonkeyPatch) -> Any:
+    parts = place.site()
+    parts.identity = SimpleNamespace(peer=SimpleNamespace(fingerprint="0" * 64), not_after=place.now)
+    for name, answer in queries_of(bench, parts).items():
+        site.desk.register_query(name, answer)
+    config = SimpleNamespace(control=SimpleNamespace(socket=site.socket))
+    monkeypatch.setattr(cli_silo_messages, "load_site", lambda path: config)
+
+    def run(*arguments: str, text: bool = False) -> tuple[int, Any]:
+        result = CliRunner().invoke(cli_silo.app, [*arguments, *([] if text else ["--json"])])
+        return result.exit_code, result.output if text else json.loads(result.stdout)
+
+    return run
+
+
+def test_outbox_and_inbox_say_what_the_log_says(bench: Bench, ask: Any) -> None:
+    code, listed = ask("outbox", "list")
+    assert code == 0 and listed["command"] == "silo outbox list"
+    assert same(listed["data"]["messages"], slow(bench.audit, "egress")) and listed["data"]["total"] == 2
+    newest, oldest = listed["data"]["messages"]
+    code, page = ask("outbox", "list", "--limit", "1")
+    assert [row["seq"] for row in page["data"]["messages"]] == [newest["seq"]]
+    code, page = ask("outbox", "list", "--before", str(page["data"]["next"]))
+    assert [row["seq"] for row in page["data"]["messages"]] == [oldest["seq"]] and page["data"]["next"] is None
+    assert ask("outbox", "list", "--verdict", "deny", "--kind", "public.responses")[1]["data"]["messages"] == [newest]
+    assert len(ask("outbox", "list", "--control")[1]["data"]["messages"]) == 3
+    code, shown = ask("outbox", "show", str(newest["seq"]))
+    assert code == 0 and "at most 1 pass, it had 2" in " ".join(shown["data"]["would_pass"])
+    code, text = ask("outbox", "show", str(newest["seq"]), text=True)
+    assert code == 0 and "would pass: one message per step" in text
+    code, text = ask("outbox", "list", text=True)
+    assert code == 0 and "2 messages, 0 held, 1 denied" in text
+    assert same(ask("inbox", "list", "--control")[1]["data"]["messages"], slow(bench.audit, "ingress", control=True))
+    code, refused = ask("inbox", "show", str(newest["seq"]))
+    assert (code, refused["error"]["code"]) == (8, "NOT_FOUND")
+    code, refused = ask("outbox", "list", "--verdict", "perhaps")
+    assert (code, refused["error"]["code"]) == (2, "INVALID_INPUT")
+
+
+def test_ledger_limits_and_forecast(ask: Any) -> None:
+    code, limits = ask("ledger", "limits")
+    assert code == 0 and limits["data"]["dp"] == "off"
+    assert {"limit", "kind", "used", "max", "unit", "window", "line"} == limits["data"]["rows"][0].keys()
+    code, forecast = ask("ledger", "forecast")
+    assert code == 0 and forecast["data"]["forecast"]["rounds_left"] > 0
+    code, text = ask("ledger", "forecast", text=True)
+    assert code == 0 and "day_bytes of this UTC day (policy.yaml:" in text and "DP off" in text
+    assert ask("ledger", "show")[1]["data"]["dp"].startswith("off")
+
+
+def test_the_daemon_verifies_its_own_log_and_a_break_is_exit_status_7(bench: Bench, ask: Any) -> None:
+    bench.audit.checkpoint()
+    assert ask("audit", "status")[1]["data"]["verified_to"] is None
+    assert ask("audit", "verify")[0] == 0
+
+    def ended() -> Any:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (answer := ask("audit", "status"))[1]["data"]["verifying"]:
+            assert time.monotonic() < deadline
+        return answer
+
+    code, status = ended()
+    assert (code, status["data"]["verified_to"]) == (0, bench.audit.size)
+    (_, path), *_ = segments(bench.audit.directory)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert lines[3].count(b'"round":1') > 0
+    path.write_bytes(b"".join([*lines[:3], lines[3].replace(b'"round":1', b'"round":2', 1), *lines[4:]]))
+    ask("audit", "verify")
+    code, status = ended()
+    assert (code, status["error"]["code"]) == (7, "VERIFICATION_FAILED") and status["data"]["broken"]["seq"] == 3
+
+
+def test_audit_records_of_a_running_silo(bench: Bench, ask: Any) -> None:
+    whole = list(bench.audit.records())[::-1]
+    assert ask("audit", "list")[1]["data"]["records"] == whole
+    assert {row["event"] for row in ask("audit", "list", "--event", "egress.dec")[1]["data"]["records"]} == {
+        "egress.decision"
+    }
+    assert ask("audit", "show", "1")[1]["data"] == whole[-2]
+    assert ask("audit", "show", str(bench.audit.size))[0] == 8
+
+
+def test_certificates_say_whose_they_are_and_when_they_end(place: PolicySite, ask: Any) -> None:
+    code, listed = ask("certs")
+    rows = {row["whose"]: row for row in listed["data"]}
+    assert code == 0 and rows["the site CA"]["days_left"] == 364 and rows["the site CA"]["role"] == "CA"
+    assert rows["the operator alice"]["role"] == "operator" and rows["the operator alice"]["days_left"] == 0
+    assert rows["the operator alice"]["names"] == ["spiffe://hospital_a/operator/alice"]
+    assert rows["the site CA"]["pinned"] and not rows["the operator alice"]["pinned"]
+    assert "PRIVATE" not in json.dumps(listed) and rows["this silo"]["in_use"] is False  # another fingerprint runs
+    (place.folder / "id" / "bob.crt").write_text("nothing")
+    faulty = {row["whose"]: row for row in ask("certs")[1]["data"]}["the operator bob"]
+    assert faulty["fault"] and faulty["subject"] == ""
+
+
+def test_settings_name_their_line_and_never_a_secret(place: PolicySite, ask: Any) -> None:
+    code, listed = ask("settings")
+    rows = {row["key"]: row for row in listed["data"]}
+    lines = (place.folder / "silo.yaml").read_text().splitlines()
+    assert code == 0 and rows["silo"]["value"] == "hospital_a" and rows["silo"]["origin"] == "silo.yaml:1"
+    assert rows["rollout.engine"] == {"key": "rollout.engine", "value": "auto", "origin": "default"}
+    assert rows["identity.key"]["value"].endswith("id/hospital_a.key")
+    for key, row in rows.items():
+        if row["origin"] != "default":
+            assert lines[int(row["origin"].partition(":")[2]) - 1].strip().startswith(f"{key.rpartition('.')[2]}:") or (
+                key.rpartition(".")[2] in lines[int(row["origin"].partition(":")[2]) - 1]
+            )
+    assert "PRIVATE KEY" not in json.dumps(listed)

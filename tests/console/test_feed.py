@@ -1,0 +1,186 @@
+"""What the reader asks for the screen on top: at once, again, and never so that it stops reading."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from console import feed as feed_module
+from console.client import Event
+from console.feed import QUESTIONS_MAX, Feed
+from console.values import Snapshot
+from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError
+from tests.console.states import Reading, coordinator, silo
+
+WAIT_SECONDS = 20
+
+
+class Daemon:
+    """A source in memory that can be bent: what it answers, what it refuses, and a gate that makes it slow."""
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        self.state = state or silo()
+        self.answers: dict[str, Any] = {}
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.ended = threading.Event()
+
+    def snapshot(self) -> Reading:
+        return Reading(self.state)
+
+    def watch(self, since_sequence: int = 0) -> Iterator[Event]:
+        self.ended.wait(WAIT_SECONDS)
+        yield from ()
+
+    def query(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        self.asked.append((name, dict(arguments or {})))
+        self.go_on.wait(WAIT_SECONDS)
+        answer = self.answers.get(name, NotFoundError(f"there is no query {name}"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer(arguments) if callable(answer) else answer
+
+    def close(self) -> None:
+        self.ended.set()
+
+
+def until(arrived: queue.Queue[Snapshot], holds: Callable[[Snapshot], bool]) -> Snapshot:
+    """The first snapshot for which it holds. Raises AssertionError: there was none in time."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds(seen := arrived.get(timeout=WAIT_SECONDS)):
+        assert time.monotonic() < deadline, seen
+    return seen
+
+
+class Reader:
+    """A running feed and what it delivered."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.arrived: queue.Queue[Snapshot] = queue.Queue()
+        self.daemon = daemon
+        self.feed = Feed(lambda: daemon, self.arrived.put)
+
+    def until(self, holds: Callable[[Snapshot], bool]) -> Snapshot:
+        return until(self.arrived, holds)
+
+
+@contextmanager
+def reading(daemon: Daemon) -> Iterator[Reader]:
+    reader = Reader(daemon)
+    reader.feed.start()
+    try:
+        yield reader
+    finally:
+        daemon.go_on.set()
+        daemon.ended.set()
+        reader.feed.stop()
+
+
+def test_what_is_wanted_is_asked_at_once_again_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "ASK_INTERVAL_SECONDS", 0.05)
+    daemon, count = Daemon(), iter(range(10_000))
+    daemon.answers["outbox"] = lambda arguments: {"total": next(count), "before": arguments.get("before")}
+    with reading(daemon) as reader:
+        assert reader.until(lambda seen: seen.link.state == "live").answers == {}
+        reader.feed.want({"outbox": ("outbox", {"limit": 100})})
+        first = reader.until(lambda seen: "outbox" in seen.answers)
+        again = reader.until(lambda seen: seen.answers["outbox"]["total"] > first.answers["outbox"]["total"])
+        assert again.answered_at["outbox"] > first.answered_at["outbox"] and again.refused == {}
+        reader.feed.want({"outbox": ("outbox", {"limit": 100, "before": 7})})
+        other = reader.until(lambda seen: seen.answers.get("outbox", {}).get("before") == 7)
+        assert set(other.answers) == {"outbox"}
+        reader.feed.want({})
+        assert reader.until(lambda seen: seen.answers == {}).link.state == "live"
+
+
+def test_an_answer_to_another_question_is_never_shown_under_the_same_key() -> None:
+    daemon = Daemon()
+    daemon.answers["outbox"] = dict
+    with reading(daemon) as reader:
+        reader.feed.want({"page": ("outbox", {"before": 1})})
+        reader.until(lambda seen: "page" in seen.answers)
+        daemon.go_on.clear()
+        reader.feed.want({"page": ("outbox", {"before": 2})})
+        reader.feed.read_now()
+        assert reader.until(lambda seen: "page" not in seen.answers).link.state == "live"
+        daemon.go_on.set()
+        assert reader.until(lambda seen: "page" in seen.answers).answers["page"] == {"before": 2}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [(NotFoundError("there is no query budget"), "NOT_FOUND", "there is no query budget"),
+     (NotAllowedError("bob may not", hint="alice may grant it"), "NOT_ALLOWED", "bob may not; alice may grant it"),
+     (UnreachableError("did not answer within 5 s"), "UNREACHABLE", "did not answer within 5 s"),
+     (ValueError("Expecting value"), "UNREADABLE", "the answer to budget cannot be read: Expecting value")],
+)  # fmt: skip
+def test_a_refused_question_is_noted_and_the_rest_goes_on(error: Exception, code: str, text: str) -> None:
+    daemon = Daemon()
+    daemon.answers |= {"budget": error, "outbox": {"total": 3}}
+    with reading(daemon) as reader:
+        reader.feed.want({"limits": ("budget", {}), "outbox": ("outbox", {})})
+        seen = reader.until(lambda seen: "outbox" in seen.answers and "limits" in seen.refused)
+        assert seen.refused == {"limits": (code, text)} and "limits" not in seen.answers
+        assert reader.until(lambda later: later.link.received_at > seen.link.received_at).link.state == "live"
+        daemon.answers["budget"] = {"dp": "off"}
+        reader.feed.read_now()
+        assert reader.until(lambda seen: "limits" in seen.answers).refused == {}
+
+
+def test_a_slow_answer_makes_no_reading_late() -> None:
+    daemon = Daemon()
+    daemon.answers["audit"] = {"size": 1}
+    with reading(daemon) as reader:
+        daemon.go_on.clear()
+        reader.feed.want({"audit": ("audit", {})})
+        first = reader.until(lambda seen: bool(daemon.asked))
+        later = reader.until(lambda seen: seen.link.received_at > first.link.received_at + 0.6)  # a reading after
+        assert later.link.state == "live" and "audit" not in later.answers
+        daemon.go_on.set()
+        assert reader.until(lambda seen: "audit" in seen.answers).answers["audit"] == {"size": 1}
+
+
+def test_a_screen_that_wants_everything_is_refused() -> None:
+    feed = Feed(Daemon, lambda snapshot: None)
+    feed.want({str(index): ("outbox", {}) for index in range(QUESTIONS_MAX)})
+    with pytest.raises(ValueError, match="at most"):
+        feed.want({str(index): ("outbox", {}) for index in range(QUESTIONS_MAX + 1)})
+
+
+def test_a_run_record_that_is_refused_costs_its_figures_only() -> None:
+    daemon = Daemon(coordinator())
+    daemon.answers["run"] = NotFoundError("there is no run run-1")
+    with reading(daemon) as reader:
+        seen = reader.until(lambda seen: seen.state is not None)
+        assert seen.link.state == "live" and seen.state.members[0].pass_at_1 is None  # type: ignore[union-attr]
+
+
+def test_after_a_failure_the_same_is_asked_of_the_next_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "PAUSE_SECONDS_MIN", 0.01)
+    first, second = Daemon(), Daemon()
+    first.answers["outbox"], second.answers["outbox"] = {"of": "first"}, {"of": "second"}
+    sources = iter([first, second])
+    arrived: queue.Queue[Snapshot] = queue.Queue()
+    reader = Feed(lambda: next(sources), arrived.put)
+    reader.want({"outbox": ("outbox", {})})
+    reader.start()
+    try:
+        until(arrived, lambda seen: seen.answers.get("outbox") == {"of": "first"})
+
+        def gone() -> Reading:
+            raise UnreachableError("it went away")
+
+        first.snapshot = gone  # type: ignore[method-assign]
+        seen = until(arrived, lambda seen: seen.link.state == "disconnected")
+        assert seen.answers["outbox"] == {"of": "first"}  # what was known stays, marked
+        until(arrived, lambda seen: seen.answers.get("outbox") == {"of": "second"})
+    finally:
+        second.ended.set()
+        reader.stop()

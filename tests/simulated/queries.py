@@ -1,0 +1,121 @@
+"""A site's queries on a real gate and log, the same lists read slowly from the whole log, and a log of any length."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.audit_segments import segments
+from fedsilo.treaty.audit.record import link_of
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.panel import Panel
+from tests.policies import setting
+from tests.simulated.guarded import OUR_KEY, Bench
+
+
+def queries_of(bench: Bench, site: Any = None) -> Mapping[str, Any]:
+    """The handlers, as a guard on this bench registers them."""
+    return panel_of(bench, site).queries()
+
+
+def panel_of(bench: Bench, site: Any = None) -> Panel:
+    desk: Any = None  # nothing is published
+    parts: Any = site or SimpleNamespace(schema=setting.SCHEMA)
+    return Panel(
+        parts, bench.gate, bench.ledger, bench.audit, bench.releases, desk,
+        clock=lambda: bench.clock_now,
+    )  # fmt: skip
+
+
+def poll(bench: Bench) -> None:
+    bench.gate.send("control.poll", pb.Poll(wait_milliseconds=1000), run="")
+
+
+def slow(audit: AuditLog, direction: str, *, control: bool = False) -> list[dict[str, Any]]:
+    """Every message, newest first, from one reading of the whole log."""
+    records = {record["seq"]: record for record in audit.records()}
+    rows = []
+    for record in records.values():
+        if record["event"] != f"{direction}.decision":
+            continue
+        if not control and record["kind"].startswith("control.") and record["decision"] == "allow":
+            continue
+        fate = [
+            each for each in records.values()
+            if each["event"].startswith("egress.") and each["link"].get("decision") == record["seq"]
+        ]  # fmt: skip
+        sent = [each for each in fate if each["event"] == "egress.sent" and each["boot"] == record["boot"]]
+        rows.append(
+            {
+                "seq": record["seq"], "kind": record["kind"], "verdict": record["decision"],
+                "run": record.get("run", ""), "round": record.get("round", 0), "step": record.get("step", 0),
+                "bytes": record.get("payload", {}).get("bytes", 0), "reasons": record.get("reasons", []),
+                "rules": [rule["rule"] for rule in record.get("rules", ()) if rule["outcome"] in ("deny", "hold")],
+                "outcome": fate[-1]["event"].removeprefix("egress.") if fate else "",
+                "milliseconds": sent[-1]["mono"] - record["mono"] if sent else None,
+            }
+        )  # fmt: skip
+    return rows[::-1]
+
+
+def same(rows: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    """Whether rows of a query say what the slow ones say, in all that those say."""
+    return [{name: row[name] for name in want} for row, want in zip(rows, expected, strict=False)] == expected and len(
+        rows
+    ) == len(expected)
+
+
+def all_pages(query: Any, arguments: Mapping[str, Any], between: Any = lambda: None) -> list[dict[str, Any]]:
+    """Every page of a list after the other; `between` happens after each."""
+    rows: list[dict[str, Any]] = []
+    before: int | None = None
+    while True:
+        answer = query({**arguments, "before": before})
+        found = answer["messages"] if "messages" in answer else answer["records"]
+        assert len(found) <= arguments["limit"]
+        rows += found
+        between()
+        if answer["next"] is None:
+            return rows
+        assert before is None or answer["next"] < before
+        before = answer["next"]
+
+
+def long_log(folder: Path, records: int) -> AuditLog:
+    """A log of so many records, nine in ten about polls, written without a flush for each; opened as a daemon does."""
+    with _opened(folder) as log:
+        log.append("start")
+        (first,) = log.records()
+        size = log.size
+    path = segments(folder)[-1][1]
+    previous = link_of(path.read_bytes().splitlines()[-1])
+    lines: list[bytes] = []
+    for seq in range(size, size + records - records % 2):
+        record = {name: first[name] for name in ("v", "boot", "actor")}
+        record |= {"seq": seq, "t": first["t"] + seq, "mono": first["mono"] + seq}
+        record["salt"] = hashlib.md5(str(seq).encode(), usedforsecurity=False).hexdigest()
+        content = seq % 20 in (1, 2)
+        record |= {"kind": "metrics.eval" if content else "control.poll", "run": "run-1", "round": seq // 1000}
+        record |= {"step": 0, "direction": "egress", "payload": {"bytes": 7, "hmac_sha256": "ab" * 32}}
+        if seq % 2:
+            verdict = ("deny" if seq % 60 == 1 else "allow") if content else "allow"
+            record |= {"event": "egress.decision", "decision": verdict, "link": {"previous": previous}}
+        elif lines and json.loads(lines[-1])["decision"] == "deny":
+            record |= {"event": "screen.hit", "link": {"previous": previous}}
+        else:
+            record |= {"event": "egress.sent", "link": {"previous": previous, "decision": seq - 1}}
+        line = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+        previous = link_of(line)
+        lines.append(line)
+    with path.open("ab") as stream:
+        stream.write(b"".join(line + b"\n" for line in lines))
+    return _opened(folder)
+
+
+def _opened(folder: Path) -> AuditLog:
+    return AuditLog(folder, origin=setting.SILO, key=OUR_KEY, actor=setting.SILO, reserve_bytes=0)
