@@ -137,7 +137,8 @@ class Site:
         authority = create_ca(FEDERATION, kind="federation", not_before=now - timedelta(days=1), days=30)
         issued = authority.issue_coordinator(keys, coordinator="main", now=now, lifetime=lifetime)
         self.address, self.far_end_until = address, issued.not_after
-        self.bench.releases.destination.update({"address": address, "certificate": issued.fingerprint})
+        seen = {"certificate": issued.fingerprint, "not_after": f"{issued.not_after:%Y-%m-%dT%H:%M:%SZ}"}
+        self.bench.releases.destination.update({"address": address, **seen})
         self._appoint()
 
     def restart(self, policy: Policy, *, run: str, rank: int) -> None:

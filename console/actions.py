@@ -91,7 +91,13 @@ def _answer_twin(verb: str, *more: str) -> Twin:
     return twin
 
 
-PLACE_TWINS: dict[str, Twin] = {"overview": status_twin, "approvals": lambda context: ("silo", "approvals", "list")}
+PLACE_TWINS: dict[str, Twin] = {
+    "overview": status_twin,
+    "approvals": lambda context: ("silo", "approvals", "list"),
+    "outbox": lambda context: ("silo", "outbox", "list"),
+    "audit": lambda context: ("fedsilo", "audit", "tail", "--log", "STATE_DIR"),
+    "budget": lambda context: ("silo", "ledger", "limits"),
+}
 
 _APPROVAL = frozenset({"approval"})
 _HELD = frozenset({"overview", "approval"})
@@ -112,6 +118,14 @@ ACTIONS: tuple[Action, ...] = (
            changes=True, twin=_answer_twin("reject", "--reason", "OTHER"), action="release.reject"),
     Action("history", "h", frozenset({"approvals"}), "with what was answered before, and without",
            twin=lambda context: ("silo", "approvals", "list", "--all")),
+    Action("direction", "tab", frozenset({"outbox"}), "what came in, or what was to leave; h and l too",
+           twin=lambda context: ("silo", "inbox", "list"), also=("h", "l")),
+    Action("control", "c", frozenset({"outbox"}), "with allowed polls and heartbeats, and without",
+           twin=lambda context: ("silo", "outbox", "list", "--control")),
+    Action("copy_digest", "y", frozenset({"outbox", "message"}), "copy the digest"),
+    Action("verify", "v", frozenset({"audit"}), "have the daemon read its whole log again; that changes nothing",
+           twin=lambda context: ("fedsilo", "audit", "verify", "STATE_DIR")),
+    Action("next_pane", "tab", frozenset({"budget"}), "the next table: limits, bits per round, releases"),
     Action("open_row", "enter", TABLES, "open the row under the cursor"),
     Action("filter", "slash", TABLES, "filter: text, field:value, !not; all must hold"),
     Action("sort", "s", TABLES, "sort by the next column, up and down"),

@@ -29,8 +29,11 @@ from console.navigation import PLACES, History
 from console.safe import safe
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
+from console.screens.audit import AuditScreen
 from console.screens.base import FedScreen, content_of
+from console.screens.budget import BudgetScreen
 from console.screens.confirm import Answer, ConfirmDialog, TextDialog
+from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
 from console.screens.palette import ChooseDialog, by_beginning, by_letters, places_to_go, things_to_do
 from console.store import HALTS
@@ -48,7 +51,13 @@ LEAVING = "ctrl+q ends the console"
 Finished: TypeAlias = Callable[..., None]
 
 # Every place of `console.navigation.PLACES`, and nothing that is not there yet.
-SCREENS: Mapping[str, Callable[[], FedScreen]] = {"overview": OverviewScreen, "approvals": ApprovalsScreen}
+SCREENS: Mapping[str, Callable[[], FedScreen]] = {
+    "overview": OverviewScreen,
+    "approvals": ApprovalsScreen,
+    "outbox": OutboxScreen,
+    "audit": AuditScreen,
+    "budget": BudgetScreen,
+}
 
 
 class Signer(Protocol):

@@ -29,10 +29,11 @@ def header(release: Release, snapshot: Snapshot, now: float, cells: int, glyphs:
         *flow(
             [
                 line(("asked by ", "dim"), release.asked_by or NOT_TOLD),
-                line(("approvals ", "dim"), who, (f", each by an {roles}", "dim")),
+                line(("approvals ", "dim"), who, (f", by {roles}", "dim")),
             ],
             cells,
         ),
+        *labelled("FINDINGS", noticed(release, cells - LABEL_CELLS)),
     ]
 
 
@@ -69,7 +70,7 @@ def policy_summary(release: Release, cells: int) -> list[Line]:
 
 def rules(release: Release, cells: int, *, most: int) -> list[Line]:
     """Every rule in at most `most` lines; only ok rules may be left to the list behind `p`, and are counted."""
-    loud = [rule for rule in release.rules if rule.outcome != "ok"]
+    loud = [rule for rule in release.rules if rule.outcome not in ("ok", "look")]
     quiet = [rule for rule in release.rules if rule.outcome == "ok"]
     lines = [row for rule in loud for row in rule_lines(rule, cells)]
     # numbers with a limit say most; a rule that only says yes says it in its name
@@ -84,9 +85,11 @@ def rules(release: Release, cells: int, *, most: int) -> list[Line]:
 
 
 def rule_lines(rule: Rule, cells: int) -> list[Line]:
-    """One rule with its measured value and limit."""
+    """One rule with its measured value and limit; a finding in its own words."""
     style = _STYLES.get(rule.outcome, "warn")
     text = f"{rule.rule}: measured {rule.measured or '-'}, limit {rule.limit or '-'}"
+    if rule.outcome == "look":
+        text = rule.measured or rule.rule
     rows = wrap(text, cells - 5, style if style != "ok" else "")
     return [line((f"{rule.outcome:5}" if index == 0 else "     ", style), *row) for index, row in enumerate(rows)]
 
@@ -102,18 +105,37 @@ def _short(rule: Rule) -> Line:
 
 
 def budget(release: Release, cells: int) -> list[Line]:
-    text = release.budget or NOT_TOLD
-    more = ": no privacy budget is kept and none is claimed" if text == "DP off" else ""
-    return wrap(text + more, cells)
+    privacy, _, counted = (release.budget or NOT_TOLD).partition("; ")
+    more = ": no privacy budget is claimed" if privacy == "DP off" else ""
+    return flow([line(privacy + more), *(line((piece, "")) for piece in counted.split("; ") if piece)], cells)
 
 
 def difference(release: Release, cells: int) -> list[Line]:
-    norm = f"; L2 now {release.norm}" if release.norm else ""
-    return wrap((release.difference or NOT_TOLD) + norm, cells)
+    text = (release.difference or NOT_TOLD).replace(" against round ", " vs round ").replace(" of this run", "")
+    norm = [f"L2 now {release.norm}"] if release.norm and "L2 " not in text else []
+    return flow([line(piece) for piece in [*text.split("; "), *norm]], cells)
+
+
+def noticed(release: Release, cells: int) -> list[Line]:
+    """What is unusual about it, which a person is asked to look at: before everything else."""
+    rows: list[Line] = []
+    for rule in release.rules:
+        if rule.outcome == "look":
+            text = wrap(rule.measured or rule.rule, cells - 5, "warn")
+            rows += [line(("look " if index == 0 else "     ", "warn"), *row) for index, row in enumerate(text)]
+    return rows
+
+
+def screened(release: Release, cells: int) -> list[Line]:
+    """What the text screens say."""
+    return wrap((release.findings or NOT_TOLD).removeprefix("screens "), cells)
 
 
 def findings(release: Release, cells: int) -> list[Line]:
-    return wrap(release.findings or NOT_TOLD, cells)
+    """How much is unusual, which stands above everything else, and what the screens say."""
+    number, told = release.count("look"), (release.findings or NOT_TOLD).removeprefix("screens ")
+    style = "warn" if number else ""
+    return wrap(f"{number} above; {told}" if number else told, cells, style)
 
 
 def answers(release: Release, cells: int) -> list[Line]:
@@ -143,7 +165,7 @@ def one_column(release: Release, snapshot: Snapshot, now: float, cells: int, hei
     below = [
         *labelled("budget", budget(release, inner)),
         *labelled("diff", difference(release, inner)),
-        *labelled("findings", findings(release, inner)),
+        *labelled("screens", screened(release, inner)),
         *answers(release, cells),
     ]  # fmt: skip
     most = max(height - len(above) - len(below), 1)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -42,7 +42,11 @@ Question: TypeAlias = tuple[str, Mapping[str, Any]]  # a query's name and its ar
 
 
 class Source(Protocol):
-    """What the feed reads from; `ControlClient` is one."""
+    """What the feed reads from; `ControlClient` is one.
+
+    One that is no daemon that runs may have two methods more: `wall_time`, seconds since 1970 at which its readings
+    count as taken, so that no clock is said to differ; and `banner`, which stands where a daemon's link says "live".
+    """
 
     def snapshot(self) -> Reading: ...
 
@@ -126,9 +130,10 @@ class Feed:
             while self._waiting:
                 self._store.happened([self._waiting.popleft()])
             record = self._run_record(source, reading)
-            self._store.read(reading, time.monotonic(), wall_time=time.time(), record=record)
+            wall_time: float = getattr(source, "wall_time", time.time)()
+            self._store.read(reading, time.monotonic(), wall_time=wall_time, record=record)
             self._store.answered(self._asking.answers())
-            self._deliver(self._store.snapshot)
+            self._deliver(_told(self._store.snapshot, source))
             yield
             if (watcher is None or not watcher.is_alive()) and time.monotonic() - watched_at > WATCH_AGAIN_SECONDS:
                 watched_at = time.monotonic()
@@ -164,6 +169,12 @@ class Feed:
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
+
+
+def _told(snapshot: Snapshot, source: Source) -> Snapshot:
+    """With what the source is, where it is no daemon that runs."""
+    banner = getattr(source, "banner", None)
+    return snapshot if banner is None else replace(snapshot, link=replace(snapshot.link, told=banner()))
 
 
 class _Asking:

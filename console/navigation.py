@@ -34,6 +34,9 @@ class Place:
 PLACES: tuple[Place, ...] = (
     Place("1", "overview", "Overview", "what the silo or the federation does, and what needs a person"),
     Place("3", "approvals", "Approvals", "what is held and waits for an answer, and what was answered"),
+    Place("5", "outbox", "Outbox", "every message that was to leave, and with tab what came in: verdict, rule, bytes"),
+    Place("6", "audit", "Audit", "every record of this party's log, and whether its chain holds"),
+    Place("7", "budget", "Budget", "limits over messages: used, left, for how many rounds, and what is not counted"),
 )
 
 

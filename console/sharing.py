@@ -75,7 +75,7 @@ HELD: Mapping[str, Rule] = {
     "held_since": RELEASED, "expires_at": RELEASED, "asked_by": RELEASED,
     "approvers": {"needed": RELEASED, "roles": LOCAL, "given": LOCAL},
     "digest": LOCAL, "leaves": LOCAL, "policy": LOCAL, "budget": LOCAL, "findings": LOCAL, "difference": LOCAL,
-    "norm": LOCAL, "consequences": LOCAL,
+    "norm": LOCAL, "noticed": LOCAL, "base": LOCAL, "consequences": LOCAL,
 }  # fmt: skip
 
 SILO: Mapping[str, Rule] = {

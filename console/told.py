@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from console.app import Arrived, FedConsole, Signer
@@ -59,7 +59,9 @@ class ToldConsole(FedConsole):
     @property
     def lock(self) -> Lock:
         lock = super().lock
-        return ToldLock(lock.person, lock.seconds_left, lock.read_only, self._told())
+        # A source that has a banner of its own says it where a live link says "live".
+        told = "" if self.snapshot.link.told else self._told()
+        return ToldLock(lock.person, lock.seconds_left, lock.read_only, told)
 
     def action_toggle_pause(self) -> None:
         if self._replay is None:
@@ -92,11 +94,11 @@ def run_told(
         told: what the bar says.
         replay: what the keys move.
         signer: None for looking only.
-        from_elsewhere: its times are not those of a daemon that runs now, so no clock is said to differ.
+        from_elsewhere: taken for callers that say it; the source itself tells (`console.feed.Source`).
         options: of `FedConsole`.
     """
     app = ToldConsole(told=told, replay=replay, signer=signer, **options)
-    feed = Feed(connect, lambda snapshot: _post(app, snapshot, from_elsewhere))
+    feed = Feed(connect, lambda snapshot: _post(app, snapshot))
     app.read_from(feed)
     feed.start()
     try:
@@ -135,7 +137,7 @@ def screen_text(
         known = ", ".join(f"{one.key} {one.name}" for one in PLACES)
         raise UsageError(f"there is no screen {number}", hint=f"there are: {known}")
     app = ToldConsole(told=told, **options)
-    feed = Feed(connect, lambda snapshot: _post(app, snapshot, from_elsewhere))
+    feed = Feed(connect, lambda snapshot: _post(app, snapshot))
     app.read_from(feed)
     drawn: list[str] = []
 
@@ -173,5 +175,5 @@ def _complete(app: FedConsole) -> bool:
     )
 
 
-def _post(app: FedConsole, snapshot: Snapshot, from_elsewhere: bool) -> None:
-    app.post_message(Arrived(replace(snapshot, skew_seconds=0.0) if from_elsewhere else snapshot))
+def _post(app: FedConsole, snapshot: Snapshot) -> None:
+    app.post_message(Arrived(snapshot))

@@ -24,6 +24,7 @@ class Link:
     hint: str = ""
     received_at: float = -math.inf  # of the last snapshot
     retry_at: float = -math.inf
+    told: str = ""  # what is read in place of a daemon that runs, such as a replay; "" for a daemon
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,8 @@ def why_not_answer(shown: Release, snapshot: Snapshot, now: float, *, approve: b
     """Why this release cannot be answered now as it was shown, or nothing. The daemon asks all of it again."""
     if snapshot.link.state != "live":
         return "disconnected: nothing can be changed"
+    if snapshot.link.told:
+        return f"{snapshot.link.told.partition(' ')[0]}: nothing can be changed"
     if snapshot.is_stale(now):
         return "the view is stale: nothing can be changed"
     if changed := changed_since(shown, snapshot):

@@ -68,6 +68,8 @@ def link_words(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Part:
             return f"{glyphs.away} loading", "dim"
         case "disconnected":
             return f"{glyphs.bad} DISCONNECTED", "bad"
+    if snapshot.link.told:
+        return snapshot.link.told, "warn"
     if snapshot.is_stale(now):
         return f"{glyphs.need} STALE {duration_text(snapshot.age_seconds(now))}", "warn"
     return f"{glyphs.live} live", "ok"
@@ -87,6 +89,9 @@ def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyp
     nothing = "nothing needs you" if snapshot.state is not None else "needs: not known yet"
     count: Part = (f"{glyphs.need} {needs} need{'s' if needs == 1 else ''} you", "warn") if needs else (nothing, "dim")
     essential: list[Part] = [count, link_words(snapshot, now, glyphs), lock.words()]
+    if snapshot.link.told and width_of(essential) + 2 * len(essential) > cells:
+        text, style = essential[1]
+        essential[1] = text.partition(",")[0], style
     shown = list(essential)
     for place, part in ((1, (context, "strong")), (len(essential), (policy, "dim"))):
         if part[0] and width_of([*shown, part]) + 2 * len(shown) + 2 <= cells:

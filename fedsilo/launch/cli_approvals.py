@@ -137,7 +137,8 @@ def _kind_line(row: Mapping[str, Any]) -> str:
 
 
 def _rule_line(rule: Mapping[str, Any]) -> str:
-    return f"  {rule['outcome']:5} {rule['rule']}: {rule['measured']} (limit {rule['limit']})"
+    limit = "" if rule["limit"] is None else f" (limit {rule['limit']})"
+    return f"  {rule['outcome']:5} {rule['rule']}: {rule['measured']}{limit}"
 
 
 @app.command("approve")

@@ -461,6 +461,13 @@ class Gate:
         """Persons have looked at what a kind's screens found: it may leave again."""
         self._judge.release_halt(kind, persons)
 
+    def found_again(
+        self, kind: str, run: str, round_number: int, step: int, payload: Buffer
+    ) -> tuple[Message, Readings]:
+        """What the screens find in bytes that were judged already, for people: nothing is decided or counted by it."""
+        message = self._message(kind, run, round_number, step, payload)
+        return message, self._judge.screened(message, Readings())
+
     # ---- making and sending ------------------------------------------------------------------------
 
     def _message(self, kind: str, run: str, round_number: int, step: int, payload: Buffer) -> Message:

@@ -14,16 +14,16 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.treaty.wire.codec import Buffer
-from policies.model import PolicyFile
+from silo.guard.ledger_rows import Approval, OutboxItem, PolicyInForce, Release
 from silo.guard.payloads import FOLDER, Payloads
+
+__all__ = ["Approval", "Ledger", "OutboxItem", "PolicyInForce", "Release"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -46,82 +46,6 @@ CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state
 _REFERRED = (
     "SELECT digest FROM outbox WHERE state='allowed' OR archived UNION SELECT digest FROM releases WHERE state='held'"
 )
-
-
-@dataclass(frozen=True)
-class OutboxItem:
-    """One content message that the gate allowed. Its bytes are kept until the coordinator has answered it."""
-
-    id: int
-    run: str
-    round: int
-    step: int
-    kind: str
-    digest: str
-    payload_bytes: int
-    decision_seq: int  # of the audit record
-    at: float  # seconds since 1970
-    state: str  # allowed | sent | dropped (its bytes are gone, or the policy changed its mind while it waited)
-    attempts: int
-    archived: bool  # its bytes stay when it is settled, until retention takes them
-
-
-@dataclass(frozen=True)
-class Release:
-    """A held message. The payload of this digest is what will be sent, byte for byte, if persons approve."""
-
-    id: str
-    run: str
-    round: int
-    step: int
-    kind: str
-    digest: str
-    policy_digest: str
-    payload_bytes: int
-    recorded: Mapping[str, Any]  # size and digest as they may stand in the audit log (T40)
-    facts: Mapping[str, Any]
-    rules: list[dict[str, Any]]
-    persons: int
-    requested_at: float
-    expires_at: float
-    expiry_outcome: str  # missed: the step's deadline comes first; denied: the policy's expiry does
-    state: str  # held | approved | rejected | expired | missed | denied
-    revision: int
-
-
-@dataclass(frozen=True)
-class Approval:
-    release_id: str
-    person: str
-    fingerprint: str
-    digest: str
-    verdict: str  # approve | reject
-    reason: str
-    at: float
-
-
-@dataclass(frozen=True)
-class PolicyInForce:
-    """What decided last at this site.
-
-    Attributes:
-        digest: of the effective policy.
-        content: the same as JSON, defaults filled in; two of them compare field by field.
-        logged: digest that the audit log's newest record named when this was put in force. The log says either the one
-            or the other; that it says a third shows a ledger restored from an older copy (T42).
-    """
-
-    digest: str
-    content: dict[str, Any]
-    logged: str
-
-    @property
-    def file(self) -> PolicyFile | None:
-        """The content as this version reads it; None where another version's words do not fit."""
-        try:
-            return PolicyFile.model_validate(self.content)
-        except ValidationError:
-            return None
 
 
 class Ledger:
@@ -283,6 +207,21 @@ class Ledger:
             return [_release(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
         rows = self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
         return [_release(row) for row in rows]
+
+    def keep_of_release(self, release_id: str, kept: Mapping[str, Any]) -> None:
+        """What is shown of a release beside its facts: base, destination, places of hits; no text."""
+        self._set_fact(f"release/{release_id}", json.dumps(kept))
+
+    def kept_of_release(self, release_id: str) -> dict[str, Any]:
+        return dict(json.loads(self._fact(f"release/{release_id}") or "{}"))
+
+    def keep_policy_of_sent(self, kind: str, policy: PolicyInForce) -> None:
+        """By which policy the newest release of a kind left."""
+        self._set_fact(f"sent_by/{kind}", json.dumps(asdict(policy)))
+
+    def policy_of_sent(self, kind: str) -> PolicyInForce | None:
+        text = self._fact(f"sent_by/{kind}")
+        return None if text is None else PolicyInForce(**json.loads(text))
 
     def free_release_id(self, stem: str) -> str:
         """`stem/n` with the first number that was never used, such as r1/hospital_a/0."""

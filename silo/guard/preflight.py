@@ -38,7 +38,15 @@ PINNED = "pinned files"  # one check's name, which others need
 
 
 def check_coordinator(site: Site, now: datetime) -> str:
-    """Who answers at the coordinator's address; its certificate's fingerprint (threat T30).
+    """Who answers at the coordinator's address; its certificate's fingerprint. As `look_at_coordinator`."""
+    return look_at_coordinator(site, now)["certificate"]
+
+
+def look_at_coordinator(site: Site, now: datetime) -> dict[str, str]:
+    """Who answers at the coordinator's address (threat T30): what a release's view says of its destination.
+
+    Returns:
+        {"certificate": fingerprint, "not_after": its end in UTC, ISO 8601}.
 
     Raises:
         UnreachableError: nobody, or TLS fails; the cause is named.
@@ -54,7 +62,7 @@ def check_coordinator(site: Site, now: datetime) -> str:
             f"{site.config.coordinator.address} is {peer.spiffe_id}; the policy names "
             f"{site.policy.file.federation.coordinator}"
         )
-    return peer.fingerprint
+    return {"certificate": peer.fingerprint, "not_after": f"{leaf.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}"}
 
 
 def preflight(

@@ -23,17 +23,16 @@ from fedsilo.treaty.errors import (
     VerificationError,
 )
 from fedsilo.treaty.wire.codec import Buffer, sha256_hex
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
+from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
-from policies.screening import hits_in_words
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, parsed
+from silo.guard.release_view import ReleaseView, hit_places, policy_content
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
-STAYS = ("prompts", "answers", "per-sample rewards", "gradients", "optimiser state", "private rollouts")
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,14 @@ class Releases:
         gate: decides again when the approvals are complete.
         ledger: keeps the exact bytes.
         silo: name for release ids.
-        destination: the coordinator's address and certificate fingerprint, for people.
+        destination: the coordinator's address, certificate fingerprint and its not_after (UTC), for people.
     """
 
     def __init__(self, gate: Gate, ledger: Ledger, *, silo: str, destination: Mapping[str, str]) -> None:
         self._gate = gate
         self._ledger = ledger
         self._silo = silo
+        self._shows = ReleaseView(ledger)
         self.destination = dict(destination)
         self._grants: dict[tuple[str, str], int] = {}  # (release, person) -> number of the record of the yes
 
@@ -116,6 +116,8 @@ class Releases:
             revision=1,
         )
         self._ledger.hold(release, payload)
+        if kind in OUTBOUND_KINDS:
+            self._keep_beside(release, payload)
         self._record("approval.request", release, reasons=list(decision.reasons))
         return release
 
@@ -198,6 +200,8 @@ class Releases:
                 f"the stored bytes of {release.id} are not those that were held", code="TAMPERED"
             ) from error
         granted = self._granted(release, approvals)
+        if release.kind in OUTBOUND_KINDS:
+            self._keep_sent(release)
         # Ended first: whatever happens next, this approval frees nothing a second time.
         release = self._ledger.settle_release(release.id, "approved")
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
@@ -371,83 +375,32 @@ class Releases:
 
     def view(self, release: Release) -> dict[str, Any]:
         """Everything a person must see before answering (console design 5); facts and digests, never content."""
-        policy, facts = self._gate.policy, release.facts
-        given = [
-            {"person": item.person, "verdict": item.verdict, "at": item.at}
-            for item in self._ledger.approvals(release.id)
-        ]
-        asked = self._asked(release.kind)
-        # The rules were judged when the hold began; who said yes since then belongs to what is shown.
-        count = sum(item["verdict"] == "approve" for item in given)
-        rules = [
-            {**rule, "measured": count, "outcome": "ok" if count >= release.persons else "hold"}
-            if rule["rule"] == "approvals" and rule["outcome"] == "hold"
-            else rule
-            for rule in release.rules
-        ]
-        outcomes = [str(rule["outcome"]) for rule in rules]
-        earlier = [
-            item
-            for item in self._ledger.outbox()
-            if item.kind == release.kind and item.digest != release.digest and item.at <= release.requested_at
-        ]
-        last = earlier[-1] if earlier else None
-        difference = (
-            f"{release.payload_bytes - last.payload_bytes:+d} bytes against round {last.round} of "
-            f"{'this run' if last.run == release.run else f'the earlier run {last.run}'}"
-            if last
-            else "first release, nothing to compare"
-        )
-        return {
-            "id": release.id,
-            "digest": release.digest,
-            "revision": release.revision,
-            "state": release.state,
-            "run": release.run,
-            "round": release.round,
-            "step": release.step,
-            "held_since": release.requested_at,
-            "expires_at": release.expires_at,
-            "asked_by": f"round {release.round} of run {release.run}",
-            "approvers": {"needed": release.persons, "roles": list(asked.roles), "given": given},
-            "leaves": {
-                "destination": self.destination,
-                "kinds": [
-                    {
-                        "kind": release.kind,
-                        "items": items_of(facts),
-                        "bytes": release.payload_bytes,
-                        "covered_by_epsilon": "NO",
-                    }
-                ],
-                "bytes": release.payload_bytes,
-                "stays": list(STAYS),
-            },
-            "policy": {
-                "name": policy.file.name,
-                "digest": policy.digest,
-                "counts": {name: outcomes.count(name) for name in ("ok", "look", "hold", "deny")},
-                "rules": [rule for rule in rules if rule["outcome"] != "n.a."],
-            },
-            "budget": "DP off",
-            "findings": hits_in_words(facts) if "screens" in facts else "no text in this message",
-            "difference": difference,
-            "norm": facts.get("l2"),
-            "consequences": {
-                "approve": "these bytes are sent once; sending cannot be called back",
-                "reject": "the coordinator is told only that this silo declined; the round goes on without it if the "
-                "quorum is met",
-            },
-        }
+        policy = self._gate.policy
+        return self._shows.view(
+            release, policy_name=policy.file.name, policy_digest=policy.digest, policy=policy.file,
+            destination=self.destination, roles=list(self._asked(release.kind).roles),
+        )  # fmt: skip
 
+    def _keep_beside(self, release: Release, payload: Buffer) -> None:
+        """What a later look at this release is compared with, and where its screens found something."""
+        view = self._gate.view
+        kept: dict[str, Any] = {}
+        if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
+            kept = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
+        if release.facts.get("responses_hit"):
+            kept["hits"] = self._hit_places(release, payload)
+        self._ledger.keep_of_release(release.id, kept)
 
-def items_of(facts: Mapping[str, Any]) -> str:
-    """What a release is made of, in words."""
-    if "tensors" in facts:
-        shape = f"rank {facts.get('rank')}, {facts.get('dtype')}, {facts.get('elements')} values"
-        return f"{facts['tensors']} tensors, {shape}"
-    if "responses" in facts:
-        return f"{facts['responses']} responses to {facts.get('prompts')} public prompts, {facts.get('tokens')} tokens"
-    if "metrics" in facts:
-        return f"{len(facts['metrics'])} metrics"
-    return "1 message"
+    def _hit_places(self, release: Release, payload: Buffer) -> list[tuple[str, list[str]]]:
+        """Which answers the screens found something in, and which screens: one run more, for a held message only, whose
+        time nobody outside can tell from a person's (T18)."""
+        message, found = self._gate.found_again(release.kind, release.run, release.round, release.step, payload)
+        screened = found.screened
+        return [] if screened is None or screened.failed else hit_places(message.body, screened.hits)
+
+    def _keep_sent(self, release: Release) -> None:
+        """Where it goes and by which policy, for the next release of its kind."""
+        kept = self._ledger.kept_of_release(release.id) | {"destination": self.destination}
+        policy = self._gate.policy
+        self._ledger.keep_of_release(release.id, kept)
+        self._ledger.keep_policy_of_sent(release.kind, policy_content(policy.file, policy.digest))

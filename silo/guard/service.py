@@ -40,7 +40,7 @@ from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
 from silo.guard.message_index import MessageIndex
 from silo.guard.own_certificate import OwnCertificate
-from silo.guard.preflight import check_coordinator
+from silo.guard.preflight import look_at_coordinator
 from silo.guard.public import PublicView, token_counter
 from silo.guard.releases import Releases
 from silo.guard.rescreening import Rescreening
@@ -246,10 +246,12 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     control = ControlServer(desk, config.control.socket, config.control.group)
     stack.callback(control.close)
     try:
-        releases.destination["certificate"] = check_coordinator(site, datetime.now(UTC))
+        releases.destination.update(look_at_coordinator(site, datetime.now(UTC)))
     except UnreachableError as error:
         # It may come up later; until then the log names the cause.
         _log.warning("%s", error.line)
+    # It is renewed now and then; dialling may take a while, which the loop has no time for.
+    guard.hourly.append(lambda: threading.Thread(target=_look_again, args=(site, releases), daemon=True).start())
     if config.trainer.launch == "external":
         guard.panel.trainer({"waiting_for": config.trainer.address})
         guard.panel.show(None, link_fault="")
@@ -282,6 +284,13 @@ def _fold(index: MessageIndex) -> None:
         index.catch_up()
     except FedSiloError as error:  # whoever asks is told the same
         _log.warning("the messages of the audit log cannot be listed: %s", error.line)
+
+
+def _look_again(site: Site, releases: Releases) -> None:
+    try:
+        releases.destination.update(look_at_coordinator(site, datetime.now(UTC)))
+    except FedSiloError as error:
+        _log.warning("%s", error.line)
 
 
 def prepare_logging(config: SiloConfig, *, to_stderr: bool) -> None:

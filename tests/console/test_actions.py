@@ -17,7 +17,10 @@ from console.drawing import UNICODE, to_text
 from console.navigation import PLACES, History, crumbs_line, matches, tabs_line
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
+from console.screens.audit import AuditScreen
 from console.screens.base import FedScreen
+from console.screens.budget import BudgetScreen
+from console.screens.outbox import MessageScreen, OutboxScreen
 from console.screens.overview import OverviewScreen
 from console.screens.tables import TablePane
 from fedsilo.launch import cli, cli_console, cli_coordinator, cli_silo
@@ -92,7 +95,8 @@ def _bound(widget: type[Any]) -> Mapping[str, str]:
 
 WHERE: Mapping[type[Any], set[str]] = {
     FedConsole: set(), FedScreen: set(), OverviewScreen: {"overview"}, ApprovalScreen: {"approval"},
-    TablePane: {"table"}, ApprovalsScreen: {"approvals"},
+    TablePane: {"table"}, ApprovalsScreen: {"approvals"}, OutboxScreen: {"outbox"}, MessageScreen: {"message"},
+    AuditScreen: {"audit"}, BudgetScreen: {"budget"},
 }  # fmt: skip
 
 
@@ -109,7 +113,8 @@ def test_every_key_is_in_the_table_and_every_key_of_the_table_is_bound(widget: t
 
 
 def test_no_key_of_one_screen_means_two_things() -> None:
-    for tags in ({"overview"}, {"approval"}, {"table", "example"}, {"table", "approvals"}):
+    tables = ("example", "approvals", "outbox", "audit", "budget")
+    for tags in ({"overview"}, {"approval"}, {"message"}, *({"table", name} for name in tables)):
         keys = [key for action in actions_on(*tags) for key in (action.key, *action.also) if key]
         assert len(keys) == len(set(keys)), tags
 

@@ -1,0 +1,295 @@
+"""The audit log as rows and lines: its columns, what the head says of the chain, and one record whole.
+
+The head repeats what the daemon says of its own log: how far it read it again, which checkpoint it signed, and who
+countersigned that. Pure: answers of the queries `audit` and `audit.status` in, lines out.
+
+Does not show: that the daemon tells the truth. `fedsilo audit verify` with the logs of all parties, run elsewhere,
+depends on no daemon.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from console.drawing import Glyphs, Line, Part, bar, bytes_text, clip, flow, line, width_of, wrap
+from console.feed import Question
+from console.reading import mapping, number, text_of, whole
+from console.rows import ROWS_MAX, Column, Row, Rows, parse_filter
+from console.safe import Shown
+
+STATE_FOLDER = "STATE_DIR"  # the console knows a socket, not where the daemon keeps its log
+BAR_CELLS = 20
+RULE_CELLS_MIN = 2  # of the line around a break
+PARTY_PARTS = 2  # of a name such as spiffe://federation/silo/hospital_a: role and name tell the parties apart
+
+
+# ---- rows ------------------------------------------------------------------------------------------
+
+
+def record_id(row: Row) -> str:
+    return text_of(row.get("seq"))
+
+
+def moment_of(record: Row) -> str:
+    """UTC of a record; a damaged one has none, and a number that no calendar has stays a number."""
+    milliseconds = record.get("t")
+    if not isinstance(milliseconds, int) or isinstance(milliseconds, bool) or not milliseconds:
+        return "" if not milliseconds else text_of(milliseconds)
+    try:
+        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    except (OverflowError, ValueError, OSError):
+        return str(milliseconds)
+
+
+def place_of(record: Row) -> str:
+    """Run, round and step, as far as the record has them."""
+    parts = [text_of(record.get(name)) for name in ("run", "round", "step") if record.get(name) is not None]
+    return "/".join(parts)
+
+
+def reasons_of(record: Row) -> str:
+    if record.get("event") == "damaged":
+        return text_of(record.get("why"))
+    reasons = record.get("reasons")
+    return ", ".join(map(text_of, reasons)) if isinstance(reasons, list) else ""
+
+
+def _event(row: Row) -> Part:
+    event = text_of(row.get("event"))
+    return ("DAMAGED", "bad") if event == "damaged" else (event, "bad" if event == "halt" else "")
+
+
+def _decision(row: Row) -> Part:
+    word = text_of(row.get("decision"))
+    style = {"allow": "ok", "deny": "bad", "hold": "warn"}.get(word, "")
+    return {"deny": "DENY", "hold": "HOLD"}.get(word, word), style
+
+
+def _size(row: Row) -> Part:
+    payload = mapping(row.get("payload"))
+    return (bytes_text(number(payload.get("bytes"))) if "bytes" in payload else ""), ""
+
+
+COLUMNS = (
+    Column("seq", lambda row: (text_of(row.get("seq")), "accent"), 8, worth=0, right=True,
+           order=lambda row: number(row.get("seq"))),
+    # without the year, so that the kind fits beside it in 80 columns
+    Column("time UTC", lambda row: (moment_of(row)[5:], ""), 14, worth=0, order=lambda row: number(row.get("t"))),
+    Column("event", _event, 16, worth=0, grows=True),
+    Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=1),
+    Column("decision", _decision, 8, worth=0),
+    Column("bytes", _size, 9, worth=3, right=True,
+           order=lambda row: number(mapping(row.get("payload")).get("bytes"))),
+    Column("run/round/step", lambda row: (place_of(row), ""), 14, worth=4, grows=True),
+    Column("reasons", lambda row: (reasons_of(row), ""), 18, worth=2, grows=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A filter in two parts.
+
+    Args:
+        event: the beginning of an event's name, for the daemon.
+        text: what stands anywhere in a record, for the daemon.
+        rest: words that this console compares with the columns itself.
+    """
+
+    event: str = ""
+    text: str = ""
+    rest: str = ""
+
+
+def asked_of(typed: str) -> Asked:
+    """What was typed after `/`: the daemon looks through the whole log for one event and one text, so that nobody has
+    to fetch the records that do not pass; `field:value` of another column, `!not` and any further word are compared
+    here. A star at the end of an event's name says what holds anyway: its beginning is looked for."""
+    event, text, rest = "", "", []
+    names = {column.name for column in COLUMNS}
+    for word in typed.split():
+        name, colon, value = word.partition(":")
+        if name.lower() == "event" and colon and not event and (prefix := value.rstrip("*").lower()):
+            event = prefix
+        elif name.lower() == "event" and colon and not value.rstrip("*"):
+            continue  # any event
+        elif not text and not word.startswith("!") and not (colon and name.lower() in names):
+            text = word
+        else:
+            rest.append(word)
+    return Asked(event, text, " ".join(rest))
+
+
+def question_of(typed: str) -> Question:
+    asked = asked_of(typed)
+    arguments = {name: value for name, value in (("event", asked.event), ("text", asked.text)) if value}
+    return "audit", arguments
+
+
+class ChainRows(Rows):
+    """Rows of a log, some of whose pages hold few records or none: the daemon looks at so many records a call.
+
+    So whether a newest page joins the rows that are here follows from the numbers that it covers, not from a row that
+    both have; and a filter's first event and text are the daemon's to compare.
+    """
+
+    _size: int | None = None  # of the log when the newest page came
+
+    def filter(self, text: str) -> None:
+        self._filter_text = text
+        self._filter = parse_filter(asked_of(text).rest, [column.name for column in self.columns])
+        self._settle()
+
+    def take_newest(self, page: Sequence[Row], following: Any, *, total: int | None = None) -> None:
+        size, self._size = self._size, total
+        joins = isinstance(following, int) and size is not None and following <= size <= (total or 0)
+        if not joins or not self.arrived or self.newer:
+            super().take_newest(page, following, total=total)
+            return
+        fresh = self._made(page)
+        arrived = {item.id for item in fresh}
+        self._items = fresh + [item for item in self._items if item.id not in arrived]
+        self.total = total
+        if len(self._items) > ROWS_MAX:
+            self._keep_most()
+        self._settle()
+
+
+# ---- head ------------------------------------------------------------------------------------------
+
+
+def count_text(value: Any) -> str:
+    return f"{whole(value):,}"
+
+
+def clock_text(moment: str, today: str) -> str:
+    """A time of today without its date. Both ISO-8601, UTC."""
+    day, _, clock = moment.partition("T")
+    return clock[:8] if day == today else f"{day} {clock[:8]}".strip()
+
+
+def party_text(name: str) -> str:
+    """`coordinator/main` of spiffe://cardio-net/coordinator/main; another name whole."""
+    return "/".join(name.split("/")[-PARTY_PARTS:]) if name.startswith("spiffe://") else name
+
+
+def break_line(status: Mapping[str, Any], cells: int, glyphs: Glyphs) -> list[Line]:
+    """One line as wide as the screen that names the record where the chain breaks; nothing while none is known."""
+    broken = status.get("broken")
+    if not isinstance(broken, Mapping):
+        return []
+    mark = f"{glyphs.full * RULE_CELLS_MIN} BROKEN AT RECORD {text_of(broken.get('seq'))}: "
+    shown = clip(line((mark, "bad"), (f"{text_of(broken.get('why'))} ", "bad")), cells, glyphs.more)
+    # of our own, so its length is no run that `safe` would count
+    return [(*shown, (Shown(glyphs.full * max(cells - width_of(shown), 0)), "bad"))]
+
+
+def head_lines(status: Mapping[str, Any], now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+    """How far the log was verified, its checkpoint, who countersigned it, and what the coordinator knows of it.
+
+    Args:
+        status: of `audit.status`; empty before the first answer.
+        now: UTC seconds by the daemon.
+        cells: width.
+        glyphs: of the terminal.
+    """
+    if not status:
+        return []
+    today = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}" if now else ""
+    pieces = [_verified(status, today), *_checkpoint(mapping(status.get("checkpoint"))), _coordinator(status)]
+    if isinstance(broken := status.get("broken"), Mapping):
+        pieces.append(line((":audit ", "dim"), text_of(broken.get("seq")), (" goes there", "dim")))
+    lines = flow(pieces, cells, between=glyphs.dot)
+    if status.get("verifying") is True:
+        lines.append(_progress(status, cells, glyphs))
+    return lines
+
+
+def _verified(status: Mapping[str, Any], today: str) -> Line:
+    size, to = whole(status.get("size")), status.get("verified_to")
+    if to is None:
+        return line((f"{count_text(size)} records, not verified yet: v verifies them", "warn"))
+    at = clock_text(text_of(status.get("verified_at")), today)
+    if isinstance(status.get("broken"), Mapping):
+        return line((f"holds to {count_text(to)} of {count_text(size)}, at {at}", "bad"))
+    of = f" of {count_text(size)}" if whole(to) != size else ""
+    return line((f"verified to {count_text(to)}{of} at {at}", "ok"))
+
+
+def _checkpoint(checkpoint: Mapping[str, Any]) -> list[Line]:
+    if not whole(checkpoint.get("size")):
+        return [line(("no signed checkpoint yet", "warn"))]
+    names = checkpoint.get("cosigned_by")
+    parties = [party_text(text_of(name)) for name in names] if isinstance(names, list) else []
+    signed = line(f"signed checkpoint {count_text(checkpoint.get('size'))}")
+    if not parties:
+        return [signed, line(("countersigned by nobody yet", "warn"))]
+    return [signed, line(f"countersigned by {', '.join(parties)}")]
+
+
+def _coordinator(status: Mapping[str, Any]) -> Line:
+    match status.get("coordinator"):
+        case "matches":
+            return line(("matches coordinator", "ok"))
+        case "differs":
+            return line(("DIFFERS FROM COORDINATOR", "bad"))
+        case "not seen":
+            return line(("not countersigned by the coordinator yet", "warn"))
+    return line(("coordinator: ", "dim"), text_of(status.get("coordinator")) or "-")
+
+
+def _progress(status: Mapping[str, Any], cells: int, glyphs: Glyphs) -> Line:
+    looked, of = whole(status.get("looked_at")), max(whole(status.get("of")), 1)
+    text = f"verifying {count_text(looked)} of {count_text(of)} {100 * min(looked, of) // of} % "
+    return clip(line((text, "accent"), *bar(looked / of, BAR_CELLS, glyphs)), cells)
+
+
+# ---- one record ------------------------------------------------------------------------------------
+
+
+def show_twin(seq: str) -> tuple[str, ...]:
+    return ("fedsilo", "audit", "show", seq, "--log", STATE_FOLDER)
+
+
+TAIL_TWIN = ("fedsilo", "audit", "tail", "--log", STATE_FOLDER)
+VERIFY_TWIN = ("fedsilo", "audit", "verify", STATE_FOLDER)
+
+
+def record_lines(record: Row, twin: str, body: Sequence[Line], cells: int) -> list[Line]:
+    """A record whole: what it is linked to and where one finds that, the command that shows the same, and its JSON.
+
+    Args:
+        record: as the daemon gave it.
+        twin: the command.
+        body: its JSON, in lines.
+        cells: width.
+    """
+    event, _ = _event(record)
+    head = [clip(line((f"record {record_id(record)}", "strong"), f"  {moment_of(record)}  {event}"), cells)]
+    if record.get("event") == "damaged":
+        head += wrap(f"this line of the log is no record: {text_of(record.get('why'))}", cells, "bad")
+    link, seq = mapping(record.get("link")), record.get("seq")
+    previous = text_of(link.get("previous"))
+    if previous and seq == 0:
+        head.append(line(("previous  ", "dim"), "none: it is the first"))
+    elif previous and isinstance(seq, int):
+        head += _link("previous", f"record {seq - 1} has the hash", cells)
+        head.append(clip(line(f"  {previous}"), cells))  # whole, also in 80 columns
+    for name, says in (("decision", "the decision this belongs to"), ("peer_event", "in the peer's own log")):
+        if name in link:
+            to = text_of(link[name])
+            head += _link(name.replace("_", " "), f"record {to}, {says}", cells)
+            if name == "decision":
+                head.append(line(("          :audit ", "dim"), to, (" goes there", "dim")))
+    if (approvals := link.get("approvals")) is not None:
+        head += _link("approvals", json.dumps(approvals, ensure_ascii=False, default=str), cells)
+    head += _link("as text", twin, cells)
+    return [*head, line(""), *body]
+
+
+def _link(name: str, text: str, cells: int) -> list[Line]:
+    rows = wrap(text, max(cells - 10, 8))
+    return [line((f"{name:9} " if not index else " " * 10, "dim"), *row) for index, row in enumerate(rows)]

@@ -1,0 +1,380 @@
+"""What the outbox and the inbox show of a message: the cells of a row, and the lines about one decision.
+
+Reads the answers of the queries `outbox` and `inbox` and nothing else. They come from our own daemon, but kinds, names
+and measured values in them come from further away, so no shape is trusted here and every text passes `console.safe`
+where it is drawn (threat T37). Pure.
+
+Does not say whether the log that the answers come from is whole: the audit screen does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from console.conditions import denied_lines
+from console.drawing import Line, Part, bytes_text, flow, line, table, wrap
+from console.reading import mapping, number, text_of, whole
+from console.rows import Column, Row
+
+VERDICT_STYLES = {"allow": "ok", "deny": "bad", "hold": "warn"}
+VERDICTS = tuple(VERDICT_STYLES)
+NOUNS = {"outbox": "outbound messages", "inbox": "inbound messages"}
+_WORDS = {"deny": "DENY", "hold": "HOLD"}  # also without colour they stand out
+_OF_VERDICT = {"": "", "allow": "allowed ", "deny": "denied ", "hold": "held "}
+_LEFT: Mapping[tuple[str, str], Part] = {
+    ("allow", ""): ("not yet", "warn"), ("allow", "sent"): ("yes", ""), ("allow", "acked"): ("yes", ""),
+    ("allow", "indeterminate"): ("unknown", "warn"), ("deny", ""): ("no", "dim"), ("hold", ""): ("no", "dim"),
+}  # fmt: skip
+_BECAME = {
+    ("allow", ""): "not sent yet: it waits in the outbox",
+    ("allow", "sent"): "sent; the coordinator has not said that it took it",
+    ("allow", "acked"): "sent, and the coordinator took it",
+    ("allow", "indeterminate"): "sent at least in part; whether it arrived is not known: count it as gone",
+    ("deny", ""): "nothing was sent",
+    ("hold", ""): "nothing was sent; a person's yes makes a decision of its own",
+}
+_COMPARED = (
+    ("payload_bytes", "bytes"), ("tensors", "tensors"), ("elements", "values"), ("l2", "L2"),
+    ("tensor_l2_max", "L2 of one tensor"), ("responses", "responses"), ("prompts", "prompts"),
+    ("text_bytes", "bytes of text"), ("tokens", "tokens"),
+)  # fmt: skip
+_DECIDING_FIRST = ("deny", "hold", "look")
+_YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
+_LABEL_CELLS = 11
+
+
+# ---- rows ------------------------------------------------------------------------------------------
+
+
+def verdict_part(row: Row) -> Part:
+    verdict = text_of(row.get("verdict"))
+    return _WORDS.get(verdict, verdict), VERDICT_STYLES.get(verdict, "warn")
+
+
+def left_part(row: Row) -> Part:
+    """Whether it left this silo: yes, no, not yet, unknown; what is none of these is shown as unknown."""
+    return _LEFT.get((text_of(row.get("verdict")), text_of(row.get("outcome"))), ("unknown", "warn"))
+
+
+def rule_part(row: Row) -> Part:
+    """The rule that decided, or the codes where no rule of the policy came to judge."""
+    rule = text_of(row.get("rule")) or " ".join(_texts(row.get("reasons")))
+    return (rule, "") if rule else ("-", "dim")
+
+
+def digest_part(row: Row) -> Part:
+    return short_digest(text_of(row.get("digest"))) or "-", "dim"
+
+
+def short_digest(digest: str) -> str:
+    return f"{digest[:4]}…{digest[-4:]}" if len(digest) > 12 else digest
+
+
+def _round_part(row: Row) -> Part:
+    return (f"r{text_of(row.get('round'))}", "") if text_of(row.get("run")) else ("-", "dim")
+
+
+def _milliseconds_part(row: Row) -> Part:
+    value = row.get("milliseconds")
+    return ("-", "dim") if value is None else (text_of(value), "")
+
+
+def columns_of(direction: str) -> tuple[Column, ...]:
+    """direction: outbox or inbox. At 80 cells: when, what, how much, the verdict, whether it left, and why."""
+    rows = [
+        Column("record", lambda row: (text_of(row.get("seq")), "dim"), 6, worth=8, right=True, order=_by("seq")),
+        Column("day", lambda row: (text_of(row.get("time"))[5:10], ""), 5, worth=7, order=_by_text("time")),
+        Column("time", lambda row: (text_of(row.get("time"))[11:19], ""), 8, worth=0, order=_by_text("time")),
+        Column("round", _round_part, 5, worth=3, order=_by("round")),
+        Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=0, grows=True),
+        Column("items", lambda row: (text_of(row.get("items")), ""), 5, worth=4, right=True, order=_by("items")),
+        Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=1, right=True,
+               order=_by("bytes")),
+        Column("verdict", verdict_part, 7, worth=0),
+        Column("left", left_part, 7, worth=0),
+        Column("rule", rule_part, 16, worth=2, grows=True),
+        Column("digest", digest_part, 9, worth=5),
+        Column("ms", _milliseconds_part, 5, worth=6, right=True, order=_by("milliseconds")),
+    ]  # fmt: skip
+    if direction == "inbox":  # what came in leaves nowhere, and takes no time on its way out
+        rows = [column for column in rows if column.name not in ("left", "ms")]
+        rows.append(Column("peer", lambda row: (peer_name(text_of(row.get("peer"))), ""), 16, worth=4))
+    return tuple(rows)
+
+
+def peer_name(peer: str) -> str:
+    """The part of a SPIFFE id behind the federation's name."""
+    return peer.removeprefix("spiffe://").partition("/")[2] or peer
+
+
+def _by(name: str) -> Any:
+    return lambda row: number(row.get(name))
+
+
+def _by_text(name: str) -> Any:
+    return lambda row: text_of(row.get(name))
+
+
+def noun(direction: str, verdict: str = "") -> str:
+    """What would stand in an empty table."""
+    return f"{_OF_VERDICT.get(verdict, '')}{NOUNS[direction]}"
+
+
+# ---- the line above the rows -----------------------------------------------------------------------
+
+
+def summary_lines(
+    direction: str, answer: Mapping[str, Any], sent_bytes: float | None, cells: int, *, control: bool
+) -> list[Line]:
+    """How many there are of each, and how much went out.
+
+    Args:
+        direction: outbox or inbox.
+        answer: of the query; empty while there is none.
+        sent_bytes: payload bytes out since the daemon started, control messages included; None where it is not known.
+        cells: width.
+        control: allowed polls and heartbeats are among the rows and their count.
+    """
+    pieces: list[Line] = []
+    for name, text in (("outbox", "outbound"), ("inbox", "inbound")):
+        here = name == direction
+        pieces.append(line((f"[{text}]" if here else text, "strong" if here else "dim")))
+    if answer:
+        held, denied = whole(answer.get("held")), whole(answer.get("denied"))
+        pieces += [
+            line(f"{whole(answer.get('total'))} messages"),
+            line((f"{held} held", "warn" if held else "dim")),
+            line((f"{denied} denied", "bad" if denied else "dim")),
+        ]
+    if direction == "outbox" and sent_bytes is not None:
+        pieces.append(line(f"{bytes_text(sent_bytes)} out", (" since start", "dim")))
+    pieces.append(line(("c hides polls" if control else "c adds polls", "dim")))
+    return flow(pieces, cells)
+
+
+# ---- one decision ----------------------------------------------------------------------------------
+
+
+def brief_lines(direction: str, row: Row, answer: Mapping[str, Any], command: str, cells: int) -> list[Line]:
+    """The message under the cursor in a few lines: what became of it, why, and what would pass.
+
+    Args:
+        direction: outbox or inbox.
+        row: of the table.
+        answer: to the query for this one; empty while there is none.
+        command: its twin.
+        cells: width.
+    """
+    digest = text_of(row.get("digest"))
+    verdict, style = verdict_part(row)
+    rows = flow([line((verdict, style)), line(_became(direction, row))], cells)
+    if direction == "inbox":
+        rows += _labelled("from", text_of(row.get("peer")) or "-", cells)
+    rows += _digest_lines(digest, cells, keyed=row.get("digest_keyed") is True)
+    rows += why_lines(mapping(answer.get("message")) or row, answer, cells)
+    return [*rows, *_labelled("as command", command, cells)]
+
+
+def detail_lines(direction: str, answer: Mapping[str, Any], command: str, cells: int) -> list[Line]:
+    """One decision whole: outcome and cause first, then envelope, transforms and each rule's verdict.
+
+    Args:
+        direction: outbox or inbox.
+        answer: {"message", "outcome", "milliseconds", "would_pass"}.
+        command: its twin.
+        cells: width.
+    """
+    record = mapping(answer.get("message"))
+    row = {"verdict": record.get("decision"), "outcome": answer.get("outcome")}
+    verdict, style = verdict_part(row)
+    took = answer.get("milliseconds")
+    became = _became(direction, row) + (f", after {text_of(took)} ms" if took is not None else "")
+    rows = flow([line((verdict, style)), line((text_of(record.get("kind")), "strong")), line(became)], cells)
+    rows += why_lines(record, answer, cells)
+    rows += [line(), *_envelope_lines(direction, record, cells)]
+    if transforms := list(_transform_lines(record, cells)):
+        rows += [line(), *transforms]
+    rows += [line(), *_rules_lines(record, cells), line()]
+    policy = mapping(record.get("policy"))
+    rows += _labelled("policy", short_digest(text_of(policy.get("effective"))) or "-", cells)
+    rows += _labelled("record", f"{text_of(record.get('seq'))} of this silo's audit log", cells)
+    return [*rows, *_labelled("as command", command, cells)]
+
+
+def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) -> list[Line]:
+    """The rules that denied or held it with what they measured, and what would pass; nothing for what was allowed.
+
+    Args:
+        record: of the audit log, or a row of the table, which only names the rules.
+        answer: with "would_pass": one sentence for each such rule, and more behind them.
+        cells: width.
+    """
+    verdict = text_of(record.get("decision") or record.get("verdict"))
+    if verdict == "allow":
+        return []
+    found = record.get("rules")
+    rules = [mapping(rule) if isinstance(rule, Mapping) else {"rule": rule, "outcome": verdict}
+             for rule in (found if isinstance(found, list) else [])]  # fmt: skip
+    deciding = [rule for rule in rules if text_of(rule.get("outcome")) in ("deny", "hold")]
+    sentences = _texts(answer.get("would_pass"))
+    codes = " ".join(_texts(record.get("reasons")))
+    if not deciding:
+        return denied_lines(codes or "no reason on record", "", "", "; ".join(sentences), cells)
+    rows: list[Line] = []
+    for rule in deciding:
+        name = text_of(rule.get("rule"))
+        measured, limit = value_text(rule.get("measured"), name), value_text(rule.get("limit"), name)
+        if text_of(rule.get("outcome")) == "hold":
+            rows += wrap(f"HOLD {name}: {measured or '-'} of {limit or '-'}", cells, "warn")
+        elif "measured" in rule:
+            rows += denied_lines(name, measured, limit, "", cells)
+        else:
+            rows += wrap(f"DENY {name}", cells, "bad")
+    for sentence in sentences:
+        rows += wrap(f"would pass: {sentence}", cells)
+    return rows
+
+
+def _became(direction: str, row: Row) -> str:
+    verdict, outcome = text_of(row.get("verdict")), text_of(row.get("outcome"))
+    if direction == "inbox":
+        return {
+            "allow": "let in",
+            "deny": "nothing of it was used",
+            "hold": "nothing of it is used",
+        }.get(verdict, f"decided: {verdict}")
+    return _BECAME.get((verdict, outcome), f"{verdict}, {outcome or 'no outcome on record'}: count it as gone")
+
+
+def _envelope_lines(direction: str, record: Mapping[str, Any], cells: int) -> Iterator[Line]:
+    payload = mapping(record.get("payload"))
+    place = f"round {text_of(record.get('round'))} step {text_of(record.get('step'))}"
+    run = text_of(record.get("run"))
+    yield from _labelled("run", f"{run}, {place}" if run else "outside a run", cells)
+    yield from _labelled("from" if direction == "inbox" else "to", text_of(record.get("peer")) or "-", cells)
+    if "sequence" in record:
+        yield from _labelled("sequence", text_of(record.get("sequence")), cells)
+    yield from _labelled("time", _time_text(record.get("t")), cells)
+    yield from _labelled("size", _size_text(payload.get("bytes")), cells)
+    keyed = "sha256" not in payload and "hmac_sha256" in payload
+    digest = text_of(payload.get("sha256") or payload.get("hmac_sha256"))
+    yield from _digest_lines(digest, cells, keyed=keyed)
+    if keyed:
+        yield from _labelled("", "keyed with this site's key, so that nobody can try out what the content was", cells)
+    if direction == "outbox":
+        kept = "the bytes are kept in this site's archive" if payload.get("archived") is True else "the bytes: not kept"
+        yield from _labelled("archive", kept, cells)
+    if approvals := _texts(mapping(record.get("link")).get("approvals")):
+        yield from _labelled("approved", f"audit records {', '.join(approvals)}", cells)
+
+
+def _transform_lines(record: Mapping[str, Any], cells: int) -> Iterator[Line]:
+    """What the guard changed between what the trainer offered and what was decided on."""
+    facts, payload = mapping(record.get("facts")), mapping(record.get("payload"))
+    offered, final, transform = (mapping(facts.get(name)) for name in ("offered", "final", "transform"))
+    if not offered:
+        return
+    same = payload.get("sha256_before")
+    told = "the same bytes as were offered" if same == payload.get("sha256") else "other bytes than were offered"
+    yield from _labelled("transforms", "offered → decided on" if same is None else told, cells)
+    if "clip_l2" in transform:
+        clipped = "clipped to" if transform.get("clipped") is True else "not clipped, within"
+        yield from _labelled("clip", f"{clipped} L2 {value_text(transform.get('clip_l2'))}", cells)
+        yield from _labelled("rounding", f"to {value_text(transform.get('grid'))}", cells)
+        bits = whole(transform.get("randomised_low_bits"))
+        yield from _labelled("noise", f"{bits} low bits of each value are random" if bits else "none", cells)
+    if "responses_withheld" in transform:
+        yield from _labelled("withheld", f"{value_text(transform.get('responses_withheld'))} responses", cells)
+    compared = [
+        line((f"{title} ", "dim"), f"{_before_after(offered[name], name)} → {_before_after(final[name], name)}")
+        for name, title in _COMPARED
+        if name in offered and name in final
+    ]
+    yield from flow(compared, cells)
+
+
+def _rules_lines(record: Mapping[str, Any], cells: int) -> list[Line]:
+    found = record.get("rules")
+    rules = [mapping(rule) for rule in found] if isinstance(found, list) else []
+    rules.sort(key=lambda rule: text_of(rule.get("outcome")) not in _DECIDING_FIRST)
+    rest = whole(mapping(record.get("detail")).get("rules_not_applicable"))
+    if not rules:
+        return [line(("no rule of the policy judged it", "warn"))]
+    cells_of = []
+    for rule in rules:
+        name, outcome = text_of(rule.get("rule")), text_of(rule.get("outcome"))
+        style = {"ok": "ok", "deny": "bad"}.get(outcome, "warn")
+        file = text_of(rule.get("file")) or "policy"
+        cells_of.append(
+            [(outcome, style), (name, ""), (value_text(rule.get("measured"), name), ""),
+             (value_text(rule.get("limit"), name), ""), (f"{file}:{text_of(rule.get('line'))}", "dim")]
+        )  # fmt: skip
+    rows = table(("rule says", "rule", "measured", "limit", "where"), cells_of, cells)
+    return [*rows, line((f"{rest} more rules do not apply to this kind", "dim"))] if rest else rows
+
+
+# ---- values ----------------------------------------------------------------------------------------
+
+
+def _digest_lines(digest: str, cells: int, *, keyed: bool) -> list[Line]:
+    """A digest whole, in two halves that a narrow terminal draws below each other."""
+    if not digest:
+        return _labelled("digest", "- (no bytes came to be)", cells)
+    half = len(digest) // 2
+    return _labelled("hmac" if keyed else "sha256", f"{digest[:half]} {digest[half:]}", cells)
+
+
+def copied_digest(row: Row) -> str:
+    """As `y` copies it; empty where there is none."""
+    digest = text_of(row.get("digest"))
+    return f"{'hmac-sha256' if row.get('digest_keyed') is True else 'sha256'}:{digest}" if digest else ""
+
+
+def value_text(value: Any, rule: str = "") -> str:
+    """A measured value or a limit, short: sizes in units people read, digests by their ends, moments as days."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int() | float() if rule == "valid" and 0 <= value < _YEAR_10000_SECONDS:
+            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
+        case int() | float() if "bytes" in rule:
+            return bytes_text(value)
+        case float():
+            return f"{value:.4g}"
+        case list():
+            between = " to " if rule == "valid" else ", "
+            return f"{len(value)} listed" if len(value) > 4 else between.join(value_text(item, rule) for item in value)
+        case str() if len(value) == 64 and value.isalnum():
+            return short_digest(value)
+    return text_of(value)
+
+
+def _before_after(value: Any, name: str) -> str:
+    return value_text(value, "bytes" if name.endswith("bytes") else "")
+
+
+def _size_text(value: Any) -> str:
+    size = number(value)
+    return f"{size:.0f} bytes" + (f", {bytes_text(size)}" if size >= 1024 else "")
+
+
+def _time_text(milliseconds: Any) -> str:
+    seconds = number(milliseconds) / 1000
+    if not 0 < seconds < _YEAR_10000_SECONDS:
+        return "-"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _labelled(name: str, text: str, cells: int) -> list[Line]:
+    """A fact with its name before it; what follows the first line stands below the fact."""
+    label = f"{name} ".ljust(_LABEL_CELLS)
+    rows = wrap(text, max(cells - len(label), 8)) or [line()]
+    return [line((label if not index else " " * len(label), "dim"), *row) for index, row in enumerate(rows)]
+
+
+def _texts(value: Any) -> Sequence[str]:
+    return [text_of(item) for item in value] if isinstance(value, list) else []

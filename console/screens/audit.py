@@ -1,0 +1,191 @@
+"""Screen 6: the audit log, newest first, and what the daemon says of its chain (console design 4).
+
+`v` has the daemon read its whole log again; that changes nothing, so the key is in lower case. However long the log,
+the rows that are kept are bounded (`console.rows.ROWS_MAX`); `:audit N` goes to a record by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from console import chain
+from console.actions import command_line
+from console.drawing import Line, line, wrap
+from console.feed import Question
+from console.help import json_lines
+from console.reading import mapping
+from console.screens.base import FedScreen, Lines
+from console.screens.confirm import TextDialog
+from console.screens.tables import FilterLine, TablePane
+
+STATUS = "audit.status"
+VERIFY = "audit.verify"
+TALL_ROWS_MIN = 30  # below that the rows are worth more than what the screen does not show
+LIMITS_OF_IT = "the daemon's own word; fedsilo audit verify with the logs of all parties depends on no daemon"
+
+
+class ChainPane(TablePane):
+    """The table of records, whose filter the daemon helps with."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(
+            chain.COLUMNS, chain.record_id, title="Audit log", key="audit", query=("audit", {}), rows_in="records",
+            empty="records", makes="silo start", id=id,
+        )  # fmt: skip
+        self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
+
+    def ask_otherwise(self, query: Question) -> None:
+        """Under a key of its own, so that no answer to another question is taken for one to this."""
+        if query == self._query:
+            return
+        text, self._query, self._taken = self.rows.filter_text, query, {}
+        self._key = " ".join(["audit", *(f"{name} {value}" for name, value in query[1].items())])
+        # nothing of that may be there after a look through the whole log, which no command makes
+        self._empty, self._makes = ("such records", "esc clears the filter") if query[1] else ("records", "silo start")
+        self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
+        self.rows.filter(text)
+
+    @property
+    def key_asked(self) -> str:
+        return self._key
+
+    def clear_filter(self) -> None:
+        self.rows.filter("")
+        self.ask_otherwise(chain.question_of(""))
+        self.query_one(FilterLine).value = ""
+        self.close_filter()
+
+
+class AuditScreen(FedScreen):
+    called = "audit"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "verify", show=False)]
+    CSS = "AuditScreen { #chain { padding: 0 2; } }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asks_to_verify = 0  # the number of the question, while the daemon has not answered; else 0
+        self._times_asked = 0
+        self._sought: int | None = None  # a record that `:audit N` asked for
+
+    def panes(self) -> ComposeResult:
+        yield Lines(id="break")
+        yield Lines(id="chain")
+        yield ChainPane(id="records")
+
+    @property
+    def table(self) -> ChainPane:
+        return self.query_one(ChainPane)
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return mapping(self.fed.snapshot.answers.get(STATUS))
+
+    @property
+    def _verify_key(self) -> str:
+        return f"{VERIFY} {self._asks_to_verify}"
+
+    def wants(self) -> Mapping[str, Question]:
+        if not self.is_mounted:
+            return {}
+        wanted: dict[str, Question] = {STATUS: (STATUS, {}), **self.table.wants()}
+        if self._asks_to_verify:
+            wanted[self._verify_key] = (VERIFY, {})
+        return wanted
+
+    def draw(self) -> None:
+        fed = self.fed
+        self._take_verification()
+        self.table.ask_otherwise(chain.question_of(self.table.rows.filter_text))
+        self.table.take(fed.snapshot)
+        width = self.app.size.width
+        broken = chain.break_line(self.status, width, fed.glyphs)
+        breaks, head = self.query_one("#break", Lines), self.query_one("#chain", Lines)
+        breaks.display = bool(broken)
+        breaks.draw(broken)
+        head.draw(self._head(width - 4), greyed=self.greyed)
+        self.table.draw()
+
+    def _head(self, cells: int) -> list[Line]:
+        fed, rows = self.fed, self.table.rows
+        told = chain.head_lines(self.status, fed.snapshot.server_now(fed.now()), cells, fed.glyphs)
+        if told and self.app.size.height >= TALL_ROWS_MIN:
+            told += wrap(LIMITS_OF_IT, cells, "dim")
+        if self._asks_to_verify:
+            told += [line(("asked the daemon to verify", "accent"))]
+        if self._sought is not None and rows.arrived and rows.newer:
+            first = rows.shown[0].row.get("seq") if rows.shown else None
+            if first != self._sought:
+                text = f"record {self._sought} is not kept any more; below is the next older one that is"
+                told += wrap(text if rows.shown else f"record {self._sought} and older ones are not kept any more; g "
+                             "goes to the newest", cells, "warn")  # fmt: skip
+        return told
+
+    def _take_verification(self) -> None:
+        """The daemon began, or did not: it is not asked again."""
+        snapshot = self.fed.snapshot
+        if not self._asks_to_verify:
+            return
+        if self._verify_key in snapshot.refused:
+            code, text = snapshot.refused[self._verify_key]
+            self._asks_to_verify = 0
+            self.app.call_later(self.fed.say, f"not verified: {text} [{code}]")
+        elif self._verify_key in snapshot.answers:
+            self._asks_to_verify = 0
+        elif snapshot.link.state == "disconnected":
+            self._asks_to_verify = 0
+            self.app.call_later(self.fed.say, "not verified: the daemon cannot be reached; r tries again")
+
+    # ---- keys --------------------------------------------------------------------------------------
+
+    def action_verify(self) -> None:
+        if self._asks_to_verify or self.status.get("verifying") is True:
+            self.fed.say("a verification is going on")
+        else:
+            self._times_asked += 1
+            self._asks_to_verify = self._times_asked
+            self.redraw()
+
+    def go_to(self, text: str) -> None:
+        """`:audit N`: the record of that number."""
+        size = mapping(self.fed.snapshot.answers.get(self.table.key_asked)).get("size")
+        if not (text.isascii() and text.isdigit() and len(text) <= 15):
+            self.fed.say("audit takes the number of a record after its name, such as :audit 1200")
+            return
+        seq = int(text)
+        if isinstance(size, int) and seq >= size:
+            self.fed.say(f"the log has {size:,} records, the newest is {size - 1}")
+            return
+        if self.table.rows.filter_text:
+            self.table.clear_filter()
+        self._sought = seq
+        if self.table.rows.select(str(seq)):
+            self.redraw()
+        else:
+            self.table.go_before(seq + 1)
+
+    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
+        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        record = message.item.row
+        body = json_lines(dict(record), cells)
+        rows = chain.record_lines(record, self.twin(), body, cells)
+        self.app.push_screen(TextDialog("Record", rows))
+
+    def on_table_pane_moved(self) -> None:
+        """Somebody went on: what was sought is not what is looked at."""
+        if not self.table.rows.newer:
+            self._sought = None
+
+    def twin(self) -> str:
+        item = self.table.selected() if self.is_mounted else None
+        return command_line(chain.show_twin(item.id) if item is not None and item.id.isdigit() else chain.TAIL_TWIN)
+
+    def inspected(self) -> Any:
+        item = self.table.selected()
+        return dict(item.row) if item else None
+
+    def keys(self) -> Line:
+        return line(" enter Open  v Verify  / Filter  g Newest  : Go to  Y Copy  ? Help  ctrl+q Quit")

@@ -1,0 +1,336 @@
+"""Screen 5: did anything else leave? Every outbound message with its verdict, whether it left, and the rule that
+decided; `tab` shows what came in (console design 4 and 5).
+
+The counts are the daemon's, of its whole log. A filter such as `verdict:deny` is asked of the daemon as well, so that
+one denied message among many thousands is found without reading those before it. Enter opens one decision: envelope,
+transforms, and every rule with what it measured. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+
+from console.actions import command_line
+from console.conditions import answer_lines
+from console.drawing import Line, line, wrap
+from console.feed import Question
+from console.messages import (
+    VERDICTS,
+    brief_lines,
+    columns_of,
+    copied_digest,
+    detail_lines,
+    noun,
+    summary_lines,
+)
+from console.reading import mapping, text_of
+from console.rows import Row, parse_filter
+from console.screens.base import TALL_ROWS_MIN, FedScreen, Lines
+from console.screens.tables import RowLines, TablePane
+from console.values import CoordinatorState, SiloState, Snapshot
+
+DIRECTIONS = ("outbox", "inbox")
+TITLES = {"outbox": "Outbox", "inbox": "Inbox"}
+MAKES = "messages come with a run: fedsilo run submit; polls and heartbeats are left out, c shows them"
+BRIEF_ROWS_MAX = 6
+ELSEWHERE = (
+    "The outbox of a silo is at the silo: its guard judges what leaves, and nobody else has its records. "
+    "Open the console there, or ask there: silo outbox list. What arrived here: fedsilo run show."
+)
+
+
+class MessagePane(TablePane):
+    """The rows of one direction. direction: outbox or inbox, which is the query's name."""
+
+    def __init__(self, direction: str) -> None:
+        super().__init__(
+            columns_of(direction), lambda row: text_of(row.get("seq")), title=TITLES[direction], key=direction,
+            query=(direction, {}), rows_in="messages", empty=noun(direction), makes=MAKES, id=direction,
+        )  # fmt: skip
+        self.direction = direction
+        self._looked_at = ""  # the row where somebody put the cursor
+        self._put_aside = ""  # where the cursor is only because that row does not pass the filter
+        self._filtered_by = ""
+        self._none_shown = False
+
+    @property
+    def key(self) -> str:
+        """Of the newest answer in `Snapshot.answers`."""
+        return self._key
+
+    def ask_for(self, *, verdict: str, control: bool) -> bool:
+        """Ask for these from now on; True when that is another question than before.
+
+        Args:
+            verdict: only these decisions; empty for all.
+            control: allowed polls and heartbeats too.
+        """
+        arguments = {**({"verdict": verdict} if verdict else {}), **({"control": True} if control else {})}
+        if self._query == (self.direction, arguments):
+            return False
+        # the question is part of the key, so that an answer to the one before is not taken for this one's
+        self._key = " ".join([self.direction, *([verdict] if verdict else []), *(["control"] if control else [])])
+        self._empty = noun(self.direction, verdict)
+        self.ask_otherwise((self.direction, arguments))
+        return True
+
+    def take(self, snapshot: Snapshot) -> None:
+        super().take(snapshot)
+        # while a filter is typed, or its rows are awaited, that row may be gone for a moment; then the cursor goes back
+        rows = self.rows
+        changed = self._none_shown or rows.filter_text != self._filtered_by
+        self._none_shown, self._filtered_by = not rows.shown, rows.filter_text
+        if changed:
+            self._put_aside = rows.cursor if self._looked_at and not rows.select(self._looked_at) else ""
+        elif rows.cursor != self._put_aside:
+            self._looked_at = rows.cursor if rows.moved else ""
+
+    def verdict_asked(self) -> str:
+        """The verdict that the filter names whole, for the daemon; empty when it names none."""
+        terms = parse_filter(self.rows.filter_text, ["verdict"]).terms
+        named = [term.text for term in terms if term.field and not term.excludes and term.text in VERDICTS]
+        return named[0] if named else ""
+
+
+class OutboxScreen(FedScreen):
+    called = "outbox"
+    CSS = """
+    OutboxScreen {
+        #summary, #elsewhere { padding: 0 1; }
+        #brief { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
+        &.-ascii #brief { border: ascii $secondary; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("tab,h,l", "direction", show=False),
+        Binding("c", "control", show=False),
+        Binding("y", "copy_digest", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._direction = DIRECTIONS[0]
+        self._control = False
+
+    def panes(self) -> ComposeResult:
+        yield Lines(id="summary")
+        yield Lines(id="elsewhere")
+        for direction in DIRECTIONS:
+            yield MessagePane(direction)
+        yield Lines(id="brief")
+
+    @property
+    def table(self) -> MessagePane:
+        """The one that is shown."""
+        return self.query_one(f"#{self._direction}", MessagePane)
+
+    @property
+    def _at_silo(self) -> bool:
+        return not isinstance(self.fed.snapshot.state, CoordinatorState)
+
+    def wants(self) -> Mapping[str, Question]:
+        if not self.is_mounted or not self._at_silo:
+            return {}
+        wanted = dict(self.table.wants())
+        item = self.table.selected()
+        if item is not None and self._brief_fits and wanted:
+            wanted[_one(self._direction, item.id)] = (self._direction, {"seq": item.row.get("seq")})
+        return wanted
+
+    @property
+    def _brief_fits(self) -> bool:
+        return self.app.size.height >= TALL_ROWS_MIN
+
+    # ---- drawing -----------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        fed, table = self.fed, self.table
+        summary, elsewhere = self.query_one("#summary", Lines), self.query_one("#elsewhere", Lines)
+        for pane in self.query(MessagePane):
+            pane.display = self._at_silo and pane is table
+        summary.display, elsewhere.display = self._at_silo, not self._at_silo
+        if not self._at_silo:
+            self.query_one("#brief").display = False
+            elsewhere.draw(wrap(ELSEWHERE, self.app.size.width - 2))
+            return
+        if table.frozen_at is None and table.ask_for(verdict=table.verdict_asked(), control=self._control):
+            self.opened_at = fed.now()
+        table.take(fed.snapshot)
+        state, answer = fed.snapshot.state, mapping(fed.snapshot.answers.get(table.key))
+        sent = sum(each.size_bytes for each in state.left) if isinstance(state, SiloState) else None
+        cells = self.app.size.width - 2
+        told = summary_lines(self._direction, answer, sent, cells, control=self._control)
+        summary.draw(told, greyed=self.greyed)
+        self._draw_brief(cells - 2)
+        table.draw()
+
+    def _draw_brief(self, cells: int) -> None:
+        box, item = self.query_one("#brief", Lines), self.table.selected()
+        box.display = item is not None and self._brief_fits
+        if item is None or not box.display:
+            return
+        answer = mapping(self.fed.snapshot.answers.get(_one(self._direction, item.id)))
+        rows = brief_lines(self._direction, item.row, answer, self.twin(), cells - 2)
+        if len(rows) > BRIEF_ROWS_MAX:
+            rows = [*rows[: BRIEF_ROWS_MAX - 1], line(("enter shows the rest", "dim"))]
+        # always as high, so that the rows above stay where they are while the cursor moves
+        rows += [line()] * (BRIEF_ROWS_MAX - len(rows))
+        box.border_title = self.fed.title_of(f"Record {item.id}: {text_of(item.row.get('kind'))}")
+        box.draw(rows, greyed=self.greyed)
+
+    def keys(self) -> Line:
+        if not self._at_silo:
+            return super().keys()
+        other = "In" if self._direction == "outbox" else "Out"
+        return line(f" enter Open  tab {other}  / Filter  c Polls  s Sort  Y Twin  ? Help  ctrl+q Quit")
+
+    # ---- keys --------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Where there is no table, no key turns something that is not seen."""
+        return self._at_silo or action not in ("direction", "control", "copy_digest")
+
+    def action_direction(self) -> None:
+        if self._maximised is not None:
+            self.maximise_pane(self._maximised)
+        self._direction = DIRECTIONS[1 - DIRECTIONS.index(self._direction)]
+        self.opened_at = self.fed.now()
+        self.fed.came_on()
+        self.redraw()
+        self.table.query_one(RowLines).focus()
+
+    def action_control(self) -> None:
+        if self.table.frozen_at is not None:
+            self.fed.say("the rows are frozen: space goes on")
+            return
+        self._control = not self._control
+        self.redraw()
+
+    def action_copy_digest(self) -> None:
+        item = self.table.selected()
+        digest = copied_digest(item.row) if item is not None else ""
+        if digest:
+            self.fed.copy(digest)
+        else:
+            self.fed.say("there is no digest to copy")
+
+    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
+        self.fed.open_below(MessageScreen(self._direction, message.item.id, message.item.row))
+
+    def go_to(self, text: str) -> None:
+        """`:outbox 118` opens that record, `:outbox verdict:deny` filters."""
+        if not self._at_silo:
+            super().go_to(text)
+        elif text.isdecimal() and text.isascii():
+            self.fed.open_below(MessageScreen(self._direction, text, {"seq": int(text)}))
+        else:
+            self.table.filter(text)
+
+    def twin(self) -> str:
+        if not self._at_silo:
+            return command_line(("silo", self._direction, "list"))
+        table = self.table
+        item = table.selected()
+        if item is not None:
+            return _show_command(self._direction, item.id)
+        verdict = table.verdict_asked()
+        more = (*(("--verdict", verdict) if verdict else ()), *(("--control",) if self._control else ()))
+        return command_line(("silo", self._direction, "list", *more))
+
+    def inspected(self) -> Any:
+        item = self.table.selected()
+        if item is None:
+            return None
+        return self.fed.snapshot.answers.get(_one(self._direction, item.id), item.row)
+
+
+class MessageScreen(FedScreen):
+    """One decision.
+
+    Args:
+        direction: outbox or inbox.
+        seq: number of its audit record, as text.
+        row: of the table it was opened from.
+    """
+
+    called = "message"
+    CSS = """
+    MessageScreen { #body { height: 1fr; padding: 0 1; } }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+        Binding("y", "copy_digest", show=False),
+    ]
+
+    def __init__(self, direction: str, seq: str, row: Row) -> None:
+        super().__init__()
+        self._direction, self._seq, self._row = direction, seq, row
+        self._key = _one(direction, seq)
+
+    def panes(self) -> ComposeResult:
+        with VerticalScroll(id="body"):
+            yield Lines(id="told")
+
+    def wants(self) -> Mapping[str, Question]:
+        return {self._key: (self._direction, {"seq": self._row.get("seq")})}
+
+    def draw(self) -> None:
+        fed, cells = self.fed, self.app.size.width - 4  # the scroll bar's too
+        rows = answer_lines(fed.snapshot, self._key, fed.now(), cells, opened_at=self.opened_at)
+        answer = mapping(fed.snapshot.answers.get(self._key))
+        if answer:
+            rows += detail_lines(self._direction, answer, self.twin(), cells)
+        elif self._key not in fed.snapshot.refused:
+            rows.append(line((fed.glyphs.more, "dim")))
+        self.query_one("#told", Lines).draw(rows, greyed=self.greyed)
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        body = self.query_one("#body", VerticalScroll)
+        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
+            self.watch(body, what, self._draw_footer, init=False)
+
+    def _draw_footer(self) -> None:
+        if self.is_mounted and not self.too_small:
+            self.query_one("#footer", Lines).draw(self.footer(self.keys()))
+
+    def crumb(self) -> str:
+        return f"record {self._seq}"
+
+    def keys(self) -> Line:
+        body = self.query_one("#body", VerticalScroll)
+        below = body.max_scroll_y > 0 and body.scroll_target_y < body.max_scroll_y
+        more = (("  j more below", "accent"),) if below else ()
+        return (*line(" esc Back  i JSON  y Digest  Y Twin  ? Help"), *more)
+
+    def action_scroll(self, step: int) -> None:
+        self.query_one("#body", VerticalScroll).scroll_relative(y=step, animate=False)
+
+    def action_copy_digest(self) -> None:
+        payload = mapping(mapping(mapping(self.fed.snapshot.answers.get(self._key)).get("message")).get("payload"))
+        keyed = "sha256" not in payload
+        told = copied_digest({"digest": payload.get("sha256") or payload.get("hmac_sha256"), "digest_keyed": keyed})
+        if told:
+            self.fed.copy(told)
+        else:
+            self.fed.say("there is no digest to copy")
+
+    def twin(self) -> str:
+        return _show_command(self._direction, self._seq)
+
+    def inspected(self) -> Any:
+        return self.fed.snapshot.answers.get(self._key)
+
+
+def _one(direction: str, seq: str) -> str:
+    return f"{direction} record {seq}"
+
+
+def _show_command(direction: str, seq: str) -> str:
+    return command_line(("silo", direction, "show", seq))

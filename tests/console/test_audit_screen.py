@@ -1,0 +1,436 @@
+"""Screen 6 on a log that is made record by record as it is asked for; refusals and the broken chain first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from console import chain
+from console.actions import command_line
+from console.drawing import ASCII, UNICODE, to_text, width_of
+from console.feed import Question
+from console.rows import ROWS_MAX
+from console.screens.audit import LIMITS_OF_IT, AuditScreen
+from console.screens.confirm import TextDialog
+from console.screens.tables import PAGE_ROWS
+from console.values import Link
+from tests.console import dumps
+from tests.console.desk import SIZES, Desk, console
+from tests.console.states import NOW, live, silo
+from tests.console.test_safe import HOSTILE
+
+KINDS = ("lora.factors", "public.responses", "metrics.eval")
+
+
+def digest(seq: int) -> str:
+    return sha256(b"%d" % seq).hexdigest()
+
+
+def record(seq: int, **changes: Any) -> dict[str, Any]:
+    """As a guard's log has them: every third a decision, then that it was sent and acknowledged."""
+    event = ("egress.decision", "egress.sent", "egress.acked")[seq % 3]
+    link: dict[str, Any] = {"previous": digest(seq - 1)}
+    if event != "egress.decision":
+        link["decision"] = seq - seq % 3
+    decided: dict[str, Any] = {"decision": "allow", "reasons": []} if event == "egress.decision" else {}
+    if seq % 30 == 0:
+        decided = {"decision": "deny", "reasons": ["PROMPT_ID"]}
+    return {
+        "v": 1, "seq": seq, "salt": "5a" * 16, "t": int(NOW * 1000) - 1000 * (300 - seq % 300), "boot": "boot-1",
+        "mono": seq, "actor": "spiffe://cardio-net/silo/hospital_a", "event": event, "run": "run-1",
+        "round": 1 + seq // 30 % 3, "step": seq % 8, "kind": KINDS[seq // 3 % 3], "direction": "egress",
+        "payload": {"bytes": 1000 + seq % 7, "sha256": digest(seq)}, "link": link, **decided, **changes,
+    }  # fmt: skip
+
+
+STATUS: dict[str, Any] = {
+    "size": 18_290, "verified_to": 18_204, "verified_at": "2026-12-01T09:41:00Z", "verifying": False,
+    "looked_at": 18_204, "of": 18_204, "broken": None, "coordinator": "matches",
+    "checkpoint": {"size": 18_000, "time": "2026-12-01T09:38:00Z",
+                   "cosigned_by": ["spiffe://cardio-net/coordinator/main", "spiffe://cardio-net/silo/uni_c"]},
+}  # fmt: skip
+
+
+class Log:
+    """A log of any length, none of which is kept: pages as `audit` gives them, of at most `look_max` records looked at.
+
+    Args:
+        size: records.
+        first: the oldest that retention left.
+        look_max: as the daemon's `LOOK_RECORDS`.
+    """
+
+    def __init__(
+        self, size: int, *, first: int = 0, look_max: int = 2000, status: dict[str, Any] | None = None
+    ) -> None:
+        self.size, self.first, self.look_max = size, first, look_max
+        self.status = {**STATUS, "size": size} if status is None else status
+        self.asked: list[Question] = []
+        self.verifications = 0
+
+    def query(self, question: Question) -> Any:
+        name, arguments = question
+        self.asked.append(question)
+        if name == "audit.status":
+            return self.status
+        if name == "audit.verify":
+            self.verifications += 1
+            self.status = {**self.status, "verifying": True, "looked_at": 0, "of": self.size}
+            return self.status
+        before = min(arguments.get("before", self.size), self.size)
+        lowest = max(self.first, before - self.look_max)
+        found: list[dict[str, Any]] = []
+        while before > lowest and len(found) < arguments["limit"]:
+            before -= 1
+            row = record(before)
+            if row["event"].startswith(arguments.get("event", "")) and arguments.get("text", "") in str(row).lower():
+                found.append(row)
+        return {"records": found, "size": self.size, "next": before if before > self.first else None}
+
+
+async def answer_all(desk: Desk, log: Log, rounds: int = 60) -> None:
+    """Answer what is wanted until nothing else is."""
+    for _ in range(rounds):
+        open_keys = [key for key in desk.app.wanted if key not in desk.app.snapshot.answers and key != "halts"]
+        if not open_keys:
+            return
+        for key in open_keys:
+            if key in desk.app.wanted:
+                await desk.answer(key, log.query(desk.app.wanted[key]))
+        kept = {key: value for key, value in desk.app.snapshot.answers.items() if key in desk.app.wanted}
+        await desk.show(replace(desk.app.snapshot, answers=kept))
+    raise AssertionError(f"it asks on and on: {log.asked[-3:]}")
+
+
+async def newest_again(desk: Desk, log: Log) -> None:
+    """A second later the feed has asked again what is wanted."""
+    for key, question in list(desk.app.wanted.items()):
+        if key != "halts" and "before" not in question[1]:
+            await desk.answer(key, log.query(question))
+    await answer_all(desk, log)
+
+
+async def filter_by(desk: Desk, text: str) -> None:
+    """As if it had been typed after `/`."""
+    screen = desk.app.screen
+    assert isinstance(screen, AuditScreen)
+    screen.table.filter(text)
+    await desk.pilot.pause()
+
+
+async def opened(desk: Desk, log: Log) -> AuditScreen:
+    await desk.show(silo())
+    await desk.press("6")
+    screen = desk.app.screen
+    assert isinstance(screen, AuditScreen)
+    await answer_all(desk, log)
+    return screen
+
+
+# ---- what is not right -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_break_is_one_line_as_wide_as_the_screen_that_names_the_record(size: tuple[int, int]) -> None:
+    broken = {"seq": 17, "why": "its previous is not the hash of record 16"}
+    log = Log(71, status={**STATUS, "size": 71, "verified_to": 17, "broken": broken})
+    async with console(size) as desk:
+        await opened(desk, log)
+        line = next(line for line in desk.text.splitlines() if "BROKEN" in line)
+        assert "BROKEN AT RECORD 17: its previous is not the hash of record 16" in line
+        assert len(line) == size[0] and " " not in line[-2:] and line.startswith("━━")
+        assert "holds to 17 of 71" in desk.text and "verified to" not in desk.text
+        log.status = {**STATUS, "size": 71, "verified_to": 71}
+        await newest_again(desk, log)
+        assert "BROKEN" not in desk.text and "verified to 71 at" in desk.text
+
+
+def test_a_break_is_drawn_in_the_colour_of_what_is_bad_and_is_never_wider() -> None:
+    for why in ("x", "x y " * 100, "\u65e5\u672c" * 60):
+        (line,) = chain.break_line({"broken": {"seq": 17, "why": why}}, 80, UNICODE)
+        assert {style for _, style in line} == {"bad"} and width_of(line) == 80
+    assert chain.break_line({"broken": None}, 80, UNICODE) == []
+    assert to_text(chain.break_line({"broken": {"seq": 1, "why": "x"}}, 60, ASCII)).isascii()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "not_said"),
+    [({}, "matches coordinator", "DIFFERS"),
+     ({"coordinator": "differs"}, "DIFFERS FROM COORDINATOR", "matches"),
+     ({"coordinator": "not seen"}, "not countersigned by the coordinator yet", "matches"),
+     ({"verified_to": None, "verified_at": None}, "18,290 records, not verified yet: v verifies them", "verified to"),
+     ({"checkpoint": {"size": 0, "time": "", "cosigned_by": []}}, "no signed checkpoint yet", "countersigned"),
+     ({"checkpoint": {"size": 9, "time": "", "cosigned_by": []}}, "countersigned by nobody yet", "countersigned by c"),
+     ({"verified_at": "2026-11-30T09:41:00Z"}, "of 18,290 at 2026-11-30 09:41:00", "18,290 at 09:41")],
+)  # fmt: skip
+def test_the_head_says_what_the_daemon_knows_and_no_more(changes: dict[str, Any], said: str, not_said: str) -> None:
+    text = to_text(chain.head_lines({**STATUS, **changes}, NOW, 200, UNICODE))
+    assert said in text and not_said not in text
+
+
+def test_the_head_in_one_line_where_there_is_room() -> None:
+    assert to_text(chain.head_lines(STATUS, NOW, 160, UNICODE)) == (
+        "verified to 18,204 of 18,290 at 09:41:00 · signed checkpoint 18,000 · countersigned by coordinator/main, "
+        "silo/uni_c · matches coordinator"
+    )
+
+
+async def test_loading_refused_empty_stale_and_disconnected_say_so() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("6")
+        await desk.wait(3.0)
+        await desk.show(silo())
+        assert "loading: waiting for the daemon's answer to audit" in desk.text and "…" in desk.text
+        await desk.answer("audit", None, refused=("NOT_ALLOWED", "bob may not read this"))
+        assert "not allowed: bob may not read this" in desk.text
+        await desk.answer("audit", {"records": [], "size": 0, "next": None})
+        assert "no records yet" in desk.text and "silo start" in desk.text
+        await newest_again(desk, Log(71))
+        assert "Audit log · 71" in desk.text and "as of" not in desk.text
+        await desk.wait(9.0)
+        await desk.show(replace(live(silo(), at=desk.now), answers=desk.app.snapshot.answers,
+                                answered_at=desk.app.snapshot.answered_at))  # fmt: skip
+        assert "the daemon has not answered since" in desk.text
+        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
+        assert "refused" in desk.text and "egress.acked" in desk.text
+
+
+# ---- verify ----------------------------------------------------------------------------------------
+
+
+async def test_v_has_the_daemon_verify_once_and_shows_how_far_it_is() -> None:
+    log = Log(71, status={**STATUS, "size": 71, "verified_to": None, "verified_at": None})
+    async with console((100, 30)) as desk:
+        await opened(desk, log)
+        assert log.verifications == 0
+        await desk.press("v")
+        assert "asked the daemon to verify" in desk.text
+        await answer_all(desk, log)
+        assert log.verifications == 1 and not [key for key in desk.app.wanted if key.startswith("audit.verify")]
+        log.status = {**log.status, "looked_at": 40}
+        await newest_again(desk, log)
+        assert "verifying 40 of 71 56 %" in desk.text and "━" in desk.text
+        await desk.press("v")
+        assert "a verification is going on" in desk.text
+        log.status = {**log.status, "verifying": False, "verified_to": 71, "verified_at": "2026-12-01T10:00:00Z"}
+        await newest_again(desk, log)
+        assert "verifying" not in desk.text and "verified to 71 at 10:00:00" in desk.text and log.verifications == 1
+        await desk.press("v")
+        await answer_all(desk, log)
+        assert log.verifications == 2 and await desk.answers_sent() == []
+
+
+async def test_v_that_is_refused_or_reaches_nobody_says_so_and_is_over() -> None:
+    log = Log(71)
+    async with console((100, 30)) as desk:
+        await opened(desk, log)
+        await desk.press("v")
+        await desk.answer("audit.verify 1", None, refused=("OPERATION", "disk is full"))
+        await desk.pilot.pause()
+        assert "not verified: disk is full [OPERATION]" in desk.text
+        assert not [key for key in desk.app.wanted if key.startswith("audit.verify")]
+        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
+        await desk.press("v")
+        assert "cannot be reached" in desk.text and log.verifications == 0
+        assert not [key for key in desk.app.wanted if key.startswith("audit.verify")]
+
+
+# ---- rows ------------------------------------------------------------------------------------------
+
+
+async def test_newest_first_and_older_pages_as_one_goes_down() -> None:
+    log = Log(250)
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, log)
+        assert [item.id for item in screen.table.rows.shown[:2]] == ["249", "248"]
+        await desk.press("G")
+        await answer_all(desk, log)
+        assert screen.table.rows.kept == 200
+        assert ("audit", {"limit": PAGE_ROWS, "before": 150}) in log.asked
+
+
+async def test_a_filter_asks_the_daemon_for_the_event_and_the_text() -> None:
+    log = Log(9000)
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, log)
+        await desk.press("slash", *"event:egress.sent*", "enter")
+        await answer_all(desk, log)
+        assert ("audit", {"event": "egress.sent", "limit": PAGE_ROWS}) in log.asked
+        rows = screen.table.rows
+        assert rows.kept >= 100 and {item.row["event"] for item in rows.shown} == {"egress.sent"}
+        await filter_by(desk, "event:egress.sent* prompt_id decision:deny")
+        await answer_all(desk, log)
+        assert "such records" in desk.text  # a denial is a decision and was not sent
+        await desk.press("escape")
+        await answer_all(desk, log)
+        assert len(screen.table.rows.shown) == 100 and isinstance(desk.app.screen, AuditScreen)
+        assert screen.table.rows.shown[0].id == "8999"
+
+
+async def test_a_filter_that_little_passes_goes_through_the_whole_log_and_keeps_what_it_found() -> None:
+    log = Log(9000, look_max=500)
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, log)
+        await filter_by(desk, digest(2000)[:16])  # the record's own payload, and the link of the one after it
+        for _ in range(4):
+            await newest_again(desk, log)
+        assert [item.id for item in screen.table.rows.shown] == ["2001", "2000"]
+        older = [question[1]["before"] for question in log.asked if {"text", "before"} <= set(question[1])]
+        assert len(older) == len(set(older)) == 17  # once through the log, not again with each newest page
+        log.size += 5
+        await newest_again(desk, log)
+        assert [item.id for item in screen.table.rows.shown] == ["2001", "2000"] and "newer rows" not in desk.text
+
+
+@pytest.mark.parametrize(
+    ("typed", "event", "text", "rest"),
+    [("event:egress.*", "egress.", "", ""), ("event:egress.* deny", "egress.", "deny", ""),
+     ("!event:egress", "", "", "!event:egress"), ("r1:x", "", "r1:x", ""), ("event:*", "", "", ""),
+     ("kind:lora a b !c", "", "a", "kind:lora b !c"), ("event:halt event:x", "halt", "", "event:x")],
+)  # fmt: skip
+def test_what_the_daemon_looks_for_and_what_the_console_compares(typed: str, event: str, text: str, rest: str) -> None:
+    assert chain.asked_of(typed) == chain.Asked(event, text, rest)
+
+
+async def test_to_a_record_by_its_number() -> None:
+    log = Log(100_000, first=300)
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, log)
+        await desk.press("colon", *"audit 50005", "enter")
+        for number in (50_005, 99_990, 50_010):
+            screen.go_to(str(number))
+            await desk.pilot.pause()
+            await answer_all(desk, log)
+            assert screen.table.rows.cursor == str(number)
+        await newest_again(desk, log)
+        assert screen.table.rows.cursor == "50010" and screen.twin() == "fedsilo audit show 50010 --log STATE_DIR"
+        screen.go_to("100000")
+        await desk.pilot.pause()
+        assert "the log has 100,000 records, the newest is 99999" in desk.text
+        screen.go_to("-1")
+        await desk.pilot.pause()
+        assert "takes the number of a record" in desk.text and screen.table.rows.cursor == "50010"
+        screen.go_to("12")
+        await desk.pilot.pause()
+        await answer_all(desk, log)
+        assert "record 12 and older ones are not kept any more" in desk.text
+        await desk.press("g")
+        await newest_again(desk, log)
+        assert screen.table.rows.cursor == "99999" and "not kept" not in desk.text
+
+
+async def test_a_jump_leaves_a_filter_that_would_hide_the_record() -> None:
+    log = Log(9000)
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, log)
+        await filter_by(desk, "event:egress.sent")
+        await answer_all(desk, log)
+        screen.go_to("3000")
+        await desk.pilot.pause()
+        await answer_all(desk, log)
+        assert screen.table.rows.cursor == "3000" and screen.table.rows.filter_text == ""
+
+
+def test_a_hundred_thousand_records_are_gone_through_with_a_bounded_number_of_them_kept() -> None:
+    log = Log(100_000)
+    rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
+    page = log.query(("audit", {"limit": 200}))
+    rows.take_newest(page["records"], page["next"], total=page["size"])
+    seen, most = 0, 0
+    while rows.next is not None:
+        before = rows.next
+        page = log.query(("audit", {"limit": 200, "before": before}))
+        rows.take_older(page["records"], before, page["next"])
+        rows.move(len(rows.shown))
+        seen, most = seen + len(page["records"]), max(most, rows.kept)
+    assert seen == 100_000 - 200 and rows.cursor == "0" and most <= ROWS_MAX
+    assert [int(item.id) for item in rows.shown] == list(range(ROWS_MAX - 1, -1, -1))  # without a hole
+
+
+# ---- one record ------------------------------------------------------------------------------------
+
+
+async def test_a_record_is_opened_with_its_links_its_twin_and_all_of_its_json() -> None:
+    log = Log(71)
+    async with console((100, 42)) as desk:
+        await opened(desk, log)
+        await desk.press("j", "enter")  # 69: a decision; 70 is what was sent
+        assert isinstance(desk.app.screen, TextDialog) and "record 69" in desk.text
+        await desk.press("escape", "k", "enter")
+        assert "record 69 has the hash" in desk.text and digest(69) in desk.text
+        assert "record 69, the decision this belongs to" in desk.text and ":audit 69 goes there" in desk.text
+        assert "fedsilo audit show 70 --log STATE_DIR" in desk.text and '"salt": "5a5a' in desk.text
+        await desk.press("escape", "i")
+        assert '"event": "egress.sent"' in desk.text
+    damaged = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
+    assert "is no record: it carries number 9" in to_text(chain.record_lines(damaged, "x", [], 80))
+    assert "none: it is the first" in to_text(chain.record_lines(record(0), "x", [], 80))
+
+
+def test_a_damaged_line_stands_among_the_records_as_that() -> None:
+    row = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
+    cells = dict(zip([column.name for column in chain.COLUMNS], [c.show(row) for c in chain.COLUMNS], strict=True))
+    assert cells["event"] == ("DAMAGED", "bad") and cells["reasons"][0] == "it carries number 9"
+    assert cells["time UTC"][0] == "" and chain.moment_of({"t": 2**53 - 1}) == str(2**53 - 1)
+
+
+# ---- looks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
+    text = HOSTILE[name]
+    row = dict.fromkeys(record(69), text) | {
+        "reasons": [text], "why": text, "link": {"previous": text, "decision": text, "approvals": [text]},
+        "payload": {"bytes": text},
+    }  # fmt: skip
+    status = {
+        "size": text, "verified_to": text, "verified_at": text, "verifying": True, "looked_at": text, "of": text,
+        "broken": {"seq": text, "why": text}, "coordinator": text,
+        "checkpoint": {"size": 5, "time": text, "cosigned_by": [text, "spiffe://" + text]},
+    }  # fmt: skip
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("6")
+        await desk.answer("audit.status", status)
+        await desk.answer("audit", {"records": [row, {"seq": 1}, "x"], "size": text, "next": text})
+        for keys in ((), ("enter",), ("escape",), ("i",)):
+            await desk.press(*keys)
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+        await desk.press("escape", "Y")
+        assert "fedsilo audit tail" in desk.text  # a number that is none is no word of a command
+
+
+async def test_ascii_only_draws_nothing_else() -> None:
+    log = Log(71, status={**STATUS, "verifying": True, "looked_at": 5, "of": 71, "broken": {"seq": 5, "why": "x"}})
+    async with console((100, 30), ascii_only=True, theme_name="fed-mono") as desk:
+        await opened(desk, log)
+        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
+
+
+async def test_a_tall_terminal_says_what_the_screen_does_not_show() -> None:
+    for size, shown in (((80, 24), False), ((100, 30), True)):
+        async with console(size) as desk:
+            await opened(desk, Log(71))
+            assert (LIMITS_OF_IT[:40] in desk.text) == shown
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("scene", ["audit", "audit-broken", "audit-record"])
+async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
+    log = Log(18_290)
+    if scene == "audit-broken":
+        broken = {"seq": 18_281, "why": "its previous is not the hash of record 18280"}
+        log.status = {**log.status, "verified_to": 18_281, "broken": broken, "coordinator": "differs"}
+    async with console(size) as desk:
+        await opened(desk, log)
+        await desk.press(*(["j", "enter"] if scene == "audit-record" else ["j"]))
+        dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)
+
+
+def test_the_twins_are_quoted_as_a_shell_takes_them() -> None:
+    assert command_line(chain.TAIL_TWIN) == "fedsilo audit tail --log STATE_DIR"
