@@ -10,7 +10,7 @@ from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
 from tests.console.desk import SIZES, console
 from tests.console.states import NOW, coordinator, release, silo
-from tests.console.test_safe import HOSTILE
+from tests.console.test_safe import TOGETHER
 
 SECOND = release(id="r1/hospital_a/1", held_since=NOW - 10, expires_at=NOW + 200)
 PAST = {
@@ -71,9 +71,9 @@ async def test_nothing_held_and_a_coordinator_say_so() -> None:
         assert desk.app.top.called == "overview"
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_hostile_history_draws_no_control_character(name: str) -> None:
-    text = HOSTILE[name]
+    text = TOGETHER[name]
     async with console((140, 42)) as desk:
         await desk.show(silo(release(id=text)))
         await desk.press("3", "h")

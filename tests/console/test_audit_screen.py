@@ -20,7 +20,7 @@ from console.values import Link
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import NOW, live, silo
-from tests.console.test_safe import HOSTILE
+from tests.console.test_safe import TOGETHER
 
 KINDS = ("lora.factors", "public.responses", "metrics.eval")
 
@@ -381,9 +381,9 @@ def test_a_damaged_line_stands_among_the_records_as_that() -> None:
 # ---- looks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = HOSTILE[name]
+    text = TOGETHER[name]
     row = dict.fromkeys(record(69), text) | {
         "reasons": [text], "why": text, "link": {"previous": text, "decision": text, "approvals": [text]},
         "payload": {"bytes": text},

@@ -15,7 +15,7 @@ from console.values import Link
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.states import NOW, coordinator, live, silo
-from tests.console.test_safe import HOSTILE
+from tests.console.test_safe import TOGETHER
 
 MIB = 1 << 20
 
@@ -209,9 +209,9 @@ async def test_loading_refused_empty_stale_and_disconnected_say_so() -> None:
         assert "refused" in desk.text and "day_bytes" in desk.text
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
-    text = HOSTILE[name]
+    text = TOGETHER[name]
     answer = {
         "rows": [{**dict.fromkeys(LIMITS["rows"][0], text), "used": 9, "max": 10},
                  dict.fromkeys(LIMITS["rows"][0], text), "x"],

@@ -27,6 +27,9 @@ HOSTILE = {
     "markup": "[@click=app.quit]press[/] [bold red]x[/] [/nope]",
     "delete": "a\x7fb\x00c",
 }
+_SHORT = [text for text in HOSTILE.values() if len(text) < 200]
+# For screens, whose every start takes a second: all kinds in one text, from both ends, since a text may be cut.
+TOGETHER = {"forwards": "".join(_SHORT), "backwards": "".join(reversed(_SHORT)), "long": HOSTILE["long"]}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
