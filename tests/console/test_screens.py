@@ -18,7 +18,7 @@ from console.values import Link
 from fedsilo.treaty.errors import ConflictError
 from tests.console.desk import SIZES, console, open_dialog, type_word
 from tests.console.states import DIGEST, POLICY_DIGEST, Happened, coordinator, live, release, rule, silo
-from tests.console.test_safe import HOSTILE
+from tests.console.test_safe import TOGETHER
 
 # ---- refusals --------------------------------------------------------------------------------------
 
@@ -398,9 +398,9 @@ async def test_a_tiny_terminal_says_what_it_needs() -> None:
         assert "needs 60x16" in desk.text
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_hostile_text_everywhere_draws_no_control_character(name: str) -> None:
-    text = HOSTILE[name]
+    text = TOGETHER[name]
     policy = {"name": text, "digest": POLICY_DIGEST, "rules": [rule(text, text, text, "look"), rule(text, text, text)]}
     held = release(
         id=text, asked_by=text, run=text, policy=policy, budget=text, findings=text, difference=text, norm=text,

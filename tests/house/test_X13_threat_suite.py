@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import shutil
@@ -112,7 +113,11 @@ def selected_by_make_threats(folder: Path) -> set[tuple[str, str]]:
         path.write_text(f"{before}\n\n{mark}def {test.name}() -> None:\n    pass\n")
     for package in {(folder / test.file).parent for test in TESTS}:
         (package / "__init__.py").touch()  # else two files of one name are one module
-    made = subprocess.run(["make", "--dry-run", "threats"], cwd=ROOT, check=True, capture_output=True, text=True)
+    # without what a `make` around this test was given: its own flags, and TEST_FLAGS among them
+    clean = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "TEST_FLAGS")}
+    made = subprocess.run(
+        ["make", "--dry-run", "threats"], cwd=ROOT, env=clean, check=True, capture_output=True, text=True
+    )  # fmt: skip
     selected = set()
     for line in (line for line in made.stdout.splitlines() if "-m pytest" in line):
         options = shlex.split(line)[1:]
