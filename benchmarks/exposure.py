@@ -63,10 +63,10 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, decode, decode_factors, encode, encode_factors
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.batch import answer_logits, rows_of
+from silo.trainer.batch import stream_of
 from silo.trainer.data import TaskRow
 from silo.trainer.grading import Grader
-from silo.trainer.objective import token_logp
+from silo.trainer.layers import token_logp
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question
 from silo.trainer.session import Material, Session
 from silo.trainer.text import TextCodec, load_codec
@@ -261,7 +261,7 @@ class Examiner:
         self._samples = samples
         self._adapter = LoraAdapter(setting.new_model(), setting.shape)
         self._engine = EmbeddedEngine(
-            self._adapter.model, stop_ids=setting.codec.stop_ids, batch_tokens=Material.microbatch_tokens
+            self._adapter.decoder, stop_ids=setting.codec.stop_ids, batch_tokens=Material.microbatch_tokens
         )
 
     def ask(self, factors: dict[str, Array]) -> Answers:
@@ -288,14 +288,14 @@ class Examiner:
     @torch.no_grad()
     def _logp(self) -> list[float]:
         codec = self._setting.codec
-        rows = rows_of(
+        stream = stream_of(
             [codec.prompt_ids(canary.prompt) for canary in self._canaries],
             [(place, codec.answer_ids(canary.answer, finished=True)) for place, canary in enumerate(self._canaries)],
             self._adapter.parameters[0].device,
         )
-        logits = answer_logits(self._adapter.model, rows)  # [R, T, V]
-        logp = token_logp(logits, rows.targets, self._setting.plan.rollout.temperature)  # [R, T]
-        return [float(total) for total in torch.where(rows.mask, logp, 0.0).sum(-1)]
+        decoder, temperature = self._adapter.decoder, self._setting.plan.rollout.temperature
+        logp, _ = token_logp(decoder.hidden(stream), decoder.head, stream.targets, temperature)  # [M]
+        return [float(part.sum()) for part in torch.split(logp, stream.lengths.tolist())]
 
 
 @dataclass(frozen=True)

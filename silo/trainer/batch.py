@@ -1,20 +1,19 @@
-"""The nouns of a training step, and the one forward pass that scores answers.
+"""The nouns of a training step, and how prompts and answers lie in one stream of tokens.
 
-Axes: P prompts (groups), R answers (rows), L prompt tokens (left-padded), T answer tokens (right-padded).
+Axes: N tokens of the stream, S of them of prompts, P prompts (groups), R answers (rows), L longest prefix, T longest
+answer.
 
-The K answers to a prompt share it, so the prompt is computed once and its keys and values are handed to each of
-its answers; gradients flow through them. With prompts longer than answers this saves most of the work.
+The K answers to a prompt share it: its tokens but the last stand in the stream once. There is no padding in it, so a
+ragged batch costs what its tokens cost; only attention pads its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 
 @dataclass(frozen=True)
@@ -45,104 +44,100 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Answers of several prompts as tensors.
+class Prefixes:
+    """Prompts without their last tokens, one after the other.
 
     Attributes:
-        prefix: [P, L] the prompts without their last token, left-padded; L may be 0.
-        prefix_mask: [P, L].
-        inputs: [R, T] the prompt's last token, then the answer without its last: logits[:, t] predict targets[:, t].
-        targets: [R, T].
-        mask: [R, T] True on answer tokens.
-        prompt_of_row: [R] row of `prefix` that each answer belongs to.
-        prompt_lengths: [P] tokens of each prompt, its last included.
+        ids: [S].
+        positions: [S] of each token in its prompt.
+        lengths: [P].
+        places: [P, L] where each prefix lies in the stream, right-padded with 0.
+        inside: [S] where each token lies among the P * L.
     """
 
-    prefix: Tensor
-    prefix_mask: Tensor
-    inputs: Tensor
+    ids: Tensor
+    positions: Tensor
+    lengths: Tensor
+    places: Tensor
+    inside: Tensor
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Prefixes, then for each answer the prompt's last token and the answer without its last: the output at each of
+    those predicts the target at the same place.
+
+    Attributes:
+        ids, positions: [N].
+        targets: [N - S].
+        lengths: [R] tokens of each answer.
+        prefix_places: [P, L] and prefix_of: [S], as in `Prefixes`.
+        query_places: [R, T] where each answer's inputs lie, right-padded with 0.
+        query_of: [N - S] where each of them lies among the R * T.
+        key_places: [R, L + T] what each answer looks at: its prompt's prefix and itself.
+        mask: [R, 1, T, L + T] True where a query may look.
+    """
+
+    ids: Tensor
+    positions: Tensor
     targets: Tensor
+    lengths: Tensor
+    prefix_places: Tensor
+    prefix_of: Tensor
+    query_places: Tensor
+    query_of: Tensor
+    key_places: Tensor
     mask: Tensor
-    prompt_of_row: Tensor
-    prompt_lengths: Tensor
 
 
-def left_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask, both [len(sequences), longest]. Padding is id 0: it is masked, so any valid id serves."""
-    longest = max(len(sequence) for sequence in sequences)
-    ids = [[0] * (longest - len(sequence)) + list(sequence) for sequence in sequences]
-    mask = [[0] * (longest - len(sequence)) + [1] * len(sequence) for sequence in sequences]
-    return (
-        torch.tensor(ids, dtype=torch.long, device=device).reshape(len(sequences), longest),
-        torch.tensor(mask, dtype=torch.long, device=device).reshape(len(sequences), longest),
+def prefixes_of(prompts: Sequence[Sequence[int]], device: torch.device) -> Prefixes:
+    """No prompt may be empty; one of a single token has an empty prefix."""
+    lengths = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)  # [P]
+    starts = lengths.cumsum(0) - lengths
+    column = torch.arange(int(lengths.max()), device=device)
+    used = column < lengths.unsqueeze(1)  # [P, L]
+    return Prefixes(
+        ids=_ids([token for prompt in prompts for token in prompt[:-1]], device),
+        positions=_ids([place for prompt in prompts for place in range(len(prompt) - 1)], device),
+        lengths=lengths,
+        places=torch.where(used, starts.unsqueeze(1) + column, 0),
+        inside=used.flatten().nonzero().squeeze(1),
     )
 
 
-def positions_of(mask: Tensor) -> Tensor:
-    """Position of every token among the unmasked ones, 0 on padding. mask: [P, L]."""
-    return (mask.cumsum(-1) - 1).clamp(min=0)  # [P, L]
-
-
-def rows_of(
+def stream_of(
     prompts: Sequence[Sequence[int]], answers: Sequence[tuple[int, Sequence[int]]], device: torch.device
-) -> Rows:
-    """Lay out answers, each given as (index into prompts, tokens). No prompt may be empty."""
-    prefix, prefix_mask = left_padded([prompt[:-1] for prompt in prompts], device)
-    longest = max(1, *(len(ids) for _, ids in answers))
-    inputs, targets, mask = [], [], []
-    for prompt, ids in answers:
-        padding = longest - len(ids)
-        inputs.append(([prompts[prompt][-1], *ids[:-1]] + [0] * longest)[:longest])
-        targets.append(list(ids) + [0] * padding)
-        mask.append([True] * len(ids) + [False] * padding)
-    return Rows(
-        prefix=prefix,
-        prefix_mask=prefix_mask,
-        inputs=torch.tensor(inputs, dtype=torch.long, device=device),
-        targets=torch.tensor(targets, dtype=torch.long, device=device),
-        mask=torch.tensor(mask, dtype=torch.bool, device=device),
-        prompt_of_row=torch.tensor([prompt for prompt, _ in answers], dtype=torch.long, device=device),
-        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts], dtype=torch.long, device=device),
+) -> Stream:
+    """Lay out answers, each given as (index into prompts, tokens). No prompt and no answer may be empty."""
+    prefixes = prefixes_of(prompts, device)
+    owner = torch.tensor([prompt for prompt, _ in answers], device=device)  # [R]
+    lengths = torch.tensor([len(ids) for _, ids in answers], device=device)  # [R]
+    starts = len(prefixes.ids) + lengths.cumsum(0) - lengths
+    column = torch.arange(int(lengths.max()), device=device)
+    used = column < lengths.unsqueeze(1)  # [R, T]
+    query_places = torch.where(used, starts.unsqueeze(1) + column, 0)
+    inputs = [token for prompt, ids in answers for token in (prompts[prompt][-1], *ids[:-1])]
+    first = [len(prompts[prompt]) - 1 for prompt, _ in answers]
+    positions = [begin + place for begin, (_, ids) in zip(first, answers, strict=True) for place in range(len(ids))]
+    in_prefix = torch.arange(prefixes.places.shape[1], device=device) < prefixes.lengths[owner].unsqueeze(1)  # [R, L]
+    causal = column.unsqueeze(1) >= column  # [T, T]; what pads an answer comes after it
+    rows, longest = len(answers), len(column)
+    mask = torch.cat(
+        [in_prefix.unsqueeze(1).expand(rows, longest, -1), causal.expand(rows, longest, longest)], dim=2
+    )  # [R, T, L + T]
+    return Stream(
+        ids=torch.cat([prefixes.ids, _ids(inputs, device)]),
+        positions=torch.cat([prefixes.positions, _ids(positions, device)]),
+        targets=_ids([token for _, ids in answers for token in ids], device),
+        lengths=lengths,
+        prefix_places=prefixes.places,
+        prefix_of=prefixes.inside,
+        query_places=query_places,
+        query_of=used.flatten().nonzero().squeeze(1),
+        key_places=torch.cat([prefixes.places[owner], query_places], dim=1),
+        mask=mask.unsqueeze(1),
     )
 
 
-def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """Keep, drop or repeat the cache's rows, in place; differentiable. rows: indices into the batch axis."""
-    for layer in cache.layers:
-        if layer.get_seq_length() > 0:
-            layer.keys = layer.keys.index_select(0, rows)
-            layer.values = layer.values.index_select(0, rows)
-
-
-def prefilled(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache:
-    """Keys and values of left-padded prompts. ids, mask: [P, L]; an empty cache where L is 0."""
-    cache = DynamicCache(config=model.config)
-    if ids.shape[1]:
-        model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions_of(mask),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-    return cache
-
-
-def answer_logits(model: Any, rows: Rows) -> Tensor:
-    """Next-token logits at every answer token: [R, T, V]."""
-    cache = prefilled(model, rows.prefix, rows.prefix_mask)
-    select_rows(cache, rows.prompt_of_row)
-    count, length = rows.inputs.shape
-    start = rows.prompt_lengths[rows.prompt_of_row].unsqueeze(-1) - 1  # [R, 1]
-    attention_mask = torch.cat(
-        [rows.prefix_mask[rows.prompt_of_row], torch.ones_like(rows.inputs)], dim=1
-    )  # [R, L + T]; padding after an answer is never looked at by what comes before it
-    logits: Tensor = model(
-        input_ids=rows.inputs,
-        attention_mask=attention_mask,
-        position_ids=start + torch.arange(length, device=rows.inputs.device).expand(count, length),
-        past_key_values=cache,
-        use_cache=True,
-    ).logits
-    return logits  # [R, T, V]
+def _ids(values: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.long, device=device)

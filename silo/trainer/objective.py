@@ -1,7 +1,7 @@
 """GRPO in pure torch: advantages, the clipped objective, KL, entropy and how tokens are averaged (methods 1.3).
 
-Axes, as trailing comments: K answers of one prompt, R answers of a batch (rows), T answer tokens (right-padded),
-V vocabulary. Nothing here knows a model, a tokenizer or a silo.
+Axes, as trailing comments: K answers of one prompt, R answers of a batch (rows), M answer tokens of a batch, one after
+the other without padding. Nothing here knows a model, a tokenizer or a silo.
 
 Sources: PubSwap Eq. 2 (with the ratio on y_t: the printed y_<t is a typo, methods 2.10), Schulman's k3 estimator,
 DAPO's clip-higher, Ye et al.'s dual clip, FedProx.
@@ -38,25 +38,6 @@ def group_advantages(rewards: Tensor, *, std: Literal["sample", "population"], e
     return (rewards - rewards.mean()) / (deviation + epsilon)  # [K]
 
 
-def token_logp(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Log-probability of each target under the policy the sampler used: logits are divided by its temperature.
-
-    Args:
-        logits: [R, T, V].
-        targets: [R, T] token ids.
-        temperature: of the rollout.
-    """
-    scaled = logits.float() / temperature  # [R, T, V]
-    chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)  # [R, T]
-    return chosen - scaled.logsumexp(-1)  # [R, T]
-
-
-def token_entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Entropy in nats of the next-token distribution at each place. logits: [R, T, V]; returns [R, T]."""
-    logp = (logits.float() / temperature).log_softmax(-1)  # [R, T, V]
-    return -(logp.exp() * logp).sum(-1)  # [R, T]
-
-
 def policy_gain(
     logp: Tensor,
     logp_old: Tensor,
@@ -69,33 +50,31 @@ def policy_gain(
     """What one token adds to the objective, to be maximised: min(rho A, clip(rho, 1 - low, 1 + high) A).
 
     Args:
-        logp: [R, T] with gradient.
-        logp_old: [R, T] without.
-        advantages: [R], the same for every token of an answer.
+        logp: [M] with gradient.
+        logp_old: [M] without.
+        advantages: [M], the same for every token of an answer.
         clip_low: eps_low of the band.
         clip_high: eps_high of the band.
         dual_clip: bound the loss at this multiple of |A| where A < 0; None is off.
     """
-    ratio = (logp - logp_old).exp()  # [R, T]  rho_kt of PubSwap Eq. 2
-    advantage = advantages.unsqueeze(-1)  # [R, 1]
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantage  # [R, T]
-    gain = torch.minimum(ratio * advantage, clipped)  # [R, T]
+    ratio = (logp - logp_old).exp()  # [M]  rho_kt of PubSwap Eq. 2
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages  # [M]
+    gain = torch.minimum(ratio * advantages, clipped)  # [M]
     if dual_clip is not None:
-        gain = torch.where(advantage < 0, torch.maximum(gain, dual_clip * advantage), gain)  # [R, T]
+        gain = torch.where(advantages < 0, torch.maximum(gain, dual_clip * advantages), gain)  # [M]
     return gain
 
 
 def is_clipped(logp: Tensor, logp_old: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
-    """Tokens whose gradient the clip removes: ratio outside the band on the side that A pushes to. [R, T] bool."""
-    ratio = (logp - logp_old).exp()  # [R, T]
-    advantage = advantages.unsqueeze(-1)  # [R, 1]
-    return ((advantage > 0) & (ratio > 1 + clip_high)) | ((advantage < 0) & (ratio < 1 - clip_low))  # [R, T]
+    """Tokens whose gradient the clip removes: ratio outside the band on the side that A pushes to. All [M]."""
+    ratio = (logp - logp_old).exp()  # [M]
+    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))  # [M]
 
 
 def k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """KL(policy || reference) per token, estimated as exp(d) - d - 1 >= 0 with d = logp_ref - logp. All [R, T]."""
-    difference = logp_reference - logp  # [R, T]
-    return difference.exp() - difference - 1  # [R, T]
+    """KL(policy || reference) per token, estimated as exp(d) - d - 1 >= 0 with d = logp_ref - logp. All [M]."""
+    difference = logp_reference - logp  # [M]
+    return difference.exp() - difference - 1  # [M]
 
 
 def row_weights(
@@ -125,12 +104,6 @@ def row_weights(
     if aggregation == "token-mean":
         return keep / (counts * keep).sum().clamp(min=1)  # [R]
     return keep / (counts.clamp(min=1) * group_sizes.float() * prompts)  # [R]
-
-
-def weighted_sum(per_token: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
-    """sum_r w_r sum_t mask_rt x_rt. per_token: [R, T]; mask: [R, T] bool; weights: [R]; returns []."""
-    # where, not multiplication: padding may hold anything, also inf, and 0 * inf is not 0
-    return (torch.where(mask, per_token, 0.0).sum(-1) * weights).sum()
 
 
 def proximal_term(parameters: Iterable[Tensor], starts: Iterable[Tensor], mu: float) -> Tensor:

@@ -50,7 +50,7 @@ class Material:
 
     Attributes:
         silo: own name in the roster.
-        model: the base model, a Hugging Face causal LM; `begin_run` puts adapter layers into it.
+        model: the base model, a Hugging Face causal LM of an architecture that `decoder` knows.
         codec: its tokenizer.
         private, public, held_out: rows of the task files, in file order.
         holdout_share: of the private rows, set aside by group and prompt; never trained on.
@@ -156,7 +156,7 @@ class Session:
             adapter=adapter,
             learner=Learner(adapter, plan, microbatch_tokens=material.microbatch_tokens),
             engine=EmbeddedEngine(
-                adapter.model, stop_ids=material.codec.stop_ids, batch_tokens=material.microbatch_tokens
+                adapter.decoder, stop_ids=material.codec.stop_ids, batch_tokens=material.microbatch_tokens
             ),
             private=private,
             public=public,

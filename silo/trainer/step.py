@@ -22,7 +22,8 @@ from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.plan import Plan
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group, Rows, answer_logits, rows_of
+from silo.trainer.batch import Answer, Group, Stream, stream_of
+from silo.trainer.layers import token_logp
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class StepFigures:
 
 @dataclass
 class _Part:
-    """A slice of the batch that fits the token budget. weights, advantages: [R]; logp_old, reference: [R, T]."""
+    """A slice of the batch that fits the token budget, as one stream; all [M] but the stream."""
 
-    rows: Rows
+    stream: Stream
     weights: Tensor
     advantages: Tensor
     is_donor: Tensor
@@ -76,7 +77,7 @@ class Learner:
     Args:
         adapter: the factors to train.
         plan: objective, optimiser and temperature.
-        microbatch_tokens: budget of one forward and backward pass, as rows x padded tokens.
+        microbatch_tokens: budget of one forward and backward pass, prompts counted once.
     """
 
     def __init__(self, adapter: LoraAdapter, plan: Plan, *, microbatch_tokens: int) -> None:
@@ -98,7 +99,7 @@ class Learner:
         if objective_plan.kl_coefficient > 0:
             with torch.no_grad(), self._adapter.off():
                 for part in parts:
-                    part.logp_reference = self._logp(part)[0]  # [R, T]
+                    part.logp_reference = self._logp(part)[0]  # [M]
         figures = _Figures()
         before = self._snapshot() if plan.optimiser.epochs > 1 else None
         for epoch in range(plan.optimiser.epochs):
@@ -174,54 +175,58 @@ class Learner:
         for chosen in self._cut(groups, answers, rows):
             places = sorted({answers[row][0] for row in chosen})
             local = {place: index for index, place in enumerate(places)}
-            parts.append(
-                _Part(
-                    rows=rows_of(
-                        [groups[place].prompt_ids for place in places],
-                        [(local[answers[row][0]], answers[row][1].ids) for row in chosen],
-                        self._device,
-                    ),
-                    weights=weights[chosen].to(self._device),
-                    advantages=advantage[chosen].to(self._device),
-                    is_donor=torch.tensor([bool(answers[row][1].donor) for row in chosen], device=self._device),
-                )
+            stream = stream_of(
+                [groups[place].prompt_ids for place in places],
+                [(local[answers[row][0]], answers[row][1].ids) for row in chosen],
+                self._device,
             )
+            donors = torch.tensor([bool(answers[row][1].donor) for row in chosen])
+            weights_of, advantages_of, is_donor = (
+                each.to(self._device).repeat_interleave(stream.lengths)
+                for each in (weights[chosen], advantage[chosen], donors)
+            )
+            parts.append(_Part(stream, weights_of, advantages_of, is_donor))
         return parts
 
     def _cut(
         self, groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int]
     ) -> list[list[int]]:
-        """Cut rows into parts within the token budget, long ones first so that padding is little."""
-
-        def padded(row: int) -> int:
+        """Cut rows into parts within the token budget. Answers to one prompt stay together as far as they fit, and
+        groups of like lengths meet, since attention pads."""
+        longest: dict[int, int] = {}
+        for row in rows:
             place, answer = answers[row]
-            return len(groups[place].prompt_ids) + len(answer.ids)
-
-        if sum(1 for _ in rows) * max(map(padded, rows), default=0) <= self._microbatch_tokens:
-            return [list(rows)] if rows else []
+            longest[place] = max(longest.get(place, 0), len(answer.ids))
         parts: list[list[int]] = []
-        longest = 0
-        for row in sorted(rows, key=padded, reverse=True):
-            if not parts or (len(parts[-1]) + 1) * longest > self._microbatch_tokens:
+        tokens, seen = 0, set[int]()
+        for row in sorted(rows, key=lambda row: (-longest[answers[row][0]], answers[row][0])):
+            place, answer = answers[row]
+            more = len(answer.ids) + (0 if place in seen else len(groups[place].prompt_ids))
+            if not parts or tokens + more > self._microbatch_tokens:
                 parts.append([])
-                longest = padded(row)
+                tokens, seen = 0, set()
+                more = len(answer.ids) + len(groups[place].prompt_ids)
             parts[-1].append(row)
+            tokens += more
+            seen.add(place)
         return parts
 
     def _logp(self, part: _Part) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of every answer token, and the entropy where the plan asks for it. Both [R, T]."""
-        temperature = self._plan.rollout.temperature
-        logits = answer_logits(self._adapter.model, part.rows)  # [R, T, V]
-        wants_entropy = self._plan.objective.entropy_coefficient > 0
-        entropy = objective.token_entropy(logits, temperature) if wants_entropy else None
-        return objective.token_logp(logits, part.rows.targets, temperature), entropy
+        """Log-probability of every answer token, and the entropy where the plan asks for it. Both [M]."""
+        decoder = self._adapter.decoder
+        return token_logp(
+            decoder.hidden(part.stream),
+            decoder.head,
+            part.stream.targets,
+            self._plan.rollout.temperature,
+            with_entropy=self._plan.objective.entropy_coefficient > 0,
+        )
 
     def _backward(self, part: _Part, figures: _Figures, *, first: bool) -> None:
-        settings = self._plan.objective
-        mask, weights = part.rows.mask, part.weights
-        logp, entropy = self._logp(part)  # [R, T]
+        settings, weights = self._plan.objective, part.weights
+        logp, entropy = self._logp(part)  # [M]
         if part.logp_old is None:
-            part.logp_old = logp.detach()  # [R, T]
+            part.logp_old = logp.detach()  # [M]
         gain = objective.policy_gain(
             logp,
             part.logp_old,
@@ -229,17 +234,17 @@ class Learner:
             clip_low=settings.clip_low,
             clip_high=settings.clip_high,
             dual_clip=settings.dual_clip,
-        )  # [R, T]
-        loss = -objective.weighted_sum(gain, mask, weights)
+        )  # [M]
+        loss = -(gain * weights).sum()
         if part.logp_reference is not None:
-            kl = objective.k3(logp, part.logp_reference)  # [R, T]
-            loss = loss + settings.kl_coefficient * objective.weighted_sum(kl, mask, weights)
+            kl = objective.k3(logp, part.logp_reference)  # [M]
+            loss = loss + settings.kl_coefficient * (kl * weights).sum()
             if first:
-                figures.add_mean("kl", kl, mask)
+                figures.add_mean("kl", kl)
         if entropy is not None:
-            loss = loss - settings.entropy_coefficient * objective.weighted_sum(entropy, mask, weights)
+            loss = loss - settings.entropy_coefficient * (entropy * weights).sum()
             if first:
-                figures.add_mean("entropy", entropy, mask)
+                figures.add_mean("entropy", entropy)
         loss.backward()
         with torch.no_grad():
             figures.add_ratio(logp, part, settings.clip_low, settings.clip_high, first=first)
@@ -258,24 +263,22 @@ class _Figures:
     def start_epoch(self) -> None:
         self._deviation = 0.0
 
-    def add_mean(self, name: str, per_token: Tensor, mask: Tensor) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(torch.where(mask, per_token.detach(), 0.0).sum())
-        self._tokens[name] = self._tokens.get(name, 0) + int(mask.sum())
+    def add_mean(self, name: str, per_token: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(per_token.detach().sum())
+        self._tokens[name] = self._tokens.get(name, 0) + len(per_token)
 
     def add_ratio(self, logp: Tensor, part: _Part, clip_low: float, clip_high: float, *, first: bool) -> None:
         assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
-        mask = part.rows.mask
-        deviation = float(torch.where(mask, ((logp - part.logp_old).exp() - 1).abs(), 0.0).max())
-        self._deviation = max(self._deviation, deviation)
+        self._deviation = max(self._deviation, float(((logp - part.logp_old).exp() - 1).abs().max()))
         if first:
             self._deviation_first = self._deviation
-            self.add_mean("tokens", torch.zeros_like(logp), mask)
-            self.add_mean("own", logp, mask & ~part.is_donor.unsqueeze(-1))
-            self.add_mean("donor", logp, mask & part.is_donor.unsqueeze(-1))
+            self.add_mean("tokens", torch.zeros_like(logp))
+            self.add_mean("own", logp[~part.is_donor])
+            self.add_mean("donor", logp[part.is_donor])
             return
         clipped = objective.is_clipped(logp, part.logp_old, part.advantages, clip_low=clip_low, clip_high=clip_high)
-        self._clipped += int((clipped & mask).sum())
-        self._clippable += int(mask.sum())
+        self._clipped += int(clipped.sum())
+        self._clippable += len(clipped)
 
     def _mean(self, name: str) -> float | None:
         return self._sums[name] / self._tokens[name] if self._tokens.get(name) else None

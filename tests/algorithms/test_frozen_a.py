@@ -25,6 +25,7 @@ from fedsilo.treaty.wire.codec import decode_factors, encode_factors, sha256_hex
 from policies.schema import LoraSchema
 from silo.report.alone import plan_alone, train_alone
 from silo.trainer.adapters.lora import LoraAdapter, shape_from_schema
+from silo.trainer.batch import stream_of
 from silo.trainer.step import Learner
 from tests.algorithms.test_update import GROUPS
 from tests.algorithms.tiny import (
@@ -167,7 +168,9 @@ def test_the_folder_of_a_frozen_run_loads_in_peft_and_computes_the_same(tmp_path
         loaded = PeftModel.from_pretrained(make_model(), str(tmp_path / "adapter")).eval()
     ids = torch.tensor([[5, 9, 20, 7, 4]])
     with torch.no_grad(), run.adapter.replaced_by(after):
-        ours = run.adapter.model(input_ids=ids).logits
+        decoder, answer = run.adapter.decoder, ids[0].tolist()[1:]
+        hidden = decoder.hidden(stream_of([ids[0].tolist()[:1]], [(0, [*answer, 1])], decoder.device))
+        ours = (hidden @ decoder.head.T).unsqueeze(0)
         theirs = loaded(input_ids=ids).logits
         assert torch.allclose(ours, theirs, atol=1e-5)
         base = make_model()(input_ids=ids).logits

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question, pick_tokens
-from tests.algorithms.tiny import make_adapter
+from tests.algorithms.tiny import make_adapter, peft_twin
 
 pytestmark = pytest.mark.torch
 PROMPTS = [(5, 9, 20, 7, 4), (11,), (6, 7), (3, 4, 5, 6, 7, 8, 9, 10, 11), (12, 13)]
 
 
 def make_engine(batch_tokens: int = 10_000) -> EmbeddedEngine:
-    return EmbeddedEngine(make_adapter().model, stop_ids=(1,), batch_tokens=batch_tokens)
+    return EmbeddedEngine(make_adapter().decoder, stop_ids=(1,), batch_tokens=batch_tokens)
 
 
 def sampled(prompts: list[tuple[int, ...]], samples: int = 3) -> list[Question]:
@@ -26,11 +26,14 @@ def sampled(prompts: list[tuple[int, ...]], samples: int = 3) -> list[Question]:
 
 def test_greedy_equals_transformers_generate() -> None:
     adapter = make_adapter()
-    engine = EmbeddedEngine(adapter.model, stop_ids=(1,), batch_tokens=10_000)
+    engine, twin = EmbeddedEngine(adapter.decoder, stop_ids=(1,), batch_tokens=10_000), peft_twin(adapter)
     answers = engine.generate([Question(prompt, (None,)) for prompt in PROMPTS], temperature=0.7, max_new_tokens=9)
     for prompt, (answer,) in zip(PROMPTS, answers, strict=True):
-        expected = adapter.model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=9
+        expected = twin.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            do_sample=False,
+            max_new_tokens=9,
         )[0, len(prompt) :].tolist()
         assert list(answer.ids) == expected
         assert answer.finished is (expected[-1] == 1)
@@ -49,7 +52,7 @@ def test_answers_depend_on_their_own_draws_only() -> None:
 def test_sampling_replays_token_by_token_from_a_plain_forward() -> None:
     """Inverse CDF by hand, with the whole sequence forwarded anew for every token."""
     adapter = make_adapter()
-    engine = EmbeddedEngine(adapter.model, stop_ids=(1,), batch_tokens=10_000)
+    engine, twin = EmbeddedEngine(adapter.decoder, stop_ids=(1,), batch_tokens=10_000), peft_twin(adapter)
     answers = engine.generate(sampled(PROMPTS), temperature=0.7, max_new_tokens=6)
     for question, row in zip(sampled(PROMPTS), answers, strict=True):
         for draws, answer in zip(question.draws, row, strict=True):
@@ -57,7 +60,7 @@ def test_sampling_replays_token_by_token_from_a_plain_forward() -> None:
             ids = list(question.prompt_ids)
             for token in answer.ids:
                 with torch.no_grad():
-                    logits = adapter.model(input_ids=torch.tensor([ids])).logits[0, -1] / 0.7
+                    logits = twin(input_ids=torch.tensor([ids])).logits[0, -1] / 0.7
                 uniform, total, picked = draws.random(), 0.0, -1
                 for candidate, probability in enumerate(logits.softmax(-1).double().tolist()):
                     total += probability
@@ -79,7 +82,7 @@ def test_length_limit_and_stop_are_told_apart() -> None:
 
 
 def test_a_generator_gives_the_same_answer_beyond_one_block_of_numbers() -> None:
-    never_stops = EmbeddedEngine(make_adapter().model, stop_ids=(999,), batch_tokens=10_000)
+    never_stops = EmbeddedEngine(make_adapter().decoder, stop_ids=(999,), batch_tokens=10_000)
     long = never_stops.generate(sampled(PROMPTS), temperature=1.0, max_new_tokens=40)
     short = never_stops.generate(sampled(PROMPTS), temperature=1.0, max_new_tokens=5)
     assert [[answer.ids[:5] for answer in row] for row in long] == [[answer.ids for answer in row] for row in short]

@@ -10,9 +10,10 @@ import torch
 
 from fedsilo.treaty.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group, answer_logits, rows_of
+from silo.trainer.batch import Answer, Group, stream_of
+from silo.trainer.layers import token_logp
 from silo.trainer.step import Learner
-from tests.algorithms.tiny import make_adapter, make_plan, random_factors
+from tests.algorithms.tiny import make_adapter, make_plan, peft_twin, random_factors
 
 pytestmark = pytest.mark.torch
 LOOSE = {"optimiser__grad_norm_max": 1e9}
@@ -39,13 +40,14 @@ def plain_logp(model: Any, prompt: tuple[int, ...], ids: tuple[int, ...], temper
 def slow_gradient(adapter: LoraAdapter, groups: list[Group], temperature: float = 1.0) -> list[torch.Tensor]:
     """Oracle (d): mean over prompts of (1/K) sum_k A_k mean_t grad logp, sign turned to a loss."""
     total = torch.zeros(())
+    twin = peft_twin(adapter)
     for group in groups:
         rewards = [one.reward for one in group.answers]
         mean = sum(rewards) / len(rewards)
         deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
         for one in group.answers:
             advantage = (one.reward - mean) / (deviation + 1e-6) if deviation else 0.0
-            logp = plain_logp(adapter.model, group.prompt_ids, one.ids, temperature)
+            logp = plain_logp(twin, group.prompt_ids, one.ids, temperature)
             total = total - advantage * logp.mean() / (len(rewards) * len(groups))
     return list(torch.autograd.grad(total, adapter.parameters))
 
@@ -69,16 +71,15 @@ def assert_close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * scale)
 
 
-def test_shared_prompt_logits_equal_a_plain_forward() -> None:
+def test_a_shared_prompt_gives_what_a_plain_forward_gives() -> None:
     adapter = make_adapter()
     pairs = [(place, one.ids) for place, group in enumerate(GROUPS) for one in group.answers]
-    rows = rows_of([group.prompt_ids for group in GROUPS], pairs, torch.device("cpu"))
-    logp = answer_logits(adapter.model, rows).log_softmax(-1)
-    for row, (place, ids) in enumerate(pairs):
-        expected = plain_logp(adapter.model, GROUPS[place].prompt_ids, ids)
-        got = logp[row, torch.arange(len(ids)), torch.tensor(ids)]
-        assert torch.allclose(got, expected, atol=1e-5)
-    assert logp.isfinite().all()
+    stream = stream_of([group.prompt_ids for group in GROUPS], pairs, torch.device("cpu"))
+    assert len(stream.ids) == sum(len(group.prompt_ids) - 1 for group in GROUPS) + sum(len(ids) for _, ids in pairs)
+    logp, _ = token_logp(adapter.decoder.hidden(stream), adapter.decoder.head, stream.targets, 1.0)
+    twin = peft_twin(adapter)
+    for got, (place, ids) in zip(logp.split(stream.lengths.tolist()), pairs, strict=True):
+        assert torch.allclose(got, plain_logp(twin, GROUPS[place].prompt_ids, ids), atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -125,11 +126,12 @@ def test_kl_is_to_the_base_with_the_adapter_off() -> None:
     _, figures = gradient_of(adapter, GROUPS, objective__kl_coefficient=0.1)
     with torch.no_grad():
         values = []
+        twin = peft_twin(adapter)
         for group in GROUPS:
             for one in group.answers:
-                new = plain_logp(adapter.model, group.prompt_ids, one.ids)
-                with adapter.off():
-                    reference = plain_logp(adapter.model, group.prompt_ids, one.ids)
+                new = plain_logp(twin, group.prompt_ids, one.ids)
+                with twin.disable_adapter():
+                    reference = plain_logp(twin, group.prompt_ids, one.ids)
                 values += [math.exp(r - n) - (r - n) - 1 for n, r in zip(new.tolist(), reference.tolist(), strict=True)]
     assert figures.kl == pytest.approx(sum(values) / len(values), rel=1e-4)
     assert figures.kl is not None and figures.kl > 0.01
@@ -151,13 +153,14 @@ def test_two_epochs_equal_two_hand_made_adamw_steps() -> None:
     Learner(adapter, plan, microbatch_tokens=1000).update(GROUPS)
     optimiser = torch.optim.AdamW(twin.parameters, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01)
     old: list[torch.Tensor] = []
+    plain = peft_twin(twin)
     for _ in range(2):
         loss, place = torch.zeros(()), 0
         for group in GROUPS[:2]:
             rewards = torch.tensor([one.reward for one in group.answers])
             advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
             for one, advantage in zip(group.answers, advantages, strict=True):
-                logp = plain_logp(twin.model, group.prompt_ids, one.ids)
+                logp = plain_logp(plain, group.prompt_ids, one.ids)
                 if len(old) <= place:
                     old.append(logp.detach())
                 rho = (logp - old[place]).exp()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -113,6 +115,24 @@ def make_adapter(seed: int = 0, b_scale: float = 0.3) -> LoraAdapter:
     adapter = LoraAdapter(model, shape)
     adapter.load(random_factors(shape, seed, b_scale))
     return adapter
+
+
+def peft_twin(adapter: LoraAdapter, seed: int = 0) -> Any:
+    """The same model by transformers and peft, whose LoRA layers hold this adapter's own factors: gradients meet there.
+
+    `twin.disable_adapter()` computes the base.
+    """
+    shape = adapter.shape
+    config = LoraConfig(r=shape.rank, lora_alpha=shape.alpha, target_modules=list(shape.modules), task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        # peft 0.21 asks for a name that transformers 5.23 has renamed
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        twin = get_peft_model(make_model(seed), config).eval()
+    for module in shape.modules:
+        layer = twin.get_base_model().get_submodule(module)
+        layer.lora_A["default"].weight = adapter._factors[f"{module}.lora_A"]
+        layer.lora_B["default"].weight = adapter._factors[f"{module}.lora_B"]
+    return twin
 
 
 def make_plan(**changes: Any) -> Plan:

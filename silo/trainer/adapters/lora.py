@@ -1,4 +1,4 @@
-"""The LoRA adapter a run trains: peft layers on a frozen base, loaded from and exported to the wire's names.
+"""The LoRA adapter a run trains: factors beside a frozen base, loaded from and exported to the wire's names.
 
 W = W0 + s B A with s = alpha / rank, A [r, in], B [out, r], no dropout (with dropout the ratio would differ from 1
 on the first update, methods 1.3). Wire names are the base model's own module names followed by `.lora_A` or
@@ -10,7 +10,6 @@ bit: then the mean of the silos' products is the product of the means.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from fedsilo.treaty.errors import PeerError, UsageError, WireCode
 from fedsilo.treaty.freezing import Freeze, freeze_named, is_frozen
 from fedsilo.treaty.wire.codec import Array
+from silo.trainer.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -58,42 +57,28 @@ def shape_from_schema(schema: Mapping[str, Any]) -> LoraShape:
 
 
 class LoraAdapter:
-    """Owns the trainable factors of one run. `model` is the base with the adapter's layers in place; call it directly.
+    """Owns the trainable factors of one run. `decoder` computes the base with them.
 
     Args:
-        base: a Hugging Face causal LM. Its linear layers are wrapped in place; its weights are frozen.
+        base: a Hugging Face causal LM, which is frozen.
         shape: the schema; every module it names must be a linear layer of the base with these sides.
 
     Raises:
-        UsageError: the schema does not fit the base model.
+        UsageError: the schema does not fit the base model, or its architecture is not supported.
     """
 
     def __init__(self, base: Any, shape: LoraShape) -> None:
         _check_fit(base, shape)
-        config = LoraConfig(
-            r=shape.rank,
-            lora_alpha=shape.alpha,
-            target_modules=list(shape.modules),
-            lora_dropout=0.0,
-            bias="none",
-            task_type="CAUSAL_LM",
-        )
-        with warnings.catch_warnings():
-            # peft 0.21 asks for a name that transformers 5.23 has renamed
-            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-            self._peft = get_peft_model(base, config)
-        self._peft.eval()
-        self.model = self._peft.get_base_model()
         self.shape = shape
-        named = {_wire_name(name): parameter for name, parameter in self._peft.named_parameters() if "lora_" in name}
-        for parameter in named.values():
-            parameter.data = parameter.data.float()
-        self._factors: dict[str, torch.nn.Parameter] = {name: named[name] for name in sorted(named)}
-        for name, parameter in self._factors.items():
-            if name.endswith(".lora_B"):
-                torch.nn.init.zeros_(parameter)
-        self._trained = {name: each for name, each in self._factors.items() if not is_frozen(name, shape.freeze)}
-        self._require_gradients()
+        device = next(base.parameters()).device
+        # zero until a round's adapter is loaded: the coordinator draws A, once for all (methods 2.1)
+        self._factors: dict[str, torch.nn.Parameter] = {
+            name: torch.nn.Parameter(torch.zeros(sides, device=device), requires_grad=not is_frozen(name, shape.freeze))
+            for name, sides in sorted(shape.shapes.items())
+        }
+        self._trained = {name: each for name, each in self._factors.items() if each.requires_grad}
+        pairs = {name: (self._factors[f"{name}.lora_A"], self._factors[f"{name}.lora_B"]) for name in shape.modules}
+        self.decoder = Decoder(base, pairs, shape.scale)
         self._start = [parameter.detach().clone() for parameter in self.parameters]
 
     @property
@@ -128,16 +113,13 @@ class LoraAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside, `model` computes the base model: the reference of the KL term for the whole run (methods 1.3)."""
-        try:
-            with self._peft.disable_adapter():
-                yield
-        finally:
-            self._require_gradients()  # peft leaves every factor of an adapter that it puts back in training
+        """Inside, `decoder` computes the base model: the reference of the KL term for the whole run (methods 1.3)."""
+        with self.decoder.base_only():
+            yield
 
     @contextmanager
     def replaced_by(self, tensors: Mapping[str, Array]) -> Iterator[None]:
-        """Inside, `model` computes another adapter; afterwards the local factors are back, bit for bit."""
+        """Inside, `decoder` computes another adapter; afterwards the local factors are back, bit for bit."""
         held = {name: parameter.detach().clone() for name, parameter in self._factors.items()}
         self._write(tensors)
         try:
@@ -147,10 +129,6 @@ class LoraAdapter:
                 for name, parameter in self._factors.items():
                     parameter.copy_(held[name])
 
-    def _require_gradients(self) -> None:
-        for name, parameter in self._factors.items():
-            parameter.requires_grad_(name in self._trained)
-
     def _write(self, tensors: Mapping[str, Array]) -> None:
         got = {name: tuple(array.shape) for name, array in tensors.items()}
         if got != dict(self.shape.shapes):
@@ -159,11 +137,6 @@ class LoraAdapter:
         with torch.no_grad():
             for name, parameter in self._factors.items():
                 parameter.copy_(torch.from_numpy(np.array(tensors[name], dtype=np.float32)))
-
-
-def _wire_name(parameter_name: str) -> str:
-    """`base_model.model.M.lora_A.default.weight` -> `M.lora_A`."""
-    return parameter_name.removeprefix("base_model.model.").removesuffix(".default.weight")
 
 
 def _check_fit(base: Any, shape: LoraShape) -> None:

@@ -1,0 +1,243 @@
+"""The forward pass of the Llama, Qwen2 and Qwen3 decoders, written out once for training and for sampling.
+
+The weights are the Hugging Face model's own: projections of one input lie side by side in one tensor, and the model's
+parameters become views of it, so nothing is held twice. Tokens are one stream without padding; attention alone sees
+rows. The K answers to a prompt share it: it is computed once, and gradients flow through its keys and values.
+
+Axes: N tokens of a stream, S of them of prompts, P prompts, R answers, L longest prefix, T longest answer, D hidden,
+H heads, G key-value heads, E numbers of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from fedsilo.treaty.errors import UsageError
+from silo.trainer.batch import Stream
+from silo.trainer.layers import Factors, low_rank_linear, rms_norm, rotate, swiglu
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# Kinds of rotary positions whose angles depend on the position alone, not on how long the text turns out to be.
+ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
+ADAPTABLE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+Angles: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Linear layers of one input, side by side. weight: [M, D]; bias: [M]; both frozen."""
+
+    weight: Tensor
+    bias: Tensor | None
+    factors: tuple[Factors, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Frozen weights of one layer, with the factors that are trained. Norms: [D], those of heads [E]."""
+
+    input_norm: Tensor
+    qkv: Projection
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Projection
+    mlp_norm: Tensor
+    gate_up: Projection
+    down: Projection
+
+
+class Decoder:
+    """Args:
+        model: the base, a Hugging Face causal LM of one of `ARCHITECTURES`; it is frozen, and still works by itself.
+        factors: (A [r, in], B [out, r]) by the name of the linear layer.
+        scale: alpha / r.
+
+    Attributes:
+        adapted: whether the factors count.
+
+    Raises:
+        UsageError: another architecture, sliding windows, or factors of a layer that is none of `ADAPTABLE`.
+    """
+
+    def __init__(self, model: Any, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> None:
+        _check_supported(model, factors)
+        config, core = model.config, model.model
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        self.adapted = True
+        self.heads: int = config.num_attention_heads
+        self.groups: int = config.num_key_value_heads
+        self.width: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.embedding: Tensor = core.embed_tokens.weight.data
+        self.head: Tensor = model.lm_head.weight.data
+        self._scale = scale
+        self._epsilon: float = config.rms_norm_eps
+        self._final_norm: Tensor = core.norm.weight.data
+        self._rotary = core.rotary_emb
+        self.layers = [_layer(f"model.layers.{place}", layer, factors) for place, layer in enumerate(core.layers)]
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @contextmanager
+    def base_only(self) -> Iterator[None]:
+        """Inside, the factors do not count: the reference of the KL term (methods 1.3)."""
+        before, self.adapted = self.adapted, False
+        try:
+            yield
+        finally:
+            self.adapted = before
+
+    # ---- the parts of a layer ------------------------------------------------------------------------
+
+    def angles(self, positions: Tensor) -> Angles:
+        """Cosine and sine of each position, [N, 1, E / 2] each. positions: [N]."""
+        cosine, sine = self._rotary(self.embedding, positions.unsqueeze(0))
+        half = self.width // 2
+        return cosine[0, :, None, :half], sine[0, :, None, :half]
+
+    def heads_of(self, x: Tensor, layer: Layer, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [N, H, E], keys and values [N, G, E]. x: [N, D]."""
+        joined = self._project(rms_norm(x, layer.input_norm, self._epsilon), layer.qkv)  # [N, (H + 2 G) E]
+        query, key, value = joined.view(len(x), -1, self.width).split([self.heads, self.groups, self.groups], dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = rms_norm(query, layer.query_norm, self._epsilon)
+            key = rms_norm(key, layer.key_norm, self._epsilon)
+        return rotate(query, *angles), rotate(key, *angles), value
+
+    def after_attention(self, x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
+        """The rest of a layer. x: [N, D]; attended: [N, H * E]; returns [N, D]."""
+        x = x + self._project(attended, layer.output)
+        both = self._project(rms_norm(x, layer.mlp_norm, self._epsilon), layer.gate_up)
+        return x + self._project(swiglu(both), layer.down)
+
+    def attend_within(self, query: Tensor, key: Tensor, value: Tensor, places: Tensor, inside: Tensor) -> Tensor:
+        """Causal attention within each prompt's prefix.
+
+        Args:
+            query: [S or N, H, E].
+            key: [S or N, G, E].
+            value: [S or N, G, E].
+            places: [P, L] where the tokens of each prefix lie, right-padded.
+            inside: [S] where they lie among the P * L.
+
+        Returns:
+            [S, H * E].
+        """
+        found = functional.scaled_dot_product_attention(
+            query[places].transpose(1, 2),
+            key[places].transpose(1, 2),
+            value[places].transpose(1, 2),
+            is_causal=True,  # what pads a prefix comes after it
+            enable_gqa=self.heads != self.groups,
+        )  # [P, H, L, E]
+        return found.transpose(1, 2).flatten(0, 1)[inside].flatten(1)
+
+    def final(self, x: Tensor) -> Tensor:
+        """What the head reads. x: [N, D]."""
+        return rms_norm(x, self._final_norm, self._epsilon)
+
+    def _project(self, x: Tensor, projection: Projection) -> Tensor:
+        factors = projection.factors if self.adapted else ()
+        return low_rank_linear(x, projection.weight, projection.bias, factors, self._scale)
+
+    # ---- training ------------------------------------------------------------------------------------
+
+    def hidden(self, stream: Stream, *, checkpointing: bool = False) -> Tensor:
+        """The last layer's normalised output at every answer token.
+
+        Args:
+            stream: prompts and answers.
+            checkpointing: keep each layer's input alone and compute the rest again in the backward pass.
+
+        Returns:
+            [N - S, D].
+        """
+        x = self.embedding[stream.ids]  # [N, D]
+        angles = self.angles(stream.positions)
+        for place, layer in enumerate(self.layers):
+            last = place == len(self.layers) - 1
+            if checkpointing:
+                x = checkpoint(self._layer_of, x, layer, angles, stream, last, use_reentrant=False)
+            else:
+                x = self._layer_of(x, layer, angles, stream, last)
+        return self.final(x)
+
+    def _layer_of(self, x: Tensor, layer: Layer, angles: Angles, stream: Stream, last: bool) -> Tensor:
+        query, key, value = self.heads_of(x, layer, angles)
+        answered = functional.scaled_dot_product_attention(
+            query[stream.query_places].transpose(1, 2),
+            key[stream.key_places].transpose(1, 2),
+            value[stream.key_places].transpose(1, 2),
+            attn_mask=stream.mask,
+            enable_gqa=self.heads != self.groups,
+        )  # [R, H, T, E]
+        attended = answered.transpose(1, 2).flatten(0, 1)[stream.query_of].flatten(1)  # [N - S, H * E]
+        prefix_tokens = len(stream.prefix_of)
+        if last:  # of the prompts, nobody reads more than keys and values
+            return self.after_attention(x[prefix_tokens:], attended, layer)
+        if prefix_tokens:
+            before = self.attend_within(query, key, value, stream.prefix_places, stream.prefix_of)
+            attended = torch.cat([before, attended])
+        return self.after_attention(x, attended, layer)
+
+
+def _layer(name: str, layer: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+
+    def norm(owner: Any, which: str) -> Tensor | None:
+        module = getattr(owner, which, None)
+        return None if module is None else module.weight.data
+
+    return Layer(
+        input_norm=layer.input_layernorm.weight.data,
+        qkv=_side_by_side(f"{name}.self_attn", attention, ("q_proj", "k_proj", "v_proj"), factors),
+        query_norm=norm(attention, "q_norm"),
+        key_norm=norm(attention, "k_norm"),
+        output=_side_by_side(f"{name}.self_attn", attention, ("o_proj",), factors),
+        mlp_norm=layer.post_attention_layernorm.weight.data,
+        gate_up=_side_by_side(f"{name}.mlp", mlp, ("gate_proj", "up_proj"), factors),
+        down=_side_by_side(f"{name}.mlp", mlp, ("down_proj",), factors),
+    )
+
+
+def _side_by_side(
+    path: str, owner: Any, names: tuple[str, ...], factors: Mapping[str, tuple[Tensor, Tensor]]
+) -> Projection:
+    modules = [getattr(owner, each) for each in names]
+    weight = torch.cat([module.weight.data for module in modules])
+    bias = None if modules[0].bias is None else torch.cat([module.bias.data for module in modules])
+    found, start = [], 0
+    for each, module in zip(names, modules, strict=True):
+        stop = start + module.out_features
+        module.weight.data = weight[start:stop]
+        if bias is not None:
+            module.bias.data = bias[start:stop]
+        if (pair := factors.get(f"{path}.{each}")) is not None:
+            found.append(Factors(start, stop, *pair))
+        start = stop
+    return Projection(weight, bias, tuple(found))
+
+
+def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    kind, config = type(model).__name__, model.config
+    if kind not in ARCHITECTURES:
+        raise UsageError(f"the base model is a {kind}", hint=f"supported are {', '.join(ARCHITECTURES)}")
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary not in ROTARY_KINDS:
+        raise UsageError(f"the base model's positions are of kind {rotary!r}", hint=f"one of {', '.join(ROTARY_KINDS)}")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise UsageError("the base model has layers with a sliding window, which are not supported")
+    other = sorted(name for name in factors if name.rpartition(".")[2] not in ADAPTABLE)
+    if other:
+        raise UsageError(f"the LoRA schema names {other[0]!r}", hint=f"adapted can be {', '.join(ADAPTABLE)}")
