@@ -46,9 +46,10 @@ proto: $(VENV)/.dev
 reference: $(VENV)/.dev
 	$(BIN)/python -m tools.reference
 
-# docs/pictures, of a real demo with a held release (a minute or two).
+# docs/pictures, of a real demo with a held release (a minute or two), and the recording that `fedsilo demo --replay` plays.
 pictures: $(VENV)/.dev
 	$(BIN)/python -m tools.pictures
+	$(BIN)/python -m tools.recording
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }

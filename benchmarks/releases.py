@@ -42,7 +42,7 @@ STRETCH_SECONDS = 120.0  # of each release in the recording of all
 PAGE = {"limit": 100}
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     *((name, {}) for name in ("approvals", "outbox", "inbox", "ledger", "limits", "audit.status", "halts")),
-    *((name, PAGE) for name in ("outbox", "inbox", "audit")),
+    *((name, PAGE) for name in ("approvals", "outbox", "inbox", "audit")),
 )
 CAUGHT_MIN, REFUSED_GOOD_MAX, MEDIAN_SECONDS_MAX = 8, 1, 60.0
 
@@ -114,6 +114,8 @@ def _recorded(case: Case, number: int, seed: int, files: Sequence[RecordingFile]
 def _questions(silo: Site, release: Release) -> Iterator[tuple[str, dict[str, Any]]]:
     """What a console may ask of a silo while this release is open."""
     yield from QUESTIONS
+    yield "approvals", {**PAGE, "kind": release.kind}
+    yield "approval.comparison", {"release": release.id}
     for known in silo.bench.ledger.releases():
         yield "approval", {"release": known.id}
     for record in silo.bench.audit.records():

@@ -39,8 +39,8 @@ _TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 class VerifiedCommand:
     """A command somebody really gave. Whether the person may give it is in `roles`; the desk asks.
 
-    `digest` identifies what was signed and by which certificate, not the signature bytes: ECDSA signatures of the
-    same command differ each time.
+    `digest` identifies what is to be done and by which certificate: not the signature bytes, since ECDSA signatures of
+    the same command differ each time, and not the expiry, so that a request may be asked again with a later one.
     """
 
     person: str
@@ -151,6 +151,9 @@ def verify_command(
         )
     if _REQUEST_ID.fullmatch(command.request_id) is None:
         raise NotAllowedError("the request id is not 8 to 64 letters, digits, _ and -")
+    asked = command_signing_bytes(
+        site=site, name=command.name, arguments_json=command.arguments_json, request_id=command.request_id, expires=""
+    )
     return VerifiedCommand(
         person=operator.person,
         certificate_fingerprint=operator.fingerprint,
@@ -159,7 +162,7 @@ def verify_command(
         request_id=command.request_id,
         expires=expires,
         roles=roles.of(operator.person),
-        digest=sha256_hex(signed + operator.fingerprint.encode("ascii")),
+        digest=sha256_hex(asked + operator.fingerprint.encode("ascii")),
     )
 
 

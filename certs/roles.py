@@ -34,6 +34,7 @@ ACTIONS: Mapping[str, frozenset[Role]] = {
     "silo.stop": frozenset({"operator", "approver", "site-admin"}),  # drain
     "release.approve": frozenset({"approver"}),
     "release.reject": frozenset({"approver"}),
+    "release.defer": frozenset({"approver"}),  # for oneself; whoever may answer
     "change.propose": frozenset({"operator", "approver", "site-admin"}),
     "change.approve": frozenset({"approver"}),
     "halt.release": frozenset({"approver"}),

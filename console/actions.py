@@ -18,6 +18,10 @@ from console.navigation import PLACES
 
 EVERYWHERE: frozenset[str] = frozenset()
 TABLES = frozenset({"table"})  # screens with a table, whatever they are called
+ORDERING = frozenset({"ordering"})  # screens from which orders are given (`console.orders`)
+ORDERING_RUNS = frozenset({"ordering runs"})  # the same, at a coordinator
+ORDERING_SILO = frozenset({"ordering a silo"})
+REPLAY = frozenset({"replay"})  # every screen while a recording is played back
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Context:
     policy_digest: str = ""
     person: str = ""
     halted_kind: str = ""
+    place: str = ""  # that the console is at
+    run: str = ""
+    paused: bool = False  # the run, or at a silo the silo
+    kind: str = ""  # of message
+    findings: tuple[str, ...] = ()  # ids of those that were opened
 
 
 Twin: TypeAlias = Callable[[Context], tuple[str, ...]]
@@ -69,12 +78,21 @@ class Action:
 
 _SHOWN_KEYS = {
     "question_mark": "?", "colon": ":", "slash": "/", "escape": "esc", "left_square_bracket": "[",
-    "right_square_bracket": "]",
+    "right_square_bracket": "]", "full_stop": ".", "less_than_sign": "<", "greater_than_sign": ">",
 }  # fmt: skip
 
 
+def _program(context: Context) -> str:
+    return "coordinator" if context.coordinator else "silo"
+
+
 def status_twin(context: Context) -> tuple[str, ...]:
-    return ("coordinator", "status") if context.coordinator else ("silo", "status")
+    return (_program(context), "status")
+
+
+def export_twin(context: Context) -> tuple[str, ...]:
+    """The list that the screen shows, as JSON."""
+    return (*PLACE_TWINS.get(context.place, status_twin)(context), "--json")
 
 
 def _release_twin(context: Context) -> tuple[str, ...]:
@@ -91,15 +109,75 @@ def _answer_twin(verb: str, *more: str) -> Twin:
     return twin
 
 
+def _approve_twin(context: Context) -> tuple[str, ...]:
+    opened = (word for finding in context.findings for word in ("--ack-finding", finding))
+    return (*_answer_twin("approve")(context), *opened)
+
+
+def _payload_twin(context: Context) -> tuple[str, ...]:
+    person = context.person or "PERSON"
+    return ("silo", "approvals", "payload", context.release or "RELEASE", "--operator", person)
+
+
+def _defer_twin(context: Context) -> tuple[str, ...]:
+    person = context.person or "PERSON"
+    return ("silo", "approvals", "defer", context.release or "RELEASE", "--operator", person, "--minutes", "30")
+
+
+def _difference_twin(context: Context) -> tuple[str, ...]:
+    return ("silo", "approvals", "diff", context.release or "RELEASE")
+
+
+def _history_twin(context: Context) -> tuple[str, ...]:
+    return ("silo", "approvals", "history", *(("--kind", context.kind) if context.kind else ()))
+
+
+def _pause_twin(context: Context) -> tuple[str, ...]:
+    verb = "resume" if context.paused else "pause"
+    if context.coordinator:
+        return ("fedsilo", "run", verb, context.run or "RUN", "--as", context.person or "PERSON")
+    return ("silo", verb, "--operator", context.person or "PERSON")
+
+
+def _run_twin(verb: str) -> Twin:
+    return lambda context: ("fedsilo", "run", verb, context.run or "RUN", "--as", context.person or "PERSON")
+
+
+def _halt_twin(context: Context) -> tuple[str, ...]:
+    kind, person = context.halted_kind or "KIND", context.person or "PERSON"
+    return ("silo", "approvals", "release", kind, "--operator", person)
+
+
+def _verify_twin(context: Context) -> tuple[str, ...]:
+    return ("coordinator", "audit", "verify") if context.coordinator else ("fedsilo", "audit", "verify", "STATE_DIR")
+
+
+def _round_twin(context: Context) -> tuple[str, ...]:
+    return ("fedsilo", "run", "show", context.run or "RUN") if context.coordinator else ("silo", "round")
+
+
+def _curves_twin(context: Context) -> tuple[str, ...]:
+    party = ("--coordinator", "coordinator.yaml") if context.coordinator else ("--config", "silo.yaml")
+    return ("fedsilo", "curves", *party)
+
+
 PLACE_TWINS: dict[str, Twin] = {
     "overview": status_twin,
+    "round": _round_twin,
     "approvals": lambda context: ("silo", "approvals", "list"),
-    "outbox": lambda context: ("silo", "outbox", "list"),
-    "audit": lambda context: ("fedsilo", "audit", "tail", "--log", "STATE_DIR"),
+    "curves": _curves_twin,
+    "outbox": lambda context: (_program(context), "outbox", "list"),
+    "audit": lambda context: (
+        ("coordinator", "audit", "list") if context.coordinator else ("fedsilo", "audit", "tail", "--log", "STATE_DIR")
+    ),
     "budget": lambda context: ("silo", "ledger", "limits"),
+    "certs": lambda context: (_program(context), "certs"),
+    "logs": lambda context: (_program(context), "logs"),
+    "settings": lambda context: (_program(context), "settings"),
 }
 
 _APPROVAL = frozenset({"approval"})
+_TEXTS = frozenset({"payload", "comparison"})
 _HELD = frozenset({"overview", "approval"})
 
 ACTIONS: tuple[Action, ...] = (
@@ -113,27 +191,64 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy", "y", _HELD, "copy the digest"),
     Action("rules", "p", _APPROVAL, "every policy rule with its measured value and limit", twin=_release_twin),
     Action("approve", "A", _APPROVAL, "approve: a dialog asks for the end of the digest; these bytes are then sent",
-           changes=True, twin=_answer_twin("approve"), action="release.approve"),
+           changes=True, twin=_approve_twin, action="release.approve"),
+    Action("finding", "enter", _APPROVAL, "the next finding, whole; f too: A is off until each was opened",
+           twin=_release_twin, also=("f",)),
+    Action("payload", "v", _APPROVAL, "what would leave: a dialog asks, for the log says who read it",
+           twin=_payload_twin, action="payload.read"),
+    Action("difference", "d", _APPROVAL, "all of it beside the last one of its kind", twin=_difference_twin),
+    Action("history", "h", _APPROVAL, "what was held of this kind before, and who answered", twin=_history_twin),
+    Action("defer", "D", _APPROVAL, "put it off for yourself: a dialog asks for how long; it expires all the same",
+           changes=True, twin=_defer_twin, action="release.defer"),
     Action("reject", "R", _APPROVAL, "reject: a dialog asks for a reason code; the release never leaves",
            changes=True, twin=_answer_twin("reject", "--reason", "OTHER"), action="release.reject"),
-    Action("history", "h", frozenset({"approvals"}), "with what was answered before, and without",
-           twin=lambda context: ("silo", "approvals", "list", "--all")),
+    Action("pause", "P", ORDERING, "pause or resume the run, at a silo this silo: a dialog asks for one more key",
+           changes=True, twin=_pause_twin, action="run.pause"),
+    Action("start", "S", ORDERING_RUNS, "start a run that waits, with the silos that have joined",
+           changes=True, twin=_run_twin("start"), action="run.start"),
+    Action("abort", "X", ORDERING_RUNS, "abort the run: a dialog asks for the number of its round",
+           changes=True, twin=_run_twin("abort"), action="run.abort"),
+    Action("release_halt", "H", ORDERING_SILO, "let a halted kind be sent again: a dialog asks for its name",
+           changes=True, twin=_halt_twin, action="halt.release"),
+    Action("stop", "", ORDERING_SILO, "end guard and trainer of this silo: a dialog asks for the name of the silo",
+           changes=True, twin=lambda context: ("silo", "stop", "--operator", context.person or "PERSON"),
+           action="silo.stop"),
+    Action("history", "h", frozenset({"approvals"}), "what was held before, and who answered", twin=_history_twin),
+    Action("pages", "ctrl+d", _TEXTS, "a page down; ctrl+u up", also=("pagedown", "ctrl+u", "pageup")),
+    Action("end", "g", _TEXTS, "to the first line; G to the last", also=("home", "G", "end")),
     Action("direction", "tab", frozenset({"outbox"}), "what came in, or what was to leave; h and l too",
-           twin=lambda context: ("silo", "inbox", "list"), also=("h", "l")),
+           twin=lambda context: (_program(context), "inbox", "list"), also=("h", "l")),
     Action("control", "c", frozenset({"outbox"}), "with allowed polls and heartbeats, and without",
-           twin=lambda context: ("silo", "outbox", "list", "--control")),
+           twin=lambda context: (_program(context), "outbox", "list", "--control")),
     Action("copy_digest", "y", frozenset({"outbox", "message"}), "copy the digest"),
     Action("verify", "v", frozenset({"audit"}), "have the daemon read its whole log again; that changes nothing",
-           twin=lambda context: ("fedsilo", "audit", "verify", "STATE_DIR")),
+           twin=_verify_twin),
+    Action("earlier", "left_square_bracket", frozenset({"round"}), "the round before this one; ] the one after",
+           twin=_round_twin, also=("right_square_bracket",)),
+    Action("compare", "c", frozenset({"round"}), "set the round before beside this one, and not"),
+    Action("facts", "p", frozenset({"round"}), "parameters and digests of the round, whole", twin=_round_twin),
+    Action("next_figure", "tab", frozenset({"curves"}), "the next figure; shift+tab the one before", twin=_curves_twin,
+           also=("shift+tab",)),
+    Action("cursor", "l", frozenset({"curves"}), "the cursor to the next values; h to those before",
+           also=("h", "left", "right")),
+    Action("as_table", "T", frozenset({"curves"}), "the same figures as a table, and back; a view, it changes nothing"),
+    Action("smooth", "m", frozenset({"curves"}), "smoothed over five points, and as measured"),
+    Action("baseline", "b", frozenset({"curves"}), "with what was measured before the first round, and without"),
+    Action("axis", "x", frozenset({"curves"}), "by round, or by step"),
     Action("next_pane", "tab", frozenset({"budget"}), "the next table: limits, bits per round, releases"),
+    Action("level", "v", frozenset({"logs"}), "fewer levels of the log, and all again; the daemon's own log stays"),
+    Action("export", "e", TABLES, "write these rows to a file of yours: what the policy released, or all of them",
+           twin=export_twin),
     Action("open_row", "enter", TABLES, "open the row under the cursor"),
     Action("filter", "slash", TABLES, "filter: text, field:value, !not; all must hold"),
     Action("sort", "s", TABLES, "sort by the next column, up and down"),
-    Action("turn", "w", TABLES, "other columns, where not all fit"),
+    Action("turn", "w", TABLES, "other columns, where not all fit; in the logs whole lines"),
     Action("maximise", "z", TABLES, "this pane alone, and back"),
     Action("freeze", "space", TABLES, "keep the rows as they are, and go on"),
     Action("newest", "g", TABLES, "to the newest row; G to the last", also=("home", "G", "end")),
     Action("page", "ctrl+d", TABLES, "a page down; ctrl+u up", also=("pagedown", "ctrl+u", "pageup")),
+    Action("toggle_pause", "full_stop", REPLAY, "stop the recording here, and go on"),
+    Action("seek", "less_than_sign", REPLAY, "10 seconds of the recording back; > on", also=("greater_than_sign",)),
     Action("next_need", "n", EVERYWHERE, "next thing that needs you", twin=status_twin),
     Action("go_to", "colon", EVERYWHERE, "go to: a place, or a release by its id; up brings back what was typed"),
     Action("palette", "ctrl+p", EVERYWHERE, "find any action by some of its letters"),

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from textual import events, work
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
 
 from console.actions import Action
 from console.drawing import ASCII, UNICODE, Glyphs, Line, line, wrap
-from console.feed import Feed, Hand, Person, Question, connect_to, unlock
+from console.ending import LetsThrough, run_to_the_end
+from console.feed import Feed, Hand, Person, Question, Source, connect_to
 from console.help import help_lines, json_lines
 from console.keys import BURST_SECONDS, KeyGate
 from console.navigation import PLACES, History
@@ -32,48 +32,44 @@ from console.screens.approvals import ApprovalsScreen
 from console.screens.audit import AuditScreen
 from console.screens.base import FedScreen, content_of
 from console.screens.budget import BudgetScreen
+from console.screens.certs import CertsScreen
 from console.screens.confirm import Answer, ConfirmDialog, TextDialog
+from console.screens.curves import CurvesScreen
+from console.screens.logs import LogsScreen
+from console.screens.orders import OrderDialog
 from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
-from console.screens.palette import ChooseDialog, by_beginning, by_letters, places_to_go, things_to_do
+from console.screens.palette import ChooseDialog, Entry, by_beginning, by_letters, places_to_go, things_to_do
+from console.screens.round import RoundScreen
+from console.screens.settings import SettingsScreen
+from console.signing import Decision, Given, KeyFiles, Signer, Signing, why_not_release
 from console.store import HALTS
-from console.themes import THEMES
-from console.values import Release, SiloState, Snapshot, why_not_answer
+from console.themes import THEMES, draw_without_colour
+from console.values import Release, SiloState, Snapshot
 from console.words import Lock, needs_of
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
 
-IDLE_LOCK_SECONDS = 15 * 60.0
 TICK_SECONDS = 1.0
 SETTLE_SECONDS = BURST_SECONDS + 0.01
 MESSAGE_SECONDS, MESSAGE_LINES_MAX = 6.0, 3
 LEAVING = "ctrl+q ends the console"
+TITLE_BEGINS, TITLE_ENDS = "\x1b]2;", "\x07"
+TITLE_KEPT, TITLE_BACK = "\x1b[22;2t", "\x1b[23;2t"  # the terminal's own, before the console's
 
 Finished: TypeAlias = Callable[..., None]
 
 # Every place of `console.navigation.PLACES`, and nothing that is not there yet.
 SCREENS: Mapping[str, Callable[[], FedScreen]] = {
     "overview": OverviewScreen,
+    "round": RoundScreen,
     "approvals": ApprovalsScreen,
+    "curves": CurvesScreen,
     "outbox": OutboxScreen,
     "audit": AuditScreen,
     "budget": BudgetScreen,
+    "certs": CertsScreen,
+    "logs": LogsScreen,
+    "settings": SettingsScreen,
 }
-
-
-class Signer(Protocol):
-    """What gives a signed command to the daemon; `console.feed.Hand` is one."""
-
-    def carry_out(
-        self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str
-    ) -> Mapping[str, Any]: ...
-
-
-@dataclass(frozen=True)
-class KeyFiles:
-    """The operator's certificate and key; who has them may unlock."""
-
-    certificate: Path
-    key: Path
 
 
 class Arrived(Message):
@@ -88,7 +84,7 @@ class Arrived(Message):
         return isinstance(message, Arrived)
 
 
-class FedConsole(App[None]):
+class FedConsole(LetsThrough):
     """Args:
     signer: None for a console that can only look.
     key_files: of the person at this console.
@@ -97,11 +93,13 @@ class FedConsole(App[None]):
     leaving: how to go on once the run is over, for people.
     ascii_only: no character above 0x7e but in data.
     theme_name: of `console.themes`.
+    origins: where settings of its own come from, by their names in `console.settings`; else they are defaults.
     clock: monotonic seconds.
     driven_by_hand: no timers; a test moves the clock and calls `tick` and `settle_keys`.
     """
 
     ENABLE_COMMAND_PALETTE = False
+    TITLE = "fedconsole"
     CSS = """
     FedScreen {
         background: $background;
@@ -111,6 +109,7 @@ class FedConsole(App[None]):
         #frame { height: 1fr; }
         #footer { background: $panel; }
     }
+    .-ascii Button { border: ascii $secondary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(place.key, f"go('{place.name}')", show=False) for place in PLACES),
@@ -136,29 +135,27 @@ class FedConsole(App[None]):
         read_only: bool = False,
         ascii_only: bool = False,
         theme_name: str = "fed-dark",
+        origins: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         driven_by_hand: bool = False,
     ) -> None:
         super().__init__()
+        if self.no_color:
+            draw_without_colour(self)
         self.snapshot = Snapshot()
         self.ascii_only = ascii_only
         self.waits_for = waits_for
         self.leaving = leaving
-        self.read_only = read_only or signer is None
-        self._signer = signer
-        self._key_files = key_files
-        self._site = site
+        self.origins = origins or {}
+        self.signing = Signing(signer, key_files, site, read_only, clock)
         self._clock = clock
         self._by_hand = driven_by_hand
         self._keys = KeyGate()
-        self._person: Person | None = None
-        self._last_input = clock()
         self._theme_name = theme_name
         self._rung: set[str] = set()
         self._last_key: events.Key | None = None
         self._said: tuple[str, float] = ("", 0.0)  # what, and until when it stands
-        self._read_now: Callable[[], None] = lambda: None
-        self._want: Callable[[Mapping[str, Question]], None] = lambda questions: None
+        self._feed: Feed | None = None
         self.wanted: Mapping[str, Question] = {}  # what the reader is asked for now
         self._typed = History()
         self.opened_at = clock()
@@ -172,21 +169,58 @@ class FedConsole(App[None]):
         for name, make in SCREENS.items():
             self.install_screen(make(), name)
         self.push_screen(PLACES[0].name)
+        if self._driver is not None:
+            self._driver.write(TITLE_KEPT)
+        self.write_title()
         if not self._by_hand:
             self.set_interval(TICK_SECONDS, self.tick)
 
-    def read_from(self, feed: Feed) -> None:
-        self._read_now, self._want = feed.read_now, feed.want
+    def on_unmount(self) -> None:
+        if self._driver is not None:
+            self._driver.write(TITLE_BACK)
+
+    def read_from(self, connect: Callable[[], Source]) -> None:
+        """Begin to read a source, in place of any other.
+
+        Args:
+            connect: makes it, again after each loss.
+        """
+        self.stop_reading()
+        self._feed = Feed(connect, self._arrived)
+        self._feed.start()
+
+    def stop_reading(self) -> None:
+        """Waits until the reader has ended."""
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
+
+    def run_on(self, connect: Callable[[], Source], **options: Any) -> None:
+        """Run it on a source; returns when the person leaves.
+
+        Args:
+            connect: makes the source, again after each loss.
+            options: of `run_to_the_end`.
+        """
+        self.read_from(connect)
+        try:
+            run_to_the_end(self, **options)
+        finally:
+            self.stop_reading()
+
+    def _arrived(self, snapshot: Snapshot) -> None:
+        """Called by the reader's thread."""
+        self.post_message(Arrived(snapshot))
 
     def on_arrived(self, message: Arrived) -> None:
-        self.snapshot = message.snapshot
+        self.snapshot = replace(message.snapshot, viewer=self.lock.person)
         self._tell_new_needs()
         self._redraw()
 
     def tick(self) -> None:
         """Ages grow, locks close."""
-        if self._person is not None and self.lock.seconds_left <= 0:
-            self._person = None
+        if self.signing.lock_when_idle():
+            self.snapshot = replace(self.snapshot, viewer="")
             self.say("locked: nothing was pressed for 15 minutes")
         self._redraw()
 
@@ -194,7 +228,7 @@ class FedConsole(App[None]):
         stack, top = self.screen_stack, self.top
         # what is below redraws when it comes on again
         for screen in stack[stack.index(top) :] if top in stack else ():
-            if isinstance(screen, FedScreen | ConfirmDialog):
+            if isinstance(screen, FedScreen | ConfirmDialog | OrderDialog):
                 screen.redraw()
 
     def ask(self) -> None:
@@ -204,7 +238,8 @@ class FedConsole(App[None]):
             wanted[HALTS] = ("halts", {})
         if wanted != self.wanted:
             self.wanted = wanted
-            self._want(wanted)
+            if self._feed is not None:
+                self._feed.want(wanted)
 
     def _tell_new_needs(self) -> None:
         """Once for each new thing: the bell, and the count in the terminal's title."""
@@ -212,7 +247,15 @@ class FedConsole(App[None]):
         if needs - self._rung:
             self.bell()
         self._rung = needs
-        self.title = f"({len(needs)}) fedconsole" if needs else "fedconsole"
+        title = f"({len(needs)}) fedconsole" if needs else "fedconsole"
+        if title != self.title:
+            self.title = title
+            self.write_title()
+
+    def write_title(self) -> None:
+        """To the terminal; Textual keeps its title to itself. Nothing in it comes from a daemon but a number (T37)."""
+        if self._driver is not None:
+            self._driver.write(f"{TITLE_BEGINS}{self.title}{TITLE_ENDS}")
 
     # ---- what screens ask for ----------------------------------------------------------------------
 
@@ -225,20 +268,36 @@ class FedConsole(App[None]):
 
     @property
     def lock(self) -> Lock:
-        left = max(self._last_input + IDLE_LOCK_SECONDS - self.now(), 0.0)
-        return Lock(self._person.name if self._person else "", left, self.read_only)
+        return self.signing.lock
+
+    @property
+    def read_only(self) -> bool:
+        return self.signing.read_only
+
+    @property
+    def replays(self) -> bool:
+        """A recording is played back, which some keys move."""
+        return False
+
+    @property
+    def banner(self) -> Line:
+        """What stands first in the bar: the context, where there are several (`console.contexts`)."""
+        return ()
+
+    def contexts_to_go(self, *, each: bool) -> list[Entry]:
+        """For `:`, and with `each` for the palette: the other daemons that this console may be attached to."""
+        return []
 
     def why_not(self, release: Release, *, approve: bool) -> str:
         """Why this person cannot answer this release now, or nothing."""
-        if self.read_only:
-            return "this console is read-only"
-        if not self.lock.open or self.lock.seconds_left <= 0:
-            return "LOCKED: press L to unlock"
-        if self._person is not None and self._person.operator.site != self.snapshot.site:
-            return f"{self._person.name} is a person of {self._person.operator.site}, not of this site"
-        if approve and self._person is not None and self._person.name in release.given:
-            return f"{self._person.name} approved it already; nobody counts twice"
-        return why_not_answer(release, self.snapshot, self.now(), approve=approve)
+        if why := self.signing.why_not(self.snapshot.site):
+            return why
+        return why_not_release(release, self.snapshot, self.lock.person, self.now(), approve=approve)
+
+    def why_not_send(self, decision: Decision) -> str:
+        """Why this person cannot give this answer or order now, or nothing."""
+        why = self.signing.why_not(self.snapshot.site)
+        return why or decision.why_not(self.snapshot, self.lock.person, self.now())
 
     def title_of(self, text: str) -> Content:
         return content_of([line(safe(text, 80))], ascii_only=self.ascii_only)
@@ -310,7 +369,7 @@ class FedConsole(App[None]):
         # a key that nobody took bubbles up and comes by a second time
         if isinstance(event, events.Key) and event is not self._last_key:
             self._last_key = event
-            self._last_input = self.now()
+            self.signing.last_input = self.now()
             self._keys.key(self.now())
             if self._said[0]:
                 self._said = ("", 0.0)
@@ -336,7 +395,7 @@ class FedConsole(App[None]):
         screen = self.screen
         if name == "lock":
             self._toggle_lock()
-        elif name == "confirm" and isinstance(screen, ConfirmDialog):
+        elif name == "confirm" and isinstance(screen, ConfirmDialog | OrderDialog):
             screen.confirm()
         elif name == "choose" and isinstance(screen, ChooseDialog):
             screen.choose()
@@ -344,27 +403,15 @@ class FedConsole(App[None]):
             screen.act(name)
 
     def _toggle_lock(self) -> None:
-        if self._person is not None:
-            self._person = None
-            self.say("locked")
-        elif self.read_only:
-            self.say("this console is read-only")
-        elif self._key_files is None:
-            self.say("no key: start it with --operator-certificate FILE --operator-key FILE")
-        else:
-            try:
-                person = unlock(self._key_files.certificate, self._key_files.key)
-                if self._site and person.operator.site != self._site:
-                    raise NotAllowedError(f"{person.name} is a person of {person.operator.site}, not of {self._site}")
-            except FedSiloError as error:
-                self.say(f"stays locked: {error.message}. {error.hint}".strip())
-            else:
-                self._person = person
-                self._last_input = self.now()
+        text = self.signing.toggle()
+        self.snapshot = replace(self.snapshot, viewer=self.lock.person)
+        if text:
+            self.say(text)
         self._redraw()
 
     def action_read_now(self) -> None:
-        self._read_now()
+        if self._feed is not None:
+            self._feed.read_now()
 
     def action_help(self) -> None:
         if not isinstance(self.screen, TextDialog):
@@ -397,38 +444,27 @@ class FedConsole(App[None]):
         else:
             self.simulate_key(action.key)
 
-    # ---- answering ---------------------------------------------------------------------------------
+    # ---- answers and orders ------------------------------------------------------------------------
 
-    def send(self, answer: Answer, finished: Finished) -> None:
-        """Sign and give the answer, if it still may be given; `finished(text, ok=...)` is told how it went."""
-        if why := self.why_not(answer.release, approve=answer.approve):
+    def send(self, decision: Answer | Decision, finished: Finished) -> None:
+        """Sign and give what was decided, if it still may be; `finished(text, ok=..., result=...)` is told how it went.
+
+        Args:
+            decision: an answer to a release, an order, or whatever has the same methods.
+            finished: called in the console's own thread; without `result` when nothing was sent.
+        """
+        given = Given(decision) if isinstance(decision, Answer) else decision
+        person = self.signing.person
+        if why := self.why_not_send(given):
             finished(why, ok=False)
-        elif self._person is not None and self._signer is not None:
-            self._carry_out(self._signer, self._person, answer, finished)
+        elif person is not None:
+            self._carry_out(given, person, finished)
 
     @work(thread=True, group="answers", exit_on_error=False)
-    def _carry_out(self, signer: Signer, person: Person, answer: Answer, finished: Finished) -> None:
-        result: Mapping[str, Any] = {}
-        try:
-            result = signer.carry_out(person, answer.command, answer.arguments(), answer.request_id)
-        except UnreachableError as error:
-            # a release is answered once: if this did arrive, a second answer is refused as no longer held
-            text, ok = f"not known whether it arrived: {error.message}. Answering again cannot count twice.", False
-        except FedSiloError as error:
-            text, ok = f"refused: {error.message} [{error.code}] {error.hint}".rstrip(), False
-        else:
-            text, ok = _result_text(answer, person, result), True
-        self.call_from_thread(finished, text, ok=ok, result=result)
-        self._read_now()
-
-
-def _result_text(answer: Answer, person: Person, result: Mapping[str, Any]) -> str:
-    record = f", audit record {result['audit_size']}" if "audit_size" in result else ""
-    if not answer.approve:
-        return f"rejected by {person.name} ({answer.reason_code}){record}"
-    given = result.get("given")
-    count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
-    return f"approved by {person.name};{count} now {result.get('state')}{record}"
+    def _carry_out(self, decision: Decision, person: Person, finished: Finished) -> None:
+        outcome = self.signing.carry_out(decision, person)
+        self.call_from_thread(finished, outcome.text, ok=outcome.ok, result=outcome.result)
+        self.call_from_thread(self.action_read_now)
 
 
 def run(
@@ -452,14 +488,4 @@ def run(
         ascii_only=ascii_only,
         theme_name=theme_name,
     )
-    feed = Feed(connect_to(socket), lambda snapshot: _post(app, snapshot))
-    app.read_from(feed)
-    feed.start()
-    try:
-        app.run()
-    finally:
-        feed.stop()
-
-
-def _post(app: FedConsole, snapshot: Snapshot) -> None:
-    app.post_message(Arrived(snapshot))
+    app.run_on(connect_to(socket))

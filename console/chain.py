@@ -1,7 +1,8 @@
 """The audit log as rows and lines: its columns, what the head says of the chain, and one record whole.
 
 The head repeats what the daemon says of its own log: how far it read it again, which checkpoint it signed, and who
-countersigned that. Pure: answers of the queries `audit` and `audit.status` in, lines out.
+countersigned that: of a silo's log the coordinator, of a coordinator's its silos. Pure: answers of the queries `audit`
+and `audit.status` in, lines out.
 
 Does not show: that the daemon tells the truth. `fedsilo audit verify` with the logs of all parties, run elsewhere,
 depends on no daemon.
@@ -18,12 +19,13 @@ from typing import Any
 from console.drawing import Glyphs, Line, Part, bar, bytes_text, clip, flow, line, width_of, wrap
 from console.feed import Question
 from console.reading import mapping, number, text_of, whole
-from console.rows import ROWS_MAX, Column, Row, Rows, parse_filter
+from console.rows import Column, Row, Rows, parse_filter
 from console.safe import Shown
 
 STATE_FOLDER = "STATE_DIR"  # the console knows a socket, not where the daemon keeps its log
 BAR_CELLS = 20
 RULE_CELLS_MIN = 2  # of the line around a break
+NAMES_SHOWN = 4  # of silos that say the same
 PARTY_PARTS = 2  # of a name such as spiffe://federation/silo/hospital_a: role and name tell the parties apart
 
 
@@ -130,31 +132,11 @@ def question_of(typed: str) -> Question:
 
 
 class ChainRows(Rows):
-    """Rows of a log, some of whose pages hold few records or none: the daemon looks at so many records a call.
-
-    So whether a newest page joins the rows that are here follows from the numbers that it covers, not from a row that
-    both have; and a filter's first event and text are the daemon's to compare.
-    """
-
-    _size: int | None = None  # of the log when the newest page came
+    """Rows of a log: a filter's first event and text are the daemon's to compare."""
 
     def filter(self, text: str) -> None:
         self._filter_text = text
         self._filter = parse_filter(asked_of(text).rest, [column.name for column in self.columns])
-        self._settle()
-
-    def take_newest(self, page: Sequence[Row], following: Any, *, total: int | None = None) -> None:
-        size, self._size = self._size, total
-        joins = isinstance(following, int) and size is not None and following <= size <= (total or 0)
-        if not joins or not self.arrived or self.newer:
-            super().take_newest(page, following, total=total)
-            return
-        fresh = self._made(page)
-        arrived = {item.id for item in fresh}
-        self._items = fresh + [item for item in self._items if item.id not in arrived]
-        self.total = total
-        if len(self._items) > ROWS_MAX:
-            self._keep_most()
         self._settle()
 
 
@@ -187,19 +169,23 @@ def break_line(status: Mapping[str, Any], cells: int, glyphs: Glyphs) -> list[Li
     return [(*shown, (Shown(glyphs.full * max(cells - width_of(shown), 0)), "bad"))]
 
 
-def head_lines(status: Mapping[str, Any], now: float, cells: int, glyphs: Glyphs) -> list[Line]:
-    """How far the log was verified, its checkpoint, who countersigned it, and what the coordinator knows of it.
+def head_lines(
+    status: Mapping[str, Any], now: float, cells: int, glyphs: Glyphs, *, at_coordinator: bool = False
+) -> list[Line]:
+    """How far the log was verified, its checkpoint, who countersigned it, and what the witnesses know of it.
 
     Args:
         status: of `audit.status`; empty before the first answer.
         now: UTC seconds by the daemon.
         cells: width.
         glyphs: of the terminal.
+        at_coordinator: it is the coordinator's log, so the silos are its witnesses.
     """
     if not status:
         return []
     today = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}" if now else ""
-    pieces = [_verified(status, today), *_checkpoint(mapping(status.get("checkpoint"))), _coordinator(status)]
+    words = _silos(mapping(status.get("witnesses"))) if at_coordinator else [_coordinator(status)]
+    pieces = [_verified(status, today), *_checkpoint(mapping(status.get("checkpoint"))), *words]
     if isinstance(broken := status.get("broken"), Mapping):
         pieces.append(line((":audit ", "dim"), text_of(broken.get("seq")), (" goes there", "dim")))
     lines = flow(pieces, cells, between=glyphs.dot)
@@ -224,6 +210,7 @@ def _checkpoint(checkpoint: Mapping[str, Any]) -> list[Line]:
         return [line(("no signed checkpoint yet", "warn"))]
     names = checkpoint.get("cosigned_by")
     parties = [party_text(text_of(name)) for name in names] if isinstance(names, list) else []
+    parties = [_named(parties)] if len(parties) > NAMES_SHOWN else parties
     signed = line(f"signed checkpoint {count_text(checkpoint.get('size'))}")
     if not parties:
         return [signed, line(("countersigned by nobody yet", "warn"))]
@@ -241,6 +228,26 @@ def _coordinator(status: Mapping[str, Any]) -> Line:
     return line(("coordinator: ", "dim"), text_of(status.get("coordinator")) or "-")
 
 
+def _silos(witnesses: Mapping[str, Any]) -> list[Line]:
+    """What each silo knows of the coordinator's log, what is wrong first."""
+    by_word: dict[str, list[str]] = {}
+    for name, word in witnesses.items():
+        by_word.setdefault(text_of(word), []).append(text_of(name).rpartition("/")[2])
+    told = []
+    for word, says, style in (
+        ("differs", "DIFFERS FROM", "bad"), ("matches", "matches", "ok"), ("not seen", "not countersigned by", "warn"),
+    ):  # fmt: skip
+        if names := by_word.pop(word, []):
+            yet = " yet" if word == "not seen" else ""
+            told.append(line((f"{says} {_named(names)}{yet}", style)))
+    return told + [line((f"{word}: {_named(names)}", "warn")) for word, names in by_word.items()]
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 def _progress(status: Mapping[str, Any], cells: int, glyphs: Glyphs) -> Line:
     looked, of = whole(status.get("looked_at")), max(whole(status.get("of")), 1)
     text = f"verifying {count_text(looked)} of {count_text(of)} {100 * min(looked, of) // of} % "
@@ -250,12 +257,16 @@ def _progress(status: Mapping[str, Any], cells: int, glyphs: Glyphs) -> Line:
 # ---- one record ------------------------------------------------------------------------------------
 
 
-def show_twin(seq: str) -> tuple[str, ...]:
+def show_twin(seq: str, *, at_coordinator: bool = False) -> tuple[str, ...]:
+    """The command that shows one record."""
+    if at_coordinator:
+        return ("coordinator", "audit", "show", seq)
     return ("fedsilo", "audit", "show", seq, "--log", STATE_FOLDER)
 
 
-TAIL_TWIN = ("fedsilo", "audit", "tail", "--log", STATE_FOLDER)
-VERIFY_TWIN = ("fedsilo", "audit", "verify", STATE_FOLDER)
+def list_twin(*, at_coordinator: bool = False) -> tuple[str, ...]:
+    """The command that shows the newest records."""
+    return ("coordinator", "audit", "list") if at_coordinator else ("fedsilo", "audit", "tail", "--log", STATE_FOLDER)
 
 
 def record_lines(record: Row, twin: str, body: Sequence[Line], cells: int) -> list[Line]:

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ import grpc
 
 from certs.commands import sign_command
 from fedsilo.edge.control_desk import raise_for_reply
+from fedsilo.edge.dry_run import Signing, would_sign
 from fedsilo.edge.identity_files import load_operator
 from fedsilo.treaty.errors import FedSiloError, OperationError, UnreachableError
 from fedsilo.treaty.wire import services
@@ -31,6 +33,10 @@ from fedsilo.treaty.wire._generated import control_pb2
 TIMEOUT_SECONDS = 30.0
 COMMAND_VALID_SECONDS = 120
 MESSAGE_BYTES_MAX = 64 << 20
+
+# What a command line's --timeout sets, in seconds: for each call, and for the whole of a watch. None: TIMEOUT_SECONDS
+# for a call, and a watch without an end.
+timeout_chosen: ContextVar[float | None] = ContextVar("timeout_chosen", default=None)
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,13 @@ class ControlClient:
 
     Args:
         socket_path: the unix socket.
-        timeout_seconds: for every call but `watch`.
+        timeout_seconds: for every call but `watch`; by default what `timeout_chosen` holds, else TIMEOUT_SECONDS.
     """
 
-    def __init__(self, socket_path: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, socket_path: Path, *, timeout_seconds: float | None = None) -> None:
         self._path = socket_path
-        self._timeout_seconds = timeout_seconds
+        self._watch_seconds = timeout_chosen.get()
+        self._timeout_seconds = timeout_seconds or self._watch_seconds or TIMEOUT_SECONDS
         self._channel = grpc.insecure_channel(
             f"unix:{socket_path.absolute()}",
             # a proxy named in the environment is no business of a local socket
@@ -95,9 +102,11 @@ class ControlClient:
         """Events after a sequence, as they happen, until the daemon ends or the caller stops.
 
         Raises:
-            UnreachableError: the daemon went away.
+            UnreachableError: the daemon went away, or the time that a command line gave is over.
         """
-        call = self._calls["Watch"](control_pb2.WatchRequest(since_sequence=since_sequence))
+        call = self._calls["Watch"](
+            control_pb2.WatchRequest(since_sequence=since_sequence), timeout=self._watch_seconds
+        )
         try:
             for event in call:
                 yield Event(event.sequence, event.time, event.name, json.loads(event.fields_json))
@@ -169,7 +178,7 @@ def sign_as(
     now: datetime | None = None,
     expires: datetime | None = None,
 ) -> control_pb2.Command:
-    """A command signed by a person.
+    """A command signed by a person; in a dry run the person's files are read, and nothing is signed.
 
     Args:
         operator: who, and for which site.
@@ -183,6 +192,7 @@ def sign_as(
         NotFoundError, NotAllowedError: the person's certificate or key is missing, readable by others, or does not fit.
     """
     certificate_pem, key = load_operator(operator.certificate, operator.key, now=now)
+    would_sign(Signing(operator.site, operator.certificate, operator.key, name, arguments))
     expires = expires or (now or datetime.now(UTC)) + timedelta(seconds=COMMAND_VALID_SECONDS)
     return sign_command(
         site=operator.site,

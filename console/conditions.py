@@ -11,6 +11,8 @@ from console.values import Snapshot
 AWAITED_SECONDS = 2.0  # after that long, loading says what is awaited and from whom
 ANSWER_STALE_SECONDS = 5.0  # an answer is asked for about once a second
 NOT_ALLOWED = "NOT_ALLOWED"
+# What a recording or a state folder does not hold: nothing went wrong, and asking again gives nothing else.
+NOT_THERE = frozenset({"NOT_RECORDED", "NOT_ON_DISK"})
 
 
 def answer_lines(snapshot: Snapshot, key: str, now: float, cells: int, *, opened_at: float) -> list[Line]:
@@ -40,6 +42,8 @@ def refused_lines(code: str, text: str, cells: int) -> list[Line]:
     """An error: what, its code, and what to do. Not being allowed is said as that."""
     if code == NOT_ALLOWED:
         return wrap(f"not allowed: {text}", cells, "warn")
+    if code in NOT_THERE:
+        return wrap(text, cells, "warn")
     return wrap(f"error: {text} [{code}]", cells, "bad")
 
 

@@ -6,15 +6,31 @@ compare"). Rules that look or deny have a line each and come first; rules that a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from console.drawing import Glyphs, Line, Part, bytes_text, digest_text, duration_text, flow, line, wrap
-from console.values import Release, Rule, Snapshot
+from console.values import Finding, Release, Rule, Snapshot
 
 LABEL_CELLS = 9
 NOT_TOLD = "the daemon does not say"
 _STYLES = {"ok": "ok", "look": "warn", "hold": "warn", "deny": "bad"}
 
 
-def header(release: Release, snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
+def header(
+    release: Release, snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs, opened: Collection[str] = (),
+    person: str = "",
+) -> list[Line]:  # fmt: skip
+    """Who asks for what until when, and what is unusual about it.
+
+    Args:
+        release: as it was shown.
+        snapshot: for the daemon's clock.
+        now: monotonic seconds.
+        cells: of a line.
+        glyphs: to draw with.
+        opened: ids of the findings that were opened here.
+        person: who looks, where that is known.
+    """
     time = snapshot.server_now(now)
     left = release.expires_at - time
     ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "") if left > 0 else ("EXPIRED", "bad")
@@ -24,8 +40,10 @@ def header(release: Release, snapshot: Snapshot, now: float, cells: int, glyphs:
     age = f"held {duration_text(time - release.held_since)}"
     who = f"{len(release.given)} of {release.needed} given" + (f": {', '.join(release.given)}" if release.given else "")
     roles = " or ".join(release.roles) or NOT_TOLD
+    until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
+    put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
     return [
-        *flow([line((release.id, "strong")), line((digest, "accent")), line(age), line(ends)], cells),
+        *flow([line((release.id, "strong")), line((digest, "accent")), line(age), line(ends), *put_off], cells),
         *flow(
             [
                 line(("asked by ", "dim"), release.asked_by or NOT_TOLD),
@@ -33,7 +51,7 @@ def header(release: Release, snapshot: Snapshot, now: float, cells: int, glyphs:
             ],
             cells,
         ),
-        *labelled("FINDINGS", noticed(release, cells - LABEL_CELLS)),
+        *labelled("FINDINGS", noticed(release, cells - LABEL_CELLS, opened)),
     ]
 
 
@@ -116,14 +134,26 @@ def difference(release: Release, cells: int) -> list[Line]:
     return flow([line(piece) for piece in [*text.split("; "), *norm]], cells)
 
 
-def noticed(release: Release, cells: int) -> list[Line]:
-    """What is unusual about it, which a person is asked to look at: before everything else."""
+def noticed(release: Release, cells: int, opened: Collection[str] = ()) -> list[Line]:
+    """What is unusual about it, which a person is asked to open: before everything else."""
     rows: list[Line] = []
-    for rule in release.rules:
-        if rule.outcome == "look":
-            text = wrap(rule.measured or rule.rule, cells - 5, "warn")
-            rows += [line(("look " if index == 0 else "     ", "warn"), *row) for index, row in enumerate(text)]
+    if release.noticed and not release.ended_at:
+        left = release.not_opened(opened)
+        count = f"{len(left)} not opened: f opens the next, A is off until then" if left else "each was opened"
+        rows += wrap(count, cells, "bad" if left else "ok")
+    shown = [(finding.says, finding.id in opened) for finding in release.noticed]
+    told = {says for says, _ in shown}
+    shown += [(rule.measured or rule.rule, False) for rule in release.rules
+              if rule.outcome == "look" and rule.measured not in told]  # fmt: skip
+    for words, read in shown:
+        text = wrap(words, cells - 5, "" if read else "warn")
+        label: Part = ("read ", "dim") if read else ("look ", "warn")
+        rows += [line(label if index == 0 else "     ", *row) for index, row in enumerate(text)]
     return rows
+
+
+def unread_text(left: Collection[Finding]) -> str:
+    return f"{len(left)} finding{'' if len(left) == 1 else 's'} not opened"
 
 
 def screened(release: Release, cells: int) -> list[Line]:
@@ -153,11 +183,14 @@ def labelled(label: str, rows: list[Line]) -> list[Line]:
     return [line((f"{label if index == 0 else '':{LABEL_CELLS}}", "accent"), *row) for index, row in enumerate(rows)]
 
 
-def one_column(release: Release, snapshot: Snapshot, now: float, cells: int, height: int, glyphs: Glyphs) -> list[Line]:
+def one_column(
+    release: Release, snapshot: Snapshot, now: float, cells: int, height: int, glyphs: Glyphs,
+    opened: Collection[str] = (), person: str = "",
+) -> list[Line]:  # fmt: skip
     """Everything in `height` lines of `cells`, if it goes in at all; the ok rules give way first."""
     inner = cells - LABEL_CELLS
     above = [
-        *header(release, snapshot, now, cells, glyphs),
+        *header(release, snapshot, now, cells, glyphs, opened, person),
         *labelled("leaves", leaves(release, inner, glyphs)),
         *labelled("stays", stays(release, inner)),
         *labelled("policy", policy_summary(release, inner)),

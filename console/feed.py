@@ -1,7 +1,8 @@
 """The console's link to a daemon: one thread that reads, and the signing of what a person decided.
 
 The reader asks for a snapshot a few times a second and hands on one frozen value; a second thread waits in `Watch` and
-puts events in a bounded queue, so a flood of events costs memory for so many and no more. A third asks what the screen
+puts events in a bounded queue, so a flood of events costs memory for so many and no more: samples of figures give way
+first, and what was dropped is counted on the screen. A third asks what the screen
 on top wants (`Feed.want`): a slow answer makes no reading late, and a refused one is only noted. After a failure to
 read it tries again with a growing, jittered pause, with a new channel each time. Nothing here draws, nothing that
 draws comes here.
@@ -14,7 +15,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,13 +27,18 @@ from console.client import ControlClient, Event, Operator, sign_as
 from console.client import Snapshot as Reading
 from console.store import Answer, Store
 from console.values import Snapshot
+from fedsilo.edge.control_desk import EVENTS_MISSED
 from fedsilo.edge.identity_files import load_operator
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
 
 READ_INTERVAL_SECONDS = 0.5
 READ_TIMEOUT_SECONDS = 5.0
 WATCH_AGAIN_SECONDS = 5.0
-EVENTS_WAITING_MAX = 1000
+SAMPLES_WAITING_MAX = 1000
+EVENTS_WAITING_MAX = 4096  # other than samples; a daemon keeps no more for a reader that fell behind
+# Figures that the next one of their kind makes old. A held release, a verdict or a halt is none of them.
+SAMPLES = frozenset({"metric", "silo.progress", "task.done"})
+SAMPLE_PREFIX = "note."
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.5, 15.0
 ASK_INTERVAL_SECONDS = 1.0
 REFUSED_AGAIN_SECONDS = 5.0
@@ -69,7 +75,7 @@ class Feed:
         self._connect = connect
         self._deliver = deliver
         self._store = Store()
-        self._waiting: deque[Event] = deque(maxlen=EVENTS_WAITING_MAX)
+        self._waiting = Waiting()
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="console-feed", daemon=True)
@@ -113,25 +119,32 @@ class Feed:
                 finally:
                     self._asking.ask_from(None)
                     source.close()
+                return
             except FedSiloError as error:
-                # jitter, so that several consoles do not all come back in the same moment
-                wait_seconds = pause_seconds * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
-                self._store.lost(error.message, error.hint, time.monotonic() + wait_seconds)
-                self._deliver(self._store.snapshot)
-                self._pause(wait_seconds)
-                pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
+                cause, hint = error.message, error.hint
+            except Exception as error:  # noqa: BLE001  # what a daemon says may break whatever reads it, not the link
+                cause, hint = f"what the daemon says cannot be read: {_named(error)}", "is it of this version?"
+            # jitter, so that several consoles do not all come back in the same moment
+            wait_seconds = pause_seconds * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
+            self._store.lost(cause, hint, time.monotonic() + wait_seconds)
+            self._deliver(self._store.snapshot)
+            self._pause(wait_seconds)
+            pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
     def _readings(self, source: Source) -> Iterator[None]:
         """Read, deliver, and so on; raises what the source raises."""
         watcher: threading.Thread | None = None
         watched_at = 0.0
         while not self._stopping.is_set():
+            asked_at = time.monotonic()
             reading = source.snapshot()
-            while self._waiting:
-                self._store.happened([self._waiting.popleft()])
+            latency_seconds = time.monotonic() - asked_at
+            self._store.happened(self._waiting.take())
             record = self._run_record(source, reading)
             wall_time: float = getattr(source, "wall_time", time.time)()
-            self._store.read(reading, time.monotonic(), wall_time=wall_time, record=record)
+            self._store.read(
+                reading, time.monotonic(), wall_time=wall_time, record=record, latency_seconds=latency_seconds
+            )
             self._store.answered(self._asking.answers())
             self._deliver(_told(self._store.snapshot, source))
             yield
@@ -146,11 +159,11 @@ class Feed:
     def _watch(self, source: Source, since_sequence: int) -> None:
         try:
             for event in source.watch(since_sequence):
-                self._waiting.append(event)
+                self._waiting.add(event)
                 if self._stopping.is_set():
                     return
-        except FedSiloError:
-            return  # the reader notices the same by itself, and says so
+        except Exception:  # noqa: BLE001
+            return  # the reader notices a loss by itself, and says so; an event that cannot be read is watched past
 
     def _run_record(self, source: Source, reading: Reading) -> Mapping[str, Any]:
         """At a coordinator, the newest run's record, asked for again when its round or state changes."""
@@ -169,6 +182,48 @@ class Feed:
     def _pause(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
+
+
+class Waiting:
+    """Events on their way to the store, bounded: of each class the oldest give way, and are counted.
+
+    Samples (`SAMPLES`) have a bound of their own, so that a flood of them displaces no approval, verdict or halt; those
+    are dropped only by more than `EVENTS_WAITING_MAX` of their own kind between two readings. Thread-safe.
+    Does not cover: what the state says. It comes with each reading, whatever became of the events.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples: deque[Event] = deque(maxlen=SAMPLES_WAITING_MAX)
+        self._others: deque[Event] = deque(maxlen=EVENTS_WAITING_MAX)
+        self._dropped = 0
+
+    def add(self, event: Event) -> None:
+        queue = self._samples if is_sample(event.name) else self._others
+        with self._lock:
+            self._dropped += len(queue) == queue.maxlen
+            queue.append(event)
+
+    def take(self) -> Iterable[Event]:
+        """All that waits, in the order in which it happened, before it how many were dropped; then nothing waits."""
+        with self._lock:
+            events = [*self._samples, *self._others]
+            dropped, self._dropped = self._dropped, 0
+            self._samples.clear()
+            self._others.clear()
+        events.sort(key=lambda event: event.sequence)
+        if dropped:
+            first = events[0]
+            events.insert(0, replace(first, name=EVENTS_MISSED, fields={"missed": dropped}))
+        return events
+
+
+def is_sample(name: str) -> bool:
+    return name in SAMPLES or name.startswith(SAMPLE_PREFIX)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _told(snapshot: Snapshot, source: Source) -> Snapshot:
@@ -234,8 +289,8 @@ class _Asking:
                 value = source.query(name, arguments)
             except FedSiloError as error:
                 refused = (error.code, error.line)
-            except ValueError as error:  # an answer that is no JSON, or a channel that was closed meanwhile
-                refused = ("UNREADABLE", f"the answer to {name} cannot be read: {error}")
+            except Exception as error:  # noqa: BLE001  # no JSON, or a channel that was closed meanwhile
+                refused = ("UNREADABLE", f"the answer to {name} cannot be read: {_named(error)}")
             with self._changed:
                 if self._questions.get(key) != question or self._source is not source:
                     continue  # nobody asks that any more

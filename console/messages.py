@@ -10,12 +10,13 @@ Does not say whether the log that the answers come from is whole: the audit scre
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from console.conditions import denied_lines
 from console.drawing import Line, Part, bytes_text, flow, line, table, wrap
-from console.reading import mapping, number, text_of, whole
+from console.reading import mapping, number, text_of, value_text, whole
 from console.rows import Column, Row
 
 VERDICT_STYLES = {"allow": "ok", "deny": "bad", "hold": "warn"}
@@ -81,8 +82,9 @@ def _milliseconds_part(row: Row) -> Part:
     return ("-", "dim") if value is None else (text_of(value), "")
 
 
-def columns_of(direction: str) -> tuple[Column, ...]:
-    """direction: outbox or inbox. At 80 cells: when, what, how much, the verdict, whether it left, and why."""
+def columns_of(direction: str, *, at_coordinator: bool = False) -> tuple[Column, ...]:
+    """direction: outbox or inbox. At 80 cells: when, what, how much, the verdict, whether it left, and why; at a
+    coordinator also from whom, for it comes from many."""
     rows = [
         Column("record", lambda row: (text_of(row.get("seq")), "dim"), 6, worth=8, right=True, order=_by("seq")),
         Column("day", lambda row: (text_of(row.get("time"))[5:10], ""), 5, worth=7, order=_by_text("time")),
@@ -100,7 +102,13 @@ def columns_of(direction: str) -> tuple[Column, ...]:
     ]  # fmt: skip
     if direction == "inbox":  # what came in leaves nowhere, and takes no time on its way out
         rows = [column for column in rows if column.name not in ("left", "ms")]
-        rows.append(Column("peer", lambda row: (peer_name(text_of(row.get("peer"))), ""), 16, worth=4))
+        if at_coordinator:
+            name = Column("silo", lambda row: (peer_name(text_of(row.get("peer"))).rpartition("/")[2], ""), 12, worth=0)
+            rows.insert([column.name for column in rows].index("kind") + 1, name)
+            # why it was refused is worth more than its size, and both do not fit into 80 cells
+            rows = [replace(column, worth=3) if column.name == "bytes" else column for column in rows]
+        else:
+            rows.append(Column("peer", lambda row: (peer_name(text_of(row.get("peer"))), ""), 16, worth=4))
     return tuple(rows)
 
 
@@ -177,7 +185,9 @@ def brief_lines(direction: str, row: Row, answer: Mapping[str, Any], command: st
     return [*rows, *_labelled("as command", command, cells)]
 
 
-def detail_lines(direction: str, answer: Mapping[str, Any], command: str, cells: int) -> list[Line]:
+def detail_lines(
+    direction: str, answer: Mapping[str, Any], command: str, cells: int, *, party: str = "silo"
+) -> list[Line]:
     """One decision whole: outcome and cause first, then envelope, transforms and each rule's verdict.
 
     Args:
@@ -185,6 +195,7 @@ def detail_lines(direction: str, answer: Mapping[str, Any], command: str, cells:
         answer: {"message", "outcome", "milliseconds", "would_pass"}.
         command: its twin.
         cells: width.
+        party: whose log it is: silo or coordinator.
     """
     record = mapping(answer.get("message"))
     row = {"verdict": record.get("decision"), "outcome": answer.get("outcome")}
@@ -199,7 +210,7 @@ def detail_lines(direction: str, answer: Mapping[str, Any], command: str, cells:
     rows += [line(), *_rules_lines(record, cells), line()]
     policy = mapping(record.get("policy"))
     rows += _labelled("policy", short_digest(text_of(policy.get("effective"))) or "-", cells)
-    rows += _labelled("record", f"{text_of(record.get('seq'))} of this silo's audit log", cells)
+    rows += _labelled("record", f"{text_of(record.get('seq'))} of this {party}'s audit log", cells)
     return [*rows, *_labelled("as command", command, cells)]
 
 
@@ -330,27 +341,6 @@ def copied_digest(row: Row) -> str:
     """As `y` copies it; empty where there is none."""
     digest = text_of(row.get("digest"))
     return f"{'hmac-sha256' if row.get('digest_keyed') is True else 'sha256'}:{digest}" if digest else ""
-
-
-def value_text(value: Any, rule: str = "") -> str:
-    """A measured value or a limit, short: sizes in units people read, digests by their ends, moments as days."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "yes" if value else "no"
-        case int() | float() if rule == "valid" and 0 <= value < _YEAR_10000_SECONDS:
-            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
-        case int() | float() if "bytes" in rule:
-            return bytes_text(value)
-        case float():
-            return f"{value:.4g}"
-        case list():
-            between = " to " if rule == "valid" else ", "
-            return f"{len(value)} listed" if len(value) > 4 else between.join(value_text(item, rule) for item in value)
-        case str() if len(value) == 64 and value.isalnum():
-            return short_digest(value)
-    return text_of(value)
 
 
 def _before_after(value: Any, name: str) -> str:

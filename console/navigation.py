@@ -33,10 +33,15 @@ class Place:
 
 PLACES: tuple[Place, ...] = (
     Place("1", "overview", "Overview", "what the silo or the federation does, and what needs a person"),
+    Place("2", "round", "Round", "one round: each silo's phases, who is awaited, quorum, deadlines, digests"),
     Place("3", "approvals", "Approvals", "what is held and waits for an answer, and what was answered"),
+    Place("4", "curves", "Curves", "figures by round or step: pass@1 with its interval, reward, KL, norms, the gap"),
     Place("5", "outbox", "Outbox", "every message that was to leave, and with tab what came in: verdict, rule, bytes"),
     Place("6", "audit", "Audit", "every record of this party's log, and whether its chain holds"),
     Place("7", "budget", "Budget", "limits over messages: used, left, for how many rounds, and what is not counted"),
+    Place("8", "certs", "Certs", "certificates: whose, until when, what happens when one ends, what renews it"),
+    Place("9", "logs", "Logs", "the newest lines of this daemon's own log, without private text"),
+    Place("0", "settings", "Settings", "what the daemon runs with and where it is set, and this console's own"),
 )
 
 

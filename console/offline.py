@@ -274,21 +274,26 @@ class Offline:
         result, running = self._verified, self._thread is not None and self._thread.is_alive()
         shown: dict[str, Any] = {
             "size": self._facts.size, "verified_to": None, "verified_at": None, "verifying": running,
-            "looked_at": 0, "of": self._facts.size, "broken": None, "coordinator": "not seen",
-            "checkpoint": self._checkpoint({}),
+            "looked_at": 0, "of": self._facts.size, "broken": None, "checkpoint": self._checkpoint({}),
         }  # fmt: skip
         if result is None:
-            return shown
+            nobody: dict[str, Any] = (
+                {"witnesses": {}} if self._facts.owner.role == "coordinator" else {"coordinator": "not seen"}
+            )
+            return shown | nobody
         suspect = (result["suspects"] or [0])[0]
         if not result["verified"]:
             shown["broken"] = {"seq": suspect, "why": "; ".join(result["problems"])}
         cosigned: Mapping[str, int] = result["cosigned"]
         seen = any((party := parse_spiffe_id(name)) and party.role == "coordinator" for name in cosigned)
-        return shown | {
+        word = "matches" if result["verified"] else "differs"
+        told = shown | {
             "verified_to": result["size"] if result["verified"] else suspect, "verified_at": self._verified_at,
             "looked_at": result["size"], "checkpoint": self._checkpoint(cosigned),
-            "coordinator": ("matches" if result["verified"] else "differs") if seen else "not seen",
         }  # fmt: skip
+        if self._facts.owner.role == "coordinator":
+            return told | {"witnesses": dict.fromkeys(sorted(cosigned), word)}
+        return told | {"coordinator": word if seen else "not seen"}
 
     def _checkpoint(self, cosigned: Mapping[str, int]) -> dict[str, Any]:
         """The newest checkpoint that somebody countersigned, else the newest."""

@@ -12,7 +12,21 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from console.values import HEX_DIGEST, CoordinatorState, Figure, Leaving, Left, Member, Release, Rule, Run, SiloState
+from console.drawing import bytes_text
+from console.values import (
+    HEX_DIGEST,
+    CoordinatorState,
+    Evidence,
+    Figure,
+    Finding,
+    Leaving,
+    Left,
+    Member,
+    Release,
+    Rule,
+    Run,
+    SiloState,
+)
 
 
 def state_of(state: Mapping[str, Any], record: Mapping[str, Any]) -> SiloState | CoordinatorState | None:
@@ -101,10 +115,21 @@ def _release(data: Mapping[str, Any]) -> Release:
         budget=text_of(data.get("budget")),
         findings=text_of(data.get("findings")),
         difference=text_of(data.get("difference")),
-        norm=_value(data.get("norm"), ""),
+        norm=value_text(data.get("norm"), narrow=True),
+        noticed=tuple(_finding(mapping(item)) for item in _list(data.get("noticed"))),
+        deferred=tuple((name, number(until)) for name, until in mapping(data.get("deferred")).items()),
         on_approve=text_of(consequences.get("approve")),
         on_reject=text_of(consequences.get("reject")),
     )  # fmt: skip
+
+
+def _finding(data: Mapping[str, Any]) -> Finding:
+    evidence = (
+        Evidence(text_of(one.get("what")), text_of(one.get("before")), text_of(one.get("now")))
+        for one in map(mapping, _list(data.get("evidence")))
+    )
+    code, says = text_of(data.get("code")), text_of(data.get("says"))
+    return Finding(text_of(data.get("id")) or f"{code} {says}", code, says, tuple(evidence))
 
 
 _YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
@@ -112,11 +137,18 @@ _YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
 
 def _rule(data: Mapping[str, Any]) -> Rule:
     name = text_of(data.get("rule"))
-    return Rule(name, text_of(data.get("outcome")), _value(data.get("measured"), name), _value(data.get("limit"), name))
+    measured, limit = (value_text(data.get(field), name, narrow=True) for field in ("measured", "limit"))
+    return Rule(name, text_of(data.get("outcome")), measured, limit)
 
 
-def _value(value: Any, rule: str) -> str:
-    """A measured value or a limit, short; sizes of rules about bytes in units people read."""
+def value_text(value: Any, rule: str = "", *, narrow: bool = False) -> str:
+    """A measured value or a limit, short: sizes in units people read, digests by their ends, moments as days.
+
+    Args:
+        value: as the daemon gave it.
+        rule: whose it is; a name with "bytes" is of a size, "valid" is of moments.
+        narrow: shorter still, for two values in a narrow column: 1.9M, and of more than two values only their number.
+    """
     match value:
         case None:
             return ""
@@ -124,20 +156,17 @@ def _value(value: Any, rule: str) -> str:
             return "yes" if value else "no"
         case int() | float() if rule == "valid" and 0 <= value < _YEAR_10000_SECONDS:
             return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
-        case list() if rule == "valid":
-            return " to ".join(_value(item, rule) for item in value)
         case int() | float() if "bytes" in rule:
-            return (
-                f"{value / (1 << 20):.1f}M"
-                if value >= 1 << 20
-                else f"{value / 1024:.1f}K"
-                if value >= 1024
-                else f"{value:.0f}"
-            )
+            text = bytes_text(value)
+            return text.replace(" ", "").rstrip("iB") if narrow else text
         case float():
             return f"{value:.4g}"
+        case list() if rule == "valid":
+            return " to ".join(value_text(item, rule, narrow=narrow) for item in value)
         case list():
-            return f"{len(value)} listed" if len(value) > 2 else " ".join(str(item) for item in value)
+            if len(value) > (2 if narrow else 4):
+                return f"{len(value)} listed"
+            return (" " if narrow else ", ").join(value_text(item, rule, narrow=narrow) for item in value)
         case str() if HEX_DIGEST.fullmatch(value):
             return f"{value[:4]}…{value[-4:]}"
     return str(value)
@@ -157,10 +186,11 @@ def _coordinator(state: Mapping[str, Any], record: Mapping[str, Any]) -> Coordin
                 round=whole(row.get("round")),
                 step=whole(row.get("step")),
                 error=text_of(row.get("error")),
-                refusal=" ".join(f"{key} {value}" for key, value in refusal.items()),
+                refusal=_refusal(refusal),
                 isolation=text_of(mapping(row.get("hello")).get("isolation")),
                 pass_at_1=scores.get(name),
                 received_bytes=sizes.get(name),
+                certificate_until=time_of(text_of(row.get("certificate_until"))) or math.inf,
             )
         )
     return CoordinatorState(
@@ -179,6 +209,15 @@ def _coordinator(state: Mapping[str, Any], record: Mapping[str, Any]) -> Coordin
         ),
         members=tuple(members),
     )  # fmt: skip
+
+
+def _refusal(told: Mapping[str, Any]) -> str:
+    """Why a silo was refused: what was expected of it and what it said, digests by their ends."""
+    shown = {key: value_text(value) for key, value in told.items()}
+    if not {"field", "expected", "got"} <= shown.keys():
+        return " ".join(f"{key} {value}" for key, value in shown.items() if value)
+    code = f" [{shown['code']}]" if shown.get("code") else ""
+    return f"its {shown['field']} is {shown['got'] or 'none'}, expected {shown['expected'] or 'none'}{code}"
 
 
 def _released(record: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from console.client import Event
 from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of, time_of, whole
 from console.recording import FORMAT_VERSION, RECORDING_BYTES_MAX, clock_text, json_text
+from console.sharing import released_answer
 from fedsilo.treaty.errors import NotFoundError, OperationError, UnreachableError, UsageError
 
 ANSWERED_WITHIN_SECONDS = 5.0  # as long as a console waits for an answer
@@ -54,8 +55,8 @@ class Replay:
     """A recording in place of a daemon: what the console would have read at the position that the clock says.
 
     It starts at its beginning. `pause`, `resume` and `seek` may be called from any thread. Closing ends the watchers
-    only, so the same replay is what the feed connects to again. After a seek back the console's list of events still
-    shows the later ones: it keeps what it was told once.
+    only, so the same replay is what the feed connects to again. After a seek back a reading's sequence and time are
+    below those of the one before; from that the console's list of events knows what has not happened yet.
 
     Args:
         path: of the recording. A torn last line is left out, and `torn` says so.
@@ -201,17 +202,23 @@ class Replay:
         if not known and asked and self._ats[asked[0]] - position <= ANSWERED_WITHIN_SECONDS:
             known = asked[:1]
         if not known:
-            later = f"; the first answer to it comes at {clock_text(self._ats[asked[0]])}" if asked else ""
-            safe = "it is share-safe: local data is only in one made with --include-local"
-            raise NotFoundError(
-                f"not in this recording: {name}{later}", hint=safe if self.header.share_safe and not asked else "",
-                code="NOT_RECORDED",
-            )  # fmt: skip
+            why, hint = self._why_not(name, arguments or {}, asked)
+            raise NotFoundError(why, hint=hint, code="NOT_RECORDED")
         body = self._lines[known[-1]].body
         if "error" in body:
             error = mapping(body["error"])
             raise OperationError(text_of(error.get("message")) or "refused", code=text_of(error.get("code")))
         return body.get("data")
+
+    def _why_not(self, name: str, arguments: Mapping[str, Any], asked: Sequence[int]) -> tuple[str, str]:
+        """Why there is no answer at this position, and what to do."""
+        if asked:
+            first = clock_text(self._ats[asked[0]])
+            return f"not in this recording: {name}; the first answer to it comes at {first}", ""
+        if self.header.share_safe and released_answer(name, arguments, {}) is None:
+            why = f"not in this recording: {name}. It is share-safe, so it has no local fields, and these are local"
+            return why, "this site's people record them with --include-local LOCAL"
+        return f"not in this recording: {name}", "nobody looked at it while it was recorded"
 
     def close(self) -> None:
         with self._moved:

@@ -2,7 +2,8 @@
 
 The cursor belongs to a row's id, never to a place: rows that arrive, a filter or another order move the row, and the
 cursor goes with it, on the same line of the screen where that can be. Only when its row is gone, or slid out of sight
-before anybody had placed the cursor, does the cursor go elsewhere, and `left` tells that it did. What is kept is one
+before anybody had placed the cursor, does the cursor go elsewhere, and `left` tells that it did; to a row that only a
+filter took away it comes back with the row. What is kept is one
 run of rows without a hole, at most `ROWS_MAX` of them: what was dropped is asked for again when somebody goes there.
 Pure: pages, keys and widths in, lines out.
 
@@ -168,27 +169,38 @@ class Rows:
     _descending: bool = False
     _top: int = 0
     _arrived: bool = False
+    _aside: str = ""  # the row where the cursor belongs while a filter does not let it through
+    _reached: int | None = None  # numbers below this one were there when the newest page came, where that is told
 
     # ---- pages -------------------------------------------------------------------------------------
 
-    def take_newest(self, page: Sequence[Row], following: Any, *, total: int | None = None) -> None:
-        """The newest page came.
+    def take_newest(
+        self, page: Sequence[Row], following: Any, *, total: int | None = None, reaches: int | None = None
+    ) -> None:
+        """The newest page came. A page of what a query looked through may hold few rows or none, so whether it joins
+        those that are here follows from the numbers that it covers, where the daemon tells them, and from a row that
+        both have elsewhere.
 
         Args:
             page: rows, newest first.
             following: where the page after it begins; None when this is all there is.
             total: how many there are in all, when the daemon tells.
+            reaches: the number above the newest that the query looked at, when the daemon tells.
         """
         fresh = self._made(page)
         self.total = total
         known = {item.id for item in self._items}
-        joins = following is None or any(item.id in known for item in fresh)
+        covers = self._covers(following, reaches)
+        joins = following is None or covers or any(item.id in known for item in fresh)
         if not joins and self.moved:
             self.newer = True  # what somebody looks at stays; `go_newest` brings the rest
             return
-        self._arrived, self.newer = True, False
-        if not joins or following is None:
+        before, self._arrived, self.newer, self._reached = self._arrived, True, False, reaches
+        if not joins or following is None or not before:
             self._items, self.next = fresh, following
+        elif covers:
+            arrived = {item.id for item in fresh}
+            self._items = fresh + [item for item in self._items if item.id not in arrived]
         else:
             arrived = {item.id for item in fresh}
             last = max(index for index, item in enumerate(self._items) if item.id in arrived)
@@ -196,6 +208,12 @@ class Rows:
         if len(self._items) > ROWS_MAX:
             self._keep_most()
         self._settle()
+
+    def _covers(self, following: Any, reaches: int | None) -> bool:
+        """The page goes down to what was there when the last one came."""
+        if self._reached is None or reaches is None or not isinstance(following, int) or not self._arrived:
+            return False
+        return not self.newer and following <= self._reached <= reaches
 
     def take_older(self, page: Sequence[Row], asked_before: Any, following: Any) -> None:
         """An older page came; one that was asked for before the rows changed is not taken.
@@ -229,7 +247,7 @@ class Rows:
         """To the first row; rows that do not join the newest page are dropped, so that it can come in whole."""
         if self.newer:
             self._items, self.newer, self.next, self._arrived = [], False, None, False
-        self.moved = False
+        self.moved, self._aside = False, ""
         self._settle()
         self.cursor = self._shown[0].id if self._shown else ""
         self._top = 0
@@ -237,7 +255,7 @@ class Rows:
     def go_before(self, before: Any) -> None:
         """To the rows from there downwards, such as a record by its number; they are asked for now."""
         self._items, self.next, self.newer, self.moved, self._arrived = [], before, True, True, False
-        self.cursor, self._top = "", 0
+        self.cursor, self._top, self._aside = "", 0, ""
         self._settle()
 
     def _made(self, page: Sequence[Row]) -> list[Item]:
@@ -280,6 +298,11 @@ class Rows:
         return self._shown
 
     @property
+    def all_items(self) -> Sequence[Item]:
+        """All that are here, newest first, whether they pass the filter or not."""
+        return self._items
+
+    @property
     def kept(self) -> int:
         return len(self._items)
 
@@ -320,7 +343,7 @@ class Rows:
         """Down with more than nothing, up with less; it stops at both ends."""
         if not self._shown:
             return
-        self.moved = True
+        self.moved, self._aside = True, ""
         place = max(0, min(self._place() + steps, len(self._shown) - 1))
         self.cursor = self._shown[place].id
 
@@ -328,7 +351,7 @@ class Rows:
         """Put the cursor on a row; False when it is not there."""
         if all(item.id != row_id for item in self._shown):
             return False
-        self.cursor, self.moved = row_id, True
+        self.cursor, self.moved, self._aside = row_id, True, ""
         return True
 
     def _place(self) -> int:
@@ -336,6 +359,7 @@ class Rows:
 
     def _settle(self) -> None:
         before, line_number = self._place(), self._place() - self._top
+        wanted = self._aside or self.cursor
         self._shown = [item for item in self._items if self._filter.passes(self._texts(item))] if (
             self._filter.terms
         ) else list(self._items)  # fmt: skip
@@ -346,6 +370,8 @@ class Rows:
                 key=lambda item: _sortable(order(item.row) if order is not None else item.cells[column][0].lower()),
                 reverse=self._descending,
             )
+        if self._aside and any(item.id == self._aside for item in self._shown):
+            self.cursor, self._aside, self.left = self._aside, "", True
         place = self._place()
         if place >= 0:
             if self.moved:
@@ -353,6 +379,8 @@ class Rows:
             return
         if self.cursor:
             self.left = True
+        # a row that only the filter took away is gone back to, once it passes again
+        self._aside = wanted if any(item.id == wanted for item in self._items) else ""
         self.cursor = self._shown[max(0, min(before, len(self._shown) - 1))].id if self._shown else ""
 
     def _texts(self, item: Item) -> dict[str, str]:

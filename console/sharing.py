@@ -62,11 +62,12 @@ _MESSAGE: Mapping[str, Rule] = {
     "items": RELEASED, "bytes": RELEASED, "verdict": RELEASED, "outcome": RELEASED, "peer": RELEASED,
     "rule": LOCAL, "reasons": LOCAL, "rules": LOCAL, "digest": LOCAL,
     "digest_keyed": LOCAL, "milliseconds": LOCAL,
+    "messages": RELEASED, "waiting": LOCAL,  # of a coordinator's outbox, whose rows are counts
 }  # fmt: skip
 _RELEASE_ROW: Mapping[str, Rule] = {
     "id": RELEASED, "kind": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "revision": RELEASED,
     "state": RELEASED, "held_since": RELEASED, "expires_at": RELEASED, "needed": RELEASED,
-    "bytes": LOCAL, "digest": LOCAL, "policy_digest": LOCAL, "given": LOCAL,
+    "bytes": LOCAL, "digest": LOCAL, "policy_digest": LOCAL, "given": LOCAL, "answers": LOCAL,
 }  # fmt: skip
 
 # A held message was not released, so of what it is made of nothing may be told, not even its size.
@@ -75,7 +76,7 @@ HELD: Mapping[str, Rule] = {
     "held_since": RELEASED, "expires_at": RELEASED, "asked_by": RELEASED,
     "approvers": {"needed": RELEASED, "roles": LOCAL, "given": LOCAL},
     "digest": LOCAL, "leaves": LOCAL, "policy": LOCAL, "budget": LOCAL, "findings": LOCAL, "difference": LOCAL,
-    "norm": LOCAL, "noticed": LOCAL, "base": LOCAL, "consequences": LOCAL,
+    "norm": LOCAL, "noticed": LOCAL, "base": LOCAL, "consequences": LOCAL, "deferred": LOCAL,
 }  # fmt: skip
 
 SILO: Mapping[str, Rule] = {
@@ -103,6 +104,7 @@ _RUN_ROW: Mapping[str, Rule] = {
 _MEMBER: Mapping[str, Rule] = {
     "silo": RELEASED, "state": RELEASED, "since": RELEASED, "last_seen": RELEASED, "round": RELEASED, "step": RELEASED,
     "error": RELEASED, "hello": Open(frozenset({"isolation", "role"})), "refusal": LOCAL,
+    "certificate_until": RELEASED,
 }  # fmt: skip
 COORDINATOR: Mapping[str, Rule] = {
     "party": RELEASED, "coordinator": RELEASED, "site": RELEASED, "federation": RELEASED, "address": LOCAL,
@@ -146,17 +148,52 @@ EVENTS: Mapping[str, Rule] = {
     "refused": LOCAL, "connection.refused": LOCAL,
 }  # fmt: skip
 
+_FROM_OTHERS = ("source", frozenset({"released"}))  # at a silo its own, whose source is local, stay there
+_ROUND: Mapping[str, Rule] = {
+    "party": RELEASED, "run": RELEASED, "run_state": RELEASED, "method": RELEASED, "round": RELEASED,
+    "rounds_planned": RELEASED, "state": RELEASED, "opened_at": RELEASED, "closed_at": RELEASED,
+    "elapsed_seconds": RELEASED, "closed_seconds": RELEASED, "paused": LOCAL, "awaited": LOCAL, "deadlines": LOCAL,
+    "rounds": Rows({
+        "round": RELEASED, "state": RELEASED, "opened_at": RELEASED, "closed_at": RELEASED, "seconds": RELEASED,
+        "participants": RELEASED,
+    }),
+    "quorum": {"needed": RELEASED, "of": RELEASED, "given": RELEASED, "reached_seconds": RELEASED},
+    "silos": Rows({
+        "silo": RELEASED, "own": RELEASED, "round": RELEASED, "joined": RELEASED, "joined_at": RELEASED,
+        "plan": RELEASED, "plan_at": RELEASED, "last_seen": RELEASED, "step": RELEASED, "isolation": RELEASED,
+        "state": LOCAL, "straggler": LOCAL, "code": LOCAL, "policy": LOCAL, "received_bytes": RELEASED,
+        "received_messages": RELEASED, "update_norm": LOCAL, "update_digest": LOCAL,
+        "phases": Rows({
+            "phase": RELEASED, "step": RELEASED, "state": RELEASED, "from_seconds": RELEASED, "to_seconds": RELEASED,
+            "seconds": RELEASED, "source": RELEASED,
+        }, _FROM_OTHERS),
+    }),
+    "parameters": LOCAL, "digests": LOCAL, "hidden": RELEASED,
+}  # fmt: skip
+_CURVES: Mapping[str, Rule] = {
+    "party": RELEASED, "run": RELEASED, "run_state": RELEASED, "runs": RELEASED, "x": RELEASED, "x_max": RELEASED,
+    "names": RELEASED, "not_recorded": RELEASED, "baseline": LOCAL,
+    "series": Rows({
+        "name": RELEASED, "silo": RELEASED, "unit": RELEASED, "source": RELEASED, "points": RELEASED,
+    }, _FROM_OTHERS),
+}  # fmt: skip
+
 _PAGE = frozenset({"before", "limit", "control", "kind"})
 _MESSAGES = Question(
     {
         "messages": Rows(_MESSAGE, _SENT), "next": RELEASED, "total": LOCAL, "held": LOCAL, "denied": LOCAL,
-        "message": LOCAL, "outcome": LOCAL, "milliseconds": LOCAL, "would_pass": LOCAL,
+        "message": LOCAL, "outcome": LOCAL, "milliseconds": LOCAL, "would_pass": LOCAL, "waiting": LOCAL,
+        "sent": LOCAL,
     },
     _PAGE,
 )  # fmt: skip
 # By name. A query that is local is left out whole, for its arguments may say as much as its answer.
 QUERIES: Mapping[str, Question | Share] = {
-    "approvals": Question({"releases": Rows(_RELEASE_ROW)}, frozenset({"state"})),
+    "approvals": Question(
+        {"releases": Rows(_RELEASE_ROW), "total": RELEASED, "next": RELEASED},
+        frozenset({"state", "before", "limit", "kind"}),
+    ),
+    "approval.comparison": LOCAL, "approvals.payload": LOCAL,
     "approval": LOCAL, "halts": LOCAL, "payload": LOCAL, "audit": LOCAL, "settings": LOCAL, "logs": LOCAL,
     "findings": LOCAL, "rescreen": LOCAL,
     "outbox": _MESSAGES,
@@ -164,6 +201,7 @@ QUERIES: Mapping[str, Question | Share] = {
     "audit.status": Question({
         "size": RELEASED, "verified_to": RELEASED, "verified_at": RELEASED, "verifying": RELEASED,
         "looked_at": RELEASED, "of": RELEASED, "broken": LOCAL, "checkpoint": RELEASED, "coordinator": RELEASED,
+        "witnesses": RELEASED,
     }),
     "audit.verify": LOCAL,
     "limits": LOCAL,
@@ -173,7 +211,10 @@ QUERIES: Mapping[str, Question | Share] = {
             "kind": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED, "bytes": RELEASED,
             "state": RELEASED, "at": RELEASED, "digest": LOCAL,
         }, ("state", frozenset({"sent"}))),
-    }),
+        "total": LOCAL, "next": RELEASED,
+    }, frozenset({"before", "limit"})),
+    "round": Question(_ROUND, frozenset({"run", "round"})),
+    "curves": Question(_CURVES, frozenset({"run", "names", "x"})),
     "certificates": LOCAL,
     # of a coordinator
     "runs": Question(Rows(_RUN_ROW)),

@@ -57,8 +57,12 @@ class Store:
         self._snapshot = Snapshot()
         self._events: deque[Happening] = deque(maxlen=EVENTS_KEPT)
         self._missed = 0
+        self._sequence = 0  # of the last reading
 
-    def read(self, reading: _Read, now: float, *, wall_time: float, record: Mapping[str, Any] | None = None) -> None:
+    def read(
+        self, reading: _Read, now: float, *, wall_time: float, record: Mapping[str, Any] | None = None,
+        latency_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         """Take in the daemon's state.
 
         Args:
@@ -66,11 +70,15 @@ class Store:
             now: monotonic seconds of this console.
             wall_time: seconds since 1970 by this machine's clock, to notice a skew.
             record: at a coordinator, the run record so far, for released figures.
+            latency_seconds: that the reading took; 0 when nobody measured it.
         """
         server_time = time_of(reading.time)
+        if reading.sequence < self._sequence and server_time < self._snapshot.server_time:
+            self._step_back(reading.sequence, server_time)
+        self._sequence = reading.sequence
         self._snapshot = replace(
             self._snapshot,
-            link=Link("live", received_at=now),
+            link=Link("live", received_at=now, latency_seconds=latency_seconds),
             server_time=server_time,
             policy_digest=text_of(reading.policy_digest),
             state=_with_screens(state_of(mapping(reading.state), mapping(record)), mapping(reading.state)),
@@ -82,7 +90,16 @@ class Store:
             if event.name == "events.missed":
                 self._missed += max(whole(mapping(event.fields).get("missed")), 1)
                 continue
-            self._events.append(Happening(event.sequence, event.time, event.name, event_text(mapping(event.fields))))
+            happening = Happening(event.sequence, event.time, event.name, event_text(mapping(event.fields)))
+            if self._events and event.sequence <= self._events[-1].sequence and happening in self._events:
+                continue  # told again after a step back
+            self._events.append(happening)
+
+    def _step_back(self, sequence: int, server_time: float) -> None:
+        """A recording was moved back: what comes later in it has not happened. A daemon that starts again counts from
+        the beginning, but its clock goes on."""
+        kept = [event for event in self._events if event.sequence <= sequence and time_of(event.time) <= server_time]
+        self._events = deque(kept, maxlen=EVENTS_KEPT)
 
     def answered(self, answers: Mapping[str, Answer]) -> None:
         """All there is to what is asked for now, by its key; an answer that nobody asks for any more is left out."""
@@ -120,7 +137,11 @@ def halts_of(snapshot: Snapshot) -> tuple[Halt, ...]:
     rows = [mapping(row) for row in told] if isinstance(told, list) else []
     halts = {
         text_of(row.get("kind")): Halt(
-            text_of(row.get("kind")), number(row.get("since")), whole(row.get("needed")), _texts(row.get("given"))
+            text_of(row.get("kind")),
+            number(row.get("since")),
+            whole(row.get("needed")),
+            _texts(row.get("given")),
+            text_of(row.get("digest")),
         )
         for row in rows
     }

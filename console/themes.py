@@ -1,7 +1,15 @@
-"""The console's own themes: state colours of at least 4.5:1 on background, surface and panel (console design 7)."""
+"""The console's own themes: state colours of at least 4.5:1 on background, surface and panel (console design 7).
+
+Does not cover: a terminal of 16 or 256 colours, which puts the nearest of its own in their place.
+"""
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
+from textual.app import App
+from textual.filter import Monochrome, NoColor
+from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
 
 DARK = Theme(
@@ -51,3 +59,19 @@ MONO = Theme(
     variables={"muted": "#b8b8b8", "footer-key-foreground": "#ffffff"},
 )
 THEMES = {theme.name: theme for theme in (DARK, LIGHT, MONO)}
+
+
+class WholeCells(ScrollBarRender):
+    """A scroll bar of whole cells: the library's ends in eighths of a cell, which ASCII has not."""
+
+    VERTICAL_BARS: ClassVar[list[str]] = [" "] * 8
+    HORIZONTAL_BARS: ClassVar[list[str]] = [" "] * 8
+
+
+ScrollBar.renderer = WholeCells
+
+
+def draw_without_colour(app: App[Any]) -> None:
+    """No colour is written at all, not even a grey: NO_COLOR asks for the terminal's own two."""
+    app._filters[:] = [each for each in app._filters if not isinstance(each, Monochrome)]
+    app._filters.append(NoColor())

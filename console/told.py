@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from console.app import Arrived, FedConsole, Signer
+from console.app import FedConsole
 from console.drawing import Part
-from console.feed import Feed, Source
+from console.feed import Source
 from console.navigation import PLACES
 from console.replay import Replay
-from console.values import Snapshot
+from console.signing import Signer
 from console.words import Lock
 from fedsilo.treaty.errors import OperationError, UnreachableError, UsageError
 
@@ -63,6 +63,10 @@ class ToldConsole(FedConsole):
         told = "" if self.snapshot.link.told else self._told()
         return ToldLock(lock.person, lock.seconds_left, lock.read_only, told)
 
+    @property
+    def replays(self) -> bool:
+        return self._replay is not None
+
     def action_toggle_pause(self) -> None:
         if self._replay is None:
             return
@@ -84,7 +88,6 @@ def run_told(
     *,
     replay: Replay | None = None,
     signer: Signer | None = None,
-    from_elsewhere: bool = True,
     **options: Any,
 ) -> None:
     """Open the console on a source; returns when the person leaves.
@@ -94,17 +97,9 @@ def run_told(
         told: what the bar says.
         replay: what the keys move.
         signer: None for looking only.
-        from_elsewhere: taken for callers that say it; the source itself tells (`console.feed.Source`).
         options: of `FedConsole`.
     """
-    app = ToldConsole(told=told, replay=replay, signer=signer, **options)
-    feed = Feed(connect, lambda snapshot: _post(app, snapshot))
-    app.read_from(feed)
-    feed.start()
-    try:
-        app.run()
-    finally:
-        feed.stop()
+    ToldConsole(told=told, replay=replay, signer=signer, **options).run_on(connect)
 
 
 def screen_text(
@@ -114,7 +109,6 @@ def screen_text(
     *,
     cells: int,
     rows: int,
-    from_elsewhere: bool = False,
     **options: Any,
 ) -> str:
     """One screen as text, drawn by the console itself without a terminal.
@@ -125,7 +119,6 @@ def screen_text(
         told: what the bar says.
         cells: width.
         rows: height.
-        from_elsewhere: as in `run_told`.
         options: of `FedConsole`.
 
     Raises:
@@ -137,8 +130,6 @@ def screen_text(
         known = ", ".join(f"{one.key} {one.name}" for one in PLACES)
         raise UsageError(f"there is no screen {number}", hint=f"there are: {known}")
     app = ToldConsole(told=told, **options)
-    feed = Feed(connect, lambda snapshot: _post(app, snapshot))
-    app.read_from(feed)
     drawn: list[str] = []
 
     async def look(pilot: Any) -> None:
@@ -153,11 +144,7 @@ def screen_text(
             drawn.extend("".join(part.text for part in strip).rstrip() for strip in compositor.render_strips())
         app.exit()
 
-    feed.start()
-    try:
-        app.run(headless=True, size=(cells, rows), auto_pilot=look)
-    finally:
-        feed.stop()
+    app.run_on(connect, headless=True, size=(cells, rows), auto_pilot=look)
     if app.snapshot.link.state == "disconnected":
         raise UnreachableError(app.snapshot.link.cause, hint=app.snapshot.link.hint)
     if not drawn:
@@ -173,7 +160,3 @@ def _complete(app: FedConsole) -> bool:
     return snapshot.state is not None and all(
         key in snapshot.answered_at or key in snapshot.refused for key in app.wanted
     )
-
-
-def _post(app: FedConsole, snapshot: Snapshot) -> None:
-    app.post_message(Arrived(snapshot))

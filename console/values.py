@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ class Link:
     received_at: float = -math.inf  # of the last snapshot
     retry_at: float = -math.inf
     told: str = ""  # what is read in place of a daemon that runs, such as a replay; "" for a daemon
+    latency_seconds: float = 0.0  # that the last reading took; 0 while not measured
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,30 @@ class Leaving:
     items: str
     size_bytes: float
     covered_by_epsilon: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    what: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something unusual about a release, to be opened before a yes.
+
+    Args:
+        id: what the daemon calls it.
+        code: its kind.
+        says: in a sentence.
+        evidence: what was compared, whole.
+    """
+
+    id: str
+    code: str
+    says: str
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +98,8 @@ class Release:
     norm: str
     on_approve: str
     on_reject: str
+    noticed: tuple[Finding, ...] = ()
+    deferred: tuple[tuple[str, float], ...] = ()  # person, until when: seconds since 1970, the daemon's clock
     ended_at: float = 0.0  # seconds since 1970, the daemon's clock, when it was first seen held no more; 0 before
 
     @property
@@ -83,6 +110,14 @@ class Release:
     @property
     def answerable(self) -> bool:
         return bool(self.id) and all(HEX_DIGEST.fullmatch(text) for text in (self.digest, self.policy_digest))
+
+    def deferred_until(self, person: str, time: float) -> float:
+        """Until when this person wants not to be asked for it, at that time (seconds since 1970); 0 when now."""
+        return next((until for name, until in self.deferred if name == person and until > time), 0.0)
+
+    def not_opened(self, opened: Collection[str]) -> tuple[Finding, ...]:
+        """Findings that are not among these ids."""
+        return tuple(finding for finding in self.noticed if finding.id not in opened)
 
     def count(self, outcome: str) -> int:
         return sum(rule.outcome == outcome for rule in self.rules)
@@ -157,6 +192,7 @@ class Member:
     isolation: str
     pass_at_1: float | None
     received_bytes: float | None
+    certificate_until: float = math.inf  # seconds since 1970; infinity while it is not told
 
 
 @dataclass(frozen=True)
@@ -193,6 +229,7 @@ class Halt:
     since: float = 0.0  # seconds since 1970; 0 while not told
     needed: int = 0  # approvals; 0 while not told
     given: tuple[str, ...] = ()
+    digest: str = ""  # what a release is signed over; empty while not told
 
 
 @dataclass(frozen=True)
@@ -218,6 +255,7 @@ class Snapshot:
     answers: Mapping[str, Any] = field(default_factory=dict)
     answered_at: Mapping[str, float] = field(default_factory=dict)  # the console's monotonic clock
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # code and text, of the last time it was asked
+    viewer: str = ""  # who unlocked this console; what that person put off does not need that person
 
     @property
     def site(self) -> str:
@@ -277,14 +315,19 @@ def changed_since(shown: Release, snapshot: Snapshot) -> str:
     return ""
 
 
-def why_not_answer(shown: Release, snapshot: Snapshot, now: float, *, approve: bool) -> str:
-    """Why this release cannot be answered now as it was shown, or nothing. The daemon asks all of it again."""
+def why_not_change(snapshot: Snapshot, now: float) -> str:
+    """Why nothing can be changed at the daemon now, or nothing."""
     if snapshot.link.state != "live":
         return "disconnected: nothing can be changed"
     if snapshot.link.told:
         return f"{snapshot.link.told.partition(' ')[0]}: nothing can be changed"
-    if snapshot.is_stale(now):
-        return "the view is stale: nothing can be changed"
+    return "the view is stale: nothing can be changed" if snapshot.is_stale(now) else ""
+
+
+def why_not_answer(shown: Release, snapshot: Snapshot, now: float, *, approve: bool) -> str:
+    """Why this release cannot be answered now as it was shown, or nothing. The daemon asks all of it again."""
+    if why := why_not_change(snapshot, now):
+        return why
     if changed := changed_since(shown, snapshot):
         return changed
     if not shown.answerable:

@@ -72,7 +72,8 @@ def link_words(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Part:
         return snapshot.link.told, "warn"
     if snapshot.is_stale(now):
         return f"{glyphs.need} STALE {duration_text(snapshot.age_seconds(now))}", "warn"
-    return f"{glyphs.live} live", "ok"
+    latency = snapshot.link.latency_seconds
+    return f"{glyphs.live} live" + (f" {max(round(1000 * latency), 1)} ms" if latency else ""), "ok"
 
 
 def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyphs) -> Line:
@@ -122,6 +123,7 @@ class Need:
         release: what `enter` opens, if it opens anything.
         twin: the command that deals with it, where the console has no screen for that.
         everywhere: it stands on every screen.
+        halted: the kind that is halted, if that is what it is about.
     """
 
     key: str
@@ -130,6 +132,7 @@ class Need:
     release: str = ""
     twin: str = ""
     everywhere: bool = False
+    halted: str = ""
 
 
 def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
@@ -141,7 +144,11 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
             if state.halted:
                 needs.append(Need("halt", f"HALTED: {state.halted}: nothing is sent", "bad", everywhere=True))
             needs += [_halted(halt, time) for halt in halts_of(snapshot)]
-            needs += [Need(release.id, _held(release, time), "warn", release.id) for release in state.held]
+            needs += [
+                Need(release.id, _held(release, time), "warn", release.id)
+                for release in state.held
+                if not release.deferred_until(snapshot.viewer, time)
+            ]
             if state.coordinator_link == "down":
                 fault = state.coordinator_fault or "no cause told"
                 needs.append(Need("link", f"coordinator {state.coordinator} down: {fault}", "warn"))
@@ -171,7 +178,7 @@ def _halted(halt: Halt, time: float) -> Need:
     twin = f"silo approvals release {halt.kind}"
     what = "two transcripts of one round are signed, nothing" if halt.kind == EQUIVOCATION_KIND else "none of it"
     text = f"{halt.kind} HALTED{since}: {what} is sent{given}; after looking: {twin}"
-    return Need(f"halt {halt.kind}", text, "bad", twin=twin)
+    return Need(f"halt {halt.kind}", text, "bad", twin=twin, halted=halt.kind)
 
 
 def standing_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
@@ -239,7 +246,7 @@ def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list
         (f"r{state.round}" if state.run else "-", ""),
         (f"{reward.value:.2f}" if reward else "-", ""), (f"{100 * score.value:.1f}" if score else "-", ""),
         (state.dp or "-", "dim"), (bytes_text(sent), ""),
-        (f"{days:.0f}d" if math.isfinite(days) else "-", "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
+        (f"{math.floor(days)}d" if math.isfinite(days) else "-", "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
     ]  # fmt: skip
     lines = table(header, [row], cells, right=frozenset({3, 4, 5, 6, 7, 8}))
     link = {"live": "ok", "down": "bad"}.get(state.coordinator_link, "dim")
@@ -261,10 +268,10 @@ def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs, m
         by_trouble = sorted(zip(fine, members, strict=True), key=lambda pair: pair[0])
         members = tuple(member for _, member in by_trouble[:most])
     rows = [_member(member, time, glyphs) for member in members]
-    header = ["", "silo", "state", "round", "step", "pass@1", "in", "seen", "walls"]
+    header = ["", "silo", "state", "round", "step", "pass@1", "in", "seen", "cert", "walls"]
     if cells < 90:
         header, rows = header[:-1], [row[:-1] for row in rows]
-    lines = table(header, rows, cells, right=frozenset({3, 4, 5, 6, 7}))
+    lines = table(header, rows, cells, right=frozenset({3, 4, 5, 6, 7, 8}))
     return [*lines, line((f"and {rest} more: coordinator silos list", "dim"))] if rest > 0 else lines
 
 
@@ -276,11 +283,14 @@ def _member(member: Member, time: float, glyphs: Glyphs) -> list[Part]:
     else:
         sign, style = glyphs.away, "dim"
     seen = duration_text(time - member.last_seen) if member.last_seen else "never"
+    days = (member.certificate_until - time) / DAY_SECONDS
+    until = f"{math.floor(days)}d" if math.isfinite(days) else "-"
     return [
         (sign, style), (member.silo, "strong"), (f"{member.state} {member.error}".strip(), style),
         (f"r{member.round}" if member.round else "-", ""), (str(member.step) if member.step else "-", ""),
         (f"{100 * member.pass_at_1:.1f}" if member.pass_at_1 is not None else "-", ""),
         (bytes_text(member.received_bytes) if member.received_bytes is not None else "-", ""), (seen, ""),
+        (until, "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
         (member.isolation or "-", ""),
     ]  # fmt: skip
 
@@ -342,6 +352,12 @@ def _run_lines(state: CoordinatorState, cells: int, glyphs: Glyphs) -> list[Line
     style = {"running": "ok", "finished": "ok", "failed": "bad", "aborted": "bad"}.get(run.state, "warn")
     done = run.round / run.rounds if run.rounds else 0.0
     words = line(" ", (run.state, style), f" round {run.round}/{run.rounds}", f"  {run.reason}" if run.reason else "")
+    if not run.silos:
+        there = sum(member.state == "joined" for member in state.members)
+        return [
+            line((run.state, style), f" for silos: {there} of {len(state.members)} joined"),
+            line(("it begins when all that it names are here; S begins with those that are", "dim")),
+        ]
     here = sum(member.state == "joined" for member in state.members if member.silo in run.silos)
     return [
         line(*bar(done, 20, glyphs), *words),
@@ -383,8 +399,9 @@ def condition_lines(snapshot: Snapshot, now: float, cells: int, *, opened_at: fl
     link = snapshot.link
     if link.state == "disconnected":
         retry = max(link.retry_at - now, 0.0)
-        kept = f"; below: as of {duration_text(snapshot.age_seconds(now))} ago" if snapshot.state else ""
-        text = f"DISCONNECTED: {link.cause}{kept}. Trying again in {retry:.0f} s, r tries now."
+        # how old, and what to do, before the cause: a path in it may be longer than the lines there are
+        kept = f", below as of {duration_text(snapshot.age_seconds(now))} ago" if snapshot.state else ""
+        text = f"DISCONNECTED{kept}, again in {retry:.0f} s, r tries now: {link.cause}."
         return wrap(f"{text} {link.hint}".rstrip(), cells, "bad")[:4]
     if link.state == "loading":
         waited = now - opened_at

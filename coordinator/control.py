@@ -6,7 +6,7 @@ Changes arrive as commands signed by an operator or approver of the coordinator'
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import select
@@ -15,12 +15,14 @@ from sqlalchemy.orm import Session
 from certs.commands import VerifiedCommand
 from coordinator import store as db
 from coordinator.config import CoordinatorConfig
+from coordinator.curve_view import CurveView
 from coordinator.driver import Driver
 from coordinator.record import Outcome, run_record
+from coordinator.round_view import RoundView
 from coordinator.runs import ActiveRun
-from coordinator.submission import Submissions
+from coordinator.submission import Record, Submissions
 from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import ConflictError, NotFoundError, UsageError
+from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 
 
 class Control:
@@ -51,8 +53,10 @@ class Control:
         desk.register_query("run", self.run)
         desk.register_query("silos", lambda _: self.silos())
         desk.register_query("traffic", self.traffic)
+        desk.register_query("round", RoundView(driver, charter_digest).round)
+        desk.register_query("curves", CurveView(driver).curves)
         for verb in ("submit", "start", "pause", "resume", "abort"):
-            desk.register_command(f"run.{verb}", f"run.{verb}", getattr(self, f"_{verb}"))
+            desk.register_command(f"run.{verb}", f"run.{verb}", self._ordered(verb))
 
     # ---- reading -------------------------------------------------------------------------------------
 
@@ -105,6 +109,7 @@ class Control:
                     "state": member.state if member else "absent",
                     "since": member.since if member else "",
                     "last_seen": seen.last_seen if seen else "",
+                    "certificate_until": seen.certificate_until if seen else "",
                     "round": seen.round if seen else 0,
                     "step": seen.step if seen else 0,
                     "error": seen.error if seen else "",
@@ -153,36 +158,75 @@ class Control:
 
     # ---- commands ------------------------------------------------------------------------------------
 
-    def _submit(self, command: VerifiedCommand) -> dict[str, Any]:
+    def _ordered(self, verb: str) -> Callable[[VerifiedCommand], dict[str, Any]]:
+        """Carry out a command and record who gave it, in one transaction: neither is there without the other.
+
+        Raises:
+            OperationError: database or log take nothing; the coordinator is halted then, as it is by a message (T39).
+        """
+        work: Callable[[VerifiedCommand, Record], dict[str, Any]] = getattr(self, f"_{verb}")
+        event, audit = f"run.{verb}", self._driver.parts.audit
+
+        def carry_out(command: VerifiedCommand) -> dict[str, Any]:
+            detail = {
+                "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
+            }  # fmt: skip
+
+            def record(session: Session, run: str) -> None:
+                policy = {"effective": self._charter_digest}
+                self._driver.pending.record(session, event, run=run, detail=detail, policy=policy)
+
+            with self._driver.changing():
+                before = audit.size
+                try:
+                    result = work(command, record)
+                except OperationError as error:
+                    self._driver.halt(error)
+                    raise
+                there = (each["seq"] for each in audit.records(before) if each.get("detail") == detail)
+                return result | {"record": next(there), "audit_size": audit.size}
+
+        return carry_out
+
+    def _submit(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
         text, source = command.arguments.get("text"), command.arguments.get("source", "run.yaml")
         if not isinstance(text, str) or not isinstance(source, str):
             raise UsageError("run.submit needs the text of a run file")
-        return self._submissions.submit(text, source=source[:128], person=command.person)
+        return self._submissions.submit(text, source=source[:128], person=command.person, record=record)
 
-    def _start(self, command: VerifiedCommand) -> dict[str, Any]:
-        return self._submissions.start_now(str(command.arguments.get("run", "")))
+    def _start(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
+        return self._submissions.start_now(str(command.arguments.get("run", "")), record)
 
-    def _pause(self, command: VerifiedCommand) -> dict[str, Any]:
+    def _pause(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
         with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
             run = self._active(command)
             run.pause(session)
+            record(session, run.name)
             self.publish("run.paused", {"run": run.name, "by": command.person})
             return {"run": run.name, "state": "paused"}
 
-    def _resume(self, command: VerifiedCommand) -> dict[str, Any]:
+    def _resume(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
         with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
             run = self._active(command)
             run.resume(session)
+            record(session, run.name)
             self.publish("run.resumed", {"run": run.name, "by": command.person})
             self._driver.changing().notify_all()
             return {"run": run.name, "state": "running"}
 
-    def _abort(self, command: VerifiedCommand) -> dict[str, Any]:
+    def _abort(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
+        """With `round`, only while that is the newest round: whoever typed its number saw no other."""
         name = str(command.arguments.get("run", ""))
-        if self._submissions.abort(name):
+        if self._submissions.abort(name, record):
             return {"run": name, "state": "aborted"}
         with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
             run = self._active(command, started=False)
+            shown, newest = command.arguments.get("round"), run.newest_round(session)
+            if shown is not None and shown != newest:
+                raise ConflictError(
+                    f"run {name!r} is in round {newest}, not {shown!r}", hint="look again", code="STALE_VIEW"
+                )
+            record(session, name)
             run.abort(session)
             self._driver.effects.forget_ended()
             self._driver.changing().notify_all()

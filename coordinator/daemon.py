@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from certs.describe import in_words
 from certs.identity import Identity
+from certs.roles import Roles
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.control import Control
@@ -30,6 +31,7 @@ from coordinator.driver import Driver
 from coordinator.ingress import Ingress
 from coordinator.members import Agreed
 from coordinator.native_log import NativeLog
+from coordinator.panel import Files, Panel
 from coordinator.parts import Parts
 from coordinator.record import Outcome
 from coordinator.replies import Replies
@@ -228,8 +230,19 @@ class Coordinator:
         self.submissions = Submissions(self.driver, fixed, self._text_now)
         self.driver.after_hello = self.submissions.look_within
         self.control = Control(self.desk, self.driver, self.submissions, outcome, config, checked.charter.digest)
+        self._register_panel(roles)
         self.driver.load()
         self.submissions.load()
+
+    def _register_panel(self, roles: Roles) -> None:
+        checked, config, now = self._checked, self._checked.config, self.seconds
+        panel = Panel(
+            self.audit, self.store, self.desk, self.driver.effects.relay, charter=checked.charter,
+            silos=tuple(f"spiffe://{config.federation}/silo/{silo}" for silo in config.silos), now_seconds=now,
+        )  # fmt: skip
+        files = Files(config, checked.identity.certificate_pem, roles, panel, now)
+        for name, answer in (panel.queries() | files.queries()).items():
+            self.desk.register_query(name, answer)
 
     def _ingress(self, stack: ExitStack) -> Ingress:
         checked, config = self._checked, self._checked.config

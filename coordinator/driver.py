@@ -156,7 +156,8 @@ class Driver:
             silo = self.parts.ingress.admit(peer, envelope, content.size_bytes)
             arrived = self._graded(self.parts.ingress.parse(silo, envelope, content))
             with self._changed:
-                self.seen.setdefault(silo, MemberState()).last_seen = self.parts.now()
+                seen = self.seen.setdefault(silo, MemberState())
+                seen.last_seen, seen.certificate_until = self.parts.now(), f"{peer.not_after:%Y-%m-%dT%H:%M:%SZ}"
                 taken = self._take(peer, arrived)
                 if isinstance(arrived.body, pb.Hello):
                     self.after_hello()

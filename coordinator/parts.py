@@ -55,6 +55,7 @@ class MemberState:
     round: int = 0
     step: int = 0
     error: str = ""
+    certificate_until: str = ""  # UTC, of the certificate it last came with
     greetings: int = 0  # hellos that were taken since the silo last said anything else
 
 

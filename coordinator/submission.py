@@ -28,6 +28,12 @@ from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan
 from policies.schema import LoraSchema
 
+Record = Callable[[Session, str], None]  # within the transaction that does it: which run
+
+
+def _nothing(session: Session, run: str) -> None:
+    """For callers that nobody ordered."""
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -138,13 +144,14 @@ class Submissions:
             for row in rows:
                 self._wait(row.name, json.loads(row.request))
 
-    def submit(self, text: str, *, source: str, person: str) -> dict[str, Any]:
+    def submit(self, text: str, *, source: str, person: str, record: Record = _nothing) -> dict[str, Any]:
         """Accept a run.
 
         Args:
             text: content of run.yaml.
             source: its name, for messages.
             person: who signed the command.
+            record: is told of it within the transaction.
 
         Raises:
             UsageError: not a valid run.
@@ -176,6 +183,7 @@ class Submissions:
                 )
             )
             session.flush()
+            record(session, plan.run)
             self._wait(plan.run, request)
             self.driver.parts.publish("run.submitted", {"run": plan.run, "method": plan.method, "by": person})
             self._start_complete(session)
@@ -195,7 +203,7 @@ class Submissions:
         if self.waiting:
             self.look()
 
-    def start_now(self, name: str) -> dict[str, Any]:
+    def start_now(self, name: str, record: Record = _nothing) -> dict[str, Any]:
         """Start with the silos that have joined. Raises NotFoundError, ConflictError: below the quorum."""
         with self.driver.changing(), self.driver.parts.store.transaction() as session:
             if name not in self.waiting:
@@ -204,14 +212,16 @@ class Submissions:
             ready = self._joined(session, item.plan)
             if len(ready) < item.plan.quorum:
                 raise ConflictError(f"{len(ready)} silos have joined, the quorum is {item.plan.quorum}")
+            record(session, name)
             self._start(session, name, ready)
-            return {"run": name, "silos": list(ready)}
+            return {"run": name, "state": "started", "silos": list(ready)}
 
-    def abort(self, name: str) -> bool:
+    def abort(self, name: str, record: Record = _nothing) -> bool:
         """End a waiting run; False if it is not waiting."""
         with self.driver.changing(), self.driver.parts.store.transaction() as session:
             if name not in self.waiting:
                 return False
+            record(session, name)
             self._end(session, name, "abort", "ABORTED")
             return True
 

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from certs.identity import PeerIdentity
 from coordinator import store as db
 from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
 from fedsilo.treaty.audit.checkpoint import (
     cosigned_at,
     cosigner_key,
@@ -45,12 +46,15 @@ class Relay:
     Attributes:
         waiting: silos for which others have shown or countersigned something since they last asked. Not kept over a
             restart: the next checkpoint says it again.
+        contradicting: SPIFFE ids of silos whose last exchange showed a note signed with this log's key for a history
+            that the log does not have. Not kept over a restart, since they show it with each exchange.
     """
 
     def __init__(self, audit: AuditLog, silos: tuple[str, ...]) -> None:
         self._audit = audit
         self._silos = silos
         self.waiting: set[str] = set()
+        self.contradicting: set[str] = set()
 
     def exchange(self, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint) -> pb.Checkpoint:
         """Take in a silo's checkpoint and cosignatures; answer with ours, and with what others have for it.
@@ -70,9 +74,13 @@ class Relay:
             taken = self._audit.take(offer, peer.spiffe_id)
             ours = self._audit.offer(peer.spiffe_id)
         except VerificationError as error:
+            if error.code == OWN_HISTORY_LOST:
+                self.contradicting.add(peer.spiffe_id)
+                log.critical("%s shows that this log lost records: %s", peer.spiffe_id, error.message)
             raise PeerError(
                 WireCode.CHECKPOINT_INCONSISTENT, f"checkpoint of {peer.spiffe_id}: {error.message}"
             ) from error
+        self.contradicting.discard(peer.spiffe_id)
         others = tuple(silo for silo in self._silos if silo != peer.name)
         self.waiting.discard(peer.name)
         if taken is not None and _keep_step(session, peer, offer, taken.size):

@@ -79,10 +79,11 @@ def main() -> int:
 
 async def answered_at(site: Site) -> dict[str, str]:
     """Open the console on a silo that holds a release, read, unlock, approve; returns the pictures taken on the way."""
-    from console.app import Arrived, FedConsole, KeyFiles
+    from console.app import Arrived, FedConsole
     from console.feed import Feed, Hand, connect_to
     from console.screens.approval import ApprovalScreen
     from console.screens.confirm import ConfirmDialog
+    from console.signing import KeyFiles
 
     identities = site.folder / "id"
     app = FedConsole(
@@ -103,6 +104,9 @@ async def answered_at(site: Site) -> dict[str, str]:
             await asyncio.sleep(LOOK_SECONDS)
             digest = cast("ApprovalScreen", app.screen).shown.digest
             pictures = {"approval.svg": app.export_screenshot(title=f"fedconsole, {site.name}: a held release")}
+            for _ in cast("ApprovalScreen", app.screen).shown.noticed:  # A is off until each finding was opened
+                await press(pilot, "f")
+                await press(pilot, "escape")
             await press(pilot, "A")
             await until(pilot, lambda: isinstance(app.screen, ConfirmDialog), "the question")
             for character in digest[-4:]:

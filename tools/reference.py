@@ -21,6 +21,8 @@ from google.protobuf.descriptor import Descriptor
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fedsilo.launch.common_options import PANEL
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
 WHOLE_NUMBER_MAX = 2**53  # what JSON carries exactly; a limit of every whole number, so not worth a word
@@ -63,7 +65,9 @@ def commands_page() -> str:
         "Four programs. Every command takes `--help`; every command but `fedsilo grade` takes `--json`, which "
         "prints one "
         "envelope on stdout: `{schema, command, ok, data, warnings, error: {code, message, hint, retryable} | null}`. "
-        "Every program takes `--version`. What the exit status means: [exit codes](exit-codes.md).",
+        "Every program takes `--version`. What the exit status means: [exit codes](exit-codes.md); 0, 1, 2, 70 and 130 "
+        "may be that of every command.",
+        *_common_parts(),
     ]
     for program, command in programs():
         parts.append(f"## {program}\n\n{sentence(command.help)}")
@@ -72,42 +76,79 @@ def commands_page() -> str:
     return "\n\n".join(parts)
 
 
-def programs() -> Iterator[tuple[str, Any]]:
-    """(name, command tree) of each of the four programs."""
+def _common_parts() -> Iterator[str]:
+    from fedsilo.launch import cli_silo
+    from fedsilo.launch.completion import NUMBERS_OFFERED, SECONDS_MAX
+
+    yield (
+        "## Every command\n\n`--dry-run` is an option of each command that changes something, `--timeout` of each that "
+        "waits for a daemon; a command that has one of its own by that name keeps it. `PROGRAM --schema` prints the "
+        "schemas of all commands of a program."
+    )
+    pause = next(command for words, command in subcommands(_tree(cli_silo.app), ("silo",)) if words[1] == "pause")
+    common = [each for each in pause.params if each.rich_help_panel == PANEL]
+    yield markdown_table(("", ""), ((f"`{each.opts[0]}`", sentence(each.help)) for each in common))
+    yield (
+        "A dry run ends at the first change, so it says what would be changed first and has checked what comes before. "
+        "A command that a person signs is shown with the person's roles, as files beside the certificate have them; "
+        "the daemon may still refuse it.\n\n"
+        "`PROGRAM --install-completion` makes the shell complete commands, options, and ids of releases, runs, silos, "
+        f"contexts and the newest {NUMBERS_OFFERED} records, from files on this machine: within "
+        f"{SECONDS_MAX * 1000:.0f} ms or not at all."
+    )
+
+
+def _tree(app: Any) -> Any:
     from typer.main import get_command
 
-    from fedsilo.launch import cli, cli_console, cli_coordinator, cli_silo
+    return get_command(app)
 
-    yield "silo", get_command(cli_silo.app)
-    yield "coordinator", get_command(cli_coordinator.app)
-    yield "fedconsole", get_command(cli_console.app)
-    yield "fedsilo", get_command(cli.fedsilo_app)
+
+def programs() -> Iterator[tuple[str, Any]]:
+    """(name, command tree) of each of the four programs."""
+    from fedsilo.launch import cli, cli_coordinator, cli_serve, cli_silo
+
+    yield "silo", _tree(cli_silo.app)
+    yield "coordinator", _tree(cli_coordinator.app)
+    yield "fedconsole", _tree(cli_serve.program)
+    yield "fedsilo", _tree(cli.fedsilo_app)
 
 
 def subcommands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command below one that does something by itself, with the words that name it."""
-    below = getattr(command, "commands", None)
-    if below is None:
-        yield words, command
-        return
-    for name, found in below.items():
-        yield from subcommands(found, (*words, name))
+    from fedsilo.launch.command_schema import commands_below
+
+    yield from commands_below(command, words)
 
 
 def _command_text(words: tuple[str, ...], command: Any) -> str:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
     usage = " ".join([*words, *(_placeholder(each) for each in arguments), *(["[OPTIONS]"] if options else [])])
-    lines = [f"### {' '.join(words)}", sentence(command.help), f"```\n{usage}\n```"]
+    lines = [f"### {' '.join(words)}", sentence(command.help), f"```\n{usage}\n```", _promised(" ".join(words))]
     rows = [(f"`{_placeholder(each)}`", sentence(each.help), "") for each in arguments]
     rows += [
         (f"`{', '.join([*each.opts, *each.secondary_opts])}`", _told(each), _default(each))
         for each in options
-        if "--json" not in each.opts
+        if "--json" not in each.opts and each.rich_help_panel != PANEL
     ]
     if rows:
         lines.append(markdown_table(("", "", "default"), rows))
     return "\n\n".join(lines)
+
+
+def _promised(name: str) -> str:
+    """One line of what contract.py says of a command."""
+    from fedsilo.launch.contract import ALWAYS, facts_of
+
+    facts = facts_of(name)
+    exits = ", ".join(str(code) for code in facts.exit_codes if code not in ALWAYS)
+    parts = [f"Changes: {facts.changes}" if facts.changes else "Only reads"]
+    if facts.changes:
+        parts.append("may be repeated" if facts.idempotent else "not to be repeated blindly")
+        parts.append(f"`{facts.dry_run}`")
+    parts += ["waits: `--timeout`"] * facts.waits + ["streams"] * facts.streams
+    return f"{'; '.join(parts)}." + (f" Exit {exits}." if exits else "")
 
 
 def _placeholder(argument: Any) -> str:
@@ -408,7 +449,7 @@ def _record_fields(source: str) -> list[str]:
 
 
 def exit_codes_page() -> str:
-    from fedsilo.launch.output import INTERRUPTED_EXIT_CODE
+    from fedsilo.launch.contract import BUG_EXIT_CODE, EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
     from fedsilo.treaty import errors
 
     meanings = dict(re.findall(r"── (\w+Error)\s+\d+\s+(.+)", errors.__doc__ or ""))
@@ -422,7 +463,8 @@ def exit_codes_page() -> str:
         code = "the code that the peer is answered, from the list below" if kind is errors.PeerError else ""
         code = code or f"`{kind.default_code}`"
         rows.append((str(kind.exit_code), meanings[name], code))
-    rows.append((str(INTERRUPTED_EXIT_CODE), "interrupted (Ctrl-C)", "none"))
+    rows.append((str(BUG_EXIT_CODE), EXIT_MEANINGS[BUG_EXIT_CODE], "`BUG`"))
+    rows.append((str(INTERRUPTED_EXIT_CODE), EXIT_MEANINGS[INTERRUPTED_EXIT_CODE], "none"))
     return "\n\n".join(
         [
             "# Exit codes",

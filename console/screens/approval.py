@@ -1,7 +1,8 @@
 """Screen 3, one release: every fact of console design 5, and from here only the answer (console design 1).
 
 The screen keeps the release as it was shown. When the daemon holds other bytes, another policy or another revision,
-the screen greys out and neither answer works: approve exactly what was shown.
+the screen greys out and neither answer works: approve exactly what was shown. Each finding is opened before `A` works,
+for this release as it was shown; what is found later is to be opened too. The daemon asks for the same (threat T36).
 """
 
 from __future__ import annotations
@@ -16,13 +17,21 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from console import facts, words
 from console.actions import Context, command_line
-from console.drawing import Line, line, wrap
+from console.drawing import Line, line, width_of, wrap
+from console.orders import Order
 from console.reading import text_of
+from console.release_lines import finding_lines
+from console.release_orders import PayloadReading, choices, payload_reading
 from console.screens.base import FedScreen, Lines
 from console.screens.confirm import Answer, ConfirmDialog, TextDialog
+from console.screens.defer import DeferDialog
+from console.screens.history import HistoryScreen
+from console.screens.orders import OrderDialog
+from console.screens.release_texts import ComparisonScreen, PayloadScreen
 from console.values import Release, changed_since, ended
 
 PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
+_ANSWERS = ("approve", "reject", "defer")
 
 
 class ApprovalScreen(FedScreen):
@@ -43,6 +52,11 @@ class ApprovalScreen(FedScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("A", "offer('approve')", show=False),
         Binding("R", "offer('reject')", show=False),
+        Binding("D", "offer('defer')", show=False),
+        Binding("enter,f", "finding", show=False),
+        Binding("v", "payload", show=False),
+        Binding("d", "difference", show=False),
+        Binding("h", "history", show=False),
         Binding("p", "rules", show=False),
         Binding("y", "copy", show=False),
         Binding("j,down", "scroll(1)", show=False),
@@ -56,6 +70,8 @@ class ApprovalScreen(FedScreen):
         self._result: Line | None = None
         self._busy = False
         self._settled = False
+        # Ids of the findings that were opened here. What changed is opened as another screen, which begins with none.
+        self.opened: frozenset[str] = frozenset()
 
     def panes(self) -> ComposeResult:
         with VerticalScroll(id="body"):
@@ -82,7 +98,9 @@ class ApprovalScreen(FedScreen):
             self._draw_panels(self.room, greyed=greyed)
         else:
             fed = self.fed
-            rows = facts.one_column(self.shown, fed.snapshot, fed.now(), width - 2, self.room, fed.glyphs)
+            rows = facts.one_column(
+                self.shown, fed.snapshot, fed.now(), width - 2, self.room, fed.glyphs, self.opened, fed.lock.person
+            )
             self.query_one("#column", Lines).draw(rows, greyed=greyed)
 
     def redraw(self) -> None:
@@ -109,7 +127,7 @@ class ApprovalScreen(FedScreen):
         fed, release = self.fed, self.shown
         width = self.app.size.width - 2
         inner = width // 2 - 4
-        head = facts.header(release, fed.snapshot, fed.now(), width, fed.glyphs)
+        head = facts.header(release, fed.snapshot, fed.now(), width, fed.glyphs, self.opened, fed.lock.person)
         answers = facts.answers(release, width - 4)
         difference = facts.difference(release, inner)
         summary = facts.policy_summary(release, inner)
@@ -150,13 +168,16 @@ class ApprovalScreen(FedScreen):
         why = self.why_not(approve=True)
         if self._settled:
             return line(" esc Back  n Next  ? Help")
+        other = self.why_not(approve=False)
         keys: Line = line(
             (" A Approve…", "strong" if not why else "gone"),
-            ("  R Reject…", "strong" if not self.why_not(approve=False) else "gone"),
-            "  p Policy  y Copy  Y Twin  esc Back  ? Help",
+            ("  R Reject…", "strong" if not other else "gone"),
+            ("  D Defer…", "strong" if not other else "gone"),
+            "  f Finding" if self.shown.noticed else "  h History",
+            "  v Payload  d Diff  p Policy  ? Help",
         )
         shown = f"  {why}" if why else ""
-        return (*keys, (shown, "warn")) if len(shown) + 58 < self.app.size.width else keys
+        return (*keys, (shown, "warn")) if len(shown) + width_of(keys) < self.app.size.width else keys
 
     # ---- answering ---------------------------------------------------------------------------------
 
@@ -171,7 +192,8 @@ class ApprovalScreen(FedScreen):
         body = self.query_one("#body", VerticalScroll)
         if self.too_small or (body.max_scroll_y > 0 and body.scroll_y < body.max_scroll_y and not self._read_to_end):
             return "read to the end first (j)"
-        return ""
+        left = self.shown.not_opened(self.opened) if approve else ()
+        return f"{facts.unread_text(left)} (f)" if left else ""
 
     _read_to_end = False
 
@@ -182,12 +204,47 @@ class ApprovalScreen(FedScreen):
         self.redraw()
 
     def act(self, action: str) -> None:
-        approve = action == "approve"
-        if why := self.why_not(approve=approve):
+        if action not in _ANSWERS:
+            super().act(action)
+            return
+        if why := self.why_off(action):
             self.fed.say(f"{action}: {why}")
             return
-        dialog = ConfirmDialog(self.shown, approve=approve, signer=self.fed.lock.person)
+        if action == "defer":
+            time = self.fed.snapshot.server_now(self.fed.now())
+            self.app.push_screen(DeferDialog(self.shown, time, self.fed.lock.person), self._ordered)
+            return
+        approve = action == "approve"
+        dialog = ConfirmDialog(self.shown, approve=approve, signer=self.fed.lock.person, opened=self.opened)
         self.app.push_screen(dialog, self._answered)
+
+    def _ordered(self, order: Order | None) -> None:
+        if order is None:
+            self.fed.say("cancelled: nothing was asked for")
+            return
+        self._busy = True
+        self._result = line(("sending…", "warn"))
+        self.redraw()
+        self.fed.send(order, self._read if isinstance(order, PayloadReading) else self._put_off)
+
+    def _put_off(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
+        self._told(text, ok=ok)
+
+    def _read(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
+        """The daemon recorded it, and gave a ticket for one look."""
+        self._told(text, ok=ok)
+        ticket = text_of((result or {}).get("ticket"))
+        if ok and ticket and self.fed.screen is self:
+            self.fed.open_below(PayloadScreen(self.shown, ticket))
+
+    def _told(self, text: str, *, ok: bool) -> None:
+        """What came of something that answers nothing: the release is still to be answered."""
+        self._busy = False
+        self._result = line((text, "ok" if ok else "bad"))
+        if self.is_mounted:
+            self.redraw()
+        else:
+            self.fed.say(f"{self.shown.id}: {text}")  # somebody went on meanwhile
 
     def _answered(self, answer: Answer | None) -> None:
         if answer is None:
@@ -215,6 +272,38 @@ class ApprovalScreen(FedScreen):
 
     # ---- reading -----------------------------------------------------------------------------------
 
+    def action_finding(self) -> None:
+        """The next finding that was not opened; when each was, from the first one again."""
+        noticed = self.shown.noticed
+        if not noticed:
+            self.fed.say("nothing unusual was found")
+            return
+        left = self.shown.not_opened(self.opened)
+        finding = left[0] if left else noticed[self._again % len(noticed)]
+        self._again = 0 if left else self._again + 1
+        self.opened |= {finding.id}
+        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        number_of = f"{noticed.index(finding) + 1} of {len(noticed)}"
+        self.app.push_screen(TextDialog("Finding", finding_lines(finding, number_of, cells)))
+
+    _again = 0
+
+    def action_payload(self) -> None:
+        if self._settled or self.shown.ended_at:
+            self.fed.say("it is not held any more; what left and was archived: fedsilo audit show RECORD --payload")
+            return
+        order = payload_reading(self.shown, self.fed.lock.person)
+        if why := self.fed.why_not_send(order):
+            self.fed.say(f"payload: {why}")
+        else:
+            self.app.push_screen(OrderDialog(order, self.fed.lock.person), self._ordered)
+
+    def action_difference(self) -> None:
+        self.fed.open_below(ComparisonScreen(self.shown))
+
+    def action_history(self) -> None:
+        self.fed.open_below(HistoryScreen(self.shown.kinds[0].kind if self.shown.kinds else ""))
+
     def action_rules(self) -> None:
         cells = max(self.app.size.width * 96 // 100 - 6, 30)
         rows: list[Line] = [*facts.policy_summary(self.shown, cells)]
@@ -232,11 +321,19 @@ class ApprovalScreen(FedScreen):
         shown = self.shown
         return replace(
             super().context(), release=shown.id, digest=f"sha256:{shown.digest}",
-            policy_digest=f"sha256:{shown.policy_digest}",
+            policy_digest=f"sha256:{shown.policy_digest}", kind=shown.kinds[0].kind if shown.kinds else "",
+            findings=tuple(finding.id for finding in shown.noticed if finding.id in self.opened),
         )  # fmt: skip
 
     def why_off(self, action: str) -> str:
-        return self.why_not(approve=action == "approve") if action in ("approve", "reject") else ""
+        if action == "payload":
+            return self.fed.why_not_send(payload_reading(self.shown, self.fed.lock.person))
+        if action not in _ANSWERS:
+            return ""
+        if why := self.why_not(approve=action == "approve"):
+            return why
+        late = action == "defer" and not choices(self.shown, self.fed.snapshot.server_now(self.fed.now()))
+        return "it expires before anybody could be asked again" if late else ""
 
     def inspected(self) -> Any:
         return self.shown

@@ -21,6 +21,7 @@ from console.reading import mapping
 from console.screens.base import FedScreen, Lines
 from console.screens.confirm import TextDialog
 from console.screens.tables import FilterLine, TablePane
+from console.values import CoordinatorState
 
 STATUS = "audit.status"
 VERIFY = "audit.verify"
@@ -37,21 +38,13 @@ class ChainPane(TablePane):
             empty="records", makes="silo start", id=id,
         )  # fmt: skip
         self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
+        self.program = "silo"  # whose log it is
 
-    def ask_otherwise(self, query: Question) -> None:
-        """Under a key of its own, so that no answer to another question is taken for one to this."""
-        if query == self._query:
-            return
-        text, self._query, self._taken = self.rows.filter_text, query, {}
-        self._key = " ".join(["audit", *(f"{name} {value}" for name, value in query[1].items())])
+    def ask_otherwise(self, query: Question, *, key: str = "") -> None:
+        super().ask_otherwise(query, key=key)
         # nothing of that may be there after a look through the whole log, which no command makes
-        self._empty, self._makes = ("such records", "esc clears the filter") if query[1] else ("records", "silo start")
-        self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
-        self.rows.filter(text)
-
-    @property
-    def key_asked(self) -> str:
-        return self._key
+        start = f"{self.program} start"
+        self._empty, self._makes = ("such records", "esc clears the filter") if query[1] else ("records", start)
 
     def clear_filter(self) -> None:
         self.rows.filter("")
@@ -85,6 +78,10 @@ class AuditScreen(FedScreen):
         return mapping(self.fed.snapshot.answers.get(STATUS))
 
     @property
+    def _at_coordinator(self) -> bool:
+        return isinstance(self.fed.snapshot.state, CoordinatorState)
+
+    @property
     def _verify_key(self) -> str:
         return f"{VERIFY} {self._asks_to_verify}"
 
@@ -99,6 +96,7 @@ class AuditScreen(FedScreen):
     def draw(self) -> None:
         fed = self.fed
         self._take_verification()
+        self.table.program = "coordinator" if self._at_coordinator else "silo"
         self.table.ask_otherwise(chain.question_of(self.table.rows.filter_text))
         self.table.take(fed.snapshot)
         width = self.app.size.width
@@ -111,7 +109,9 @@ class AuditScreen(FedScreen):
 
     def _head(self, cells: int) -> list[Line]:
         fed, rows = self.fed, self.table.rows
-        told = chain.head_lines(self.status, fed.snapshot.server_now(fed.now()), cells, fed.glyphs)
+        told = chain.head_lines(
+            self.status, fed.snapshot.server_now(fed.now()), cells, fed.glyphs, at_coordinator=self._at_coordinator
+        )
         if told and self.app.size.height >= TALL_ROWS_MIN:
             told += wrap(LIMITS_OF_IT, cells, "dim")
         if self._asks_to_verify:
@@ -181,7 +181,10 @@ class AuditScreen(FedScreen):
 
     def twin(self) -> str:
         item = self.table.selected() if self.is_mounted else None
-        return command_line(chain.show_twin(item.id) if item is not None and item.id.isdigit() else chain.TAIL_TWIN)
+        here = self._at_coordinator
+        if item is not None and item.id.isdigit():
+            return command_line(chain.show_twin(item.id, at_coordinator=here))
+        return command_line(chain.list_twin(at_coordinator=here))
 
     def inspected(self) -> Any:
         item = self.table.selected()

@@ -22,7 +22,7 @@ from textual.widgets import Static
 
 from console import words
 from console.actions import Context
-from console.drawing import Line, in_ascii, line
+from console.drawing import Line, in_ascii, line, width_of
 from console.feed import Question
 from console.navigation import PLACES, crumbs_line, tabs_line
 from console.safe import safe
@@ -66,10 +66,17 @@ class Lines(Static):
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(Content(""), id=id, classes=classes, markup=False)
+        self._drawn: tuple[tuple[Line, ...], bool, bool, int] | None = None
 
     def draw(self, lines: Iterable[Line], *, greyed: bool = False) -> None:
         ascii_only = bool(getattr(self.app, "ascii_only", False))
-        self.update(content_of(lines, greyed=greyed, ascii_only=ascii_only))
+        wanted = tuple(map(tuple, lines)), greyed, ascii_only, self.size.width
+        if wanted == self._drawn and self.size.height >= len(wanted[0]):
+            # An update lays out the whole screen and writes the widget to the terminal, the same or not. One that was
+            # drawn before it had its height is drawn again.
+            return
+        self._drawn = wanted
+        self.update(content_of(wanted[0], greyed=greyed, ascii_only=ascii_only))
 
 
 class FedScreen(Screen[None]):
@@ -120,7 +127,7 @@ class FedScreen(Screen[None]):
     def context(self) -> Context:
         """What the twins of its actions name."""
         coordinator = isinstance(self.fed.snapshot.state, CoordinatorState)
-        return Context(coordinator=coordinator, person=self.fed.lock.person)
+        return Context(coordinator=coordinator, person=self.fed.lock.person, place=self.called)
 
     def act(self, action: str) -> None:
         """A changing key of this screen stood alone: open its dialog, or say why not."""
@@ -141,7 +148,8 @@ class FedScreen(Screen[None]):
     @property
     def tags(self) -> frozenset[str]:
         """What `console.actions` calls it."""
-        return frozenset({self.called, *(["table"] if self.query("TablePane") else [])})
+        tables, replay = bool(self.query("TablePane")), self.fed.replays
+        return frozenset({self.called, *(["table"] if tables else []), *(["replay"] if replay else [])})
 
     def keys(self) -> Line:
         """The footer: at most eight keys, most useful first."""
@@ -172,7 +180,9 @@ class FedScreen(Screen[None]):
             tabs.display = notice.display = False
             self.query_one("#footer", Lines).draw([])
             return
-        self.query_one("#bar", Lines).draw([words.top_bar(fed.snapshot, fed.lock, fed.now(), width, fed.glyphs)])
+        left = width - width_of(fed.banner)
+        bar = (*fed.banner, *words.top_bar(fed.snapshot, fed.lock, fed.now(), left, fed.glyphs))
+        self.query_one("#bar", Lines).draw([bar])
         way, shown, footer = self.way(width), self.notices(width - 2), self.footer(self.keys())
         tabs.display, notice.display = bool(way), bool(shown)
         tabs.draw([way])

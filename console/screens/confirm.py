@@ -8,7 +8,7 @@ dialog cannot confirm it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -38,6 +38,7 @@ class Answer:
 
     release: Release
     approve: bool
+    acknowledged: tuple[str, ...] = ()  # ids of the findings that were opened
     reason_code: str = ""
     reason: str = ""
     request_id: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -54,7 +55,8 @@ class Answer:
             "policy_digest": self.release.policy_digest,
             "revision": self.release.revision,
         }
-        return shown if self.approve else shown | {"reason_code": self.reason_code, "reason": self.reason}
+        opened = {"acknowledged": list(self.acknowledged)} if self.acknowledged else {}
+        return shown | opened if self.approve else shown | {"reason_code": self.reason_code, "reason": self.reason}
 
 
 class TypedWord(Input):
@@ -93,8 +95,9 @@ class ConfirmDialog(ModalScreen[Answer | None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
 
-    def __init__(self, release: Release, *, approve: bool, signer: str) -> None:
+    def __init__(self, release: Release, *, approve: bool, signer: str, opened: Collection[str] = ()) -> None:
         super().__init__()
+        self._opened = frozenset(opened)
         self._release = release
         self._approve = approve
         self._signer = signer
@@ -165,7 +168,12 @@ class ConfirmDialog(ModalScreen[Answer | None]):
         return typed.upper() in REJECT_CODES
 
     def why_not(self) -> str:
-        return self.fed.why_not(self._release, approve=self._approve)
+        if why := self.fed.why_not(self._release, approve=self._approve):
+            return why
+        # what the daemon has found since then counts, though bytes, policy and revision are the same
+        there = self.fed.snapshot.release(self._release.id) or self._release
+        left = there.not_opened(self._opened) if self._approve else ()
+        return f"{facts.unread_text(left)}: esc, then open what was found" if left else ""
 
     def _missing(self) -> str:
         """After Enter in a field: why that did not sign."""
@@ -216,7 +224,8 @@ class ConfirmDialog(ModalScreen[Answer | None]):
             return
         code = "" if self._approve else self.query_one("#word", Input).value.strip().upper()
         reason = "" if self._approve else self.query_one("#reason", Input).value
-        self.dismiss(Answer(self._release, self._approve, code, reason, self._request_id))
+        opened = tuple(finding.id for finding in self._release.noticed) if self._approve else ()
+        self.dismiss(Answer(self._release, self._approve, opened, code, reason, self._request_id))
 
 
 class TextDialog(ModalScreen[None]):

@@ -3,7 +3,8 @@ decided; `tab` shows what came in (console design 4 and 5).
 
 The counts are the daemon's, of its whole log. A filter such as `verdict:deny` is asked of the daemon as well, so that
 one denied message among many thousands is found without reading those before it. Enter opens one decision: envelope,
-transforms, and every rule with what it measured. Nothing here changes anything.
+transforms, and every rule with what it measured. A coordinator judges what comes in and not what it sends, so its
+outbox has counts by round, kind and silo instead (`console.sent`). Nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 
+from console import sent
 from console.actions import command_line
 from console.conditions import answer_lines
-from console.drawing import Line, line, wrap
+from console.drawing import Line, line
 from console.feed import Question
 from console.messages import (
     VERDICTS,
@@ -38,19 +40,24 @@ DIRECTIONS = ("outbox", "inbox")
 TITLES = {"outbox": "Outbox", "inbox": "Inbox"}
 MAKES = "messages come with a run: fedsilo run submit; polls and heartbeats are left out, c shows them"
 BRIEF_ROWS_MAX = 6
-ELSEWHERE = (
-    "The outbox of a silo is at the silo: its guard judges what leaves, and nobody else has its records. "
-    "Open the console there, or ask there: silo outbox list. What arrived here: fedsilo run show."
-)
+ROW_NAME_SLASHES = 3  # run/round/kind/silo
+PROGRAMS = ("silo", "coordinator")
 
 
 class MessagePane(TablePane):
-    """The rows of one direction. direction: outbox or inbox, which is the query's name."""
+    """The rows of one direction.
 
-    def __init__(self, direction: str) -> None:
+    Args:
+        direction: outbox or inbox, which is the query's name.
+        program: whose they are: silo or coordinator.
+    """
+
+    def __init__(self, direction: str, program: str) -> None:
+        at_coordinator = program == "coordinator"
+        columns = sent.COLUMNS if _counts(program, direction) else columns_of(direction, at_coordinator=at_coordinator)
         super().__init__(
-            columns_of(direction), lambda row: text_of(row.get("seq")), title=TITLES[direction], key=direction,
-            query=(direction, {}), rows_in="messages", empty=noun(direction), makes=MAKES, id=direction,
+            columns, lambda row: text_of(row.get("seq")), title=TITLES[direction], key=direction,
+            query=(direction, {}), rows_in="messages", empty=noun(direction), makes=MAKES, id=f"{program}-{direction}",
         )  # fmt: skip
         self.direction = direction
         self._looked_at = ""  # the row where somebody put the cursor
@@ -74,9 +81,9 @@ class MessagePane(TablePane):
         if self._query == (self.direction, arguments):
             return False
         # the question is part of the key, so that an answer to the one before is not taken for this one's
-        self._key = " ".join([self.direction, *([verdict] if verdict else []), *(["control"] if control else [])])
+        key = " ".join([self.direction, *([verdict] if verdict else []), *(["control"] if control else [])])
         self._empty = noun(self.direction, verdict)
-        self.ask_otherwise((self.direction, arguments))
+        self.ask_otherwise((self.direction, arguments), key=key)
         return True
 
     def take(self, snapshot: Snapshot) -> None:
@@ -101,7 +108,7 @@ class OutboxScreen(FedScreen):
     called = "outbox"
     CSS = """
     OutboxScreen {
-        #summary, #elsewhere { padding: 0 1; }
+        #summary { padding: 0 1; }
         #brief { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
         &.-ascii #brief { border: ascii $secondary; }
     }
@@ -116,25 +123,30 @@ class OutboxScreen(FedScreen):
         super().__init__()
         self._direction = DIRECTIONS[0]
         self._control = False
+        self._drawn_for = ""
 
     def panes(self) -> ComposeResult:
         yield Lines(id="summary")
-        yield Lines(id="elsewhere")
-        for direction in DIRECTIONS:
-            yield MessagePane(direction)
+        for program in PROGRAMS:
+            for direction in DIRECTIONS:
+                yield MessagePane(direction, program)
         yield Lines(id="brief")
 
     @property
     def table(self) -> MessagePane:
         """The one that is shown."""
-        return self.query_one(f"#{self._direction}", MessagePane)
+        return self.query_one(f"#{self._program}-{self._direction}", MessagePane)
 
     @property
-    def _at_silo(self) -> bool:
-        return not isinstance(self.fed.snapshot.state, CoordinatorState)
+    def _program(self) -> str:
+        return "coordinator" if isinstance(self.fed.snapshot.state, CoordinatorState) else "silo"
+
+    @property
+    def _counts(self) -> bool:
+        return _counts(self._program, self._direction)
 
     def wants(self) -> Mapping[str, Question]:
-        if not self.is_mounted or not self._at_silo:
+        if not self.is_mounted:
             return {}
         wanted = dict(self.table.wants())
         item = self.table.selected()
@@ -150,21 +162,23 @@ class OutboxScreen(FedScreen):
 
     def draw(self) -> None:
         fed, table = self.fed, self.table
-        summary, elsewhere = self.query_one("#summary", Lines), self.query_one("#elsewhere", Lines)
-        for pane in self.query(MessagePane):
-            pane.display = self._at_silo and pane is table
-        summary.display, elsewhere.display = self._at_silo, not self._at_silo
-        if not self._at_silo:
-            self.query_one("#brief").display = False
-            elsewhere.draw(wrap(ELSEWHERE, self.app.size.width - 2))
-            return
-        if table.frozen_at is None and table.ask_for(verdict=table.verdict_asked(), control=self._control):
+        summary = self.query_one("#summary", Lines)
+        if not table.display or self._program != self._drawn_for:
+            self._drawn_for = self._program
+            for pane in self.query(MessagePane):
+                pane.display = pane is table
+            table.query_one(RowLines).focus()
+        if table.frozen_at is None and table.ask_for(verdict=self._verdict(), control=self._control):
             self.opened_at = fed.now()
         table.take(fed.snapshot)
         state, answer = fed.snapshot.state, mapping(fed.snapshot.answers.get(table.key))
-        sent = sum(each.size_bytes for each in state.left) if isinstance(state, SiloState) else None
+        left_bytes = sum(each.size_bytes for each in state.left) if isinstance(state, SiloState) else None
         cells = self.app.size.width - 2
-        told = summary_lines(self._direction, answer, sent, cells, control=self._control)
+        told = (
+            sent.summary_lines(answer, cells, control=self._control)
+            if self._counts
+            else summary_lines(self._direction, answer, left_bytes, cells, control=self._control)
+        )
         summary.draw(told, greyed=self.greyed)
         self._draw_brief(cells - 2)
         table.draw()
@@ -175,25 +189,28 @@ class OutboxScreen(FedScreen):
         if item is None or not box.display:
             return
         answer = mapping(self.fed.snapshot.answers.get(_one(self._direction, item.id)))
-        rows = brief_lines(self._direction, item.row, answer, self.twin(), cells - 2)
+        rows = (
+            sent.detail_lines(item.row, answer, self.twin(), cells - 2)
+            if self._counts
+            else brief_lines(self._direction, item.row, answer, self.twin(), cells - 2)
+        )
         if len(rows) > BRIEF_ROWS_MAX:
             rows = [*rows[: BRIEF_ROWS_MAX - 1], line(("enter shows the rest", "dim"))]
         # always as high, so that the rows above stay where they are while the cursor moves
         rows += [line()] * (BRIEF_ROWS_MAX - len(rows))
-        box.border_title = self.fed.title_of(f"Record {item.id}: {text_of(item.row.get('kind'))}")
+        title = item.id if self._counts else f"Record {item.id}: {text_of(item.row.get('kind'))}"
+        box.border_title = self.fed.title_of(title)
         box.draw(rows, greyed=self.greyed)
 
     def keys(self) -> Line:
-        if not self._at_silo:
-            return super().keys()
         other = "In" if self._direction == "outbox" else "Out"
-        return line(f" enter Open  tab {other}  / Filter  c Polls  s Sort  Y Twin  ? Help  ctrl+q Quit")
+        small = "Replies" if self._counts else "Polls"
+        return line(f" enter Open  tab {other}  / Filter  c {small}  s Sort  Y Twin  ? Help  ctrl+q Quit")
 
     # ---- keys --------------------------------------------------------------------------------------
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Where there is no table, no key turns something that is not seen."""
-        return self._at_silo or action not in ("direction", "control", "copy_digest")
+    def _verdict(self) -> str:
+        return "" if self._counts else self.table.verdict_asked()
 
     def action_direction(self) -> None:
         if self._maximised is not None:
@@ -202,7 +219,6 @@ class OutboxScreen(FedScreen):
         self.opened_at = self.fed.now()
         self.fed.came_on()
         self.redraw()
-        self.table.query_one(RowLines).focus()
 
     def action_control(self) -> None:
         if self.table.frozen_at is not None:
@@ -220,27 +236,29 @@ class OutboxScreen(FedScreen):
             self.fed.say("there is no digest to copy")
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
-        self.fed.open_below(MessageScreen(self._direction, message.item.id, message.item.row))
+        self._open(message.item.id, message.item.row)
+
+    def _open(self, seq: str, row: Row) -> None:
+        self.fed.open_below(MessageScreen(self._direction, seq, row, program=self._program))
 
     def go_to(self, text: str) -> None:
-        """`:outbox 118` opens that record, `:outbox verdict:deny` filters."""
-        if not self._at_silo:
-            super().go_to(text)
-        elif text.isdecimal() and text.isascii():
-            self.fed.open_below(MessageScreen(self._direction, text, {"seq": int(text)}))
+        """`:outbox 118` opens that record, `:outbox verdict:deny` filters; at a coordinator `:outbox` takes the name
+        of a row, such as run-1/2/round.open/hospital_a."""
+        if self._counts and text.count("/") >= ROW_NAME_SLASHES:
+            self._open(text, {"seq": text})
+        elif text.isdecimal() and text.isascii() and not self._counts:
+            self._open(text, {"seq": int(text)})
         else:
             self.table.filter(text)
 
     def twin(self) -> str:
-        if not self._at_silo:
-            return command_line(("silo", self._direction, "list"))
         table = self.table
         item = table.selected()
         if item is not None:
-            return _show_command(self._direction, item.id)
-        verdict = table.verdict_asked()
+            return _show_command(self._program, self._direction, item.id)
+        verdict = self._verdict()
         more = (*(("--verdict", verdict) if verdict else ()), *(("--control",) if self._control else ()))
-        return command_line(("silo", self._direction, "list", *more))
+        return command_line((self._program, self._direction, "list", *more))
 
     def inspected(self) -> Any:
         item = self.table.selected()
@@ -256,6 +274,7 @@ class MessageScreen(FedScreen):
         direction: outbox or inbox.
         seq: number of its audit record, as text.
         row: of the table it was opened from.
+        program: whose commands tell the same: silo or coordinator.
     """
 
     called = "message"
@@ -268,9 +287,9 @@ class MessageScreen(FedScreen):
         Binding("y", "copy_digest", show=False),
     ]
 
-    def __init__(self, direction: str, seq: str, row: Row) -> None:
+    def __init__(self, direction: str, seq: str, row: Row, *, program: str = "silo") -> None:
         super().__init__()
-        self._direction, self._seq, self._row = direction, seq, row
+        self._direction, self._seq, self._row, self._program = direction, seq, row, program
         self._key = _one(direction, seq)
 
     def panes(self) -> ComposeResult:
@@ -285,7 +304,7 @@ class MessageScreen(FedScreen):
         rows = answer_lines(fed.snapshot, self._key, fed.now(), cells, opened_at=self.opened_at)
         answer = mapping(fed.snapshot.answers.get(self._key))
         if answer:
-            rows += detail_lines(self._direction, answer, self.twin(), cells)
+            rows += self._detail_lines(answer, cells)
         elif self._key not in fed.snapshot.refused:
             rows.append(line((fed.glyphs.more, "dim")))
         self.query_one("#told", Lines).draw(rows, greyed=self.greyed)
@@ -300,8 +319,17 @@ class MessageScreen(FedScreen):
         if self.is_mounted and not self.too_small:
             self.query_one("#footer", Lines).draw(self.footer(self.keys()))
 
+    @property
+    def _counts(self) -> bool:
+        return _counts(self._program, self._direction)
+
+    def _detail_lines(self, answer: Mapping[str, Any], cells: int) -> list[Line]:
+        if self._counts:
+            return sent.detail_lines(self._row, answer, self.twin(), cells)
+        return detail_lines(self._direction, answer, self.twin(), cells, party=self._program)
+
     def crumb(self) -> str:
-        return f"record {self._seq}"
+        return self._seq if self._counts else f"record {self._seq}"
 
     def keys(self) -> Line:
         body = self.query_one("#body", VerticalScroll)
@@ -322,15 +350,20 @@ class MessageScreen(FedScreen):
             self.fed.say("there is no digest to copy")
 
     def twin(self) -> str:
-        return _show_command(self._direction, self._seq)
+        return _show_command(self._program, self._direction, self._seq)
 
     def inspected(self) -> Any:
         return self.fed.snapshot.answers.get(self._key)
+
+
+def _counts(program: str, direction: str) -> bool:
+    """Whether rows are counts of what a coordinator sent, not decisions."""
+    return program == "coordinator" and direction == DIRECTIONS[0]
 
 
 def _one(direction: str, seq: str) -> str:
     return f"{direction} record {seq}"
 
 
-def _show_command(direction: str, seq: str) -> str:
-    return command_line(("silo", direction, "show", seq))
+def _show_command(program: str, direction: str, seq: str) -> str:
+    return command_line((program, direction, "show", seq))

@@ -11,14 +11,17 @@ from textual.containers import Horizontal, Vertical
 
 from console import words
 from console.actions import Context, command_line, status_twin
-from console.drawing import Line, line
-from console.screens.base import FedScreen, Lines
+from console.drawing import Line, Part, line, width_of
+from console.screens.base import Lines
+from console.screens.orders import OrderingScreen
 from console.values import SiloState
 
+BORDER_ROWS = 2
+KEYS_MAX = 8
 SILO_ROWS_ELSEWHERE = 17  # of the screen: frame, needs, round, and some events
 
 
-class OverviewScreen(FedScreen):
+class OverviewScreen(OrderingScreen):
     CSS = """
     OverviewScreen {
         #strip { padding: 0 1; }
@@ -65,7 +68,8 @@ class OverviewScreen(FedScreen):
     def notices(self, cells: int) -> list[Line]:
         """What concerns every screen stands among the needs here."""
         fed = self.fed
-        return words.condition_lines(fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for)
+        told = words.condition_lines(fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for)
+        return [*self.result_lines(cells), *told]
 
     def draw(self) -> None:
         fed, stale = self.fed, self.greyed
@@ -76,7 +80,8 @@ class OverviewScreen(FedScreen):
         wide = width >= 140
         strip = self.query_one("#strip", Lines)
         strip.display = bool(needs) and not wide
-        strip.draw(words.need_lines(needs, self._selected, width - 2, glyphs, most=3))
+        strip_rows = words.need_lines(needs, self._selected, width - 2, glyphs, most=3) if strip.display else []
+        strip.draw(strip_rows)
         inner = (width - 48 if wide else width) - 4
         silo_rows = words.silos_lines(snapshot, now, inner, glyphs, most=max(height - SILO_ROWS_ELSEWHERE, 4))
         self._box("#silos-box", "Silos" if not isinstance(snapshot.state, SiloState) else "This silo", silo_rows,
@@ -92,8 +97,9 @@ class OverviewScreen(FedScreen):
             if height < 30:
                 left_rows = _shortened(left_rows, 5)
             self._box("#out-box", "Left this silo", left_rows, greyed=stale)
-        used = 3 + len(silo_rows) + len(left_rows) + 12 + min(len(needs), 3)
-        self._box("#events-box", "Events", words.event_lines(snapshot, inner, glyphs, most=max(height - used, 1)))
+        boxes = [silo_rows, rounds, *([left_rows] if left_rows else [])]
+        used = sum(len(rows) + BORDER_ROWS for rows in boxes) + len(strip_rows) + BORDER_ROWS
+        self._box("#events-box", "Events", words.event_lines(snapshot, inner, glyphs, most=max(self.room - used, 1)))
         self._box("#needs-box", "Needs you", words.need_lines(needs, self._selected, 44, glyphs, most=6)
                   or [line(("nothing needs you", "dim"))])  # fmt: skip
         self._box("#side-events-box", "Events", words.event_lines(snapshot, 44, glyphs, most=max(height - 13, 1)))
@@ -103,11 +109,16 @@ class OverviewScreen(FedScreen):
         opens = any(need.release for need in words.needs_of(fed.snapshot, fed.now()))
         keys = " enter Open  n Next  " if opens else " "
         lock = "" if fed.read_only else "L Lock  " if fed.lock.open else "L Unlock  "
-        more = ": Go to  y Copy  r Reconnect  "
         leave = "? Help  ctrl+q Quit"
-        if len(keys + lock + more + leave) > self.app.size.width:
-            more = ""  # how to leave never falls off the edge; the help lists the rest
-        return line(keys, lock, more, leave)
+        shown: list[Part] = [(keys, ""), (lock, "")]
+        orders = [] if fed.read_only else self.orders_possible()
+        offered = [*((f"{key} {verb}…  ", "" if fed.lock.open else "gone") for key, verb in orders),
+                   (": Go to  ", ""), ("y Copy  ", ""), ("r Reconnect  ", "")]  # fmt: skip
+        for part in offered[: KEYS_MAX - 3 - opens]:
+            # how to leave never falls off the edge; the help lists the rest
+            if width_of([*shown, part, (leave, "")]) <= self.app.size.width:
+                shown.append(part)
+        return line(*shown, leave)
 
     def _box(self, name: str, title: str, rows: list[Line], *, greyed: bool = False) -> None:
         box = self.query_one(name, Lines)
@@ -142,12 +153,21 @@ class OverviewScreen(FedScreen):
         needs = words.needs_of(self.fed.snapshot, self.fed.now())
         return next((need for need in needs if need.key == self._selected), None)
 
+    def halted_kind(self) -> str:
+        """Of the need under the cursor; with one halted kind, that one."""
+        need = self.selected()
+        if need is not None and need.halted:
+            return need.halted
+        halted = [each.halted for each in words.needs_of(self.fed.snapshot, self.fed.now()) if each.halted]
+        return halted[0] if len(halted) == 1 else ""
+
     def action_open(self) -> None:
         need, release = self.selected(), self.fed.snapshot.release(self._selected)
         if release is not None:
             self.fed.open_release(release)
         elif need is not None and need.twin:
-            self.fed.say(f"this is done with a command, Y copies it: {need.twin}")
+            here = "H, after a look at what was found; " if need.halted else ""
+            self.fed.say(f"this is done with {here}a command, Y copies it: {need.twin}")
 
     def action_inbox(self) -> None:
         """With one release held, that one; with more, the one under the cursor or the oldest."""

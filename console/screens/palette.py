@@ -85,7 +85,8 @@ def places_to_go(fed: FedConsole) -> list[Entry]:
         return open_it
 
     places = [Entry(place.name, place.key, place.says, going(place.name)) for place in PLACES]
-    return [*places, *(Entry(held.id, "", "the held release", opening(held.id)) for held in fed.snapshot.held)]
+    held = [Entry(held.id, "", "the held release", opening(held.id)) for held in fed.snapshot.held]
+    return [*places, *held, *fed.contexts_to_go(each=False)]
 
 
 def things_to_do(fed: FedConsole) -> list[Entry]:
@@ -101,7 +102,7 @@ def things_to_do(fed: FedConsole) -> list[Entry]:
         )
         for action in actions_on(*fed.top.tags)
         if action.name != "palette"
-    ]  # fmt: skip
+    ] + fed.contexts_to_go(each=True)  # fmt: skip
 
 
 class ChooseLine(Input):

@@ -25,6 +25,7 @@ from console.reading import mapping
 from console.rows import Column, Item, Row, Rows, skeleton
 from console.safe import safe
 from console.screens.base import FedScreen, Lines
+from console.screens.exports import ExportDialog, sheet_of
 from console.values import Snapshot
 
 PAGE_ROWS = 100
@@ -86,6 +87,7 @@ class TablePane(Vertical):
     TablePane { border: round $secondary; border-title-color: $accent; padding: 0 1; height: 1fr; }
     TablePane:focus-within { border: round $accent; }
     TablePane FilterLine { height: 1; border: none; padding: 0; display: none; }
+    TablePane FilterLine:focus { border: none; }
     TablePane FilterLine.-open { display: block; }
     .-ascii TablePane, .-ascii TablePane:focus-within { border: ascii $secondary; }
     """
@@ -102,6 +104,7 @@ class TablePane(Vertical):
         Binding("w", "turn", show=False),
         Binding("z", "maximise", show=False),
         Binding("space", "freeze", show=False),
+        Binding("e", "export", show=False),
         Binding("escape", "back", show=False),
     ]
 
@@ -163,14 +166,24 @@ class TablePane(Vertical):
             wanted[self._older_key(before)] = (name, {**arguments, "limit": PAGE_ROWS, "before": before})
         return wanted
 
-    def ask_otherwise(self, query: Question) -> None:
-        """Ask another query from now on; the rows of the last one go."""
-        if query != self._query:
-            text = self.rows.filter_text
-            self._query = query
-            self.rows = Rows(self._columns, self.rows.id_of)
-            self.rows.filter(text)
-            self._taken = {}
+    def ask_otherwise(self, query: Question, *, key: str = "") -> None:
+        """Ask another query from now on; the rows of the last one go.
+
+        Args:
+            query: its name and arguments.
+            key: of its answer; by default made of the query, so that no answer to another one is taken for its rows.
+        """
+        if query == self._query:
+            return
+        text, self._query, self._taken = self.rows.filter_text, query, {}
+        self._key = key or " ".join([query[0], *(f"{name} {value}" for name, value in query[1].items())])
+        self.rows = type(self.rows)(self._columns, self.rows.id_of)
+        self.rows.filter(text)
+
+    @property
+    def key_asked(self) -> str:
+        """Of the newest answer in `Snapshot.answers`, for what is asked now."""
+        return self._key
 
     def take(self, snapshot: Snapshot) -> None:
         """What came in for this table, unless it is frozen. Call it before `draw`."""
@@ -180,10 +193,12 @@ class TablePane(Vertical):
         if newest is not None and newest is not self._taken.get(self._key):
             self._taken[self._key] = newest
             answer = mapping(newest)
-            total = answer.get("total", answer.get("size"))
+            size = answer.get("size")
+            total = answer.get("total", size)
             self.rows.take_newest(
-                self._page(answer), answer.get("next"), total=total if isinstance(total, int) else None
-            )
+                self._page(answer), answer.get("next"), total=total if isinstance(total, int) else None,
+                reaches=size if isinstance(size, int) else None,
+            )  # fmt: skip
         before = self.rows.next
         older = snapshot.answers.get(self._older_key(before)) if before is not None else None
         if older is not None:
@@ -202,6 +217,12 @@ class TablePane(Vertical):
     def _older_key(self, before: Any) -> str:
         # the place is part of the key, so that no answer can be taken for another page's
         return f"{self._key} before {before}"
+
+    @property
+    def asked(self) -> tuple[Question, str]:
+        """The query that these rows come from, and the field of its answer that has them."""
+        name, arguments = self._query
+        return (name or self._key, arguments), self._rows_in
 
     def selected(self) -> Item | None:
         return self.rows.selected()
@@ -303,6 +324,10 @@ class TablePane(Vertical):
     def action_freeze(self) -> None:
         self.frozen_at = self.fed_screen.fed.now() if self.frozen_at is None else None
         self._changed()
+
+    def action_export(self) -> None:
+        """To a file of the person at this console; that changes no daemon."""
+        self.app.push_screen(ExportDialog(sheet_of(self)))
 
     def action_back(self) -> None:
         """One level up: out of the filter first, then out of the screen."""

@@ -60,6 +60,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "approval.grant": Meaning("held message approved by a person", 2),
     "approval.deny": Meaning("held message rejected", 3),
     "approval.expire": Meaning("held message expired", 2),
+    "release.defer": Meaning("held message put off by a person, for that person"),
     "screen.hit": Meaning("text screen matched", 4),
     "dp.debit": Meaning("privacy budget used"),
     "ledger.check": Meaning("ledger checked"),
@@ -80,6 +81,14 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "payload.read": Meaning("archived payload read by a person", 2),
     "retention.payloads": Meaning("archived payloads deleted"),
     "retention.records": Meaning("old records reduced to leaf hashes"),
+    "run.submit": Meaning("run submitted by a person", 2),
+    "run.start": Meaning("waiting run started by a person", 2),
+    "run.pause": Meaning("run paused by a person", 2),
+    "run.resume": Meaning("run resumed by a person", 2),
+    "run.abort": Meaning("run aborted by a person", 3),
+    "silo.pause": Meaning("silo paused by a person", 2),
+    "silo.resume": Meaning("silo resumed by a person", 2),
+    "silo.stop": Meaning("silo stopped by a person", 3),
 }
 _REFUSED_SEVERITY = {"deny": 4, "hold": 2}
 

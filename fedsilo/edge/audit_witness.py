@@ -42,6 +42,7 @@ from fedsilo.treaty.audit.merkle import MerkleTree
 from fedsilo.treaty.audit.witness import LogStep, Offer, TreeHead, judge
 from fedsilo.treaty.errors import ConflictError, OperationError, VerificationError
 
+OWN_HISTORY_LOST = "OWN_HISTORY_LOST"  # code: others countersigned records that our own log does not have
 EVIDENCE_MAX = 16  # notes of one party: one proves it, and a party that lies can sign any number
 
 
@@ -277,7 +278,7 @@ class Witnessed(ABC):
                     f"{self.origin} has {self._tree.size} records; a note signed with its key says {checkpoint.size} "
                     f"with root {checkpoint.root.hex()[:16]}, which this log does not have",
                     hint="this log lost records (restored backup?); keep the note and compare with the witness",
-                    code="OWN_HISTORY_LOST",
+                    code=OWN_HISTORY_LOST,
                 )
             peers = {name: cosigner_key(name, key) for name, key in self._peers.items()}
             signers = [name for name, key in peers.items() if cosigned_at(note, key) is not None]

@@ -11,6 +11,7 @@ Does not cover: who may open the socket (file mode and group, the server's work)
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -144,7 +145,9 @@ class ControlDesk:
             self._reading.wait_for(lambda: self._sequence != sequence or self._closed, timeout)
             if sequence > self._sequence:
                 return [self._missed(0, -1), *self._events]
-            found = [event for event in self._events if event.sequence > sequence]
+            # from the newest back: whoever keeps up looks at what is new, not at all that is kept
+            newer = itertools.takewhile(lambda event: event.sequence > sequence, reversed(self._events))
+            found = list(newer)[::-1]
             missed = self._sequence - sequence - len(found)
             return [self._missed(sequence + missed, missed), *found] if missed else found
 

@@ -2,7 +2,8 @@
 
 One JSON object a line: {"seen"} | {"id","digest","expires","seen"} | {"id","reply"}. A line torn by a power cut is
 dropped at the next start; a command begun and never finished is reported as such and not carried out again.
-Entries go when their command has expired, which the verification refuses by itself. `seen` never goes back (T41).
+Entries go an hour after their command has expired: the verification refuses that one by itself, and whoever asks again
+under the same request id, signed anew, is given the reply until then. `seen` never goes back (T41).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from certs.commands import VerifiedCommand
@@ -18,6 +19,7 @@ from fedsilo.edge.files import write_all, write_durably
 from fedsilo.treaty.errors import ConflictError, OperationError
 
 PRIVATE_MODE = 0o600
+KEPT_AFTER_EXPIRY = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class RequestJournal:
 
     Args:
         path: its file, or None to remember in this process only.
-        now: time of the start; entries expired by then are forgotten.
+        now: time of the start; entries that expired an hour before are forgotten.
 
     Raises:
         ConflictError: the file is damaged before its last line.
@@ -56,11 +58,11 @@ class RequestJournal:
         return self._seen
 
     def find(self, request_id: str) -> RememberedRequest | None:
+        self._forget_expired()
         return self._requests.get(request_id)
 
     def begin(self, command: VerifiedCommand, now: datetime) -> None:
         """Remember, durably, that the work on `command` starts. Raises OperationError: then it must not start."""
-        self._forget_expired()
         self._append(
             {
                 "id": command.request_id,
@@ -78,7 +80,9 @@ class RequestJournal:
 
     def _forget_expired(self) -> None:
         self._requests = {
-            identifier: request for identifier, request in self._requests.items() if request.expires > self._seen
+            identifier: request
+            for identifier, request in self._requests.items()
+            if request.expires + KEPT_AFTER_EXPIRY > self._seen
         }
 
     def _load(self, path: Path) -> None:

@@ -8,8 +8,23 @@ import sys
 import typer
 
 import fedsilo
-from fedsilo.launch import cli_audit, cli_certs, cli_data, cli_demo, cli_policy, cli_public, cli_run
-from fedsilo.launch.output import JsonOption, emit, guarded, in_one_envelope, table, takes_version
+from fedsilo.launch import (
+    cli_audit,
+    cli_bundle,
+    cli_certs,
+    cli_config,
+    cli_context,
+    cli_curves,
+    cli_data,
+    cli_demo,
+    cli_policy,
+    cli_public,
+    cli_run,
+    cli_watch,
+    doctor,
+)
+from fedsilo.launch.common_options import no_color
+from fedsilo.launch.output import JsonOption, emit, ended_by, guarded, in_one_envelope, table, takes_version
 
 # Objects made and not freed between two looks for garbage (Python's own: 700). In cycles they may hold some 10 MB.
 GARBAGE_THRESHOLD = 100_000
@@ -20,7 +35,9 @@ fedsilo_app = typer.Typer(
     help="Post-train one model together; let out only what each site's own policy names.",
 )
 takes_version(fedsilo_app)
-fedsilo_app.command("demo")(cli_demo.demo)
+fedsilo_app.command("demo")(guarded("demo")(cli_demo.demo))
+fedsilo_app.command("watch")(cli_watch.watch)
+fedsilo_app.command("curves")(cli_curves.curves)
 fedsilo_app.add_typer(cli_run.app, name="run")
 fedsilo_app.add_typer(cli_policy.app, name="policy")
 fedsilo_app.add_typer(cli_audit.app, name="audit")
@@ -29,6 +46,10 @@ fedsilo_app.add_typer(cli_data.model_app, name="model")
 fedsilo_app.add_typer(cli_data.data_app, name="data")
 fedsilo_app.add_typer(cli_public.app, name="public")
 fedsilo_app.command("grade")(cli_data.grade)
+fedsilo_app.add_typer(cli_config.app, name="config")
+fedsilo_app.add_typer(cli_context.app, name="context")
+fedsilo_app.command("bundle")(cli_bundle.bundle)
+doctor.add_to(fedsilo_app, "fedsilo")
 
 
 @fedsilo_app.command("version")
@@ -38,7 +59,7 @@ def version(json_output: JsonOption = False) -> None:
     import platform
     from importlib import metadata
 
-    libraries = ("torch", "transformers", "peft", "grpcio", "protobuf", "cryptography", "numpy")
+    libraries = ("torch", "transformers", "grpcio", "protobuf", "cryptography", "numpy")
     versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
     for name in libraries:
         try:
@@ -56,10 +77,13 @@ def _begin(app: typer.Typer) -> None:
     what is left when the program ends.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
+    json_output = "--json" in sys.argv[1:]
+    no_color("--no-color" in sys.argv[1:])  # a command line that is not understood is told without colour, too
     try:
-        if "--json" in sys.argv[1:]:
-            sys.exit(in_one_envelope(app))
-        app()
+        with ended_by(json_output=json_output):
+            if json_output:
+                sys.exit(in_one_envelope(app))
+            app()
     finally:
         gc.freeze()
 
@@ -81,6 +105,6 @@ def coordinator_main() -> None:
 
 
 def console_main() -> None:
-    from fedsilo.launch import cli_console
+    from fedsilo.launch import cli_serve
 
-    _begin(cli_console.app)
+    _begin(cli_serve.program)

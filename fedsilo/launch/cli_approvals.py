@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.launch import cli_approvals_reading
 from fedsilo.launch.output import JsonOption, emit, guarded, plain, table
 from fedsilo.launch.silo_control import (
     CONFIG_DEFAULT,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from silo.config import SiloConfig
 
 app = typer.Typer(no_args_is_help=True, help="Releases that wait for persons.")
+cli_approvals_reading.add_to(app)
 
 _COLUMNS_MIN, _COLUMNS_MAX = 60, 120
 _DIGEST_TYPED_CHARACTERS = 4
@@ -41,7 +43,7 @@ def approvals_list(
 ) -> None:
     """Releases that wait for persons."""
     with client_of(load_site(config)) as client:
-        data = client.query("approvals", {} if everything else {"state": "held"})
+        data = cli_approvals_reading.every_page(client, {} if everything else {"state": "held"})
         data["halts"] = client.query("halts", {})["halts"]
     rows = [
         (
@@ -87,18 +89,22 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
     """Every fact, one rule a line; within `columns`, when they are given, the rules that are ok share lines."""
     leaves, policy = data["leaves"], data["policy"]
     counts = " ".join(f"{count} {name}" for name, count in policy["counts"].items())
+    noticed = data.get("noticed", [])
     loud = [rule for rule in policy["rules"] if columns is None or rule["outcome"] != "ok"]
     lines = [
         f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
         f"asked by {data['asked_by']}; expires {_utc(data['expires_at'])}",
         f"approvals {len(data['approvers']['given'])} of {data['approvers']['needed']}, by "
         f"{' or '.join(data['approvers']['roles'])}",
+        *(f"put off by {person} until {_utc(until)}" for person, until in data.get("deferred", {}).items()),
+        *([f"FINDINGS {len(noticed)}: each is read before a yes, and named with --ack-finding ID"] if noticed else []),
+        *(row for one in noticed for row in _finding_lines(one)),
         f"leaves {leaves['bytes']} bytes to {leaves['destination'].get('address')} "
         f"(certificate {str(leaves['destination'].get('certificate', 'not seen yet'))[:16]})",
         *(_kind_line(row) for row in leaves["kinds"]),
         f"stays {', '.join(leaves['stays'])}",
         f"policy {policy['name']} {policy['digest']}: {counts}",
-        *(_rule_line(rule) for rule in loud),
+        *(_rule_line(rule) for rule in loud if not (noticed and rule["outcome"] == "look")),
         *([] if columns is None else [_ok_line(policy["rules"], data["id"])]),
         f"budget {data['budget']}",
         f"findings {data['findings']}",
@@ -109,6 +115,15 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
     if columns is not None:
         lines = [row for line in lines for row in _folded(line, columns)]
     return "\n".join(lines)
+
+
+def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
+    """A finding whole: its id, what it says, and what was compared."""
+    rows = [f"  {finding.get('id', '')}: {finding['says']}"]
+    for one in finding.get("evidence", ()):
+        was = f"{one['before']} -> " if one["before"] not in ("", "None") else ""
+        rows.append(f"    {one['what']}: {was}{one['now']}")
+    return rows
 
 
 def _folded(line: str, columns: int) -> list[str]:
@@ -148,13 +163,20 @@ def approve(
     operator: OperatorOption,
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    ack_finding: Annotated[
+        list[str], typer.Option("--ack-finding", help="Id of a finding that you have read; once for each.")
+    ] = [],  # noqa: B006  # typer reads the default, nobody changes it
     request_id: RequestOption = "",
     config: ConfigOption = CONFIG_DEFAULT,
     json_output: JsonOption = False,
 ) -> None:
-    """Approve exactly these bytes under this policy. On a terminal the digest may be typed after reading the facts."""
+    """Approve exactly these bytes under this policy, with every finding read.
+
+    On a terminal the ends of the findings' ids and of the digest may be typed after reading the facts.
+    """
     loaded = load_site(config)
-    arguments = _shown(loaded, release, expect_digest, expect_policy)
+    arguments = {"acknowledged": list(ack_finding)}
+    arguments |= _shown(loaded, release, expect_digest, expect_policy, acknowledged=ack_finding)
     data = command(loaded, operator, "approvals.approve", arguments, request_id)
     emit(
         "silo approvals approve", data, json_output=json_output,
@@ -184,6 +206,37 @@ def reject(
     arguments = _shown(loaded, release, expect_digest, expect_policy) | {"reason_code": reason_code, "reason": text}
     data = command(loaded, operator, "approvals.reject", arguments, request_id)
     emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected")
+
+
+@app.command("defer")
+@guarded("silo approvals defer")
+def defer(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    operator: OperatorOption,
+    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="For so long you are not asked for it.")],
+    expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
+    expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    request_id: RequestOption = "",
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """Put an answer off, for yourself only. It stops no clock: what expires is refused."""
+    loaded = load_site(config)
+    with client_of(loaded) as client:
+        data = client.query("approval", {"release": release})
+    given = {"digest": expect_digest.removeprefix("sha256:"), "policy_digest": expect_policy.removeprefix("sha256:")}
+    arguments = {
+        "release": release,
+        "digest": given["digest"] or data["digest"],
+        "policy_digest": given["policy_digest"] or data["policy"]["digest"],
+        "until_seconds": time.time() + minutes * 60.0,
+    }
+    data = command(loaded, operator, "approvals.defer", arguments, request_id)
+    emit(
+        "silo approvals defer", data, json_output=json_output,
+        text=f"{data['release']}: you are asked again at {_utc(data['deferred_until'])}; it expires at "
+        f"{_utc(data['expires_at'])}",
+    )  # fmt: skip
 
 
 @app.command("release")
@@ -220,8 +273,11 @@ def _halt_shown(config: SiloConfig, kind: str) -> str:
     return str(halts[kind]["digest"])
 
 
-def _shown(config: SiloConfig, release: str, digest: str, policy: str) -> dict[str, Any]:
-    """Digests for a signed answer: as given, or, on a terminal, of what is shown here and typed back.
+def _shown(
+    config: SiloConfig, release: str, digest: str, policy: str, *, acknowledged: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Digests for a signed answer: as given, or, on a terminal, of what is shown here and typed back. With
+    `acknowledged`, ids of findings that were read, the others are shown and typed back too, each alone.
 
     Raises:
         NotFoundError, ConflictError: there is no such release, or it is no longer held.
@@ -240,6 +296,7 @@ def _shown(config: SiloConfig, release: str, digest: str, policy: str) -> dict[s
     _require_terminal("--expect-digest and --expect-policy", f"silo approvals show {release} --json names both")
     columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
     typer.echo(_release_text(data, columns=columns))
+    read = {} if acknowledged is None else {"acknowledged": _read(data.get("noticed", []), acknowledged, columns)}
     # Asked for last, so it stands here again: the first line may have scrolled away.
     typer.echo(plain(f"\nanswering {data['id']}\nsha256:{data['digest']}"))
     _typed_back(data["digest"])
@@ -248,7 +305,18 @@ def _shown(config: SiloConfig, release: str, digest: str, policy: str) -> dict[s
         "digest": data["digest"],
         "policy_digest": data["policy"]["digest"],
         "revision": data["revision"],
+        **read,
     }
+
+
+def _read(noticed: Sequence[Mapping[str, Any]], acknowledged: Sequence[str], columns: int) -> list[str]:
+    """Ids of the findings: those that were named, and each other one once it was shown alone and typed back."""
+    left = [one for one in noticed if one["id"] not in acknowledged]
+    for number, one in enumerate(left, 1):
+        rows = [row for line in _finding_lines(one) for row in _folded(line, columns)]
+        typer.echo(plain("\n".join([f"\nfinding {number} of {len(left)}", *rows, str(one["id"])])))
+        _typed_back(str(one["id"]))
+    return [*acknowledged, *(str(one["id"]) for one in left)]
 
 
 def _require_terminal(options: str, hint: str) -> None:
@@ -260,7 +328,7 @@ def _typed_back(digest: str) -> None:
     count = _DIGEST_TYPED_CHARACTERS
     if typer.prompt(f"type its last {count} characters").strip().lower() != digest[-count:]:
         raise UsageError(
-            f"these are not the last {count} characters of the digest above", hint="nothing was changed; ask again"
+            f"these are not the last {count} characters of what stands above", hint="nothing was changed; ask again"
         )
 
 

@@ -29,7 +29,7 @@ def report(
         Path | None, typer.Option("--charter", help="The federation's charter that was in force with each of them.")
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option("--schema", help="LoRA schema; by default the one that the policy pins.")
+        Path | None, typer.Option("--lora-schema", help="LoRA schema; by default the one that the policy pins.")
     ] = None,
     sign: Annotated[
         Path | None, typer.Option("--sign", help="Configuration of this site: its signing key signs all files.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from console.feed import Source
     from console.recording import RecordingFile
     from console.replay import Replay
+    from fedsilo.launch.contexts import ContextEntry
 
 app = typer.Typer(help="Watch one silo or the coordinator, and approve or reject what a silo holds.")
 
@@ -24,6 +25,8 @@ CELLS_WITHOUT_TERMINAL = 100
 ROWS_WITHOUT_TERMINAL = 30
 THEME_NAMES = ("fed-dark", "fed-light", "fed-mono")
 OVERVIEW, APPROVALS = "1", "3"
+NO_NAME = "daemon"  # of what is attached to by --socket
+Files: TypeAlias = "tuple[Path | None, Path | None]"  # a person's certificate, and the key to it
 
 
 @app.command()
@@ -31,8 +34,13 @@ OVERVIEW, APPROVALS = "1", "3"
 def fedconsole(
     socket: Annotated[Path | None, typer.Option("--socket", help="Control socket of the daemon.")] = None,
     context: Annotated[
-        str, typer.Option("--context", help="silo:NAME=PATH/control.sock or coordinator=PATH/control.sock.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            "--context", metavar="CONTEXT",
+            help="silo:NAME=SOCKET, coordinator=SOCKET, one of them behind LABEL=, or a name that `fedsilo context "
+            "list` shows. Again for more of them: :ctx NAME goes from one to another.",
+        ),
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option("--replay", help="A recording in place of a daemon: . pauses, < and > move 10 s.")
     ] = None,
@@ -82,20 +90,28 @@ def fedconsole(
     if (replay is not None or state_dir is not None) and (record is not None or include_local):
         raise UsageError("what is played back or read from a folder is not recorded")
     if not printed:
-        _need_terminal()
+        need_terminal()
+    entries: Sequence[ContextEntry] = ()
     if replay is not None:
         watched = _from_recording(replay, speed, at, still=printed)
     elif state_dir is not None:
         watched = _from_folder(state_dir)
     else:
-        path, site = _where(socket, context)
-        watched = _from_daemon(path, site, _recording(record, include_local))
+        entries = _contexts(socket, context or [])
+        if len(context or []) > 1 and (printed or record is not None):
+            raise UsageError("--once and --record are of one daemon", hint="give one --context")
+        watched = _from_daemon(entries[0].socket, entries[0].site, _recording(record, include_local))
     try:
         if printed:
             _print_once(watched, screen, ascii_only=ascii_only, json_output=json_output)
         else:
-            files = (operator_certificate, operator_key)
-            _open(watched, files, read_only=read_only, ascii_only=ascii_only, theme=chosen)
+            origins = _origins(theme, ascii_only=ascii_only, read_only=read_only)
+            files = operator_certificate, operator_key
+            options: dict[str, Any] = {"ascii_only": ascii_only, "theme_name": chosen, "origins": origins}
+            if entries and record is None:
+                _open_contexts(entries, files, read_only=read_only, **options)
+            else:
+                _open(watched, _files(files, entries[0] if entries else None), read_only=read_only, **options)
     finally:
         if watched.file is not None:
             watched.file.close()
@@ -131,8 +147,9 @@ def open_console(
     Raises:
         UsageError: there is no terminal that a console can be drawn on.
     """
-    _need_terminal()
-    from console.app import LEAVING, KeyFiles, run
+    need_terminal()
+    from console.app import LEAVING, run
+    from console.signing import KeyFiles
 
     files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
     run(
@@ -223,7 +240,8 @@ def _recording(path: Path | None, word: str) -> RecordingFile | None:
     return RecordingFile(path, include_local=bool(word))
 
 
-def _need_terminal() -> None:
+def need_terminal() -> None:
+    """Raises UsageError: there is no terminal that a console can be drawn on."""
     from fedsilo.treaty.errors import UsageError
 
     twin = "silo status, silo approvals list|show|approve|reject, coordinator status"
@@ -233,42 +251,82 @@ def _need_terminal() -> None:
         raise UsageError("TERM says that this terminal cannot be drawn on", hint=f"as text: fedconsole --once, {twin}")
 
 
-def _where(socket: Path | None, context: str) -> tuple[Path, str]:
-    """The socket, and the site it is said to be of. Raises UsageError."""
+def _contexts(socket: Path | None, given: Sequence[str]) -> list[ContextEntry]:
+    """The daemons that may be attached to, the first one at once.
+
+    Without any it is the current one of the file that `fedsilo context` keeps. Where a name of that file is given, all
+    of the file's can be gone to.
+
+    Raises:
+        UsageError: none or another form. NotFoundError: no such name. NotAllowedError: others may write the file.
+    """
+    from fedsilo.launch.contexts import ContextEntry, context_given, contexts, current_context
     from fedsilo.treaty.errors import UsageError
 
-    if (socket is None) == (not context):
+    if socket is not None and given:
+        raise UsageError("--socket and --context: one of the two", hint="--context again for more daemons")
+    if socket is not None:
+        return [ContextEntry(NO_NAME, "", socket)]
+    names = list(given) or list(filter(None, [current_context()]))
+    if not names:
         raise UsageError(
             "say whose console: --socket PATH or --context silo:NAME=PATH",
-            hint="one of the two; without a daemon --replay FILE or --from STATE_DIR",
+            hint="one of the two, or `fedsilo context add`; without a daemon --replay FILE or --from STATE_DIR",
         )
-    if socket is not None:
-        return socket, ""
-    name, equals, path = context.partition("=")
-    kind, _, site = name.partition(":")
-    if not equals or not path or kind not in ("silo", "coordinator") or (kind == "silo") != bool(site):
-        raise UsageError(
-            f"context {context!r} is not silo:NAME=PATH or coordinator=PATH",
-            hint="fedconsole --context silo:hospital_a=/var/lib/fedsilo/hospital_a/control.sock",
-        )
-    return Path(path), site
+    found = [context_given(name) for name in names]
+    called = [each.name for each in found]
+    if twice := [name for name in called if called.count(name) > 1]:
+        raise UsageError(f"two contexts are called {twice[0]}", hint=f"give one of them a label: LABEL={given[0]}")
+    kept = contexts() if any(each.place for each in found) else {}
+    return [*found, *(each for name, each in kept.items() if name not in called)]
+
+
+def _where(socket: Path | None, context: str) -> tuple[Path, str]:
+    """The socket, and the site it is said to be of. Raises as `_contexts`."""
+    entry = _contexts(socket, [context] if context else [])[0]
+    return entry.socket, entry.site
+
+
+def _files(given: Files, entry: ContextEntry | None) -> Files:
+    """A person's certificate and key: as given, else those that the context names."""
+    return given if given[0] is not None or entry is None else (entry.operator_certificate, entry.operator_key)
+
+
+def _origins(theme: str, *, ascii_only: bool, read_only: bool) -> dict[str, str]:
+    """Where the console's own settings come from, by their names on the screen of settings."""
+    flags = {"theme": bool(theme), "ascii": ascii_only, "read-only": read_only}
+    origins = {key: f"flag --{key}" for key, given in flags.items() if given}
+    return origins if theme or "NO_COLOR" not in os.environ else {"theme": "env NO_COLOR", **origins}
 
 
 # ---- showing it ------------------------------------------------------------------------------------
 
 
-def _open(
-    watched: _Watched, files: tuple[Path | None, Path | None], *, read_only: bool, ascii_only: bool, theme: str
-) -> None:
-    certificate, key = files
-    if watched.socket is not None and watched.file is None:
-        open_console(
-            watched.socket, certificate=certificate, key=key, site=watched.site, read_only=read_only,
-            ascii_only=ascii_only, theme=theme,
+def _open_contexts(entries: Sequence[ContextEntry], files: Files, *, read_only: bool, **options: Any) -> None:
+    from console.contexts import Attachment, ContextConsole
+    from console.feed import Hand, connect_to
+    from console.signing import KeyFiles
+
+    attachments = []
+    for entry in entries:
+        certificate, key = _files(files, entry)
+        key_files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
+        attachments.append(
+            Attachment(
+                entry.name, connect_to(entry.socket), str(entry.socket), entry.site,
+                None if read_only else Hand(entry.socket), key_files,
+            )
         )  # fmt: skip
-        return
-    from console.app import KeyFiles
+    # what has no label of its own is called as the bar names it anyway
+    named = entries[0].name not in (f"silo:{entries[0].site}", "coordinator", NO_NAME)
+    console = ContextConsole(attachments, named=named, read_only=read_only, **options)
+    console.run_on(attachments[0].connect)
+
+
+def _open(watched: _Watched, files: Files, *, read_only: bool, **options: Any) -> None:
+    certificate, key = files
     from console.feed import Hand
+    from console.signing import KeyFiles
     from console.told import run_told
 
     run_told(
@@ -276,13 +334,11 @@ def _open(
         watched.told,
         replay=watched.replay,
         signer=None if read_only or watched.socket is None else Hand(watched.socket),
-        from_elsewhere=watched.from_elsewhere,
         key_files=KeyFiles(certificate, key) if certificate is not None and key is not None else None,
         site=watched.site,
         waits_for=watched.name,
         read_only=read_only,
-        ascii_only=ascii_only,
-        theme_name=theme,
+        **options,
     )
 
 
@@ -323,7 +379,7 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
 
             return screen_text(
                 watched.connect, screen, watched.told, cells=size.columns, rows=size.lines,
-                from_elsewhere=watched.from_elsewhere, read_only=True, ascii_only=ascii_only,
+                read_only=True, ascii_only=ascii_only,
             )  # fmt: skip
         return (in_ascii if ascii_only else str)(f"{told}\n{shown}" if told else shown)
 

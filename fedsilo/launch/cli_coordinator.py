@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.launch import cli_coordinator_messages, doctor
+from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
 from fedsilo.launch.output import (
     JsonOption,
     PersonOption,
@@ -37,9 +39,9 @@ app = typer.Typer(no_args_is_help=True, help="Set up, start and look at the coor
 silos_app = typer.Typer(no_args_is_help=True, help="The silos of the federation.")
 takes_version(app)
 app.add_typer(silos_app, name="silos")
+doctor.add_to(app, "coordinator")
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml.")]
-_CONFIG = Path("coordinator.yaml")
+cli_coordinator_messages.add_to(app)
 
 
 @app.command()
@@ -131,7 +133,7 @@ def init(
 
 @app.command()
 @guarded("coordinator check")
-def check(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """Read everything a start needs and compare it; changes nothing."""
     from coordinator.config import load_config
     from coordinator.daemon import check as check_files
@@ -156,7 +158,7 @@ def check(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> No
 
 @app.command()
 @guarded("coordinator start")
-def start(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+def start(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """Serve until SIGTERM or Ctrl-C. Prints one line when silos may dial."""
     import logging
     import os
@@ -193,7 +195,7 @@ def start(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> No
 
 @app.command()
 @guarded("coordinator status")
-def status(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+def status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """State of the running coordinator: address, silos, runs."""
     state = _state(_load(config))
 
@@ -212,7 +214,7 @@ def status(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> N
 @app.command()
 @guarded("coordinator stop")
 def stop(
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = CONFIG_DEFAULT,
     timeout: TimeoutOption = 30.0,
     json_output: JsonOption = False,
 ) -> None:
@@ -235,16 +237,39 @@ def stop(
 
 @silos_app.command("list")
 @guarded("coordinator silos list")
-def silos_list(config: ConfigOption = _CONFIG, json_output: JsonOption = False) -> None:
+def silos_list(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """Which silos have joined, were refused (and why), or are absent."""
     rows = _state(_load(config))["silos"]
     emit("coordinator silos list", rows, json_output=json_output, text=lambda: _silo_table(rows))
 
 
+@silos_app.command("show")
+@guarded("coordinator silos show")
+def silos_show(
+    name: Annotated[str, typer.Argument(help="Of the silo, from `coordinator silos list`.")],
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """One silo: whether it joined, what it said of itself, and when it was last heard."""
+    from fedsilo.treaty.errors import NotFoundError
+
+    row = next((row for row in _state(_load(config))["silos"] if row["silo"] == name), None)
+    if row is None:
+        raise NotFoundError(f"no silo of that name is listed: {name[:64]!r}", hint="coordinator silos list")
+
+    def text() -> str:
+        facts = {key: row[key] for key in ("silo", "state", "since", "last_seen", "round", "step", "error")}
+        said = {f"said {key}": value for key, value in row["hello"].items()}
+        rows = [*facts.items(), ("refused because", _reason(row["refusal"])), *said.items()]
+        return table(("what", "value"), ((key, "-" if value in ("", None) else value) for key, value in rows))
+
+    emit("coordinator silos show", row, json_output=json_output, text=text)
+
+
 @app.command()
 @guarded("coordinator logs")
 def logs(
-    config: ConfigOption = _CONFIG,
+    config: ConfigOption = CONFIG_DEFAULT,
     follow: Annotated[bool, typer.Option("--follow", help="Go on as events happen.")] = False,
     json_output: JsonOption = False,
 ) -> None:

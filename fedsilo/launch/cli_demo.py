@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -40,6 +41,7 @@ def demo(
     record: Annotated[
         bool, typer.Option("--record", help="Plant canaries, record what crosses in the clear, search it.")
     ] = False,
+    replay: Annotated[bool, typer.Option("--replay", help="Run nothing; play a recording in 30 seconds.")] = False,
     no_console: Annotated[bool, typer.Option("--no-console", help="Hold nothing, open no console.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -50,6 +52,9 @@ def demo(
         refuse_foreign_names()
         if list_attacks:
             _list_attacks(json_output=json_output)
+            return
+        if replay:
+            _play()
             return
         from fedsilo.launch.demo import DemoOptions, run_demo
         from fedsilo.launch.demo_report import report
@@ -109,6 +114,16 @@ def _list_attacks(*, json_output: bool) -> None:
             ((row["name"], " ".join(row["threats"]), f"the {row['by']} {row['tries']}", row["must"]) for row in rows),
         ),
     )
+
+
+def _play() -> None:
+    """Raises UsageError: no terminal. NotFoundError: this installation has no recording."""
+    from fedsilo.launch.cli_console import need_terminal
+
+    need_terminal()
+    from console.playing import play
+
+    play(theme_name="fed-mono" if "NO_COLOR" in os.environ else "fed-dark")
 
 
 def _interrupt(number: int, frame: object) -> None:

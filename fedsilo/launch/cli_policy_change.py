@@ -13,7 +13,7 @@ import typer
 
 from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, load_site
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.treaty.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 
 if TYPE_CHECKING:
     from policies.compare import Change
@@ -184,8 +184,12 @@ def activate(
         "in_place": complete, "after": found.after, "expires": _utc(found.expires),
         "changes": [_row(change) for change in changes], "linted": linted,
     }  # fmt: skip
+    waits = HeldError(
+        f"{needed - len(approvers)} more of {needed} approvals are needed before {found.after[:12]} is put in place",
+        hint=f"fedsilo policy activate {proposal} --config {config} --operator NAME",
+    )
     emit(
-        "policy activate", data, json_output=json_output, warnings=warnings,
+        "policy activate", data, json_output=json_output, warnings=warnings, error=None if complete else waits,
         text=_lint_lines(linted) + f"{len(approvers)} of {needed} approvals: {', '.join(approvers)}"
         + (
             f"\n{site.policy} is in place; it comes into force at the next start, before {_utc(found.expires)}: "

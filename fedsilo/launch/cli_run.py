@@ -76,16 +76,18 @@ def show(
     socket: SocketOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """One run: plan, rounds, pass@1, bytes."""
+    """One run: plan, rounds, pass@1, bytes; of one round, also each silo's phases, who is awaited, and digests."""
     from fedsilo.treaty.errors import NotFoundError
 
     with _client(config, socket) as client:
         record = client.query("run", {"run": run})
-    if number is not None:
         found = [row for row in record["rounds"] if row["round"] == number]
+        told = client.query("round", {"run": run, "round": number}) if found else {}
+    if number is not None:
         if not found:
             raise NotFoundError(f"run {run} has no round {number}")
-        emit("run show", found[0], json_output=json_output, text=lambda: _rounds_text(found))
+        data = found[0] | {"progress": told}
+        emit("run show", data, json_output=json_output, text=lambda: _round_text(found, told))
         return
     emit("run show", record, json_output=json_output, text=lambda: _record_text(record))
 
@@ -289,6 +291,12 @@ def _record_text(record: dict[str, Any]) -> str:
     if record["folder"]:
         lines.append(f"folder {record['folder']}")
     return "\n".join(lines)
+
+
+def _round_text(found: list[dict[str, Any]], told: dict[str, Any]) -> str:
+    from fedsilo.launch.cli_curves import round_text
+
+    return f"{_rounds_text(found)}\n{round_text(told)}"
 
 
 def _rounds_text(rounds: list[dict[str, Any]]) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.launch import cli_approvals, cli_report, cli_silo_messages
+from fedsilo.launch import cli_approvals, cli_curves, cli_report, cli_silo_messages, doctor
 from fedsilo.launch.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
 from fedsilo.launch.silo_control import (
     CONFIG_DEFAULT,
@@ -38,7 +38,9 @@ app = typer.Typer(no_args_is_help=True, help="One site: guard and trainer, appro
 takes_version(app)
 app.add_typer(cli_approvals.app, name="approvals")
 cli_silo_messages.add_to(app)
+app.command("round")(cli_curves.silo_round)
 app.add_typer(cli_report.app, name="report")
+doctor.add_to(app, "silo")
 
 
 # ---- set up ----------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""A coordinator's state folder read without its daemon: runs and members from its SQLite database, opened read-only.
+"""A coordinator's state folder read without its daemon: what came in from its audit log; runs, members and what was
+sent from its SQLite database, opened read-only.
 
 What the running daemon alone knows (who is connected, when each silo was last heard) is named as missing, and so is a
 database that lies elsewhere. Does not verify anything: only the audit log carries signatures.
@@ -20,12 +21,19 @@ from sqlalchemy.orm import Session
 from console.offline import FolderView, LogFacts, log_only
 from coordinator import store as db
 from coordinator.record import run_record
+from coordinator.sent_view import SentView
+from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.message_index import MessageIndex
+from fedsilo.edge.message_view import MessageView
+from fedsilo.edge.read_only import read_only_address
 from fedsilo.treaty.errors import NotFoundError, OperationError
 
 DATABASE = "coordinator.db"  # below state_dir, unless the configuration names another
 MISSING = (
     "who is connected, and when each silo was last heard: the running coordinator knows",
     "silos that never joined, and the site's name: in the configuration file",
+    "which rule of the charter decided on a message: the charter is in a file of its own",
+    "settings, certificates and logs: the running coordinator answers them",
 )
 
 
@@ -36,7 +44,9 @@ def read_coordinator(facts: LogFacts) -> FolderView:
         OperationError: the database cannot be read.
     """
     path = facts.directory.parent / DATABASE
-    alone = log_only(facts)
+    pages = LogPages(facts.directory)
+    messages = MessageView(MessageIndex(pages, lambda: facts.size), pages, lambda: None, program="coordinator")
+    alone = replace(log_only(facts), queries={"inbox": messages.inbox})
     if not path.is_file():
         elsewhere = "runs and members: there is no coordinator.db here; the configuration may name another database"
         return replace(alone, missing=(elsewhere, *MISSING))
@@ -46,6 +56,8 @@ def read_coordinator(facts: LogFacts) -> FolderView:
         state={**alone.state, "runs": runs, "silos": silos},
         missing=MISSING,
         queries={
+            **alone.queries,
+            "outbox": SentView(lambda: _reading(path)).outbox,
             "runs": lambda _: _runs(path),
             "run": lambda arguments: _run(path, arguments),
             "silos": lambda _: _silos(path),
@@ -56,9 +68,7 @@ def read_coordinator(facts: LogFacts) -> FolderView:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[Session]:
-    # Without a log of its own a database in WAL mode is complete; read as such, SQLite makes no files beside it.
-    complete = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
-    engine = create_engine(f"sqlite:///{path.absolute().as_uri()}?mode=ro{complete}&uri=true")
+    engine = create_engine(f"sqlite:///{read_only_address(path)}&uri=true")
     try:
         with Session(engine) as session:
             yield session

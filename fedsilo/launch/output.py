@@ -1,5 +1,7 @@
 """How every command answers: one JSON envelope or plain text on stdout, one line of cause and one of hint on stderr.
 
+`guarded` also gives every command the options of common_options.py and ends a fault of ours with a report file.
+
     {"schema": "fedsilo.cli/1", "command": ..., "ok": ..., "data": ..., "warnings": [...],
      "error": null | {"code", "message", "hint", "retryable"}}
 
@@ -9,22 +11,29 @@ power before anything is printed. JSON needs no such care, it escapes by itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from fedsilo.launch import common_options
+from fedsilo.launch.contract import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, facts_of
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, UnreachableError, UsageError
 
+if TYPE_CHECKING:
+    from fedsilo.edge.dry_run import DryRun
+
 SCHEMA = "fedsilo.cli/1"
-INTERRUPTED_EXIT_CODE = 130
+TRACEBACK_VARIABLE = "FEDSILO_TRACEBACK"  # set: a fault of ours stays a traceback, for who works on the code
 
 # The one spelling of the option; the parameter must be called `json_output`, `guarded` looks for that name.
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope instead of text.")]
@@ -51,11 +60,28 @@ VersionOption = Annotated[
 ]
 
 
+def _print_schemas(context: typer.Context, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from fedsilo.launch.command_schema import commands_below, schema_of
+
+    program = context.command_path
+    schemas = [schema_of(" ".join(words), command) for words, command in commands_below(context.command, (program,))]
+    sys.stdout.write(envelope(program, {"commands": schemas}) + "\n")
+    raise typer.Exit
+
+
+SchemaOption = Annotated[
+    bool,
+    typer.Option("--schema", is_eager=True, callback=_print_schemas, help="Print as JSON what every command takes."),
+]
+
+
 def takes_version(app: typer.Typer) -> None:
-    """Give a program of several commands its `--version`."""
+    """Give a program of several commands its `--version` and `--schema`."""
 
     @app.callback()
-    def program(version: VersionOption = False) -> None: ...
+    def program(version: VersionOption = False, schema: SchemaOption = False) -> None: ...
 
 
 Parameters = ParamSpec("Parameters")
@@ -117,15 +143,21 @@ def emit(
         typer.Exit: with the error's exit code, when `error` is given.
     """
     warning_list = list(warnings)
+    trying = _dry_run.get()
+    if trying is not None:
+        if trying.what:  # something took the end of the dry run for its own: what it says it did, it did not
+            return
+        warning_list.append("dry run: nothing would be changed")
     if json_output:
         sys.stdout.write(envelope(command, data, warnings=warning_list, error=error) + "\n")
     else:
-        body = text if isinstance(text, str) else text()
-        if body:
-            sys.stdout.write(plain(body).rstrip("\n") + "\n")
-        sys.stdout.flush()
-        for warning in warning_list:
-            sys.stderr.write(f"warning: {plain(warning)}\n")
+        if not common_options.quiet.get():
+            body = text if isinstance(text, str) else text()
+            if body:
+                sys.stdout.write(plain(body).rstrip("\n") + "\n")
+            sys.stdout.flush()
+            for warning in warning_list:
+                sys.stderr.write(f"warning: {plain(warning)}\n")
         if error is not None:
             _print_error(error)
     sys.stdout.flush()
@@ -165,10 +197,13 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         def show(file: Path, json_output: JsonOption = False) -> None: ...
 
     As a context, `json_output` is given: `with guarded("demo", json_output=True): ...`. An OSError that nobody
-    translated becomes an OperationError naming its file; a bug stays a traceback.
+    translated becomes an OperationError naming its file. Any other exception is a fault of ours: a report without
+    private text is written (crash.py), and with the variable FEDSILO_TRACEBACK it stays a traceback.
+
+    The decorator gives the command the options that all have, such as --schema and --dry-run.
 
     Raises:
-        typer.Exit: with the error's exit code, or 130 after Ctrl-C.
+        typer.Exit: with the error's exit code, 130 after Ctrl-C, or 70.
     """
 
     def __init__(self, command: str, *, json_output: bool = False) -> None:
@@ -178,10 +213,18 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
         def guarded_function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            wanted = kwargs.get("json_output", self._json_output) or kwargs.get("output") == "json"
-            with guarded(self._command, json_output=bool(wanted)):
-                return function(*args, **kwargs)
+            wanted = bool(kwargs.get("json_output", self._json_output) or kwargs.get("output") == "json")
+            common = common_options.taken_from(kwargs)
+            with guarded(self._command, json_output=wanted), common.in_force():
+                if not common.dry_run:
+                    return function(*args, **kwargs)
+                with _trying(self._command, json_output=wanted):
+                    return function(*args, **kwargs)
 
+        guarded_function.__signature__ = common_options.signature_with(  # type: ignore[attr-defined]
+            function, self._command
+        )
+        guarded_function.__annotations__ = {}  # all in the signature; typer would evaluate them a second time
         return guarded_function
 
     def __enter__(self) -> guarded:
@@ -201,6 +244,10 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         if isinstance(raised, OSError):
             where = f"{raised.filename}: " if raised.filename else ""
             raised = OperationError(f"{where}{raised.strerror or raised}")
+        if isinstance(raised, Exception) and not isinstance(raised, (FedSiloError, *_OF_TYPER)):
+            if os.environ.get(TRACEBACK_VARIABLE):
+                return
+            raised = _BugError(self._command, raised)
         if not isinstance(raised, FedSiloError):
             return
         if self._json_output:
@@ -209,6 +256,65 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         else:
             _print_error(raised)
         raise typer.Exit(raised.exit_code) from raised
+
+
+@contextlib.contextmanager
+def ended_by(*, json_output: bool) -> Iterator[None]:
+    """Around a whole program: a fault of ours outside of any command ends as one within. Raises SystemExit."""
+    try:
+        with guarded("", json_output=json_output):
+            yield
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+
+
+class _BugError(FedSiloError):
+    """A fault of ours. The exception's own text may be private, so only its type is told."""
+
+    exit_code = BUG_EXIT_CODE
+    default_code = "BUG"
+
+    def __init__(self, command: str, error: Exception) -> None:
+        from fedsilo.launch.crash import write_report
+
+        path = write_report(command, error)
+        where = f"the report is {path}" if path else "no report could be written"
+        super().__init__(
+            f"a fault of FedSilo ended this command ({type(error).__name__}); {where}",
+            hint="it holds no data and no text of yours: read it, and send it with what you did",
+        )
+
+
+_OF_TYPER = (typer.Exit, typer.Abort, typer.TyperException)
+_dry_run: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
+
+
+@contextlib.contextmanager
+def _trying(command: str, *, json_output: bool) -> Iterator[None]:
+    """A dry run of a command, and what it came to. Raises NotAllowedError: the person may not give that command."""
+    from fedsilo.edge.dry_run import dry_run
+
+    with dry_run() as trying:
+        token = _dry_run.set(trying)
+        try:
+            yield
+        finally:
+            _dry_run.reset(token)
+    if not trying.what:
+        return
+    from fedsilo.launch.dry_signing import told_of
+
+    data: dict[str, Any] = {"dry_run": True, "changes": facts_of(command).changes}
+    data["first"] = {"what": trying.what, "target": trying.target}
+    data["command"] = None if trying.signing is None else told_of(trying.signing)
+    first = f"first it would {trying.what} {trying.target}"
+    if trying.signing is not None:
+        signed = data["command"]
+        may = ", ".join(signed["roles"]) or "its roles are not known here"
+        what = f"{signed['name']} {json.dumps(signed['arguments'])}"
+        first = f"{signed['person']} ({may}) would sign for {signed['site']}: {what}"
+    text = f"dry run of {command}: nothing was signed, sent or written\nwhat it does: {data['changes']}\n{first}"
+    emit(command, data, json_output=json_output, text=text)
 
 
 def existing(path: Path, hint: str = "") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -14,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import lock_exclusively
-from fedsilo.treaty.errors import ConflictError, OperationError
+from fedsilo.treaty.errors import OperationError
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
@@ -29,14 +29,19 @@ def holder_of(lock: Path) -> int:
         OperationError: it is held and names no process.
     """
     try:
-        if lock.exists():
-            lock_exclusively(lock).release()
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
         return 0
-    except ConflictError:
-        process_id = int(lock.read_text().strip() or 0)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who asks keeps nobody else from asking
+        return 0
+    except BlockingIOError:
+        process_id = int(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or 0)
         if process_id <= 0:
             raise OperationError(f"{lock} names no process") from None
         return process_id
+    finally:
+        os.close(descriptor)
 
 
 def wait_for_end(lock: Path, seconds: float) -> None:

@@ -1,8 +1,7 @@
 """A silo's state folder read without its daemon, by the guard's own readers: ledger, held releases, messages.
 
 The ledger is opened read-only and nothing is locked, so a daemon that works on the folder is not disturbed; then what
-is read may be of two moments. SQLite itself may leave its two empty files (-shm, -wal) beside the ledger. What only the
-configuration file or the running guard knows is named as missing.
+is read may be of two moments. What only the configuration file or the running guard knows is named as missing.
 Does not verify anything: the ledger carries no signature, only the audit log does.
 """
 
@@ -18,14 +17,15 @@ from typing import Any, cast
 
 from console.offline import FolderView, LogFacts, Query, log_only, silo_state
 from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.message_index import MessageIndex
+from fedsilo.edge.message_view import MessageView
+from fedsilo.edge.query_arguments import Asked
 from fedsilo.treaty.errors import OperationError
 from policies.load import Policy
 from policies.model import PolicyFile
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger, Release
-from silo.guard.message_index import MessageIndex, utc
-from silo.guard.message_view import MessageView
-from silo.guard.query_arguments import Asked
+from silo.guard.release_pages import ledger_page, release_page
 from silo.guard.releases import Releases
 from silo.guard.startup import LEDGER
 
@@ -162,32 +162,8 @@ class _Reader:
 
     def _approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._ledger() as ledger:
-            return {
-                "releases": [
-                    {
-                        "id": release.id, "kind": release.kind, "run": release.run, "round": release.round,
-                        "step": release.step, "bytes": release.payload_bytes, "digest": release.digest,
-                        "policy_digest": release.policy_digest, "revision": release.revision, "state": release.state,
-                        "held_since": release.requested_at, "expires_at": release.expires_at,
-                        "needed": release.persons,
-                        "given": [one.person for one in ledger.approvals(release.id) if one.verdict == "approve"],
-                    }
-                    for release in ledger.releases(Asked(arguments, "state").text("state") or None)
-                ]
-            }  # fmt: skip
+            return release_page(ledger, arguments)
 
     def _remembered(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        Asked(arguments)
         with self._ledger() as ledger:
-            return {
-                "dp": "off: no privacy budget is kept, and none is claimed",
-                "runs": ledger.runs(),
-                "history": ledger.book or {},
-                "content": [
-                    {
-                        "kind": item.kind, "run": item.run, "round": item.round, "step": item.step,
-                        "digest": item.digest, "bytes": item.payload_bytes, "state": item.state, "at": utc(item.at),
-                    }
-                    for item in ledger.outbox()
-                ],
-            }  # fmt: skip
+            return ledger_page(ledger, arguments)

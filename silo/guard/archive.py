@@ -31,6 +31,25 @@ SHOWN_BYTES_MAX = 1 << 20
 _GB, _DAY_SECONDS, _YEAR_SECONDS = 10**9, 86_400, 365.25 * 86_400
 
 
+class Tickets:
+    """What was asked for with a command, each good for one look; one at a time: whoever asks again asks again."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[str, Any]] = {}
+
+    def hand_out(self, shown: dict[str, Any]) -> str:
+        ticket = secrets.token_hex(16)
+        self._waiting = {ticket: shown}
+        return ticket
+
+    def take(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises NotAllowedError: no such ticket."""
+        shown = self._waiting.pop(str(arguments.get("ticket", "")), None)
+        if shown is None:
+            raise NotAllowedError("there is no such ticket, or it was used", hint="reading a payload takes a command")
+        return shown
+
+
 class Archive:
     """Args:
     ledger: knows what is settled, which payload a decision was about, and has the bytes.
@@ -51,7 +70,7 @@ class Archive:
         self._audit = audit
         self._policy = policy
         self._now_seconds = now_seconds
-        self._tickets: dict[str, dict[str, Any]] = {}
+        self._tickets = Tickets()
 
     # ---- keeping -----------------------------------------------------------------------------------
 
@@ -128,10 +147,7 @@ class Archive:
 
     def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """What a ticket stands for, once. Raises NotAllowedError: no such ticket."""
-        shown = self._tickets.pop(str(arguments.get("ticket", "")), None)
-        if shown is None:
-            raise NotAllowedError("there is no such ticket, or it was used", hint="reading a payload takes a command")
-        return shown
+        return self._tickets.take(arguments)
 
     def ask(self, command: VerifiedCommand) -> dict[str, Any]:
         """A ticket for what left under a decision; recorded with who asked before it is handed out.
@@ -163,9 +179,7 @@ class Archive:
             detail={"person": command.person, "certificate": command.certificate_fingerprint},
             link={"decision": entry.decision_seq},
         )  # fmt: skip
-        ticket = secrets.token_hex(16)
-        self._tickets = {ticket: shown}  # one at a time: whoever asks again asks again
-        return {"ticket": ticket}
+        return {"ticket": self._tickets.hand_out(shown)}
 
     def _entry(self, seq: int) -> OutboxItem:
         """Raises NotFoundError."""

@@ -38,7 +38,7 @@ from silo.guard.archive import Archive
 from silo.guard.conversation import Conversation
 from silo.guard.events import Command, Event, Wake
 from silo.guard.gate import Gate
-from silo.guard.halts import Halts
+from silo.guard.halts import Halts, ends_when
 from silo.guard.in_force import RECORDS_LOOKED_AT
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
@@ -107,7 +107,7 @@ class Guard:
         self._failure: FedSiloError | None = None
         self._halt_said = ""
         self._taken_up = self._sits_out = False
-        self.panel = Panel(site, gate, ledger, audit, releases, desk)
+        self.panel = Panel(site, gate, ledger, audit, releases, desk, clock=gate.clock)
         witnessing = Witnessing(
             audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
             now_seconds=gate.now,
@@ -192,7 +192,7 @@ class Guard:
             self._talk.back_off(error)
         except VerificationError as error:
             _log.critical("checkpoint: %s", error.message)
-            self._gate.halted = error.message
+            self._gate.halt(error.message, error.code)
         except OperationError as error:
             if isinstance(error, LogFullError):
                 self._gate.halted = self._gate.halted or error.message
@@ -392,10 +392,8 @@ class Guard:
         if self._halt_said == self._gate.halted:
             return
         self._halt_said = self._gate.halted
-        until = f"space is free in {self._site.config.state_dir} and this silo is started again"
-        code = self._gate.halt_code or "STATE_UNWRITABLE"
-        if self._agreement.halted:
-            until, code = "approvers release it (silo approvals list)", EQUIVOCATION
+        code = EQUIVOCATION if self._agreement.halted else self._gate.halt_code or "STATE_UNWRITABLE"
+        until = ends_when(code, self._site.config.state_dir)
         _log.critical("halted: %s; nothing is sent until %s", self._gate.halted, until)
         self.panel.publish("halted", {"reason": self._gate.halted})
         with contextlib.suppress(OperationError):

@@ -425,8 +425,17 @@ class Gate:
 
     @property
     def halt_code(self) -> str:
-        """The same as a code, where something could not be written or kept."""
+        """The same as a code, where something could not be written or kept, or a log does not verify."""
         return self._judge.halt_code
+
+    def halt(self, reason: str, code: str) -> None:
+        """Send nothing any more. reason: in words. code: of the same."""
+        self._judge.halted, self._judge.halt_code = reason, code
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """UTC seconds as the machine has them, for what is only shown: `now` is what anything is judged by."""
+        return self._clock
 
     def now(self) -> float:
         """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""

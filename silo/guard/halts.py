@@ -9,16 +9,29 @@ Does not stop: approvers who release without looking at what was found.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
-from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError
+from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
+from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, VerificationError
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger
 
 ROLE = "approver"
 EQUIVOCATION_KIND = "round.open"  # what it is listed and released as: no round opens meanwhile
+_OF_A_LOG = frozenset({OWN_HISTORY_LOST, "PEER_KEY_CHANGED", VerificationError.default_code})
+
+
+def ends_when(code: str, state_dir: Path) -> str:
+    """What must happen until a silo that is halted with this code sends again; in all other cases than these it is
+    space that is lacking in `state_dir`."""
+    if code == "EQUIVOCATION":
+        return "approvers release it (silo approvals list)"
+    if code in _OF_A_LOG:
+        return "its log was compared with the other parties' (fedsilo audit verify) and this silo is started again"
+    return f"space is free in {state_dir} and this silo is started again"
 
 
 class Halts:

@@ -10,6 +10,7 @@ Does not stop: a restored older copy of the file. The audit log's witnesses show
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.read_only import read_only_address
+from fedsilo.treaty.audit.record import COUNT_MAX
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.treaty.wire.codec import Buffer
 from silo.guard.ledger_rows import Approval, OutboxItem, PolicyInForce, Release
@@ -63,9 +66,10 @@ class Ledger:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._lock = threading.RLock()
+        self._read_only = read_only
         try:
             if read_only:
-                self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+                self._database = sqlite3.connect(read_only_address(path), uri=True, isolation_level=None)
                 self._database.row_factory = sqlite3.Row
                 return
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -180,6 +184,12 @@ class Ledger:
         rows = self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)  # noqa: S608  # constant text
         return [OutboxItem(**{**dict(row), "archived": bool(row["archived"])}) for row in rows]
 
+    def outbox_page(self, before: int | None, limit: int) -> tuple[list[OutboxItem], int]:
+        """The newest `limit` of them below the id `before`, newest first, and how many there are in all."""
+        rows = self._all("SELECT * FROM outbox WHERE id<? ORDER BY id DESC LIMIT ?", (_below(before), limit))
+        total = self._all("SELECT COUNT(*) AS total FROM outbox", ())[0]["total"]
+        return [OutboxItem(**{**dict(row), "archived": bool(row["archived"])}) for row in rows], int(total)
+
     # ---- held releases -----------------------------------------------------------------------------
 
     def hold(self, release: Release, payload: Buffer) -> None:
@@ -207,6 +217,40 @@ class Ledger:
             return [_release(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
         rows = self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
         return [_release(row) for row in rows]
+
+    def release_page(
+        self, *, state: str, kind: str, before: int | None, limit: int
+    ) -> tuple[list[tuple[int, Release]], int]:
+        """The newest `limit` releases below the number `before`, newest first, each with its number; and how many such
+        there are in all. An empty state or kind stands for any."""
+        chosen = (state, state, kind, kind)
+        where = "WHERE (?='' OR state=?) AND (?='' OR kind=?)"
+        rows = self._all(
+            f"SELECT rowid AS number, * FROM releases {where} AND rowid<? ORDER BY rowid DESC LIMIT ?",  # noqa: S608
+            (*chosen, _below(before), limit),
+        )
+        total = self._all(f"SELECT COUNT(*) AS total FROM releases {where}", chosen)[0]["total"]  # noqa: S608
+        return [(int(row["number"]), _release(row)) for row in rows], int(total)
+
+    def defer(self, release_id: str, person: str, until: float) -> None:
+        """This person is not asked for it until then; nothing else changes. until: seconds since 1970."""
+        self._set_fact(f"deferred/{release_id}", json.dumps({**self.deferred(release_id), person: until}))
+
+    def deferred(self, release_id: str) -> dict[str, float]:
+        """Person -> until when (seconds since 1970)."""
+        return dict(json.loads(self._fact(f"deferred/{release_id}") or "{}"))
+
+    def finding_key(self) -> bytes:
+        """The secret that ids of findings are made with, the same for this ledger's life; none for a reader of one
+        that has not made it yet."""
+        text = self._fact("finding_key")
+        if text is None:
+            if self._read_only:
+                return b""
+            with self._writing() as database:
+                database.execute("INSERT OR IGNORE INTO facts VALUES ('finding_key', ?)", (secrets.token_hex(32),))
+            text = self._fact("finding_key")
+        return bytes.fromhex(text or "")
 
     def keep_of_release(self, release_id: str, kept: Mapping[str, Any]) -> None:
         """What is shown of a release beside its facts: base, destination, places of hits; no text."""
@@ -434,6 +478,10 @@ def _advance(database: sqlite3.Connection, run: str) -> int:
     return value
 
 
+def _below(before: int | None) -> int:
+    return COUNT_MAX if before is None else before
+
+
 def _release(row: sqlite3.Row) -> Release:
-    values = dict(row)
+    values = {name: row[name] for name in row.keys() if name != "number"}  # noqa: SIM118  # a row is no mapping
     return Release(**values | {name: json.loads(values[name]) for name in ("recorded", "facts", "rules")})

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.message_index import MessageIndex
+from fedsilo.edge.query_arguments import Asked
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
 from policies.load import Policy
@@ -24,8 +26,6 @@ from policies.model import PolicyFile
 from policies.schema import LoraSchema
 from silo.guard.context import RunView
 from silo.guard.ledger import Ledger
-from silo.guard.message_index import MessageIndex
-from silo.guard.query_arguments import Asked
 
 RELEASES_SHOWN = 50
 ROUND_ROWS, ROUND_ROWS_MAX = 250, 2_000  # messages looked at to find the last complete round, at a time and in all

@@ -17,9 +17,11 @@ from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
+from silo.guard.held_payloads import HeldPayloads
 from silo.guard.in_force import reload
 from silo.guard.ledger import Ledger
 from silo.guard.panel import Panel
+from silo.guard.participation import Participation
 from silo.guard.releases import Releases
 from silo.guard.runs import RunKeeper
 from silo.guard.startup import Site, require_rung
@@ -55,13 +57,15 @@ class Orders:
         for name, action, work in (
             ("approvals.approve", "release.approve", self.approve),
             ("approvals.reject", "release.reject", self.reject),
+            ("approvals.defer", "release.defer", self.defer),
             ("approvals.release", "halt.release", self.release_halt),
-            ("pause", "silo.pause", lambda command: self.pause(True)),
-            ("resume", "silo.resume", lambda command: self.pause(False)),
+            ("pause", "silo.pause", self.pause),
+            ("resume", "silo.resume", self.resume),
             ("stop", "silo.stop", self.stop_by),
             ("policy.reload", "change.propose", self.reload),
         ):
             desk.register_command(name, action, self._on_loop_with(work))
+        HeldPayloads(self.ledger, self.audit, lambda: self.site.public.rows).register(desk, self.on_loop)
 
     def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
         return lambda command: self.on_loop(lambda: work(command))
@@ -84,19 +88,64 @@ class Orders:
         self.keeper.settle(settled)
         return {"release": settled.release.id, "state": "rejected", "audit_size": self.audit.size}
 
+    def defer(self, command: VerifiedCommand) -> dict[str, Any]:
+        """The person is asked later; shown at once, so that no console asks again in between."""
+        release = self.releases.defer(command)
+        until = self.ledger.deferred(release.id)[command.person]
+        self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
+        return {
+            "release": release.id, "state": "held", "deferred_until": until, "expires_at": release.expires_at,
+            "audit_size": self.audit.size,
+        }  # fmt: skip
+
     def release_halt(self, command: VerifiedCommand) -> dict[str, Any]:
         answer = self.halts.release(command)
         self.panel.publish("halt.signed", {"kind": answer["kind"], "released": answer["released"]})
         return {**answer, "audit_size": self.audit.size}
 
-    def pause(self, paused: bool) -> dict[str, Any]:
+    def pause(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Begin no further step. Carried out also where the log takes nothing: it lets nothing out."""
+        run = self._run()
+        told = self._recorded("silo.pause", command, needed=False)
+        run.paused = True
+        self.panel.publish("paused", {"by": command.person})
+        self.panel.show(run, link_fault=self.gate.counters.last_fault)
+        return {"paused": True, **told}
+
+    def resume(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises OperationError: the log takes nothing."""
+        run = self._run()
+        told = self._recorded("silo.resume", command, needed=True)
+        run.paused = False
+        self.panel.publish("resumed", {"by": command.person})
+        run.advance()
+        self.panel.show(run, link_fault=self.gate.counters.last_fault)
+        return {"paused": False, **told}
+
+    def _run(self) -> Participation:
         if self.keeper.run is None:
             raise NotFoundError("there is no run to pause or resume")
-        self.keeper.run.paused = paused
-        self.panel.publish("paused" if paused else "resumed", {})
-        if not paused:
-            self.keeper.run.advance()
-        return {"paused": paused}
+        return self.keeper.run
+
+    def _recorded(self, event: str, command: VerifiedCommand, *, needed: bool) -> dict[str, int]:
+        """The record of who ordered it, before it is done.
+
+        Args:
+            event: of the record.
+            command: as verified.
+            needed: without a record it is not done (T39).
+        """
+        detail = {
+            "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
+        }  # fmt: skip
+        run = {"run": self.gate.view.run} if self.gate.view.run else {}
+        try:
+            number = self.gate.record(event, detail=detail, policy={"effective": self.gate.policy.digest}, **run)
+        except FedSiloError:
+            if needed:
+                raise
+            return {}
+        return {"record": number, "audit_size": self.audit.size}
 
     def reload(self, command: VerifiedCommand) -> dict[str, Any]:
         """Policy and charter from their files, if nothing in them is looser (T34); what is held is judged again."""
@@ -117,5 +166,7 @@ class Orders:
         return {**told, "audit_size": self.audit.size, "ends": ends}
 
     def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Guard and trainer end, also where the log takes nothing."""
+        told = self._recorded("silo.stop", command, needed=False)
         self.stop()
-        return {"stopping": True, "by": command.person}
+        return {"stopping": True, "by": command.person, **told}

@@ -13,17 +13,23 @@ from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.audit_view import AuditView
+from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
 from fedsilo.edge.control_desk import ControlDesk, QueryHandler
+from fedsilo.edge.message_index import MessageIndex
+from fedsilo.edge.message_view import MessageView
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.edge.round_marks import RoundMarks
 from fedsilo.treaty.method import TrainerTask
-from silo.guard.audit_view import AuditView
+from silo.guard.curve_view import PROMPTS, CurveView, prompts_answered
+from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.limits_view import LimitsView
-from silo.guard.message_index import MessageIndex, utc
-from silo.guard.message_view import MessageView
 from silo.guard.participation import Participation
-from silo.guard.query_arguments import Asked
+from silo.guard.release_pages import ledger_page, release_page
 from silo.guard.releases import Releases
+from silo.guard.round_view import RoundView
 from silo.guard.site_view import SiteView
 from silo.guard.startup import Site
 
@@ -77,14 +83,28 @@ class Panel:
         self.index = MessageIndex(pages, lambda: audit.size)
         self._messages = MessageView(self.index, pages, lambda: gate.policy)
         self._records = AuditView(
-            audit, pages, coordinator=lambda: gate.policy.file.federation.coordinator, halted=lambda: gate.halted,
-            now_seconds=clock,
+            audit, pages, witnesses=self._coordinator, contradicting=self._contradicting, now_seconds=clock,
+            word_as="coordinator",
         )  # fmt: skip
         self._limits = LimitsView(
             ledger, self.index, policy=lambda: gate.policy, view=lambda: gate.view, schema=site.schema,
             now_seconds=clock,
         )  # fmt: skip
         self._about = SiteView(site, clock)
+        self._clock = clock
+        self._history = FigureHistory(audit.directory.parent / FILE)
+        self._curves = CurveView(lambda: site.config.silo, ledger, self._history)
+        self._rounds = RoundView(
+            lambda: site.config.silo, ledger, RoundMarks(pages, lambda: audit.size, messages=True),
+            view=lambda: gate.view, policy=lambda: gate.policy.digest, now_seconds=clock,
+        )  # fmt: skip
+
+    def _coordinator(self) -> tuple[str, ...]:
+        return (self._gate.policy.file.federation.coordinator,)
+
+    def _contradicting(self) -> tuple[str, ...]:
+        lost = bool(self._gate.halted) and self._gate.halt_code == OWN_HISTORY_LOST
+        return self._coordinator() if lost else ()
 
     # ---- what happened -----------------------------------------------------------------------------
 
@@ -118,8 +138,19 @@ class Panel:
             self._metrics[name] = {"value": value, "source": "local", **where}
         self._donors["used"] += int(shown.get("donors_used") or 0)
         self._donors["wanted"] += int(shown.get("donors_wanted") or 0)
+        self._keep(where, shown)
         self._task = {}
         self.publish("task.done", {**where, "metrics": shown})
+
+    def _keep(self, where: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+        """For the curves; a pass rate together with the prompts behind it."""
+        plan = self._gate.view.plan
+        count = prompts_answered(plan, self._trainer.get("ready", {}), self._overlong) if "pass_at_1" in shown else None
+        figures = {**shown} | ({PROMPTS: count} if count else {})
+        self._history.add(
+            run=plan.run if plan else "", task=where["task"], number=where["round"], step=where["step"],
+            at=self._clock(), figures=figures,
+        )  # fmt: skip
 
     # ---- the snapshot ------------------------------------------------------------------------------
 
@@ -201,6 +232,7 @@ class Panel:
         return {
             "approvals": self.approvals,
             "approval": self.approval,
+            "approval.comparison": self.comparison,
             "outbox": self._messages.outbox,
             "inbox": self._messages.inbox,
             "audit": self._records.page,
@@ -208,59 +240,28 @@ class Panel:
             "audit.verify": self._records.verify,
             "limits": self._limits.limits,
             "ledger": self.ledger_view,
+            "round": self._rounds.round,
+            "curves": self._curves.curves,
             "certificates": self._about.certificates,
             "settings": self._about.settings,
             "logs": self._about.logs,
         }
 
     def approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Every release that was ever held here, newest last; `state` narrows it. Raises UsageError."""
-        rows = self._ledger.releases(Asked(arguments, "state").text("state") or None)
-        return {
-            "releases": [
-                {
-                    "id": release.id,
-                    "kind": release.kind,
-                    "run": release.run,
-                    "round": release.round,
-                    "step": release.step,
-                    "bytes": release.payload_bytes,
-                    "digest": release.digest,
-                    "policy_digest": release.policy_digest,
-                    "revision": release.revision,
-                    "state": release.state,
-                    "held_since": release.requested_at,
-                    "expires_at": release.expires_at,
-                    "needed": release.persons,
-                    "given": [item.person for item in self._ledger.approvals(release.id) if item.verdict == "approve"],
-                }
-                for release in rows
-            ]
-        }
+        """Releases that were ever held here, a page at a time. Raises UsageError."""
+        return release_page(self._ledger, arguments)
 
     def approval(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """One release with every fact. Raises UsageError, NotFoundError."""
         return self._releases.view(self._ledger.release(Asked(arguments, "release").text("release")))
 
-    def ledger_view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What the guard remembers: runs, budget counts, outgoing content; DP has no ledger yet and says so.
+    def comparison(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One release beside the last one of its kind that left. Raises UsageError, NotFoundError."""
+        return self._releases.comparison(self._ledger.release(Asked(arguments, "release").text("release")))
 
-        Raises:
-            UsageError: an argument; it takes none.
-        """
-        Asked(arguments)
-        return {
-            "dp": "off: no privacy budget is kept, and none is claimed",
-            "runs": self._ledger.runs(),
-            "history": self._ledger.book or {},
-            "content": [
-                {
-                    "kind": item.kind, "run": item.run, "round": item.round, "step": item.step, "digest": item.digest,
-                    "bytes": item.payload_bytes, "state": item.state, "at": utc(item.at),
-                }
-                for item in self._ledger.outbox()
-            ],
-        }  # fmt: skip
+    def ledger_view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What the guard remembers: runs, budget counts, a page of outgoing content. Raises UsageError."""
+        return ledger_page(self._ledger, arguments)
 
 
 def _figure(name: str, value: Any) -> Any:

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedsilo.treaty.audit.record import TEXT_CHARACTERS_MAX, keyed_digest, shortened
+from fedsilo.edge.rule_fields import rules_of
+from fedsilo.treaty.audit.record import keyed_digest
 from fedsilo.treaty.wire.codec import Buffer, sha256_hex
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.engine import Decision, Facts, RuleResult
 from policies.load import Policy
-
-NOT_APPLICABLE = "n.a."
-_LIST_SHOWN_MAX = 64
 
 
 def decision_fields(
@@ -48,12 +46,10 @@ def decision_fields(
         "direction": facts["direction"],
         "decision": decision.verdict,
         "reasons": list(decision.reasons),
-        "rules": [rule_fields(result, policy) for result in decision.results if result.outcome != NOT_APPLICABLE],
+        **rules_of(decision, policy),
         "facts": {"final": dict(facts), "history": dict(history)},
         "policy": {**policy.digests, "code": code_sha256, "schema": schema_sha256},
         "payload": dict(payload_digests),
-        # A count is enough: facts and policy say which ones, and most messages are polls that few rules are for.
-        "detail": {"rules_not_applicable": sum(result.outcome == NOT_APPLICABLE for result in decision.results)},
     }
 
 
@@ -81,27 +77,3 @@ def payload_digests(kind: str, payload: Buffer, site_key: bytes, digest: str = "
 def tensor_digests(payload_bytes: int, digest: str) -> dict[str, Any]:
     """The same of a payload of tensors, which nobody guesses."""
     return {"bytes": payload_bytes, "sha256": digest}
-
-
-def rule_fields(result: RuleResult, policy: Policy) -> dict[str, Any]:
-    """One rule's verdict, of a rule that applies to the kind. policy: the one that judged."""
-    fields: dict[str, Any] = {"rule": result.rule, "outcome": result.outcome}
-    fields |= {"measured": _plain(result.measured), "limit": _plain(result.limit), "line": result.line}
-    if policy.charter is not None and result.file == policy.charter.source:
-        fields["file"] = "charter"
-    if result.outcome in ("deny", "hold"):
-        fields["reason"] = result.reason
-    return fields
-
-
-def _plain(value: Any) -> Any:
-    """A limit may be a set or a long text of the policy file; the record holds a short form of it."""
-    if isinstance(value, str):
-        return shortened(value)[:TEXT_CHARACTERS_MAX]
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value[:_LIST_SHOWN_MAX]]
-    if isinstance(value, set | frozenset):
-        return [_plain(item) for item in sorted(value, key=str)[:_LIST_SHOWN_MAX]]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in list(value.items())[:_LIST_SHOWN_MAX]}
-    return value

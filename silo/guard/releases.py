@@ -1,13 +1,14 @@
 """Held releases: what waits for persons, what they are shown, and what their answer does (threat T36).
 
 A release is held after clipping and rounding, serialised once; what is approved is that digest under that policy, and
-those very bytes are sent. An approval counts once, names a person, and is void when the policy changed meanwhile.
-Nobody's silence is a yes: a hold that expires is a refusal.
+those very bytes are sent. An approval counts once, names a person and the findings that person opened, and is void when
+the policy changed meanwhile. Nobody's silence is a yes: a hold that expires is a refusal.
+Does not stop: a person who approves what he did not understand; that a finding was opened is all that can be known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,12 @@ from policies.fields import Approvals
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, parsed
+from silo.guard.release_comparison import ReleaseComparison
+from silo.guard.release_findings import Finding, unread
 from silo.guard.release_view import ReleaseView, hit_places, policy_content
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
+ACKNOWLEDGED_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Releases:
         self._ledger = ledger
         self._silo = silo
         self._shows = ReleaseView(ledger)
+        self._compares = ReleaseComparison(ledger)
         self.destination = dict(destination)
         self._grants: dict[tuple[str, str], int] = {}  # (release, person) -> number of the record of the yes
 
@@ -135,11 +140,14 @@ class Releases:
         """Count one person's yes; the last one needed frees the release.
 
         Args:
-            command: arguments {release, digest, policy_digest[, revision]}, as the person was shown them.
+            command: arguments {release, digest, policy_digest[, revision][, acknowledged]}, as the person was shown
+                them; acknowledged: ids of the findings that the person opened.
 
         Raises:
-            NotFoundError, ConflictError: no such release, no longer held, or what was shown is not what is held.
+            NotFoundError, ConflictError: no such release, no longer held, or what was shown is not what is held; or a
+                finding that is seen here was not opened (`FINDINGS_UNREAD`).
             NotAllowedError: the person has no role that the policy names.
+            UsageError: acknowledged is no list of ids.
         """
         self._refuse_while_halted()
         release = self._shown(command)
@@ -152,14 +160,37 @@ class Releases:
             raise NotAllowedError(
                 f"{command.person} may not approve {release.kind}: the policy asks for {', '.join(sorted(roles))}"
             )
+        opened = self._opened(release, command)
         self._answer(release, command, "approve", "")
         self._grants[release.id, command.person] = self._record(
-            "approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint
-        )
+            "approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint,
+            acknowledged=opened,
+        )  # fmt: skip
         approvals = self._given(release)
         if len(approvals) < release.persons:
             return self._ledger.release(release.id), None
         return self._free(release, approvals)
+
+    def _opened(self, release: Release, command: VerifiedCommand) -> list[str]:
+        """Ids of the findings of this release, each opened by the person.
+
+        Raises:
+            ConflictError: one was not (`FINDINGS_UNREAD`). UsageError: no list of ids.
+        """
+        given = command.arguments.get("acknowledged") or []
+        listed = isinstance(given, list) and len(given) <= ACKNOWLEDGED_MAX
+        if not listed or not all(isinstance(one, str) for one in given):
+            raise UsageError(f"acknowledged is a list of at most {ACKNOWLEDGED_MAX} ids of findings")
+        # As they are seen here, at this moment: what has been found since the person looked counts as not opened.
+        noticed: list[Finding] = self.view(release)["noticed"]
+        if left := unread(noticed, given):
+            names = ", ".join(one["id"] for one in left)
+            raise ConflictError(
+                f"{len(left)} of {len(noticed)} findings of {release.id} not opened: {names}",
+                hint=f"read them (silo approvals show {release.id}), then name each with --ack-finding",
+                code="FINDINGS_UNREAD",
+            )
+        return [str(one["id"]) for one in noticed]
 
     def _given(self, release: Release) -> tuple[engine.Approval, ...]:
         roles = tuple(sorted(self._asked(release.kind).roles))
@@ -237,6 +268,35 @@ class Releases:
         release = self._shown(command)
         self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))))
         return self._deny(release, command.person, command.certificate_fingerprint, code)
+
+    def defer(self, command: VerifiedCommand) -> Release:
+        """A person wants to be asked later. It stops no clock and binds nobody else.
+
+        Args:
+            command: arguments {release, digest, policy_digest[, revision], until_seconds}; the last in UTC seconds
+                since 1970, before the hold ends.
+
+        Raises:
+            UsageError: no time, or one that is over. ConflictError: the hold ends before that (`TOO_LATE`); or as
+            `approve`. NotFoundError: as `approve`.
+        """
+        self._refuse_while_halted()
+        release, now = self._shown(command), self._gate.now()
+        until = command.arguments.get("until_seconds")
+        if isinstance(until, bool) or not isinstance(until, int | float) or not now < until < float("inf"):
+            raise UsageError("until when? until_seconds is a time to come, in seconds since 1970")
+        if until >= release.expires_at:
+            raise ConflictError(
+                f"the hold of {release.id} ends before that, in {max(release.expires_at - now, 0) / 60:.0f} minutes",
+                hint="what expires is refused; ask for a shorter time",
+                code="TOO_LATE",
+            )
+        self._record(
+            "release.defer", release, person=command.person, fingerprint=command.certificate_fingerprint,
+            until=int(until),
+        )  # fmt: skip
+        self._ledger.defer(release.id, command.person, float(until))
+        return release
 
     def _deny(self, release: Release, person: str, fingerprint: str, reason: str) -> Settled:
         self._record("approval.deny", release, person=person, fingerprint=fingerprint, reasons=[reason])
@@ -360,11 +420,16 @@ class Releases:
         )  # fmt: skip
 
     def _record(
-        self, event: str, release: Release, *, person: str = "", fingerprint: str = "", reasons: list[str] | None = None
-    ) -> int:
-        detail = {"release": release.id, "expires_at": int(release.expires_at)}
+        self, event: str, release: Release, *, person: str = "", fingerprint: str = "",
+        reasons: list[str] | None = None, acknowledged: Sequence[str] = (), until: int = 0,
+    ) -> int:  # fmt: skip
+        detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
         if person:
             detail |= {"person": person, "certificate": fingerprint}
+        if acknowledged:
+            detail["acknowledged"] = list(acknowledged)
+        if until:
+            detail["until"] = until
         return self._gate.record(
             event, kind=release.kind, run=release.run, round=release.round, step=release.step, reasons=reasons or [],
             detail=detail, policy={"effective": self._gate.policy.digest},
@@ -380,6 +445,12 @@ class Releases:
             release, policy_name=policy.file.name, policy_digest=policy.digest, policy=policy.file,
             destination=self.destination, roles=list(self._asked(release.kind).roles),
         )  # fmt: skip
+
+    def comparison(self, release: Release) -> dict[str, Any]:
+        """All of a release beside the last one of its kind that left; figures and digests, never content."""
+        return self._compares.comparison(
+            release, self._shows.last(release), policy_digest=self._gate.policy.digest, destination=self.destination
+        )
 
     def _keep_beside(self, release: Release, payload: Buffer) -> None:
         """What a later look at this release is compared with, and where its screens found something."""

@@ -24,6 +24,7 @@ from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
+from fedsilo.edge.message_index import MessageIndex
 from fedsilo.treaty.errors import FedSiloError, UnreachableError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from policies.load import Policy
@@ -38,7 +39,6 @@ from silo.guard.gate import Gate, open_channel
 from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
-from silo.guard.message_index import MessageIndex
 from silo.guard.own_certificate import OwnCertificate
 from silo.guard.preflight import look_at_coordinator
 from silo.guard.public import PublicView, token_counter

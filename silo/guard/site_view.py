@@ -9,19 +9,13 @@ reads it with `silo logs --trainer`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from certs.describe import describe_certificate
-from certs.names import parse_spiffe_id
-from fedsilo.treaty import strict_yaml
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError
-from silo.config import SiloConfig
-from silo.guard.query_arguments import Asked
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.edge.site_files import certificate_file, settings_of
+from fedsilo.treaty.errors import NotAllowedError, NotFoundError
 from silo.guard.startup import Site
 
 LINES_DEFAULT, LINES_MAX = 200, 1_000
@@ -67,32 +61,8 @@ class SiteView:
             for person in sorted(self._site.roles.people)
             if (path := files.certificate.parent / f"{person}.crt").is_file()
         ]
-        return [self._row(whose, file, in_use) for whose, file, in_use in named if file is not None]
-
-    def _row(self, whose: str, path: Path, running: str) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "subject": "", "role": "", "names": [], "issuer": "", "fingerprint": "", "not_before": "", "not_after": "",
-            "days_left": 0, "pinned": False, "whose": whose, "file": str(path), "in_use": True, "fault": "",
-        }  # fmt: skip
-        try:
-            found = describe_certificate(path.read_bytes())
-        except (FedSiloError, OSError) as error:
-            return row | {"fault": error.message if isinstance(error, FedSiloError) else error.strerror or "unreadable"}
-        until = datetime.strptime(found["not_after"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-        names = [name.partition(":")[2] for name in found["names"]]
-        return row | {
-            "subject": found["subject"],
-            "role": "CA" if found["ca"] else _role_of(names),
-            "names": names,
-            "issuer": found["issuer"],
-            "fingerprint": found["fingerprint"],
-            "not_before": found["not_before"],
-            "not_after": found["not_after"],
-            "days_left": int((until.timestamp() - self._now_seconds()) // 86_400),
-            # a root that this guard takes nobody else's word for
-            "pinned": bool(found["ca"]),
-            "in_use": not running or running == found["fingerprint"],
-        }
+        now = self._now_seconds()
+        return [certificate_file(whose, file, now, in_use) for whose, file, in_use in named if file is not None]
 
     def settings(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every key of the site's configuration as this guard runs with it: [{"key", "value", "origin"}].
@@ -103,12 +73,7 @@ class SiteView:
             UsageError: an argument; it takes none.
         """
         Asked(arguments)
-        config = self._site.config
-        try:
-            lines = strict_yaml.load(config.source.read_bytes(), config.source.name).lines
-        except (FedSiloError, OSError):  # removed or rewritten since it was read
-            lines = {}
-        return list(_settings(config, (), lines, config.source.name))
+        return settings_of(self._site.config, self._site.config.source)
 
     def logs(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """{"lines", "left_out"}: the newest lines of the guard's log, and from how many of them words were left out.
@@ -141,27 +106,3 @@ class SiteView:
         shown = [_QUOTED.sub(r"\1 (left out)", line)[:LINE_CHARACTERS_MAX] for line in own]
         left_out = len(lines) - len(own) + sum(_QUOTED.search(line) is not None for line in own)
         return {"lines": shown[-wanted:], "left_out": left_out}
-
-
-def _role_of(names: list[str]) -> str:
-    return next((found.role for name in names if (found := parse_spiffe_id(name)) is not None), "")
-
-
-def _settings(
-    block: BaseModel, path: tuple[str, ...], lines: Mapping[Any, int], source: str
-) -> Iterator[dict[str, Any]]:
-    for name in type(block).model_fields:
-        if isinstance(block, SiloConfig) and name == "source":
-            continue
-        value, here = getattr(block, name), (*path, name)
-        if isinstance(value, BaseModel):
-            yield from _settings(value, here, lines, source)
-            continue
-        origin = f"{source}:{lines[here]}" if here in lines else "default"
-        yield {"key": ".".join(here), "value": _plain(value), "origin": origin}
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from certs.identity import peer_identity
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_witness import TwoHistories
+from fedsilo.edge.audit_witness import OWN_HISTORY_LOST, TwoHistories
 from fedsilo.treaty.audit.checkpoint import parse_checkpoint, parse_note
 from fedsilo.treaty.audit.witness import LogStep, Offer
 from fedsilo.treaty.errors import NotAllowedError, VerificationError
@@ -24,8 +24,6 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
 
 _log = logging.getLogger("fedsilo.silo")
-
-LOST = frozenset({"OWN_HISTORY_LOST"})
 
 
 class Witnessing:
@@ -162,7 +160,7 @@ class Witnessing:
         try:
             self._audit.add_cosignature(note)
         except VerificationError as error:
-            if error.code in LOST:
+            if error.code == OWN_HISTORY_LOST:
                 raise
             _log.info("a cosignature was worth nothing: %s", error.message)
 

@@ -1,4 +1,4 @@
-"""The decoder against transformers' own forward of each architecture, through autograd where a gradient is asked for."""
+"""The decoder against transformers' own forward of each architecture, and through autograd its gradients."""
 
 from __future__ import annotations
 

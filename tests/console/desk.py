@@ -36,7 +36,7 @@ class Signer:
             raise self.refusal
         if name == "approvals.reject":
             return {"release": arguments["release"], "state": "rejected", "audit_size": 72}
-        return {"release": arguments["release"], **self.result}
+        return {**({"release": arguments["release"]} if "release" in arguments else {}), **self.result}
 
 
 class Desk:
@@ -84,8 +84,8 @@ class Desk:
         await self.pilot.pause()
 
     def unlock(self, person: str = "alice", site: str = "hospital_a") -> None:
-        self.app._person = Person(person, Operator(site, Path("none.crt"), Path("none.key")))
-        self.app._last_input = self._time[0]
+        self.app.signing.person = Person(person, Operator(site, Path("none.crt"), Path("none.key")))
+        self.app.signing.last_input = self._time[0]
 
     async def answers_sent(self) -> list[tuple[str, str, dict[str, Any], str]]:
         await self.app.workers.wait_for_complete()

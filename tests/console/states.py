@@ -9,6 +9,7 @@ from typing import Any
 
 from console.store import Store
 from console.values import Snapshot
+from silo.guard.release_view import STAYS
 
 NOW = datetime(2026, 12, 1, 10, 0, 0, tzinfo=UTC).timestamp()
 DIGEST = "7be144d0" + "5a" * 26 + "c09f"
@@ -64,7 +65,7 @@ def release(**changes: Any) -> dict[str, Any]:
                 "covered_by_epsilon": "NO",
             }],
             "bytes": 1_992_294,
-            "stays": ["prompts", "answers", "per-sample rewards", "gradients", "optimiser state", "private rollouts"],
+            "stays": list(STAYS),
         },
         "policy": {"name": "pubswap", "digest": POLICY_DIGEST, "counts": {}, "rules": RULES},
         "budget": "DP off", "findings": "no text screens in this ruleset",
@@ -110,6 +111,7 @@ def coordinator(**changes: Any) -> dict[str, Any]:
         return {
             "silo": name, "state": state, "since": "", "last_seen": seen, "round": 2, "step": 4, "error": error,
             "hello": {"isolation": "namespaces"}, "refusal": refusal,
+            "certificate_until": "2026-12-06T22:00:00Z" if seen else "",
         }  # fmt: skip
 
     data: dict[str, Any] = {

@@ -20,9 +20,18 @@ from console.screens.approvals import ApprovalsScreen
 from console.screens.audit import AuditScreen
 from console.screens.base import FedScreen
 from console.screens.budget import BudgetScreen
+from console.screens.certs import CertsScreen
+from console.screens.curves import CurvesScreen
+from console.screens.history import HistoryScreen
+from console.screens.logs import LogsScreen
+from console.screens.orders import OrderingScreen
 from console.screens.outbox import MessageScreen, OutboxScreen
 from console.screens.overview import OverviewScreen
+from console.screens.release_texts import TextScreen
+from console.screens.round import RoundScreen
+from console.screens.settings import SettingsScreen
 from console.screens.tables import TablePane
+from console.told import ToldConsole
 from fedsilo.launch import cli, cli_console, cli_coordinator, cli_silo
 from tests.console.states import live, release, silo
 
@@ -70,9 +79,11 @@ def test_a_twin_that_is_no_command_is_noticed(words: tuple[str, ...]) -> None:
 
 def test_what_changes_something_has_an_upper_case_key_a_twin_and_an_action_of_the_roles() -> None:
     changing = [action for action in ACTIONS if action.changes]
-    assert {action.name for action in changing} >= {"approve", "reject"}
+    assert {action.name for action in changing} >= {"approve", "reject", "pause", "start", "abort", "stop"}
+    assert [action.name for action in changing if not action.key] == ["stop"]
     for action in changing:
-        assert len(action.key) == 1 and action.key.isupper(), action
+        # what has no key of its own is in the palette only
+        assert not action.key or (len(action.key) == 1 and action.key.isupper()), action
         assert action.twin is not None and action.action in roles.ACTIONS, action
 
 
@@ -88,15 +99,19 @@ def _bound(widget: type[Any]) -> Mapping[str, str]:
     """Key -> action of a class's own bindings."""
     bound = {}
     for binding in widget.__dict__.get("BINDINGS", ()):
-        assert isinstance(binding, Binding)
-        bound |= dict.fromkeys((key.strip() for key in binding.key.split(",")), binding.action)
+        keys, action = (binding.key, binding.action) if isinstance(binding, Binding) else binding[:2]
+        bound |= dict.fromkeys((key.strip() for key in keys.split(",")), action)
     return bound
 
 
 WHERE: Mapping[type[Any], set[str]] = {
-    FedConsole: set(), FedScreen: set(), OverviewScreen: {"overview"}, ApprovalScreen: {"approval"},
+    FedConsole: set(), FedScreen: set(), ToldConsole: {"replay"}, OverviewScreen: {"overview"},
+    OrderingScreen: {"ordering", "ordering runs", "ordering a silo"}, ApprovalScreen: {"approval"},
     TablePane: {"table"}, ApprovalsScreen: {"approvals"}, OutboxScreen: {"outbox"}, MessageScreen: {"message"},
-    AuditScreen: {"audit"}, BudgetScreen: {"budget"},
+    AuditScreen: {"audit"}, BudgetScreen: {"budget"}, HistoryScreen: {"history"},
+    TextScreen: {"payload", "comparison"}, RoundScreen: {"round"},
+    CurvesScreen: {"curves"},
+    CertsScreen: {"certs"}, LogsScreen: {"logs"}, SettingsScreen: {"settings"},
 }  # fmt: skip
 
 
@@ -107,14 +122,16 @@ def test_every_key_is_in_the_table_and_every_key_of_the_table_is_bound(widget: t
     assert set(_bound(widget)) <= told
     bound = {key for each in (FedConsole, FedScreen, widget) for key in _bound(each)}
     if widget not in (FedConsole, FedScreen):
-        own = {action.key for action in actions if action.screens}
+        own = {action.key for action in actions if action.screens and action.key}
         assert own <= bound and {action.key for action in actions if not action.screens} <= bound | {"j"}
         assert not {key for key in bound if key in ("A", "R")} or widget is ApprovalScreen
 
 
 def test_no_key_of_one_screen_means_two_things() -> None:
-    tables = ("example", "approvals", "outbox", "audit", "budget")
-    for tags in ({"overview"}, {"approval"}, {"message"}, *({"table", name} for name in tables)):
+    tables = ("example", "approvals", "outbox", "audit", "budget", "round", "curves", "certs", "logs", "settings")
+    party = ({"ordering", "ordering runs"}, {"ordering", "ordering a silo"})
+    overviews = [{"overview", "replay"} | orders for orders in party]
+    for tags in (*overviews, {"approval"}, {"message"}, *({"table", name} for name in tables)):
         keys = [key for action in actions_on(*tags) for key in (action.key, *action.also) if key]
         assert len(keys) == len(set(keys)), tags
 

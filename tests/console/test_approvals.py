@@ -8,14 +8,18 @@ import pytest
 
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
+from console.screens.history import HistoryScreen
 from tests.console.desk import SIZES, console
 from tests.console.states import NOW, coordinator, release, silo
 from tests.console.test_safe import TOGETHER
 
 SECOND = release(id="r1/hospital_a/1", held_since=NOW - 10, expires_at=NOW + 200)
 PAST = {
-    "id": "r0/hospital_a/0", "kind": "lora.factors", "bytes": 1000, "digest": "cd" * 32, "state": "sent",
-    "held_since": NOW - 9000, "expires_at": NOW - 7200, "needed": 1, "given": ["alice"],
+    "id": "r0/hospital_a/0", "kind": "lora.factors", "bytes": 1000, "digest": "cd" * 32, "state": "approved",
+    "held_since": NOW - 9000, "expires_at": NOW - 7200, "needed": 2, "given": ["alice", "bob"],
+    "policy_digest": "ef" * 32,
+    "answers": [{"person": "alice", "verdict": "approve", "at": "2026-12-01T07:00:00Z"},
+                {"person": "bob", "verdict": "approve", "at": "2026-12-01T07:10:00Z"}],
 }  # fmt: skip
 
 
@@ -43,21 +47,44 @@ async def test_nothing_can_be_answered_from_the_list() -> None:
         assert isinstance(desk.app.screen, ApprovalScreen) and await desk.answers_sent() == []
 
 
-async def test_history_is_asked_for_only_while_it_is_shown() -> None:
+async def test_history_is_a_screen_of_its_own_and_comes_in_pages() -> None:
     async with console((100, 30)) as desk:
         await desk.show(silo(release()))
         await desk.press("3")
         assert set(desk.app.wanted) == {"halts"}
         await desk.press("h")
-        assert desk.app.wanted["approvals"] == ("approvals", {})
-        held: dict[str, Any] = {**PAST, "id": "r1/hospital_a/0", "state": "held"}
-        await desk.answer("approvals", {"releases": [PAST, held]})
+        assert isinstance(desk.app.screen, HistoryScreen) and desk.app.screen.twin() == "silo approvals history"
+        assert desk.app.wanted["history"] == ("approvals", {"limit": 100})
+        held: dict[str, Any] = {**PAST, "id": "r1/hospital_a/0", "state": "held", "answers": []}
+        await desk.answer("history", {"releases": [held, PAST], "total": 3, "next": 7})
         shown = [line for line in desk.text.splitlines() if "hospital_a/" in line]
-        assert len(shown) == 2 and "sent" in shown[1] and "1 of 1" in shown[1]
+        assert len(shown) == 2 and "approved" in shown[1] and "alice yes, bob yes" in shown[1] and "nobody" in shown[0]
+        assert desk.app.wanted["history before 7"] == ("approvals", {"limit": 100, "before": 7})
+        first: dict[str, Any] = {
+            **PAST,
+            "id": "r0/hospital_a/9",
+            "state": "rejected",
+            "answers": [{"person": "bob", "verdict": "reject", "at": "2026-11-30T08:00:00Z"}],
+        }
+        await desk.answer("history before 7", {"releases": [first], "total": 3, "next": None})
+        assert "bob no" in desk.text and "history before 7" not in desk.app.wanted
         await desk.press("j", "enter")
-        assert "approved by alice" in desk.text and "silo approvals show r0/hospital_a/0" in desk.text
-        await desk.press("escape", "h")
-        assert set(desk.app.wanted) == {"halts"} and "r0/hospital_a/0" not in desk.text
+        for told in ("yes alice", "2026-12-01T07:00:00Z", f"sha256:{'cd' * 32}", "silo approvals show r0/hospital_a/0"):
+            assert told in desk.text
+        await desk.press("escape", "k", "enter")
+        assert isinstance(desk.app.screen, ApprovalScreen)
+        await desk.press("escape", "escape")
+        assert isinstance(desk.app.screen, ApprovalsScreen) and set(desk.app.wanted) == {"halts"}
+
+
+async def test_history_that_the_daemon_refuses_or_does_not_have_says_so() -> None:
+    async with console() as desk:
+        await desk.show(silo())
+        await desk.press("3", "h")
+        await desk.answer("history", {"releases": [], "total": 0, "next": None})
+        assert "no releases that were held yet" in desk.text
+        await desk.answer("history", None, ("UNREACHABLE", "the silo was busy"))
+        assert "the silo was busy" in desk.text
 
 
 async def test_nothing_held_and_a_coordinator_say_so() -> None:
@@ -74,10 +101,12 @@ async def test_nothing_held_and_a_coordinator_say_so() -> None:
 @pytest.mark.parametrize("name", TOGETHER)
 async def test_T37_hostile_history_draws_no_control_character(name: str) -> None:
     text = TOGETHER[name]
+    answers = [{"person": text, "verdict": text, "at": text}, 3]
     async with console((140, 42)) as desk:
         await desk.show(silo(release(id=text)))
         await desk.press("3", "h")
-        await desk.answer("approvals", {"releases": [{**PAST, "id": text + "2", "kind": text, "given": [text]}, 3]})
-        for key in ("j", "enter", "escape", "i"):
+        row = {**PAST, "id": text + "2", "kind": text, "state": text, "digest": text, "answers": answers}
+        await desk.answer("history", {"releases": [row, 3], "next": text, "total": text})
+        for key in ("enter", "escape", "i"):
             assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
             await desk.press(key)

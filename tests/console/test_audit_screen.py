@@ -433,4 +433,4 @@ async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
 
 
 def test_the_twins_are_quoted_as_a_shell_takes_them() -> None:
-    assert command_line(chain.TAIL_TWIN) == "fedsilo audit tail --log STATE_DIR"
+    assert command_line(chain.list_twin()) == "fedsilo audit tail --log STATE_DIR"

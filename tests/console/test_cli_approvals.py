@@ -86,7 +86,7 @@ def test_at_80x24_all_that_is_asked_for_stands_above_the_prompt(
         shown = cli_approvals._shown(config, "r1/hospital_a/0", "", "")
         assert (shown["digest"], shown["policy_digest"], shown["revision"]) == (DIGEST, POLICY_DIGEST, 1)
     else:
-        with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters of the digest above"):
+        with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters of what stands above"):
             cli_approvals._shown(config, "r1/hospital_a/0", "", "")
     (text,) = asked
     lines = text.splitlines()

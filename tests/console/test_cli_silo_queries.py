@@ -94,7 +94,9 @@ def test_ledger_limits_and_forecast(ask: Any) -> None:
     assert code == 0 and forecast["data"]["forecast"]["rounds_left"] > 0
     code, text = ask("ledger", "forecast", text=True)
     assert code == 0 and "day_bytes of this UTC day (policy.yaml:" in text and "DP off" in text
-    assert ask("ledger", "show")[1]["data"]["dp"].startswith("off")
+    shown = ask("ledger", "show")[1]["data"]
+    assert shown["dp"].startswith("off") and len(shown["content"]) == shown["total"] == 1
+    assert ask("ledger", "show", "--before", "0")[1]["data"]["content"] == []
 
 
 def test_the_daemon_verifies_its_own_log_and_a_break_is_exit_status_7(bench: Bench, ask: Any) -> None:

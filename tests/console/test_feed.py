@@ -13,7 +13,7 @@ import pytest
 
 from console import feed as feed_module
 from console.client import Event
-from console.feed import QUESTIONS_MAX, Feed
+from console.feed import EVENTS_WAITING_MAX, QUESTIONS_MAX, SAMPLES_WAITING_MAX, Feed, Waiting
 from console.values import Snapshot
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError
 from tests.console.states import Reading, coordinator, silo
@@ -119,7 +119,7 @@ def test_an_answer_to_another_question_is_never_shown_under_the_same_key() -> No
     [(NotFoundError("there is no query budget"), "NOT_FOUND", "there is no query budget"),
      (NotAllowedError("bob may not", hint="alice may grant it"), "NOT_ALLOWED", "bob may not; alice may grant it"),
      (UnreachableError("did not answer within 5 s"), "UNREACHABLE", "did not answer within 5 s"),
-     (ValueError("Expecting value"), "UNREADABLE", "the answer to budget cannot be read: Expecting value")],
+     (ValueError("Expecting value"), "UNREADABLE", "the answer to budget cannot be read: ValueError: Expecting value")],
 )  # fmt: skip
 def test_a_refused_question_is_noted_and_the_rest_goes_on(error: Exception, code: str, text: str) -> None:
     daemon = Daemon()
@@ -184,3 +184,33 @@ def test_after_a_failure_the_same_is_asked_of_the_next_source(monkeypatch: pytes
     finally:
         second.ended.set()
         reader.stop()
+
+
+def test_a_flood_of_samples_is_bounded_and_counted_and_displaces_nothing_else() -> None:
+    waiting = Waiting()
+    waiting.add(Event(1, "t", "release.held", {"release": "r1/hospital_a/0"}))
+    for sequence in range(2, SAMPLES_WAITING_MAX + 12):
+        waiting.add(Event(sequence, "t", "metric" if sequence % 2 else "note.step", {}))
+    waiting.add(Event(SAMPLES_WAITING_MAX + 12, "t", "halted", {}))
+    missed, *events = waiting.take()
+    assert (missed.name, missed.fields) == ("events.missed", {"missed": 10})
+    assert len(events) == SAMPLES_WAITING_MAX + 2 and [events[0].name, events[-1].name] == ["release.held", "halted"]
+    assert [event.sequence for event in events] == sorted(event.sequence for event in events)
+    assert waiting.take() == []
+    for sequence in range(EVENTS_WAITING_MAX + 1):
+        waiting.add(Event(sequence, "t", "release.held", {}))
+    missed, *events = waiting.take()
+    assert missed.fields == {"missed": 1} and len(events) == EVENTS_WAITING_MAX
+
+
+def test_a_daemon_that_cannot_be_read_is_said_to_be_that_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "PAUSE_SECONDS_MIN", 0.01)
+    daemon = Daemon()
+    whole = daemon.state
+    daemon.state = ["not", "a", "state"]  # type: ignore[assignment]
+    with reading(daemon) as reader:
+        seen = reader.until(lambda seen: seen.link.state == "disconnected")
+        assert "cannot be read: AttributeError" in seen.link.cause
+        daemon.ended.clear()
+        daemon.state = whole
+        assert reader.until(lambda seen: seen.link.state == "live").site == "hospital_a"

@@ -26,9 +26,11 @@ LOOKS = (
 def with_looks(*says: str) -> dict[str, Any]:
     """A held release in which the daemon noticed these."""
     looks = [rule("new destination", text, None, "look") for text in says]
+    noticed = [{"id": f"X-{place}", "code": "X", "says": text} for place, text in enumerate(says)]
     leaves = release()["leaves"] | {"stays": list(STAYS)}
     return release(
         leaves=leaves,
+        noticed=noticed,
         consequences={"approve": ON_APPROVE, "reject": ON_REJECT},
         policy={"name": "pubswap", "digest": POLICY_DIGEST, "rules": [*looks, *RULES]},
         budget="DP off; round 0->33K of 124K 27 %; day 68K->101K of 352K 29 %; sets 0->1 of 2 50 %",
@@ -42,7 +44,8 @@ async def test_findings_come_first_and_all_facts_fit_without_scrolling(size: tup
         await desk.show(silo(with_looks(*LOOKS)))
         await desk.press("enter")
         lines = desk.text.splitlines()
-        first = next(index for index, text in enumerate(lines) if "FINDINGS look NEW destination" in text)
+        first = next(index for index, text in enumerate(lines) if "look NEW destination" in text)
+        assert f"FINDINGS {len(LOOKS)} not opened" in lines[first - 1]
         assert first < next(index for index, text in enumerate(lines) if "1.9 MiB" in text)
         assert "look far end's certificate CHANGED since round 2" in desk.text and "2 look" in desk.text
         assert desk.app.screen.query_one("#body").max_scroll_y == 0

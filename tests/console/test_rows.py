@@ -147,6 +147,33 @@ def test_before_anybody_placed_the_cursor_a_live_table_shows_the_newest() -> Non
     assert made.cursor == "1020" and made.left and "1020" in shown
 
 
+@pytest.mark.parametrize("typed", ["nothing-like-it", "verdict:deny"])
+def test_to_a_row_that_only_a_filter_took_away_the_cursor_comes_back(typed: str) -> None:
+    made = rows()
+    made.move(11)
+    assert made.cursor == "989"  # allowed, so neither filter lets it through
+    for length in range(len(typed) + 1):
+        made.filter(typed[:length])
+    assert made.selected() is None or made.selected().id != "989"  # type: ignore[union-attr]
+    made.left = False
+    made.filter("")
+    assert made.cursor == "989" and made.selected() is not None and made.left  # changing keys rest a moment
+    made.filter(typed)
+    made.take_newest(newest(1010), 911)
+    made.filter("")
+    assert made.cursor == "989"
+
+
+def test_whoever_moves_within_a_filter_stays_where_he_went() -> None:
+    made = rows()
+    made.move(11)
+    made.filter("verdict:deny")
+    made.move(2)
+    here = made.cursor
+    made.filter("")
+    assert made.cursor == here != "989"
+
+
 # ---- pages -----------------------------------------------------------------------------------------
 
 
@@ -197,6 +224,29 @@ def test_a_hole_is_never_shown_as_if_there_were_none() -> None:
     untouched = rows()
     untouched.take_newest(newest(5000), 4901)
     assert not untouched.newer and ids(untouched) == list(range(5000, 4900, -1))
+
+
+def sparse(*numbers: int, reaches: int, following: int | None, made: Rows | None = None) -> Rows:
+    """A page of which few rows passed, of a query that looked at all numbers from `following` up to below `reaches`."""
+    made = made or Rows(COLUMNS, lambda each: str(each["seq"]))
+    made.take_newest([row(seq) for seq in numbers], following, reaches=reaches)
+    return made
+
+
+def test_a_page_with_few_rows_or_none_joins_by_the_numbers_that_it_covers() -> None:
+    made = sparse(950, reaches=1000, following=900)
+    made.move(1)
+    sparse(reaches=1060, following=960, made=made)
+    assert ids(made) == [950] and not made.newer
+    sparse(1061, reaches=1070, following=970, made=made)
+    assert ids(made) == [1061, 950] and made.next == 900 and not made.newer
+    sparse(1300, reaches=1310, following=1210, made=made)  # a hole from 1070 to 1210
+    assert ids(made) == [1061, 950] and made.newer
+    untold = Rows(COLUMNS, lambda each: str(each["seq"]))
+    untold.take_newest([row(950)], 900)
+    untold.move(1)
+    untold.take_newest([row(1061)], 960)
+    assert untold.newer  # without the numbers nobody knows what is in between
 
 
 def test_a_record_can_be_gone_to_by_its_number() -> None:

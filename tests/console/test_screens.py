@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from textual.widgets import Button, Input
 
-from console.app import KeyFiles
 from console.screens.approval import ApprovalScreen
-from console.screens.confirm import ConfirmDialog, TextDialog
+from console.screens.confirm import ConfirmDialog
 from console.screens.overview import OverviewScreen
+from console.signing import KeyFiles
 from console.values import Link
 from fedsilo.treaty.errors import ConflictError
 from tests.console.desk import SIZES, console, open_dialog, type_word
@@ -73,7 +73,7 @@ async def test_a_pasted_AAA_does_nothing() -> None:
         await desk.wait(0.5)
         await desk.pilot.press("A", "A", "A", *DIGEST[-4:], "tab", "enter")
         await desk.wait(0.5)
-        assert isinstance(desk.app.screen, ApprovalScreen) and await desk.answers_sent() == []
+        assert not isinstance(desk.app.screen, ConfirmDialog) and await desk.answers_sent() == []
 
 
 @pytest.mark.parametrize("word", ["", "c09", "ffff", "7be1", "yes", "approve"])
@@ -215,11 +215,11 @@ async def test_lower_case_keys_change_nothing() -> None:
     async with console() as desk:
         desk.unlock()
         await desk.show(silo(release()))
-        await desk.press("enter", *"abcdefghjklmorstuvwxyz0124567893")  # the last one is the place of approvals
-        await desk.press("enter", *"abcdefghklmorstuvwxyz", "i")  # digits went to another place; i shows the JSON
-        assert await desk.answers_sent() == [] and isinstance(desk.app.screen, TextDialog)
-        await desk.press("escape")
-        assert isinstance(desk.app.screen, ApprovalScreen)
+        for key in "abcdefghijklmoprstuvwxyz0123456789":
+            if not isinstance(desk.app.screen, ApprovalScreen):  # a digit goes to another place, other keys below
+                await desk.press("escape", "escape", "escape", "1", "enter")
+            await desk.press(key)
+        assert await desk.answers_sent() == []
 
 
 # ---- and what works --------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ async def test_every_fact_is_on_the_approval_screen_without_scrolling(size: tupl
         words = " ".join(desk.text.split())
         for fact in (
             "r1/hospital_a/0", "7be1 44d0", "held 02:1", "expires in 27:4", "0 of 1 given", "1.9 MiB",
-            "coordinator.example:7443", "lora.factors", "epsilon covers it: NO", "private", "pubswap", "9f2c", "41ab",
+            "coordinator.example:7443", "lora.factors", "epsilon covers it: NO", "rollouts", "pubswap", "9f2c", "41ab",
             "23 ok", "0 look", "0 deny", "0.9322 of 4", "1.9M of 8.0M", "DP off", "first release, nothing to compare",
             "no text screens in this ruleset", "cannot be called back", "quorum", "LOCKED",
         ):  # fmt: skip
@@ -355,7 +355,8 @@ async def test_loading_empty_stale_and_disconnected_say_so() -> None:
         assert "STALE 00:10" in desk.text
         gone = replace(live(silo()), link=Link("disconnected", "nothing listens there", "is it started?", 100.0, 120.0))
         await desk.show(gone)
-        assert "DISCONNECTED: nothing listens there" in desk.text and "hospital_a" in desk.text
+        words = " ".join(desk.text.split())
+        assert "DISCONNECTED" in words and "nothing listens there" in words and "hospital_a" in words
 
 
 IDLE: dict[str, Any] = {"run": "", "rounds": 0, "round": 0, "phase": "idle"}

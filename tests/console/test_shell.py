@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 from textual import events
 
+from console.actions import actions_on
 from console.conditions import answer_lines, denied_lines, empty_lines, refused_lines
-from console.drawing import to_text
+from console.drawing import UNICODE, to_text
 from console.help import JSON_LINES_MAX, json_lines
 from console.screens.approval import ApprovalScreen
 from console.screens.confirm import ConfirmDialog, TextDialog
 from console.screens.overview import OverviewScreen
 from console.screens.palette import ChooseDialog
+from console.store import Store
+from console.told import ToldConsole
 from console.values import Link, Snapshot
+from console.words import Lock, top_bar
 from tests.console.desk import SIZES, Desk, console
 from tests.console.example_screen import ExampleScreen
-from tests.console.states import NOW, coordinator, live, release, silo
+from tests.console.states import NOW, Reading, coordinator, live, release, silo
 from tests.console.test_tables import opened
 
 HALT = {"kind": "public.responses", "since": NOW - 600, "digest": "ab" * 32, "needed": 2, "given": ["alice"]}
@@ -139,7 +143,8 @@ async def test_help_is_of_this_screen_with_commands_and_why_something_is_off() -
         assert "filter: text" not in words
         await desk.press("escape", "escape", "question_mark")
         words = " ".join(desk.text.split())
-        assert "open the release under the cursor" in words and "off now" not in words
+        assert "open the release under the cursor" in words and "silo pause --operator PERSON" in words
+        assert "off now: LOCKED" in words and "fedsilo run abort" not in words  # that is a coordinator's
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -251,6 +256,36 @@ async def test_of_fifty_silos_those_with_trouble_come_first_and_the_rest_is_coun
         assert "silo_00" in words and "silo_48" not in words
 
 
+async def test_the_terminals_title_counts_the_needs_and_says_nothing_of_a_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with console() as desk:
+        written: list[str] = []
+        monkeypatch.setattr(desk.app._driver, "write", written.append)
+        await desk.show(silo(silo="\x1b]2;evil\x07"))
+        await desk.show(silo(release(id="\x1b]2;evil\x07"), release(id="r1/hospital_a/1")))
+        await desk.show(silo())
+        titles = [text for text in written if "]2;" in text]
+        assert titles == ["\x1b]2;(2) fedconsole\x07", "\x1b]2;fedconsole\x07"]
+
+
+def test_the_bar_has_the_links_latency_or_the_age() -> None:
+    store = Store()
+    store.read(Reading(silo()), 100.0, wall_time=NOW, latency_seconds=0.0421)
+    assert "live 42 ms" in to_text([top_bar(store.snapshot, Lock(), 100.0, 120, UNICODE)])
+    assert "STALE 00:10" in to_text([top_bar(store.snapshot, Lock(), 110.0, 120, UNICODE)])
+    assert "live  " in to_text([top_bar(live(silo()), Lock(), 100.0, 120, UNICODE)])  # nobody measured it
+
+
+async def test_replay_keys_are_told_where_something_is_played_back() -> None:
+    for replay in (None, object()):
+        app = ToldConsole(told=lambda: "REPLAY", replay=replay)  # type: ignore[arg-type]
+        async with app.run_test(size=(100, 60)) as pilot:
+            await pilot.pause()
+            keys = {action.shown_key for action in actions_on(*app.top.tags)}
+            assert ({".", "<"} <= keys) is (replay is not None)
+
+
 # ---- states ----------------------------------------------------------------------------------------
 
 
@@ -266,7 +301,8 @@ async def test_stale_and_disconnected_grey_every_screen_and_keep_what_was_known(
         gone = replace(desk.app.snapshot, link=Link("disconnected", "nothing listens there", "", 100.0, desk.now + 9))
         await desk.show(gone)
         words = " ".join(desk.text.split())
-        assert "DISCONNECTED: nothing listens there" in words and "r tries now" in words and "public.responses" in words
+        for told in ("DISCONNECTED", "nothing listens there", "r tries now", "public.responses"):
+            assert told in words, told
 
 
 async def test_before_the_first_snapshot_a_screen_has_its_frame_and_no_data() -> None:

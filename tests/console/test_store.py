@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from console.store import Store
-from console.values import SiloState, Snapshot, why_not_answer
-from tests.console.states import DIGEST, POLICY_DIGEST, Happened, coordinator, live, release, rule, silo
+from console.store import Store, halts_of
+from console.values import CoordinatorState, SiloState, Snapshot, why_not_answer
+from tests.console.states import DIGEST, NOW, POLICY_DIGEST, Happened, Reading, coordinator, live, release, rule, silo
 
 
 def test_a_held_release_has_every_fact() -> None:
@@ -81,6 +82,48 @@ def test_events_are_kept_in_order_and_the_missed_are_counted() -> None:
     events = [Happened(index, f"e{index}") for index in range(300)]
     snapshot = live(silo(), events=[*events, Happened(301, "events.missed", {"missed": 4})])
     assert [event.sequence for event in snapshot.events] == list(range(100, 300)) and snapshot.events_missed == 4
+
+
+def at(minute: int, sequence: int) -> Reading:
+    return Reading(silo(), sequence, f"2026-12-01T10:{minute:02d}:00.000Z")
+
+
+def event(minute: int, sequence: int) -> Happened:
+    return Happened(sequence, f"e{sequence}", time=f"2026-12-01T10:{minute:02d}:00.000Z")
+
+
+def test_a_recording_that_is_moved_back_forgets_what_comes_later_in_it() -> None:
+    store = Store()
+    store.happened([event(minute, minute) for minute in range(1, 7)])
+    store.read(at(6, 6), 1.0, wall_time=0.0)
+    store.read(at(3, 3), 2.0, wall_time=0.0)
+    assert [each.sequence for each in store.snapshot.events] == [1, 2, 3]
+    store.happened([event(3, 3), event(4, 4)])  # the watcher begins where somebody went to
+    assert [each.sequence for each in store.snapshot.events] == [1, 2, 3, 4]
+
+
+def test_a_daemon_that_starts_again_keeps_its_events() -> None:
+    store = Store()
+    store.happened([event(minute, minute) for minute in range(1, 7)])
+    store.read(at(6, 6), 1.0, wall_time=0.0)
+    store.read(at(7, 0), 2.0, wall_time=0.0)
+    store.happened([event(8, 1)])
+    assert [each.sequence for each in store.snapshot.events] == [*range(1, 7), 1]
+
+
+def test_a_halt_has_what_its_release_is_signed_over() -> None:
+    told = {"halts": {"halts": [{"kind": "public.responses", "digest": "ab" * 32}]}}
+    halts = halts_of(replace(live(silo(screens={"halts": ["other"]})), answers=told))
+    assert [(halt.kind, halt.digest) for halt in halts] == [("other", ""), ("public.responses", "ab" * 32)]
+
+
+def test_a_coordinator_tells_why_a_silo_is_refused_and_until_when_its_certificate_is() -> None:
+    state = live(coordinator()).state
+    assert isinstance(state, CoordinatorState)
+    members = {member.silo: member for member in state.members}
+    assert members["clinic_e"].refusal == "its tokenizer is b, expected a"
+    assert members["uni_c"].certificate_until == math.inf
+    assert (members["hospital_a"].certificate_until - NOW) / 86400 == 5.5
 
 
 def test_a_coordinator_shows_released_figures_only() -> None:

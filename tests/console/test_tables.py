@@ -98,6 +98,22 @@ async def test_a_filter_shows_what_passes_and_keys_typed_into_it_do_nothing_else
         assert not isinstance(desk.app.screen, ExampleScreen)
 
 
+async def test_no_answer_to_another_question_is_shown() -> None:
+    async with console((100, 30)) as desk:
+        table = await opened(desk)
+        table.ask_otherwise(("outbox", {"verdict": "deny"}))
+        desk.app.tick()
+        await desk.pilot.pause()
+        assert table.key_asked == "outbox verdict deny" and not table.rows.arrived
+        assert desk.app.wanted[table.key_asked] == ("outbox", {"verdict": "deny", "limit": PAGE_ROWS})
+        await desk.answer("outbox", page(300))  # was on its way
+        assert not table.rows.arrived and "09:05:00" not in desk.text
+        await desk.answer(table.key_asked, {**page(250), "messages": [message(250)], "next": None})
+        assert [item.id for item in table.rows.shown] == ["250"]
+        table.ask_otherwise(("outbox", {}))
+        assert table.key_asked == "outbox"
+
+
 async def test_a_paste_into_the_filter_brings_no_control_character() -> None:
     from textual import events
 

@@ -64,7 +64,6 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("coordinator.aggregate", "torch"),
         ("console.planted", "transformers"),
         ("fedsilo.launch.cli", "torch"),
-        ("fedsilo.launch.planted", "peft"),
         ("fedsilo.edge.model_folder", "transformers"),
         ("silo.guard.adapters", "torch"),
         ("silo.planted", "torch"),
@@ -102,11 +101,15 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("coordinator.planted", "smtplib"),
         ("console.planted", "httpx"),
         ("fedsilo.launch.planted", "wandb"),
-        ("fedsilo.edge.planted", "aiohttp"),
         *(("silo.guard.gate", name) for name in ("_posixsubprocess", "_socket", "_ssl", "urllib3")),
         *(("coordinator.driver", name) for name in ("ftplib", "socketserver", "xmlrpc")),
     ],
-    "asyncio is the recorder's alone": [
+    "only the console's web server speaks HTTP": [
+        ("fedsilo.edge.planted", "aiohttp"),
+        ("silo.guard.planted", "aiohttp"),
+        ("console.feed", "aiohttp"),
+    ],
+    "asyncio is the recorder's and the web server's": [
         ("silo.guard.gate", "asyncio"),
         ("silo.trainer.planted", "asyncio"),
         ("coordinator.planted", "asyncio"),

@@ -98,4 +98,4 @@ def test_help_of_every_command_loads_nothing_heavy(command: str, clean_tree: Tre
 def test_a_command_that_loads_torch_is_named(tree: Tree) -> None:
     (tree.root / "torch.py").write_text('"""Stands in for the real one, which takes seconds."""\n')
     tree.plant("fedsilo.launch.cli_console", "import torch")
-    assert _help_of_each(tree, "fedconsole", set(HEAVY)) == {"": {"torch"}}
+    assert _help_of_each(tree, "fedconsole", set(HEAVY)) == {"": {"torch"}, "serve": {"torch"}}

@@ -23,7 +23,7 @@ HOLDS = "hospital_a"
 SHARE_ATTACKED = ("test_hostile_parties", "test_T38_logs")
 SHARE_SITES = (
     "test_hold_and_approve", "test_killed_silo", "test_methods", "test_policy_reload", "test_report",
-    "test_control_queries", "test_T10_connect",
+    "test_control_queries", "test_T10_connect", "test_console_terminal",
 )  # fmt: skip
 FIRST = (
     *SHARE_SITES,

@@ -30,7 +30,8 @@ def held_release(sites: Federation) -> dict[str, Any]:
 
 def answer(sites: Federation, verb: str, shown: dict[str, Any], person: str, **instead: str) -> Reply:
     digests = {"digest": shown["digest"], "policy": shown["policy"]["digest"], **instead}
-    more = ["--reason", "CONTENT", "--text", "the norm looks odd to me"] if verb == "reject" else []
+    opened = [word for one in shown["noticed"] for word in ("--ack-finding", one["id"])]
+    more = ["--reason", "CONTENT", "--text", "the norm looks odd to me"] if verb == "reject" else opened
     return approvals(
         sites, verb, shown["id"], "--operator", person, "--expect-digest", digests["digest"],
         "--expect-policy", digests["policy"], *more,
@@ -103,6 +104,15 @@ def test_what_left_can_be_read_by_an_approver_and_the_log_says_who_did(sites: Fe
 def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites: Federation) -> None:
     assert sites.submit("rejected", silos=TAKES_PART).exit_code == 0
     shown = held_release(sites)
+    # what would leave is read before the answer, by who may, and put off by one person, which stops nothing
+    assert approvals(sites, "payload", shown["id"], "--operator", "dave").exit_code == 4
+    read = approvals(sites, "payload", shown["id"], "--operator", "bob").data
+    assert read["sha256"] == shown["digest"] and read["tensors"][0]["shape"] and "ticket" not in read
+    newest = [line for line in records(sites.site(HOLDS).audit_log) if line["event"] == "payload.read"][-1]
+    assert newest["detail"]["person"] == "bob" and newest["detail"]["release"] == shown["id"]
+    assert approvals(sites, "defer", shown["id"], "--operator", "bob", "--minutes", "600000").exit_code == 6
+    assert approvals(sites, "diff", shown["id"]).data["against"]["approved_by"] == ["bob"]
+    assert [row["state"] for row in approvals(sites, "history").data["releases"]] == ["held", "approved"]
     assert answer(sites, "reject", shown, "dave").exit_code == 4
     assert answer(sites, "reject", shown, "alice").exit_code == 0
     record = sites.ended("rejected")

@@ -45,10 +45,12 @@ def approve(sites: Federation, silo: str, number: int) -> str:
     (row,) = [row for row in command("silo", "approvals", "list", *config).data["releases"] if row["state"] == "held"]
     assert (row["kind"], row["round"], row["needed"]) == ("lora.factor_b", number, 2)
     sent = len([line for line in lines_of(sites, silo, "egress.sent", "strict") if line["kind"] == row["kind"]])
+    noticed = command("silo", "approvals", "show", row["id"], *config).data["noticed"]
+    opened = [word for one in noticed for word in ("--ack-finding", one["id"])]
     for person, given in (("alice", ["alice"]), ("bob", ["alice", "bob"])):
         answer = command(
             "silo", "approvals", "approve", row["id"], "--operator", person, "--expect-digest", row["digest"],
-            "--expect-policy", row["policy_digest"], *config,
+            "--expect-policy", row["policy_digest"], *opened, *config,
         ).data  # fmt: skip
         assert (answer["given"], answer["needed"]) == (given, 2)
         leaves = [line for line in lines_of(sites, silo, "egress.sent", "strict") if line["kind"] == row["kind"]]

@@ -181,6 +181,21 @@ def test_T36_the_same_request_again_gets_the_same_reply_and_is_done_once() -> No
     assert len(world.done) == 1
 
 
+def test_T36_a_request_may_be_asked_again_with_a_later_expiry_for_an_hour(tmp_path: Path) -> None:
+    world = a_world(tmp_path / "requests.jsonl")
+    first = world.desk.execute(ALICE.signs())
+    world.clock.now = NOW + timedelta(minutes=50)  # what was signed first has expired
+    signed_anew = ALICE.signs(expires=world.clock.now + timedelta(minutes=4))
+    assert world.desk.execute(signed_anew) == first
+    assert len(world.done) == 1
+    restarted = a_world(tmp_path / "requests.jsonl", world.clock)
+    assert restarted.desk.execute(signed_anew) == first and restarted.done == []
+    # after that hour it is a request like any other
+    world.clock.now = NOW + timedelta(hours=2)
+    raise_for_reply(world.desk.execute(ALICE.signs(expires=world.clock.now + timedelta(minutes=4))))
+    assert len(world.done) == 2
+
+
 def test_T36_a_captured_command_is_not_replayed_into_a_fresh_process(tmp_path: Path) -> None:
     journal = tmp_path / "requests.jsonl"
     before = a_world(journal)
@@ -294,6 +309,7 @@ def test_T28_the_table_of_actions_is_the_threat_models() -> None:
         "silo.stop": "00111",
         "release.approve": "00010",
         "release.reject": "00010",
+        "release.defer": "00010",
         "change.propose": "00111",
         "change.approve": "00010",
         "halt.release": "00010",

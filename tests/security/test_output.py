@@ -16,7 +16,17 @@ from typer.testing import CliRunner
 
 import fedsilo
 from fedsilo.launch import cli, cli_run
-from fedsilo.launch.output import JsonOption, emit, envelope, existing, facts_text, guarded, plain, table
+from fedsilo.launch.output import (
+    TRACEBACK_VARIABLE,
+    JsonOption,
+    emit,
+    envelope,
+    existing,
+    facts_text,
+    guarded,
+    plain,
+    table,
+)
 from fedsilo.launch.silo_text import status_text
 from fedsilo.treaty.errors import ConflictError, NotFoundError, UnreachableError, VerificationError
 from tools.reference import programs
@@ -81,8 +91,13 @@ def test_data_and_failure_together() -> None:
     assert len(out.splitlines()) == 1
 
 
-def test_an_operating_system_error_names_its_file_and_a_bug_stays_one() -> None:
+def test_an_operating_system_error_names_its_file_and_a_bug_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert run("disk") == (1, "", "error: /nowhere: No such file or directory [FAILED]\n")
+    assert run("bug")[0] == 70
+    monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
     result = CliRunner().invoke(app, ["bug"])
     assert isinstance(result.exception, KeyError)
     assert run("stop")[0] == 130

@@ -176,6 +176,11 @@ class Bench:
         body = setting.responses_body(*(prompts or ((1, ("12", "12")), (4, ()), (7, ("12",)))))
         return self.gate.offer("public.responses", body, round_number=1, step=step)
 
+    def opened(self, release_id: str) -> dict[str, list[str]]:
+        """What an approval carries of a person who opened every finding."""
+        noticed = self.releases.view(self.ledger.release(release_id))["noticed"]
+        return {"acknowledged": [one["id"] for one in noticed]}
+
     # ---- what was recorded ----
 
     def events(self, name: str) -> list[dict[str, Any]]:

@@ -65,7 +65,8 @@ def test_T36_two_releases_of_the_same_bytes_are_told_apart(tmp_path: Path) -> No
             releases.append(bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None))
         for release in releases:
             shown = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
-            bench.releases.approve(command("approvals.approve", shown, person="alice"))
+            answer = shown | bench.opened(release.id)
+            bench.releases.approve(command("approvals.approve", answer, person="alice"))
     made = audit_report([bench.folder / "audit"])
     assert [item["state"] for item in made["approvals"]] == ["granted", "refused"]
     assert "approved, and denied by the rules" in page(made)

@@ -57,7 +57,8 @@ def test_T34_from_a_looser_draft_to_a_start(place: PolicySite) -> None:
     assert (place.folder / "policy.yaml").read_text() == before  # proposing changes nothing
 
     code, answer = activate(place, data["proposal"], "bob", data["after"])
-    assert (code, answer["data"]["approvers"], answer["data"]["in_place"]) == (0, ["bob"], False)
+    assert (code, answer["data"]["approvers"], answer["data"]["in_place"]) == (9, ["bob"], False)
+    assert answer["error"]["code"] == "HELD"
     assert (place.folder / "policy.yaml").read_text() == before
     code, answer = activate(place, data["proposal"], "bob", data["after"])
     assert (code, answer["error"]["code"]) == (6, "CONFLICT")
@@ -82,7 +83,7 @@ def test_T36_activate_signs_only_what_was_shown_to_another_person(place: PolicyS
         code, answer = activate(place, path, person, after)
         assert (code, answer["error"]["code"]) == (4, "NOT_ALLOWED"), person
     assert list(Path(path).parent.glob("*.approval")) == []
-    assert activate(place, path, "bob", after)[0] == 0
+    assert activate(place, path, "bob", after)[0] == 9
 
 
 def test_T34_propose_prints_the_digest_that_activate_wants_to_be_told(place: PolicySite) -> None:

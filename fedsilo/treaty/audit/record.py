@@ -41,8 +41,9 @@ EVENTS: Final = frozenset(
         "round.transcript", "round.agreed", "round.result", "round.equivocation",
         "approval.request", "approval.grant", "approval.deny", "approval.expire",
         "screen.hit", "dp.debit", "ledger.check", "key.enrol", "key.renew", "key.expire_warn", "denylist.load",
-        "secagg.step", "halt", "release", "tail.repaired", "segment.close", "clock.jump",
+        "secagg.step", "halt", "release", "release.defer", "tail.repaired", "segment.close", "clock.jump",
         "payload.read", "retention.payloads", "retention.records",
+        "run.submit", "run.start", "run.pause", "run.resume", "run.abort", "silo.pause", "silo.resume", "silo.stop",
     }
 )  # fmt: skip
 

@@ -1,10 +1,13 @@
-"""The queries `outbox` and `inbox`: what this silo decided on each message, and whether it left or was let in.
+"""The queries `outbox` and `inbox`: what a party decided on each message, and whether it left or was let in.
 
 For whoever may open the control socket. That is the whole of an audit record too, although roles.yaml names who may
 read the audit log (`audit.read`): a query carries no signature, so nobody knows whose role to look up. What makes it
 safe is the record itself, which never holds a prompt, an answer, a tensor value, a private record's id or a key (T40);
 a site that wants to keep even that to few gives the socket's group to few. Archived payloads stay behind a signed
 command.
+
+A coordinator records the facts of a decision and no rule by name; the rules are judged again here, from these facts and
+under the same charter, so what is shown is what was decided.
 """
 
 from __future__ import annotations
@@ -14,29 +17,34 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.message_index import DECISION_EVENTS, MessageIndex, parsed
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.edge.rule_fields import rules_of
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from policies.engine import History, decide
 from policies.load import Policy
 from policies.message import EVALUATION_ERRORS
-from silo.guard.message_index import DECISION_EVENTS, MessageIndex, parsed
-from silo.guard.query_arguments import Asked
 
 ROWS_DEFAULT, ROWS_MAX = 100, 500
 VERDICTS = ("allow", "deny", "hold")
-_WORDS = {"egress": ("outbound", "silo outbox list"), "ingress": ("inbound", "silo inbox list")}
+_WORDS = {"egress": ("outbound", "outbox"), "ingress": ("inbound", "inbox")}
 
 
 class MessageView:
     """Args:
     index: the messages.
     pages: the log that they are in.
-    policy: the one in force.
+    policy: the one in force; None where nobody knows it.
+    program: whose commands tell the same: silo or coordinator.
     """
 
-    def __init__(self, index: MessageIndex, pages: LogPages, policy: Callable[[], Policy]) -> None:
+    def __init__(
+        self, index: MessageIndex, pages: LogPages, policy: Callable[[], Policy | None], *, program: str = "silo"
+    ) -> None:
         self._index = index
         self._pages = pages
         self._policy = policy
+        self._program = program
 
     def outbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Outbound decisions, newest first.
@@ -82,33 +90,62 @@ class MessageView:
     def _one(self, direction: str, sequence: int) -> dict[str, Any]:
         line = next(iter(self._pages.lines(sequence, sequence + 1)), None)
         record = parsed(*line) if line else None
-        word, command = _WORDS[direction]
+        word, noun = _WORDS[direction]
         if record is None or record["event"] != DECISION_EVENTS[direction]:
-            raise NotFoundError(f"record {sequence} is no {word} decision", hint=f"{command} shows them")
-        return {"message": record, **self._index.fate(record), "would_pass": would_pass(record, self._policy())}
+            hint = f"{self._program} {noun} list shows them"
+            raise NotFoundError(f"record {sequence} is no {word} decision", hint=hint)
+        policy = self._policy()
+        shown = record if policy is None else with_rules(record, policy)
+        return {"message": shown, **self._index.fate(record), "would_pass": would_pass(shown, policy)}
+
+
+def with_rules(record: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:
+    """A decision with the verdict of every rule, where its record has only what they were judged by.
+
+    Nothing is added where another policy decided, or where judging again comes to another verdict.
+    """
+    facts = record.get("facts", {})
+    final, history = facts.get("final"), facts.get("history")
+    if "rules" in record or not final or history is None or _changed(record, policy):
+        return record
+    try:
+        decision = decide(final, policy, History.from_json(history))
+    except EVALUATION_ERRORS:  # facts of another version
+        return record
+    if (decision.verdict, list(decision.reasons)) != (record["decision"], list(record.get("reasons", []))):
+        return record
+    told = rules_of(decision, policy)
+    return {**record, **told, "detail": {**record.get("detail", {}), **told["detail"]}}
 
 
 # ---- what would have passed ------------------------------------------------------------------------
 
 
-def would_pass(record: Mapping[str, Any], policy: Policy) -> list[str]:
+def would_pass(record: Mapping[str, Any], policy: Policy | None) -> list[str]:
     """What each rule asked for that denied or held a message, in a sentence; nothing for one that was allowed.
 
     Args:
         record: the decision.
         policy: in force now. Where another one decided, a last sentence says what this one would do, with the counts
-            and approvals of then.
+            and approvals of then. None: nobody knows it, so only the codes are told.
     """
     if record["decision"] == "allow":
         return []
-    changed = record.get("policy", {}).get("effective") not in (None, policy.digest)
+    codes = ", ".join(record.get("reasons", ())) or "no reason on record"
+    if policy is None:
+        return [f"the policy that decided is not here, only what it said: {codes}"]
+    changed = _changed(record, policy)
     sentences = [
         _sentence(rule, policy, changed) for rule in record.get("rules", ()) if rule["outcome"] in ("deny", "hold")
     ]
     if not sentences:
-        codes = ", ".join(record.get("reasons", ())) or "no reason on record"
         sentences = [f"it was refused before a rule of the policy could judge it: {codes}"]
     return sentences + _by_now(record, policy) if changed else sentences
+
+
+def _changed(record: Mapping[str, Any], policy: Policy) -> bool:
+    """Whether another policy than this one decided."""
+    return record.get("policy", {}).get("effective") not in (None, policy.digest)
 
 
 def _sentence(rule: Mapping[str, Any], policy: Policy, changed: bool) -> str:

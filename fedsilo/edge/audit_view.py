@@ -1,7 +1,7 @@
-"""The queries `audit`, `audit.status` and `audit.verify`: this silo's own log, record by record, and whether it holds.
+"""The queries `audit`, `audit.status` and `audit.verify`: a daemon's own log, record by record, and whether it holds.
 
 For whoever may open the control socket; why whole records may be read there stands in `message_view`. A verification
-reads the whole log in a thread of its own, so the loop goes on meanwhile, and there is one at a time.
+reads the whole log in a thread of its own, so the daemon goes on meanwhile, and there is one at a time.
 
 Does not show: what only another party's log can (a log replaced as a whole with its key): `fedsilo audit verify` with
 all logs together does. A verification of a daemon is the word of that very daemon; an auditor runs his own.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +19,18 @@ from fedsilo.edge.audit_check import Broken, LogCheck
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_pages import LogPages, record_at
+from fedsilo.edge.message_index import utc
+from fedsilo.edge.query_arguments import Asked
 from fedsilo.treaty.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note, parse_verifier_key
 from fedsilo.treaty.errors import FedSiloError
-from silo.guard.message_index import utc
-from silo.guard.query_arguments import Asked
 
-_log = logging.getLogger("fedsilo.silo")
+_log = logging.getLogger("fedsilo.audit")
 
 ROWS_DEFAULT, ROWS_MAX = 100, 200
 LOOK_RECORDS = 2_000  # a filter looks at so many records a call
 NOTES_LOOKED_AT = 16  # newest checkpoints among which one is sought that somebody countersigned
-# Whatever the log's own text says of itself when another's cosignature contradicts it (`Witnessed.add_cosignature`).
-_CONTRADICTED = "a note signed with its key says"
+# What a witness's cosignatures say of this log.
+MATCHES, DIFFERS, NOT_SEEN = "matches", "differs", "not seen"
 
 
 @dataclass
@@ -47,9 +47,10 @@ class AuditView:
     """Args:
     audit: the log.
     pages: the same, by position.
-    coordinator: SPIFFE id of the coordinator, whose cosignature counts.
-    halted: why the gate sends nothing; empty while all is well.
+    witnesses: SPIFFE ids of the parties whose cosignatures count: a silo's coordinator, or a coordinator's silos.
+    contradicting: those of them that showed a note signed with this log's key for a history that it does not have.
     now_seconds: UTC.
+    word_as: what the word of a sole witness is called in `status`; without it, each stands by name in "witnesses".
     """
 
     def __init__(
@@ -57,15 +58,17 @@ class AuditView:
         audit: AuditLog,
         pages: LogPages,
         *,
-        coordinator: Callable[[], str],
-        halted: Callable[[], str],
+        witnesses: Callable[[], Collection[str]],
+        contradicting: Callable[[], Collection[str]],
         now_seconds: Callable[[], float],
+        word_as: str = "",
     ) -> None:
         self._audit = audit
         self._pages = pages
-        self._coordinator = coordinator
-        self._halted = halted
+        self._witnesses = witnesses
+        self._contradicting = contradicting
         self._now_seconds = now_seconds
+        self._word_as = word_as
         self._lock = threading.Lock()
         self._state = _Verification()
         self._shown_checkpoint: tuple[tuple[str, int], dict[str, Any]] | None = None
@@ -137,13 +140,14 @@ class AuditView:
         self._state.looked_at = looked_at
 
     def status(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """How far the log was verified, what its newest countersigned checkpoint is, and what the coordinator knows.
+        """How far the log was verified, what its newest countersigned checkpoint is, and what its witnesses know.
 
         Returns:
-            {"size", "verified_to", "verified_at", "verifying", "looked_at", "broken", "checkpoint", "coordinator"}.
-            verified_to and verified_at are null before the first verification; looked_at counts while one is going on.
-            "coordinator" is "matches" where it countersigned these very records, "differs" where what it countersigned
-            is not in this log, "not seen" where it countersigned nothing yet.
+            {"size", "verified_to", "verified_at", "verifying", "looked_at", "broken", "checkpoint"} and the word on
+            each witness. verified_to and verified_at are null before the first verification; looked_at counts while one
+            is going on. A word is "matches" where that party countersigned these very records, "differs" where what it
+            countersigned is not in this log, "not seen" where it countersigned nothing yet. They stand in
+            {"witnesses": {SPIFFE id: word}}, or, of a silo, as {"coordinator": word}.
 
         Raises:
             FedSiloError: the log cannot be read.
@@ -160,7 +164,7 @@ class AuditView:
                 "of": state.of,
                 "broken": None if state.broken is None else {"seq": state.broken.seq, "why": state.broken.why},
             }
-        return {**shown, "checkpoint": self._checkpoint(), "coordinator": self._coordinator_word()}
+        return {**shown, "checkpoint": self._checkpoint(), **self._words()}
 
     def _checkpoint(self) -> dict[str, Any]:
         """The newest checkpoint that somebody countersigned, else the newest."""
@@ -188,13 +192,18 @@ class AuditView:
         found = self._pages.records(seq, seq + 1)
         return utc(found[0]["t"] / 1000) if found and found[0]["t"] else ""
 
-    def _coordinator_word(self) -> str:
-        coordinator, broken = self._coordinator(), self._state.broken
-        seen = self._audit.knows(coordinator) and self._audit.witnesses(1, (coordinator,)) > 0
-        if _CONTRADICTED in self._halted() or (seen and broken is not None and not self._fits_before(broken)):
-            return "differs"
-        return "matches" if seen else "not seen"
+    def _words(self) -> dict[str, Any]:
+        words = {name: self._word(name) for name in self._witnesses()}
+        if not self._word_as:
+            return {"witnesses": words}
+        return {self._word_as: next(iter(words.values()), NOT_SEEN)}
 
-    def _fits_before(self, broken: Broken) -> bool:
-        """Whether everything that the coordinator countersigned is before the break."""
-        return self._audit.witnesses(broken.seq + 1, (self._coordinator(),)) == 0
+    def _word(self, witness: str) -> str:
+        seen, broken = self._countersigned(1, witness), self._state.broken
+        # whatever it countersigned at the break or behind it was of other records
+        if witness in self._contradicting() or (broken and seen and self._countersigned(broken.seq + 1, witness)):
+            return DIFFERS
+        return MATCHES if seen else NOT_SEEN
+
+    def _countersigned(self, size: int, witness: str) -> bool:
+        return self._audit.witnesses(size, (witness,)) > 0

@@ -1,8 +1,8 @@
-"""Which messages this silo's audit log tells of, kept in memory, so that a page of them costs what it shows.
+"""Which messages a party's audit log tells of, kept in memory, so that a page of them costs what it shows.
 
 The log stays the only truth: the index is folded from it when it is first asked for, and with the records that were
 added each time after that, in the asking thread. It holds numbers of records, not their content: about 60 bytes for
-each message that is not an allowed control message (a silo polls all the time), of at most `ROWS_MAX` messages in each
+each message that is not an allowed control message (silos poll all the time), of at most `ROWS_MAX` messages in each
 direction, so 15 MB; and the rows of the newest `ROWS_READY` (some 2 KiB each, 4 MB). Rows before these are read from
 the log by their position; messages that are not indexed, by looking back through it, `LOOK_RECORDS` records a call.
 

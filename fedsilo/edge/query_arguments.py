@@ -53,13 +53,14 @@ class Asked:
             raise UsageError(f"{name} is true or false")
         return bool(value)
 
-    def text(self, name: str, *, among: Collection[str] = ()) -> str:
-        """Printable text, empty where there is none; one of `among`, where that is given. Raises UsageError."""
+    def text(self, name: str, *, among: Collection[str] = (), most: int = TEXT_CHARACTERS_MAX) -> str:
+        """Printable text of at most `most` characters, empty where there is none; one of `among`, where that is given.
+        Raises UsageError."""
         value = self._arguments.get(name)
         if value is None:
             return ""
-        if not isinstance(value, str) or len(value) > TEXT_CHARACTERS_MAX or not value.isprintable():
-            raise UsageError(f"{name} is printable text of at most {TEXT_CHARACTERS_MAX} characters")
+        if not isinstance(value, str) or len(value) > most or not value.isprintable():
+            raise UsageError(f"{name} is printable text of at most {most} characters")
         if value and among and value not in among:
             raise UsageError(f"{name} is one of: {', '.join(sorted(among))}")
         return value

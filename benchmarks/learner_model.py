@@ -1,0 +1,114 @@
+"""What the learner's benchmarks share: a random Qwen3 of some 7 million numbers, prompts, and two workers of one task.
+
+A worker is a process of its own, so that its peak memory is its own: each line asks it for a cycle, and each answer has
+the seconds. Both sides get the same weights, prompts, rewards and, on the ragged task, answer lengths.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROMPTS, SAMPLES, PROMPT_TOKENS, NEW_TOKENS = 8, 8, 32, 128
+SHORTEST = 16  # tokens of an answer of the ragged task
+SIGNAL = 0.6  # share of the ragged task's groups whose rewards differ
+WORDS = 4_096
+WORDS_LARGE = 32_768
+RANK, ALPHA, TEMPERATURE = 32, 64.0, 0.7
+PADDING, END_FROM_LAST = 2, 1  # the last two words of the vocabulary are <pad> and <end>
+ROOT = Path(__file__).parents[1]
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the comparison. dtype: of the base; factors are float32 on both sides."""
+
+    dtype: str
+    ragged: bool = False
+    words: int = WORDS
+
+    @property
+    def arguments(self) -> list[str]:
+        return [f"--dtype={self.dtype}", f"--words={self.words}", *(["--ragged"] if self.ragged else [])]
+
+
+def make_model(task: Task) -> Any:
+    """The same weights in every process."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=task.words, hidden_size=256, intermediate_size=704, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=512, tie_word_embeddings=True,
+        eos_token_id=task.words - END_FROM_LAST, pad_token_id=task.words - PADDING, bos_token_id=None,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).to(getattr(torch, task.dtype)).eval()
+
+
+def make_prompts(task: Task) -> list[list[int]]:
+    import random
+
+    draws = random.Random(1)  # noqa: S311  # no secret
+    return [[draws.randrange(3, task.words - 8) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
+
+
+def lengths_of(task: Task) -> list[int]:
+    """Tokens of each answer, the end token included."""
+    import random
+
+    if not task.ragged:
+        return [NEW_TOKENS] * (PROMPTS * SAMPLES)
+    draws = random.Random(2)  # noqa: S311  # no secret
+    return [draws.randint(SHORTEST, NEW_TOKENS) for _ in range(PROMPTS * SAMPLES)]
+
+
+def rewards_of(task: Task) -> list[float]:
+    """Alternating in a group; on the ragged task two groups in five are all right."""
+    with_signal = round(PROMPTS * SIGNAL) if task.ragged else PROMPTS
+    return [float(place % 2) if place // SAMPLES < with_signal else 1.0 for place in range(PROMPTS * SAMPLES)]
+
+
+class Worker:
+    """One side in a process of its own."""
+
+    def __init__(self, module: str, side: str, task: Task) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+                                    "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", module, f"--worker={side}", *task.arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
+            env=environment,
+        )  # fmt: skip
+
+    def cycle(self) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("cycle\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line.startswith("{"):
+            raise SystemExit(f"a worker ended: {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def answer_cycles(run: Any) -> None:
+    """A worker's loop: one line in, one JSON line out, until the end of input."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    for _ in sys.stdin:
+        figures = run()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        out.write(json.dumps({**figures, "peak_bytes": peak}) + "\n")
+        out.flush()

@@ -1,0 +1,337 @@
+"""Figures by round or step as plots, as rows of a table, and as the values under a cursor.
+
+From the answer of the query `curves`. pass@1 is drawn only with the number of prompts behind it and its 95 % interval;
+where one of them is missing, the plot says so instead. Pure: answer, place and size in, lines and rows out.
+
+Does not show: figures that nobody recorded; the answer names them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from console.drawing import Glyphs, Line, Part, flow, line, wrap
+from console.plots import LETTERS, Curve, Frame, Point, bounds, plot_lines
+from console.reading import mapping, number, text_of, whole
+from console.rows import Column, Row
+
+QUERY = "curves"
+# In this order; what is not named here comes after, by its name.
+ORDER = ("pass_at_1", "reward_mean", "kl", "update_norm", "gap", "pass_at_1_greedy", "tokens", "drift", "donors_used",
+         "donors_wanted", "donors_found", "zero_variance_share", "clip_share", "seconds")  # fmt: skip
+TITLES = {
+    "pass_at_1": "pass@1", "pass_at_1_greedy": "pass@1 greedy", "reward_mean": "reward", "kl": "KL",
+    "update_norm": "update norm", "gap": "pass@1 gap between silos", "zero_variance_share": "groups without variance",
+    "clip_share": "clipped", "donors_used": "donors used", "donors_wanted": "donors wanted",
+    "donors_found": "donors found",
+}  # fmt: skip
+SHARES = frozenset({"pass_at_1", "pass_at_1_greedy", "gap", "zero_variance_share", "clip_share"})
+PASS_RATES = frozenset({"pass_at_1", "pass_at_1_greedy"})
+SMOOTH_POINTS = 5  # of a moving mean
+CURVES_DRAWN_MAX = 8  # more lie over each other; the table has all
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+def title_of(name: str) -> str:
+    return TITLES.get(name, name.replace("_", " "))
+
+
+def names_of(answer: Mapping[str, Any]) -> list[str]:
+    """Figures that there are, the most asked for first."""
+    names = [text_of(name) for name in _list(answer.get("names"))]
+    return sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+
+
+def value_text(value: float, name: str) -> str:
+    """A share in per cent, everything else with what can be told apart."""
+    if name in SHARES:
+        return f"{100 * value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def unit_text(name: str, unit: str) -> str:
+    return "%" if name in SHARES else unit
+
+
+def place_text(x: str, local_steps: int = 0) -> Any:
+    """How a place on the x axis is written."""
+    return (lambda at: f"r{at:.0f}") if x == "round" else (lambda at: f"{at:.0f}")
+
+
+# ---- series ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """One silo's figure; `why_not`: why it is not drawn, or nothing."""
+
+    silo: str
+    source: str
+    points: tuple[Mapping[str, Any], ...]
+    why_not: str = ""
+
+
+def series_of(answer: Mapping[str, Any], name: str) -> list[Series]:
+    """The series of one figure, each with whether it can be drawn."""
+    found = []
+    for item in map(mapping, _list(answer.get("series"))):
+        if text_of(item.get("name")) != name:
+            continue
+        points = tuple(
+            point for point in map(mapping, _list(item.get("points")))
+            if _is_number(point.get("value")) and _is_number(point.get("x"))
+        )  # fmt: skip
+        why_not = ""
+        if name in PASS_RATES and not all(_has_interval(point) for point in points):
+            why_not = "the number of prompts behind it is not known, so it has no interval"
+        found.append(Series(text_of(item.get("silo")), text_of(item.get("source")), points, why_not))
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _has_interval(point: Mapping[str, Any]) -> bool:
+    return whole(point.get("n")) > 0 and _is_number(point.get("low")) and _is_number(point.get("high"))
+
+
+def smoothed(points: Sequence[Point], window: int = SMOOTH_POINTS) -> tuple[Point, ...]:
+    """The mean of each point and those before it, at most `window`; an interval belongs to a value that was measured,
+    so it goes."""
+    shown = []
+    for index, point in enumerate(points):
+        taken = points[max(index - window + 1, 0) : index + 1]
+        shown.append(Point(point.x, sum(each.y for each in taken) / len(taken)))
+    return tuple(shown)
+
+
+def baseline_of(answer: Mapping[str, Any], name: str) -> tuple[float, int] | None:
+    """Mean of what was measured before the first round, and at how many silos; None where nobody did."""
+    values = [
+        number(item.get("value")) for item in map(mapping, _list(answer.get("baseline")))
+        if text_of(item.get("name")) == name and _is_number(item.get("value"))
+    ]  # fmt: skip
+    return (sum(values) / len(values), len(values)) if values else None
+
+
+def places_of(answer: Mapping[str, Any], name: str) -> list[float]:
+    """Where the cursor can stand."""
+    return sorted({float(point["x"]) for each in series_of(answer, name) for point in each.points})
+
+
+# ---- drawing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class View:
+    """How somebody wants to see a figure."""
+
+    name: str
+    cursor: float | None = None
+    smooth: bool = False
+    baseline: bool = True
+
+
+def plot_of(answer: Mapping[str, Any], view: View, cells: int, rows: int, *, ascii_only: bool) -> list[Line]:
+    """The plot of one figure, or why there is none."""
+    drawn = [each for each in series_of(answer, view.name) if not each.why_not and each.points][:CURVES_DRAWN_MAX]
+    if not drawn:
+        return []
+    curves = []
+    for place, each in enumerate(drawn):
+        points = tuple(
+            Point(float(point["x"]), float(point["value"]),
+                  float(point["low"]) if _is_number(point.get("low")) else None,
+                  float(point["high"]) if _is_number(point.get("high")) else None)
+            for point in each.points
+        )  # fmt: skip
+        curves.append(Curve(LETTERS[place], smoothed(points) if view.smooth else points, place))
+    known = baseline_of(answer, view.name) if view.baseline else None
+    values = [value for curve in curves for point in curve.points for value in (point.y, point.low, point.high)
+              if value is not None] + ([known[0]] if known else [])  # fmt: skip
+    least = 0.0 if view.name in SHARES or min(values) >= 0 else None
+    places = [point.x for curve in curves for point in curve.points]
+    # the axis ends where the figures do: what is to come is no part of a curve
+    frame = Frame(
+        x=(min(places), max(places) if max(places) > min(places) else min(places) + 1.0),
+        y=bounds(values, least=least, most=1.0 if view.name in SHARES else None),
+        y_text=lambda value: value_text(value, view.name), x_text=place_text(text_of(answer.get("x"))),
+        level=known[0] if known else None, cursor=view.cursor,
+    )  # fmt: skip
+    return plot_lines(curves, frame, cells, rows, ascii_only=ascii_only)
+
+
+def head_lines(answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs) -> list[Line]:
+    """Of which run, by what, from where, and what the bars are."""
+    if not answer:
+        return []
+    x = text_of(answer.get("x")) or "round"
+    sources = sorted({each.source for each in series_of(answer, view.name)} - {""})
+    pieces = [
+        line(("run ", "dim"), text_of(answer.get("run")) or "-", (f" {text_of(answer.get('run_state'))}", "dim")),
+        line(("by ", "dim"), x), line(("source ", "dim"), ", ".join(sources) or "-"),
+    ]  # fmt: skip
+    if view.smooth:
+        pieces.append(line((f"smoothed over {SMOOTH_POINTS} points, no intervals", "warn")))
+    lines = flow(pieces, cells, between=glyphs.dot)
+    told = _interval_text(answer, view)
+    return [*lines, *(wrap(told, cells, "dim") if told else [])]
+
+
+def _interval_text(answer: Mapping[str, Any], view: View) -> str:
+    if view.name not in PASS_RATES:
+        return "best silo less worst one" if view.name == "gap" else ""
+    exact = all(
+        point.get("n_exact") is True for each in series_of(answer, view.name) if not each.why_not
+        for point in each.points
+    )  # fmt: skip
+    bars = "values" if view.smooth else "bars: 95 % interval, Wilson"
+    if exact:
+        return f"{bars} over the n held-out prompts that were answered"
+    return f"{bars} over the plan's n prompts; a silo that answered fewer has a wider one"
+
+
+def value_lines(answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs, *, most: int) -> list[Line]:
+    """Every silo's value under the cursor with its number and interval; what is not drawn says why."""
+    name = view.name
+    pieces: list[Line] = []
+    x = text_of(answer.get("x")) or "round"
+    counts = {
+        (whole(point.get("n")), point.get("n_exact") is True) for each in series_of(answer, name) if not each.why_not
+        for point in each.points if _has_interval(point) and float(point["x"]) == view.cursor
+    }  # fmt: skip
+    if view.cursor is not None:
+        common = next(iter(counts)) if len(counts) == 1 else None
+        told = f", n {'' if common[1] else 'at most '}{common[0]:,}" if common else ""
+        pieces.append(line((f"{x} {view.cursor:.0f}", "strong"), (told, "")))
+    letters = iter(LETTERS)
+    for each in series_of(answer, name):
+        silo = each.silo or "all silos"
+        if each.why_not:
+            pieces.append(line((f"{silo} is not drawn: {each.why_not}", "warn")))
+            continue
+        letter = next(letters, "?") if each.points else " "
+        point = next(
+            (item for item in each.points if view.cursor is not None and float(item["x"]) == view.cursor), None
+        )
+        pieces.append(
+            line(
+                (letter, "accent"),
+                f" {silo} ",
+                *(_value(point, name, counted=len(counts) > 1) if point else [("-", "dim")]),
+            )
+        )
+    known = baseline_of(answer, name)
+    if known and view.baseline:
+        count = f", mean of {known[1]} silos" if known[1] > 1 else ""
+        pieces.append(line(("before round 1 ", "dim"), value_text(known[0], name), (count, "dim")))
+    lines = flow(pieces, cells, between="   ")
+    return (
+        lines if len(lines) <= most else [*lines[: most - 1], line((f"{len(lines) - most + 1} more lines: T", "dim"))]
+    )
+
+
+def _value(point: Mapping[str, Any], name: str, *, counted: bool) -> list[Part]:
+    """With its interval, and with its own number of prompts where those under the cursor differ."""
+    parts: list[Part] = [(value_text(number(point.get("value")), name), "strong")]
+    if _has_interval(point):
+        sign = "n" if point.get("n_exact") is True else "n at most"
+        low, high = (value_text(number(point.get(end)), name) for end in ("low", "high"))
+        count = f" {sign} {whole(point.get('n')):,}" if counted else ""
+        parts.append((f" [{low}, {high}]{count}", "dim"))
+    if whole(point.get("silos")):
+        parts.append((f" of {whole(point.get('silos'))} silos", "dim"))
+    return parts
+
+
+def border_title(answer: Mapping[str, Any], name: str) -> str:
+    """Which figure, in which unit, and which one of how many."""
+    names = names_of(answer)
+    unit = next((text_of(item.get("unit")) for item in map(mapping, _list(answer.get("series")))
+                 if text_of(item.get("name")) == name), "")  # fmt: skip
+    where = f" · figure {names.index(name) + 1} of {len(names)}" if name in names else ""
+    return f"{title_of(name)} {unit_text(name, unit)}".rstrip() + where
+
+
+def nothing_lines(answer: Mapping[str, Any], name: str, cells: int) -> list[Line]:
+    """Why nothing can be drawn: no figure yet, or only such that may not be."""
+    hidden = [each for each in series_of(answer, name) if each.why_not]
+    if hidden:
+        return wrap(f"{title_of(name)} is not drawn: {hidden[0].why_not}; T has its values", cells, "warn")
+    return []
+
+
+# ---- table -----------------------------------------------------------------------------------------
+
+
+def table_rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Every value of one figure, newest first."""
+    rows = [
+        {**point, "silo": each.silo or "all", "name": name, "source": each.source}
+        for each in series_of(answer, name) for point in each.points
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (-number(row.get("x")), text_of(row.get("silo"))))
+
+
+def row_id(row: Row) -> str:
+    return (
+        f"{text_of(row.get('name'))} {text_of(row.get('silo'))} {text_of(row.get('round'))} {text_of(row.get('step'))}"
+    )
+
+
+def _figure(field: str) -> Any:
+    def show(row: Row) -> Part:
+        value = row.get(field)
+        return (value_text(number(value), text_of(row.get("name"))), "") if _is_number(value) else ("-", "dim")
+
+    return show
+
+
+def _count(row: Row) -> Part:
+    if not whole(row.get("n")):
+        return "-", "dim"
+    return f"{whole(row.get('n')):,}" if row.get("n_exact") is True else f"<={whole(row.get('n')):,}", ""
+
+
+COLUMNS = (
+    Column("round", lambda row: (f"r{text_of(row.get('round'))}", ""), 6, worth=0, right=True,
+           order=lambda row: number(row.get("round"))),
+    Column("step", lambda row: (text_of(row.get("step")) if whole(row.get("step")) else "-", ""), 5, worth=1,
+           right=True, order=lambda row: number(row.get("step"))),
+    Column("silo", lambda row: (text_of(row.get("silo")), "strong"), 14, worth=0, grows=True),
+    Column("value", _figure("value"), 10, worth=0, right=True, order=lambda row: number(row.get("value"))),
+    Column("low", _figure("low"), 8, worth=0, right=True, order=lambda row: number(row.get("low"))),
+    Column("high", _figure("high"), 8, worth=0, right=True, order=lambda row: number(row.get("high"))),
+    Column("n", _count, 7, worth=0, right=True, order=lambda row: number(row.get("n"))),
+    Column("source", lambda row: (text_of(row.get("source")), "dim"), 8, worth=2),
+    Column("at UTC", lambda row: (text_of(row.get("at"))[:19].replace("T", " "), "dim"), 19, worth=3),
+)  # fmt: skip
+
+
+def point_text(row: Row, answer: Mapping[str, Any], cells: int) -> list[Line]:
+    """One value whole."""
+    name = text_of(row.get("name"))
+    facts = [
+        ("figure", title_of(name)), ("silo", text_of(row.get("silo"))), ("run", text_of(answer.get("run"))),
+        ("place", f"round {text_of(row.get('round'))}, step {text_of(row.get('step'))}"),
+        ("value", value_text(number(row.get("value")), name)), ("source", text_of(row.get("source"))),
+    ]  # fmt: skip
+    if _has_interval(row):
+        low, high = (value_text(number(row.get(end)), name) for end in ("low", "high"))
+        sign = "" if row.get("n_exact") is True else "at most "
+        facts.append(("interval", f"{low} to {high}, 95 %, Wilson over {sign}{whole(row.get('n')):,} prompts"))
+    lines = [part for label, text in facts for part in _named(label, wrap(text, cells - 10))]
+    for index, told in enumerate(_list(answer.get("not_recorded"))):
+        lines += _named("not here" if not index else "", wrap(text_of(told), cells - 10, "dim"))
+    return lines
+
+
+def _named(name: str, rows: Sequence[Line]) -> list[Line]:
+    return [line((f"{name:10}" if not index else " " * 10, "dim"), *row) for index, row in enumerate(rows)]

@@ -1,0 +1,151 @@
+"""Releases that were ever held, newest first: who answered, when, on which bytes and under which policy.
+
+All kinds, or one: beside a release that is held it shows what became of the ones like it. Nothing is answered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from textual.app import ComposeResult
+
+from console.actions import Context, command_line
+from console.drawing import Line, Part, bytes_text, line
+from console.feed import Question
+from console.reading import mapping, number, text_of, whole
+from console.rows import Column, Row
+from console.screens.base import FedScreen
+from console.screens.confirm import TextDialog
+from console.screens.tables import TablePane
+
+KEY = "history"
+_STYLES = {"held": "warn", "approved": "ok", "denied": "bad", "rejected": "bad"}
+
+
+def _state(row: Row) -> Part:
+    word = text_of(row.get("state"))
+    return word, _STYLES.get(word, "dim")
+
+
+def _answers(row: Row) -> list[Mapping[str, Any]]:
+    told = row.get("answers")
+    return [mapping(one) for one in told] if isinstance(told, list) else []
+
+
+def _who(row: Row) -> Part:
+    people = [f"{text_of(one.get('person'))} {_verb(one)}" for one in _answers(row)]
+    return ", ".join(people) or "nobody", ""
+
+
+def _verb(answer: Mapping[str, Any]) -> str:
+    return {"approve": "yes", "reject": "no"}.get(text_of(answer.get("verdict")), "?")
+
+
+def _when(row: Row) -> Part:
+    """Of the last answer."""
+    answers = _answers(row)
+    return (text_of(answers[-1].get("at")) if answers else "-"), "dim"
+
+
+def _held_at(row: Row) -> str:
+    seconds = number(row.get("held_since"))
+    return datetime.fromtimestamp(min(max(seconds, 0.0), 253_402_300_799), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+COLUMNS = (
+    Column("release", lambda row: (text_of(row.get("id")), "strong"), 18, worth=0, grows=True),
+    Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=3),
+    Column("state", _state, 8, worth=0),
+    Column("answers", _who, 16, worth=1, grows=True),
+    Column("answered", _when, 20, worth=2),
+    Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: number(row.get("held_since"))),
+    Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=7, right=True,
+           order=lambda row: number(row.get("bytes"))),
+    Column("digest", lambda row: (text_of(row.get("digest"))[:12], "accent"), 12, worth=4),
+    Column("policy", lambda row: (text_of(row.get("policy_digest"))[:8], "dim"), 8, worth=5),
+)  # fmt: skip
+
+
+class HistoryScreen(FedScreen):
+    """Args:
+    kind: of message; empty for all.
+    """
+
+    called = "history"
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self._kind = kind
+
+    def panes(self) -> ComposeResult:
+        yield TablePane(
+            COLUMNS, lambda row: text_of(row.get("id")), title=f"Held before{f': {self._kind}' if self._kind else ''}",
+            key=KEY, query=("approvals", {"kind": self._kind} if self._kind else {}), rows_in="releases",
+            empty="releases that were held", makes="a policy that asks for approvals holds the first one",
+        )  # fmt: skip
+
+    @property
+    def table(self) -> TablePane:
+        return self.query_one(TablePane)
+
+    def wants(self) -> Mapping[str, Question]:
+        return self.table.wants()
+
+    def draw(self) -> None:
+        self.table.take(self.fed.snapshot)
+        self.table.draw()
+
+    def crumb(self) -> str:
+        return "held before"
+
+    def keys(self) -> Line:
+        return line(" enter Open  / Filter  s Sort  w Columns  esc Back  Y Twin  ? Help")
+
+    # ---- keys --------------------------------------------------------------------------------------
+
+    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
+        release = self.fed.snapshot.release(message.item.id)
+        if release is not None:
+            self.fed.open_release(release)
+            return
+        row = message.item.row
+        answers = [
+            line(
+                (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad"), text_of(one.get("person")),
+                (f"  {text_of(one.get('at'))}", "dim"),
+            )
+            for one in _answers(row)
+        ]  # fmt: skip
+        self.app.push_screen(
+            TextDialog(
+                "Held before",
+                [
+                    line((text_of(row.get("id")), "strong"), f" {text_of(row.get('kind'))} ", _state(row)),
+                    line(("held ", "dim"), _held_at(row), f"  {bytes_text(number(row.get('bytes')))}"),
+                    *(answers or [line(("nobody answered", "dim"))]),
+                    line(("needed ", "dim"), f"{whole(row.get('needed'))} yes"),
+                    line(("digest ", "dim"), f"sha256:{text_of(row.get('digest'))}"),
+                    line(("policy ", "dim"), f"sha256:{text_of(row.get('policy_digest'))}"),
+                    line(("all of it ", "dim"), self.twin()),
+                ],
+            )
+        )
+
+    def _selected_id(self) -> str:
+        item = self.table.selected()
+        return item.id if item else ""
+
+    def twin(self) -> str:
+        if name := self._selected_id():
+            return command_line(("silo", "approvals", "show", name))
+        return command_line(("silo", "approvals", "history", *(("--kind", self._kind) if self._kind else ())))
+
+    def context(self) -> Context:
+        return replace(super().context(), release=self._selected_id())
+
+    def inspected(self) -> Any:
+        item = self.table.selected()
+        return None if item is None else self.fed.snapshot.release(item.id) or item.row

@@ -1,0 +1,227 @@
+"""Screen 2: one round, a strip of phases for each silo, quorum and deadlines, and what the round is about (console
+design 4).
+
+`[` and `]` go to the round before and after; `c` sets the round before beside this one. At a silo its own phases are
+shown, and of the others what the coordinator tells all. Starting and aborting a run are orders with dialogs of their
+own; no key here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from console import conditions, rounds
+from console.actions import PLACE_TWINS, command_line
+from console.drawing import Line, line
+from console.feed import Question
+from console.reading import mapping, text_of, whole
+from console.safe import safe
+from console.screens.base import Lines
+from console.screens.confirm import TextDialog
+from console.screens.orders import OrderingScreen
+from console.screens.tables import RowLines, TablePane
+from console.values import CoordinatorState
+
+FACT_ROWS_MIN = 30  # below that, parameters and digests are a key away (p)
+
+
+class RoundScreen(OrderingScreen):
+    called = "round"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left_square_bracket", "earlier", show=False),
+        Binding("right_square_bracket", "later", show=False),
+        Binding("c", "compare", show=False),
+        Binding("p", "facts", show=False),
+    ]
+    CSS = """
+    RoundScreen {
+        #head { padding: 0 2; }
+        #silos { height: 1fr; }
+        #scale, #facts { padding: 0 2; }
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run = ""
+        self._number: int | None = None  # None: the newest
+        self._asked_for_a_run = False
+        self._compare = False
+
+    def panes(self) -> ComposeResult:
+        yield Lines(id="head")
+        yield TablePane(
+            rounds.COLUMNS, lambda row: text_of(row.get("silo")), title="Silos", empty="silos in this run",
+            makes="fedsilo run submit run.yaml", id="silos",
+        )  # fmt: skip
+        yield Lines(id="scale")
+        yield Lines(id="facts")
+
+    @property
+    def table(self) -> TablePane:
+        return self.query_one("#silos", TablePane)
+
+    @property
+    def key(self) -> str:
+        """What the answer is about is in its key, so that no other one is taken for it."""
+        return f"round {self._run or 'newest'} {self._number or 'newest'}"
+
+    @property
+    def answer(self) -> Mapping[str, Any]:
+        return mapping(self.fed.snapshot.answers.get(self.key))
+
+    @property
+    def before(self) -> Mapping[str, Any] | None:
+        """The round before, while it is compared; empty until it has come."""
+        if not self._compare or self._before_number is None:
+            return None
+        return mapping(self.fed.snapshot.answers.get(self._before_key))
+
+    @property
+    def _before_number(self) -> int | None:
+        return rounds.neighbours(self.answer)[0]
+
+    @property
+    def _before_key(self) -> str:
+        return f"round {text_of(self.answer.get('run'))} {self._before_number}"
+
+    def wants(self) -> Mapping[str, Question]:
+        if not self.is_mounted or self.fed.snapshot.state is None:
+            return {}
+        asked: dict[str, Any] = {"run": self._run} if self._run else {}
+        wanted: dict[str, Question] = {
+            self.key: (rounds.QUERY, asked | ({"round": self._number} if self._number else {}))
+        }
+        if self._compare and self._before_number is not None:
+            run = text_of(self.answer.get("run"))
+            wanted[self._before_key] = (rounds.QUERY, {"run": run, "round": self._before_number})
+        return wanted
+
+    # ---- drawing -----------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        fed, answer = self.fed, self.answer
+        cells = self.app.size.width - 4
+        head, facts = self.query_one("#head", Lines), self.query_one("#facts", Lines)
+        scale = self.query_one("#scale", Lines)
+        told = conditions.answer_lines(fed.snapshot, self.key, fed.now(), cells, opened_at=self.opened_at)
+        missing = not answer and self.key in fed.snapshot.refused
+        if missing and fed.snapshot.refused[self.key][0].startswith("NOT_FOUND"):
+            told = conditions.empty_lines(f"rounds: {fed.snapshot.refused[self.key][1]}", self._makes, cells)
+        nothing = text_of(answer.get("state")) == "no run yet"
+        if nothing:
+            told += conditions.empty_lines("runs", self._makes, cells)
+        lines = told if nothing else [*told, *rounds.head_lines(answer, self.before, cells, fed.glyphs)]
+        if answer.get("silos") and self.app.size.height >= FACT_ROWS_MIN:
+            lines += rounds.rounds_line(answer, cells, fed.glyphs)
+        head.draw(lines, greyed=self.greyed)
+        self._draw_table(answer, cells)
+        scaled = (
+            [
+                rounds.scale_line(answer, self._columns, cells, self.table.rows.turn, ascii_only=fed.ascii_only),
+                *rounds.legend_lines(answer, cells, ascii_only=fed.ascii_only),
+            ]
+            if answer.get("round")
+            else []
+        )
+        scale.display = bool(scaled)
+        scale.draw(scaled, greyed=self.greyed)
+        room = self.app.size.height >= FACT_ROWS_MIN and bool(answer.get("silos"))
+        facts.display = room
+        shown = rounds.fact_lines(answer, cells)
+        facts.draw(shown if self.app.size.height >= FACT_ROWS_MIN + 6 else shown[:4], greyed=self.greyed)
+        self.table.display = not (missing or nothing)
+
+    @property
+    def _makes(self) -> str:
+        where = "" if isinstance(self.fed.snapshot.state, CoordinatorState) else "  at the coordinator"
+        return f"fedsilo run submit run.yaml{where}"
+
+    @property
+    def _columns(self) -> Any:
+        return rounds.COMPARED if self.before is not None else rounds.COLUMNS
+
+    def _draw_table(self, answer: Mapping[str, Any], cells: int) -> None:
+        table, fed = self.table, self.fed
+        if table.rows.columns != self._columns:
+            table.rows.columns = self._columns
+        if answer:
+            width = rounds.strip_cells(self._columns, cells, table.rows.turn)
+            table.take_rows(rounds.silo_rows(answer, self.before, width, fed.glyphs, ascii_only=fed.ascii_only))
+        table.draw()
+
+    # ---- keys --------------------------------------------------------------------------------------
+
+    def action_earlier(self) -> None:
+        self._go(rounds.neighbours(self.answer)[0], "this is the first round that is listed")
+
+    def action_later(self) -> None:
+        self._go(rounds.neighbours(self.answer)[1], "this is the newest round")
+
+    def _go(self, number: int | None, none: str) -> None:
+        if number is None:
+            self.fed.say(none if self.answer else "not loaded yet")
+            return
+        listed = [whole(mapping(each).get("round")) for each in self.answer.get("rounds") or []]
+        self._run = text_of(self.answer.get("run"))
+        self._number = number if number != max(listed) else None
+        if self._number is None:
+            self._run = self._run if self._asked_for_a_run else ""
+        self.redraw()
+
+    def action_compare(self) -> None:
+        if not self._compare and self._before_number is None:
+            self.fed.say("there is no round before this one to compare with")
+            return
+        self._compare = not self._compare
+        self.redraw()
+
+    def action_facts(self) -> None:
+        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        if self.answer:
+            told = rounds.fact_lines(self.answer, cells, whole_digests=True)
+            self.app.push_screen(TextDialog("What this round is about", told))
+
+    def go_to(self, text: str) -> None:
+        """`:round 13`, or `:round RUN` for the newest of another run."""
+        wanted = text.strip()
+        if wanted.isascii() and wanted.isdigit() and len(wanted) <= 9 and int(wanted):
+            self._run, self._number = text_of(self.answer.get("run")), int(wanted)
+        elif wanted and wanted.isprintable() and len(wanted) <= 64:
+            self._run, self._number, self._asked_for_a_run = wanted, None, True
+        else:
+            self.fed.say("round takes a number or the name of a run, such as :round 13")
+        self.redraw()
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.table.query_one(RowLines).focus()
+
+    def on_table_pane_opened(self, message: TablePane.Opened) -> None:
+        cells = max(self.app.size.width * 96 // 100 - 6, 30)
+        told = rounds.silo_text(message.item.row, self.answer, self.before, cells)
+        title = f"{safe(text_of(message.item.row.get('silo')), 40)}, round {whole(self.answer.get('round'))}"
+        self.app.push_screen(TextDialog(title, [*told, line(""), line(("as text ", "dim"), self.twin())]))
+
+    def twin(self) -> str:
+        run, number = text_of(self.answer.get("run")), str(whole(self.answer.get("round")) or "")
+        if isinstance(self.fed.snapshot.state, CoordinatorState):
+            return command_line(
+                ("fedsilo", "run", "show", run, "--round", number) if run and number
+                else ("fedsilo", "run", "show", run) if run else ("fedsilo", "run", "list")
+            )  # fmt: skip
+        return command_line(PLACE_TWINS["round"](self.context()))
+
+    def inspected(self) -> Any:
+        item = self.table.selected()
+        names = {"mark", "now", "strip", "took", "before", "bytes"}
+        if item is None:
+            return dict(self.answer) or None
+        return {name: value for name, value in item.row.items() if name not in names}
+
+    def keys(self) -> Line:
+        return line(" [ ] Round  c Compare  enter Silo  p Digests  / Filter  ? Help  ctrl+q Quit")

@@ -1,0 +1,218 @@
+"""Who may sign at this console, and how what a person decided is given to the daemon: answers to releases and orders go
+the same way.
+
+It is locked until somebody unlocks it, and locks itself after 15 idle minutes. What is sent is signed with the person's
+own key for this one request; the daemon verifies certificate, signature, expiry, role and request id (threat T36). A
+request that may have arrived keeps its id for the next two minutes, so that giving it again cannot count twice.
+
+Does not stop: somebody at the keyboard of a person who unlocked it. Pure but for the signer, which may wait.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from console.client import COMMAND_VALID_SECONDS
+from console.feed import Person, unlock
+from console.values import Release, Snapshot, why_not_answer
+from console.words import Lock
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
+
+IDLE_LOCK_SECONDS = 15 * 60.0
+REQUEST_ID_REUSED = "REQUEST_ID_REUSED"  # the desk's: a request with this id is there already
+
+
+class Signer(Protocol):
+    """What gives a signed command to the daemon; `console.feed.Hand` is one."""
+
+    def carry_out(
+        self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str
+    ) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """The operator's certificate and key; who has them may unlock."""
+
+    certificate: Path
+    key: Path
+
+
+class Decision(Protocol):
+    """What a person decided on what was shown, such as an answer or an order; given twice it has the same id."""
+
+    @property
+    def command(self) -> str:
+        """Of the control API."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    def arguments(self) -> Mapping[str, Any]: ...
+
+    def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
+        """Why it cannot be given now, or nothing; asked when the dialog opens, while it is open, and at the end."""
+
+    def told(self, person: str, result: Mapping[str, Any]) -> str:
+        """What came of it, for people."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    text: str
+    ok: bool
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Signing:
+    """Args:
+    signer: None for a console that can only look.
+    key_files: of the person at this console.
+    site: whose daemon this should be; empty for whichever answers.
+    read_only: no unlocking.
+    clock: monotonic seconds.
+    """
+
+    signer: Signer | None
+    key_files: KeyFiles | None
+    site: str
+    read_only: bool
+    clock: Callable[[], float]
+    person: Person | None = None
+    last_input: float = 0.0
+    _unsure: tuple[str, str, float] = ("", "", 0.0)  # what may have arrived, its request id, and until when that holds
+
+    def __post_init__(self) -> None:
+        self.read_only = self.read_only or self.signer is None
+        self.last_input = self.clock()
+
+    # ---- the lock ----------------------------------------------------------------------------------
+
+    @property
+    def lock(self) -> Lock:
+        left = max(self.last_input + IDLE_LOCK_SECONDS - self.clock(), 0.0)
+        return Lock(self.person.name if self.person else "", left, self.read_only)
+
+    def lock_when_idle(self) -> bool:
+        """True when it locked itself just now."""
+        if self.person is None or self.lock.seconds_left > 0:
+            return False
+        self.person = None
+        return True
+
+    def toggle(self) -> str:
+        """Unlock or lock. Returns what there is to say, or nothing."""
+        if self.person is not None:
+            self.person = None
+            return "locked"
+        if self.read_only:
+            return "this console is read-only"
+        if self.key_files is None:
+            return "no key: start it with --operator-certificate FILE --operator-key FILE"
+        try:
+            person = unlock(self.key_files.certificate, self.key_files.key)
+            if self.site and person.operator.site != self.site:
+                raise NotAllowedError(f"{person.name} is a person of {person.operator.site}, not of {self.site}")
+        except FedSiloError as error:
+            return f"stays locked: {error.message}. {error.hint}".strip()
+        self.person, self.last_input = person, self.clock()
+        return ""
+
+    def why_not(self, site: str) -> str:
+        """Why nobody can sign for a site here now, or nothing."""
+        if self.read_only:
+            return "this console is read-only"
+        if not self.lock.open or self.lock.seconds_left <= 0:
+            return "LOCKED: press L to unlock"
+        if self.person is not None and self.person.operator.site != site:
+            return f"{self.person.name} is a person of {self.person.operator.site}, not of this site"
+        return ""
+
+    # ---- giving ------------------------------------------------------------------------------------
+
+    def carry_out(self, decision: Decision, person: Person) -> Outcome:
+        """Sign it and wait for the daemon. For a worker thread; one at a time."""
+        if self.signer is None:
+            return Outcome("this console is read-only", ok=False)
+        arguments = decision.arguments()
+        same = json.dumps([person.name, decision.command, dict(arguments)], sort_keys=True)
+        before, request_id, until = self._unsure
+        again = before == same and self.clock() < until
+        request_id = request_id if again else decision.request_id
+        self._unsure = ("", "", 0.0)
+        try:
+            result = self.signer.carry_out(person, decision.command, arguments, request_id)
+        except UnreachableError as error:
+            # the daemon refuses a request id that it has seen, so a second one under this id changes nothing
+            self._unsure = (same, request_id, until if again else self.clock() + COMMAND_VALID_SECONDS)
+            return Outcome(
+                f"not known whether it arrived: {error.message}. Giving it again cannot count twice.", ok=False
+            )
+        except FedSiloError as error:
+            if again and error.code == REQUEST_ID_REUSED:
+                return Outcome("it had arrived the first time; the state tells what came of it", ok=True)
+            return Outcome(f"refused: {error.message} [{error.code}] {error.hint}".rstrip(), ok=False)
+        return Outcome(decision.told(person.name, result), ok=True, result=result)
+
+
+def record_text(result: Mapping[str, Any]) -> str:
+    """Where the daemon's audit log has it, or nothing where the daemon does not tell."""
+    number = result.get("record", result.get("audit_size"))
+    return "" if number is None else f", audit record {number}"
+
+
+class ReleaseAnswer(Protocol):
+    """`console.screens.confirm.Answer` is one."""
+
+    @property
+    def release(self) -> Release: ...
+    @property
+    def approve(self) -> bool: ...
+    @property
+    def reason_code(self) -> str: ...
+    @property
+    def command(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+    def arguments(self) -> Mapping[str, Any]: ...
+
+
+def why_not_release(release: Release, snapshot: Snapshot, person: str, now: float, *, approve: bool) -> str:
+    """Why somebody who may sign cannot answer this release now, or nothing."""
+    if approve and person in release.given:
+        return f"{person} approved it already; nobody counts twice"
+    return why_not_answer(release, snapshot, now, approve=approve)
+
+
+@dataclass(frozen=True)
+class Given:
+    """An answer to a release as a decision."""
+
+    answer: ReleaseAnswer
+
+    @property
+    def command(self) -> str:
+        return self.answer.command
+
+    @property
+    def request_id(self) -> str:
+        return self.answer.request_id
+
+    def arguments(self) -> Mapping[str, Any]:
+        return self.answer.arguments()
+
+    def why_not(self, snapshot: Snapshot, person: str, now: float) -> str:
+        return why_not_release(self.answer.release, snapshot, person, now, approve=self.answer.approve)
+
+    def told(self, person: str, result: Mapping[str, Any]) -> str:
+        record = record_text(result)
+        if not self.answer.approve:
+            return f"rejected by {person} ({self.answer.reason_code}){record}"
+        given = result.get("given")
+        count = f" {len(given)} of {result.get('needed')} approvals;" if isinstance(given, list) else ""
+        return f"approved by {person};{count} now {result.get('state')}{record}"

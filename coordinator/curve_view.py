@@ -1,0 +1,129 @@
+"""The coordinator's figures by round: what silos released in `metrics.eval`, the norm of each update, and the gap
+between silos.
+
+pass@1 comes with the number of prompts behind it and a 95 % Wilson interval. How many held-out prompts a silo really
+answered stays with the silos; the plan says how many at most, so `n_exact` is false here and the interval is the
+narrowest it can be. Several answers to one prompt are no further draws.
+
+Does not show: reward, KL or any other figure of a trainer (it never leaves its site), and the cosine between updates,
+which nobody computes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.driver import Driver
+from coordinator.round_view import run_row
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.treaty.intervals import wilson_interval
+from fedsilo.treaty.plan import Plan, plan_from_canonical
+
+PASS_RATES = ("pass_at_1", "pass_at_1_greedy")
+POINTS_MAX = 1_000  # of one series, the newest
+NOT_RECORDED = (
+    "cosine between updates: nobody computes it",
+    "reward, KL, tokens: figures of a trainer stay at its site",
+    "the number of held-out prompts a silo answered: the plan's number is the most it can be",
+)
+_UNITS = {"pass_at_1": "share", "pass_at_1_greedy": "share", "gap": "share", "update_norm": "L2"}
+
+
+class CurveView:
+    """The query `curves` of a running coordinator."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def curves(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Series of figures by round; `names` are commas apart. Raises UsageError, NotFoundError."""
+        with self._driver.parts.store.transaction() as session:
+            return curves_answer(session, arguments)
+
+
+def curves_answer(session: Session, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the query `curves` answers. Raises UsageError: an argument; NotFoundError: no such run."""
+    asked = Asked(arguments, "run", "names", "x")
+    x = asked.text("x", among=("round", "step")) or "round"
+    names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
+    run = run_row(session, asked.text("run"))
+    plan = plan_from_canonical(run.plan) if run is not None and run.plan else None
+    steps = plan.local_steps if plan and x == "step" else 1
+    found = {(name, silo): points for name, silo, points in _series(session, run, plan)} if run else {}
+    known = sorted({name for name, _ in found})
+    series = [
+        {
+            "name": name, "silo": silo, "unit": _UNITS.get(name, ""),
+            "source": "computed" if name == "gap" else "released",
+            "points": [{"x": point["round"] * steps} | point for point in points[-POINTS_MAX:]],
+        }
+        for (name, silo), points in found.items() if not names or name in names
+    ]  # fmt: skip
+    return {
+        "party": "coordinator", "run": run.name if run else "", "run_state": run.state if run else "",
+        "runs": list(session.scalars(select(db.Run.name).order_by(db.Run.ordinal.desc()).limit(100))),
+        "x": x, "x_max": (plan.rounds if plan else 0) * steps, "names": known, "series": series,
+        "baseline": _baseline(found, names), "not_recorded": list(NOT_RECORDED),
+    }  # fmt: skip
+
+
+def _series(session: Session, run: db.Run, plan: Plan | None) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+    count = plan.evaluation.prompts if plan else 0
+    rates: dict[tuple[str, str], dict[int, float]] = {}
+    query = select(db.Figure).where(db.Figure.run == run.name, db.Figure.name.like("metric.%")).order_by(db.Figure.id)
+    for figure in session.scalars(query):
+        fields = json.loads(figure.fields)
+        if not fields["topic"]:
+            name = figure.name.removeprefix("metric.")
+            rates.setdefault((name, figure.silo), {})[figure.round] = float(fields["value"])
+    for (name, silo), by_round in sorted(rates.items()):
+        interval = name in PASS_RATES and count > 0
+        yield name, silo, [
+            _point(number, value, count if interval else None) for number, value in sorted(by_round.items())
+        ]  # fmt: skip
+    gaps = _gaps({silo: by_round for (name, silo), by_round in rates.items() if name == "pass_at_1"})
+    if gaps:
+        yield "gap", "", gaps
+    norms: dict[str, dict[int, float]] = {}
+    uploads = select(db.Upload).where(db.Upload.run == run.name, db.Upload.norm > 0).order_by(db.Upload.round)
+    for upload in session.scalars(uploads):
+        norms.setdefault(upload.silo, {})[upload.round] = upload.norm
+    for silo, by_round in sorted(norms.items()):
+        yield "update_norm", silo, [_point(number, value, None) for number, value in by_round.items()]
+
+
+def _point(number: int, value: float, count: int | None) -> dict[str, Any]:
+    """`n_exact` is null where no number belongs to the figure."""
+    point: dict[str, Any] = {
+        "round": number, "step": 0, "value": value, "n": count, "n_exact": None if count is None else False,
+        "low": None, "high": None, "silos": None,
+    }  # fmt: skip
+    if count is not None and 0.0 <= value <= 1.0:
+        low, high = wilson_interval(value, count)
+        point |= {"low": round(low, 6), "high": round(high, 6)}
+    return point
+
+
+def _gaps(rates: Mapping[str, Mapping[int, float]]) -> list[dict[str, Any]]:
+    """Best silo less worst one, of rounds that at least two silos evaluated; how many they were stands beside it."""
+    points = []
+    for number in sorted({number for by_round in rates.values() for number in by_round}):
+        values = [by_round[number] for by_round in rates.values() if number in by_round]
+        if len(values) > 1:
+            points.append(_point(number, round(max(values) - min(values), 6), None) | {"silos": len(values)})
+    return points
+
+
+def _baseline(found: Mapping[tuple[str, str], list[dict[str, Any]]], names: frozenset[str]) -> list[dict[str, Any]]:
+    """What silos measured before the first round, on the model that the run began with."""
+    return [
+        {"name": name, "silo": silo, "value": point["value"]}
+        for (name, silo), points in found.items() for point in points[:1]
+        if name in PASS_RATES and point["round"] == 0 and (not names or name in names)
+    ]  # fmt: skip

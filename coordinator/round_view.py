@@ -1,0 +1,427 @@
+"""What the coordinator knows of one round, for people: each silo's phases with their durations, who is awaited, quorum
+and deadlines, and the digests that the round is about.
+
+Everything is read from what is kept: rows of the database, in whole seconds, and the audit log's `round.agreed`. What
+nobody kept is null and is never derived: when a silo took the plan in, when a poll handed it the donors, when each
+single signature came. A phase of a silo ends when its message arrived here, so it holds the silo's work, the way here,
+and a pause of the run.
+
+Does not show: what a silo did meanwhile; only that silo knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator import agreement
+from coordinator import store as db
+from coordinator.driver import Driver
+from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.edge.round_marks import Mark, RoundMarks, no_run_yet
+from fedsilo.treaty.errors import NotFoundError
+from fedsilo.treaty.plan import Plan, plan_from_canonical
+from fedsilo.treaty.plan_facts import digests_of, parameters_of
+from fedsilo.treaty.rounds import RUN, is_terminal
+
+ROUNDS_LISTED = 200  # the newest
+STRAGGLER_RATIO = 2.0  # of the median of the others in the same phase
+OTHERS_MIN = 2  # who are through with it, else there is nothing to compare with
+DIFFERENCE_SECONDS_MIN = 2.0  # times are kept in whole seconds
+EVALUATION = "evaluation"  # a method's deadline, and the kind's place in the phases
+
+
+@dataclass(frozen=True)
+class Live:
+    """What only the running coordinator knows.
+
+    Attributes:
+        now: UTC, as the database has it.
+        left_seconds: to each deadline, by its name.
+        paused: whether the run is.
+        seen: what each silo was last seen doing: (last_seen, round, step).
+    """
+
+    now: str
+    left_seconds: Mapping[str, float] = field(default_factory=dict)
+    paused: bool = False
+    seen: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+
+
+class RoundView:
+    """The query `round` of a running coordinator.
+
+    Args:
+        driver: read only.
+        charter_digest: identity of the coordinator's own policy.
+    """
+
+    def __init__(self, driver: Driver, charter_digest: str) -> None:
+        self._driver = driver
+        self._charter_digest = charter_digest
+        audit = driver.parts.audit
+        self._marks = RoundMarks(LogPages(audit.directory), lambda: audit.size, messages=False)
+
+    def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
+        asked = Asked(arguments, "run", "round")
+        name, number = asked.text("run"), asked.number("round", least=1)
+        with self._driver.parts.store.transaction() as session:
+            run = run_row(session, name)
+            if run is None:
+                return no_run_yet("coordinator")
+            row = round_row(session, run, number)
+            marks = self._marks.of(run.name, row.number) if row is not None else ()
+            return round_answer(session, run, row, marks, charter_digest=self._charter_digest, live=self._live(run))
+
+    def _live(self, run: db.Run) -> Live:
+        # copies, each taken in one step, so that nobody waits for the lock while an aggregate is made
+        active, seen, parts = self._driver.runs.get(run.name), dict(self._driver.seen), self._driver.parts
+        deadlines = dict(active.deadlines) if active is not None else {}
+        since = active.paused_at if active is not None else None
+        moment = parts.monotonic() if since is None else since
+        return Live(
+            parts.now(), {name: max(at - moment, 0.0) for name, at in deadlines.items()}, since is not None,
+            {silo: (each.last_seen, each.round, each.step) for silo, each in seen.items()},
+        )  # fmt: skip
+
+
+def run_row(session: Session, name: str) -> db.Run | None:
+    """That run, or the newest; None before the first. Raises NotFoundError: no run of that name."""
+    query = select(db.Run).where(db.Run.name == name) if name else select(db.Run).order_by(db.Run.ordinal.desc())
+    run = session.scalars(query.limit(1)).first()
+    if run is None and name:
+        raise NotFoundError(f"there is no run {name!r}", hint="fedsilo run list")
+    return run
+
+
+def round_row(session: Session, run: db.Run, number: int | None) -> db.Round | None:
+    """That round, or the newest; None for a run without any. Raises NotFoundError: no such round."""
+    query = select(db.Round).where(db.Round.run == run.name)
+    query = query.order_by(db.Round.number.desc()) if number is None else query.where(db.Round.number == number)
+    row = session.scalars(query.limit(1)).first()
+    if row is None and number is not None:
+        raise NotFoundError(f"run {run.name} has no round {number}", hint=f"fedsilo run show {run.name}")
+    return row
+
+
+def round_answer(
+    session: Session,
+    run: db.Run,
+    row: db.Round | None,
+    marks: Sequence[Mark],
+    *,
+    charter_digest: str,
+    live: Live | None,
+) -> dict[str, Any]:
+    """What the query `round` answers.
+
+    Args:
+        session: of the database.
+        run: which run.
+        row: which round; None for a run without any.
+        marks: of the round, from the coordinator's own log.
+        charter_digest: identity of the coordinator's own policy; empty where it is not known.
+        live: None for a folder without its coordinator.
+    """
+    plan = plan_from_canonical(run.plan) if run.plan else None
+    rounds = _rounds(session, run.name)
+    facts = _Facts(session, run, row, plan, marks, live) if row is not None and plan is not None else None
+    transcript = agreement.figures(session, run.name, row.number) if row is not None else {}
+    return {
+        "party": "coordinator",
+        "run": run.name,
+        "run_state": run.state,
+        "method": plan.method if plan else "",
+        "round": row.number if row is not None else 0,
+        "rounds_planned": plan.rounds if plan else 0,
+        "rounds": rounds,
+        "state": row.state if row is not None else "no round yet",
+        "opened_at": row.opened_at if row is not None else None,
+        "closed_at": (row.closed_at or None) if row is not None else None,
+        "elapsed_seconds": facts.elapsed if facts else None,
+        "closed_seconds": facts.closed if facts else None,
+        "paused": bool(live and live.paused),
+        "quorum": facts.quorum() if facts else {"needed": plan.quorum if plan else None, "of": None, "given": None,
+                                                "reached_seconds": None},
+        "deadlines": _deadlines(plan, row, facts, live),
+        "awaited": facts.awaited() if facts else [],
+        "silos": _silos(session, run, plan, row, facts, live),
+        "parameters": parameters_of(plan) if plan else {},
+        "digests": (digests_of(plan) if plan else {}) | {
+            "base_adapter": row.base_digest if row is not None else run.base_digest,
+            "adapter": row.adapter_digest if row is not None else run.adapter_digest,
+            "charter": charter_digest, "transcript": transcript.get("sha256", ""),
+        },
+        "hidden": [],
+    }  # fmt: skip
+
+
+def seconds_between(start: str, end: str) -> float | None:
+    """Of two UTC texts of the database; None where one of them is none."""
+    try:
+        return max((datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds(), 0.0)
+    except (ValueError, TypeError):
+        return None
+
+
+def _rounds(session: Session, run: str) -> list[dict[str, Any]]:
+    query = select(db.Round).where(db.Round.run == run).order_by(db.Round.number.desc()).limit(ROUNDS_LISTED)
+    return [
+        {
+            "round": row.number, "state": row.state, "opened_at": row.opened_at, "closed_at": row.closed_at or None,
+            "seconds": seconds_between(row.opened_at, row.closed_at),
+            "participants": len(json.loads(row.participants)),
+        }
+        for row in reversed(list(session.scalars(query)))
+    ]  # fmt: skip
+
+
+def _deadlines(
+    plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live | None
+) -> list[dict[str, Any]]:
+    """Those that run; of a round that is over, the one the plan gave it, as planned."""
+    elapsed = facts.elapsed if facts else None
+    running = {
+        name: left for name, left in (live.left_seconds if live else {}).items()
+        if (row is None or row.state == "open" or name == EVALUATION) and not _is_idle(name, facts)
+    }  # fmt: skip
+    told = [
+        {
+            "name": name, "for": _what_for(name), "left_seconds": round(left, 1),
+            "at_seconds": round(elapsed + left, 1) if elapsed is not None else None,
+        }
+        for name, left in sorted(running.items(), key=lambda item: item[1])
+    ]  # fmt: skip
+    if plan is not None and row is not None and not any(each["for"] == "round" for each in told):
+        planned = {"name": f"round/{row.number}", "for": "round", "left_seconds": None}
+        told.append(planned | {"at_seconds": plan.round_deadline_seconds})
+    return told
+
+
+def _is_idle(name: str, facts: _Facts | None) -> bool:
+    """A step's deadline that runs on although nobody is awaited at the step."""
+    step = name.rpartition("/")[2]
+    return name.startswith("public/") and facts is not None and not any(
+        each["phase"] == "train" and str(each["step"]) == step for each in facts.awaited()
+    )  # fmt: skip
+
+
+def _what_for(name: str) -> str:
+    first, _, rest = name.partition("/")
+    return f"step {rest.rpartition('/')[2]}" if first == "public" else first
+
+
+class _Facts:
+    """One round's records, put in order by silo."""
+
+    def __init__(
+        self, session: Session, run: db.Run, row: db.Round, plan: Plan, marks: Sequence[Mark], live: Live | None
+    ) -> None:
+        self._row, self._plan = row, plan
+        self.closed = seconds_between(row.opened_at, row.closed_at)
+        self.elapsed = self.closed if live is None else seconds_between(row.opened_at, live.now)
+        self._over = is_terminal(RUN, run.state)
+        query = select(db.Upload).where(db.Upload.run == run.name, db.Upload.round == row.number)
+        self._uploads: dict[tuple[str, str, int], db.Upload] = {}
+        for upload in session.scalars(query.order_by(db.Upload.received_at)):
+            self._uploads.setdefault((upload.silo, upload.kind, upload.step), upload)
+        self._steps = [int(step) for step, indices in sorted(json.loads(row.public_steps).items(), key=_by_step)
+                       if indices]  # fmt: skip
+        self._kept_back = _kept_back(session, run.name, row.number)
+        self._signed = _signed(marks, row.opened_at)
+        transcript = session.get(db.RoundTranscript, (run.name, row.number))
+        self._signing = transcript is not None
+        self.roster: tuple[str, ...] = (
+            tuple(json.loads(transcript.canonical)["silos"]) if transcript is not None else plan.silos
+        )
+        ended = session.get(db.EndedRound, (run.name, row.number))
+        self._verdicts: Mapping[str, str] = json.loads(ended.fields)["verdicts"] if ended is not None else {}
+        self._participants = set(json.loads(row.participants))
+        self._phases = {silo: self._phases_of(silo) for silo in self.roster}
+        self._stragglers = _stragglers(self._phases, self.elapsed)
+
+    @property
+    def _open(self) -> bool:
+        return self._row.state == "open"
+
+    def _phases_of(self, silo: str) -> list[dict[str, Any]]:
+        """In their order; the first that is not done is the open one, while the round is."""
+        ends: list[tuple[str, int, float | None, bool]] = []  # phase, step, when it ended, whether it did
+        if self._signing:
+            at = self._signed.get(silo)
+            done = at is not None or any(key[0] == silo for key in self._uploads)
+            ends.append(("sign", 0, at, done))
+        for step in self._steps:
+            ends.append(("train", step, *self._arrived(silo, "public.responses", step)))
+        update = self._arrived(silo, self._plan.lora.update_kind, 0)
+        ends.append(("update", 0, *update))
+        if self._open and update[1]:
+            ends.append(("others", 0, None, False))
+        if not self._open:
+            ends.append(("others", 0, self.closed if update[1] else None, update[1]))
+            ends.append(("eval", 0, *self._arrived(silo, "metrics.eval", 0)))
+        phases: list[dict[str, Any]] = []
+        last, waiting = 0.0, False
+        for phase, step, at, done in ends:
+            started = max(last, self.closed or 0.0) if phase == "eval" else last
+            entry = {"phase": phase, "step": step, "state": "done", "from_seconds": started if at is not None else None,
+                     "to_seconds": at, "seconds": None, "source": "released"}  # fmt: skip
+            if done:
+                if at is not None:
+                    last = max(last, at)
+                    entry |= {"to_seconds": max(at, started), "seconds": round(max(at - started, 0.0), 3)}
+            elif (silo, step if phase == "train" else 0) in self._kept_back:
+                entry["state"] = "kept back"
+            elif waiting or (not self._open and (phase != "eval" or self._over or self._row.state != "committed")):
+                entry["state"] = "waiting" if self._open else "missed"
+            else:
+                entry |= {"state": "open", "from_seconds": started}
+                waiting = True
+            phases.append(entry)
+        return phases
+
+    def _arrived(self, silo: str, kind: str, step: int) -> tuple[float | None, bool]:
+        upload = self._uploads.get((silo, kind, step))
+        return (None, False) if upload is None else (seconds_between(self._row.opened_at, upload.received_at), True)
+
+    def quorum(self) -> dict[str, Any]:
+        given = [at for silo in self.roster for at, there in [self._arrived(silo, self._plan.lora.update_kind, 0)]
+                 if there]  # fmt: skip
+        known = sorted(at for at in given if at is not None)
+        needed = self._plan.quorum
+        return {
+            "needed": needed, "of": len(self.roster), "given": len(given),
+            "reached_seconds": known[needed - 1] if len(known) >= needed else None,
+        }  # fmt: skip
+
+    def awaited(self) -> list[dict[str, Any]]:
+        """Who has something open; of a round that is over, its evaluation."""
+        return [
+            {"silo": silo, "phase": phase["phase"], "step": phase["step"]}
+            for silo, phases in self._phases.items()
+            for phase in phases
+            if phase["state"] == "open" and phase["phase"] != "others"
+        ]
+
+    def row(self, silo: str) -> dict[str, Any]:
+        mine = [upload for key, upload in self._uploads.items() if key[0] == silo]
+        update = self._uploads.get((silo, self._plan.lora.update_kind, 0))
+        return {
+            "state": self._state_of(silo), "phases": self._phases.get(silo, []),
+            "straggler": self._stragglers.get(silo),
+            "received_bytes": sum(upload.payload_bytes for upload in mine), "received_messages": len(mine),
+            "update_norm": update.norm if update is not None else None,
+            "update_digest": update.digest if update is not None else "",
+        }  # fmt: skip
+
+    def _state_of(self, silo: str) -> str:
+        if silo not in self.roster:
+            return "not in it"
+        if not self._open:
+            if silo in self._verdicts:
+                return str(self._verdicts[silo]).replace("_", " ")
+            return "accepted" if silo in self._participants else "absent"
+        if (silo, 0) in self._kept_back:
+            return "sits out"
+        now = next((phase for phase in self._phases[silo] if phase["state"] == "open"), None)
+        if now is None or now["phase"] == "others":
+            return "waits"
+        return {"sign": "signing", "update": "training"}.get(now["phase"], f"step {now['step']}")
+
+
+def _by_step(item: tuple[str, Any]) -> int:
+    return int(item[0])
+
+
+def _signed(marks: Sequence[Mark], opened_at: str) -> dict[str, float]:
+    """When the round began at each silo: the first `round.agreed` that has its signature."""
+    found: dict[str, float] = {}
+    try:
+        opened = datetime.fromisoformat(opened_at).timestamp()
+    except ValueError:
+        return found
+    for mark in marks:
+        if mark.event == "round.agreed":
+            for silo in mark.detail:
+                found.setdefault(silo, max(round(mark.at - opened, 3), 0.0))
+    return found
+
+
+def _kept_back(session: Session, run: str, number: int) -> set[tuple[str, int]]:
+    """(silo, step) of what sites said they do not send in a round; step 0 is the rest of it."""
+    query = select(db.MethodEvent.event).where(
+        db.MethodEvent.run == run, db.MethodEvent.event.like('%"event":"SiloAbstained"%')
+    )
+    told = [json.loads(text) for text in session.scalars(query)]
+    return {(str(each["silo"]), int(each["step"])) for each in told if each.get("round") == number}
+
+
+def _stragglers(phases: Mapping[str, Sequence[Mapping[str, Any]]], elapsed: float | None) -> dict[str, dict[str, Any]]:
+    """Silos that took, or take, more than `STRAGGLER_RATIO` times the median of those who are through with the same
+    phase; the worst phase of each."""
+    through: dict[tuple[str, int], dict[str, float]] = {}
+    for silo, entries in phases.items():
+        for entry in entries:
+            if entry["seconds"] is not None and entry["phase"] != "others":
+                through.setdefault((entry["phase"], entry["step"]), {})[silo] = entry["seconds"]
+    found: dict[str, dict[str, Any]] = {}
+    for silo, entries in phases.items():
+        for entry in entries:
+            took = entry["seconds"]
+            if entry["state"] == "open" and elapsed is not None:
+                took = max(elapsed - entry["from_seconds"], 0.0)
+            done = through.get((entry["phase"], entry["step"]), {})
+            others = [seconds for name, seconds in done.items() if name != silo]
+            if took is None or entry["phase"] == "others" or len(others) < OTHERS_MIN:
+                continue
+            usual = median(others)
+            if took > STRAGGLER_RATIO * usual and took - usual >= DIFFERENCE_SECONDS_MIN:
+                told = {"phase": entry["phase"], "step": entry["step"], "seconds": round(took, 3),
+                        "median_seconds": round(usual, 3)}  # fmt: skip
+                if silo not in found or took - usual > found[silo]["seconds"] - found[silo]["median_seconds"]:
+                    found[silo] = told
+    return found
+
+
+def _silos(
+    session: Session, run: db.Run, plan: Plan | None, row: db.Round | None, facts: _Facts | None, live: Live | None
+) -> list[dict[str, Any]]:
+    names = plan.silos if plan else tuple(json.loads(run.request).get("silos") or ())
+    members = {member.silo: member for member in session.scalars(select(db.Member))}
+    declined = Counter(session.scalars(
+        select(db.Figure.silo).where(db.Figure.run == run.name, db.Figure.name == db.PLAN_DECLINED)
+    ))  # fmt: skip
+    rungs = db.isolation_of(session, run.name)
+    rows = []
+    for silo in names or tuple(members):
+        member = members.get(silo)
+        hello = json.loads(member.hello) if member else {}
+        last_seen, at_round, at_step = (live.seen.get(silo) if live else None) or ("", 0, 0)
+        accepted = silo in rungs or bool(facts and silo in facts.roster)
+        plan_word = "declined" if declined[silo] else "accepted" if accepted else "not yet"
+        rows.append(
+            {
+                "silo": silo, "own": False,
+                "joined": member.state if member else "absent", "joined_at": member.since if member else None,
+                "plan": plan_word, "plan_at": None,  # nobody keeps when
+                "last_seen": last_seen or None,
+                "step": at_step if row is not None and at_round == row.number else None,
+                "isolation": hello.get("isolation", ""), "code": hello.get("code_sha256", ""),
+                "policy": hello.get("policy_sha256", ""),
+                **(facts.row(silo) if facts else {
+                    "state": "no round yet", "phases": [], "straggler": None, "received_bytes": None,
+                    "received_messages": None, "update_norm": None, "update_digest": "",
+                }),
+            }
+        )  # fmt: skip
+    return rows

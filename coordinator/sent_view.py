@@ -1,0 +1,217 @@
+"""The query `outbox` of a coordinator: how much of each kind went to each silo in each round, and what still waits.
+
+Nobody judges what a coordinator sends: each silo does, at its own entrance. So its log has no decision on it, and these
+rows are counts from its database: one for each run, round, kind and receiver. For whoever may open the control socket;
+a payload is told by its size and digest only. With 180,000 rows (three runs of 200 rounds with 50 silos) a page took
+0.3 s on two busy cores.
+
+Does not show: that a silo took something in, beyond its acknowledgement; its own inbox does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import ColumnElement, func, literal, select, tuple_
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.treaty.errors import NotFoundError, UsageError
+from fedsilo.treaty.wire.codec import sha256_hex
+
+ROWS_DEFAULT, ROWS_MAX = 100, 500
+NAME_CHARACTERS_MAX = 512  # run, round, kind and the receiver's name, which for a stranger is a SPIFFE id
+WAITING_SHOWN = 20
+_CONTROL, _ADAPTER = "control.", "global.adapter"  # kinds of replies: to any message, and to a fetch
+_OUTSIDE = -1  # in place of a run's ordinal, where a message belongs to none
+
+Reading = Callable[[], AbstractContextManager[Session]]
+_Place: TypeAlias = tuple[int, int, str, str, str]
+
+
+class SentView:
+    """Args:
+    reading: opens a transaction; nothing is written in it.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def outbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What was sent, newest round first; in a round by kind and receiver.
+
+        Args:
+            arguments: {seq} for one row with what waits of it; else {before}, {limit} (100, at most 500), {kind},
+                {run}, {silo}, {waiting: true} for what no silo has acknowledged, and {control: true} to include
+                acknowledgements, refusals and the like. `seq`, which names a row for good, and `before` are texts
+                such as run-1/2/round.open/hospital_a.
+
+        Returns:
+            {"messages": [{"seq", "run", "round", "kind", "peer", "messages", "bytes", "waiting", "outcome"}], "total",
+            "sent", "waiting", "next"}. `messages` and `bytes` were sent, `waiting` were not acknowledged yet. `outcome`
+            is "acked" where the silo has acknowledged all, "sent" where some may be on its way, or where it was a
+            reply, which nobody acknowledges, and empty where nothing was sent yet. "total" counts all rows, "sent" the
+            messages of all, "waiting" all items that wait, whatever was asked for. For one: {"message", "waiting":
+            [{"step", "bytes", "sha256", "delivered"}]}, of at most 20 items, oldest first.
+
+        Raises:
+            UsageError: an argument that is not one of these.
+            NotFoundError: no such row.
+        """
+        asked = Asked(arguments, "seq", "before", "limit", "control", "kind", "run", "silo", "waiting")
+        name = asked.text("seq", most=NAME_CHARACTERS_MAX)
+        if name:
+            if sum(value is not None for value in arguments.values()) > 1:
+                raise UsageError("seq stands alone: it names one row")
+            return self._one(name)
+        before = asked.text("before", most=NAME_CHARACTERS_MAX)
+        limit = asked.limit(default=ROWS_DEFAULT, most=ROWS_MAX)
+        control, only_waiting = asked.flag("control"), asked.flag("waiting")
+        wanted = {name: asked.text(name) for name in ("run", "kind", "silo")}
+        with self._reading() as session:
+            waits = _waits(session, control=control)
+            unsent = [_Row(key, _ordinal(session, key.run)) for key in waits if _sent(session, key) is None]
+            total, messages = _totals(session, control=control)
+            behind = _place_named(session, before) if before else None
+            if only_waiting:
+                found = [row for key in waits if (row := _sent(session, key)) is not None]
+            else:
+                found = _page(session, wanted, behind, limit + 1, control=control)
+        rows = [row for row in (*found, *unsent) if row.passes(wanted) and (behind is None or row.place > behind)]
+        page = sorted(rows, key=lambda row: row.place)[: limit + 1]
+        shown = [row.to_json(waits.get(row.key, 0)) for row in page[:limit]]
+        return {
+            "messages": shown, "total": total + len(unsent), "sent": messages, "waiting": sum(waits.values()),
+            "next": shown[-1]["seq"] if len(page) > limit else None,
+        }  # fmt: skip
+
+    def _one(self, name: str) -> dict[str, Any]:
+        with self._reading() as session:
+            key = _named(name)
+            items = select(db.OutboxItem).where(*_is(db.OutboxItem, key)).order_by(db.OutboxItem.id)
+            count = session.scalar(select(func.count()).select_from(db.OutboxItem).where(*_is(db.OutboxItem, key))) or 0
+            row = _sent(session, key) or _Row(key, _ordinal(session, key.run))
+            if not row.messages and not count:
+                raise NotFoundError("nothing of that was sent, and nothing waits", hint="coordinator outbox list")
+            waiting = [
+                {
+                    "step": item.step, "bytes": len(item.payload), "sha256": sha256_hex(item.payload),
+                    "delivered": item.delivered_sequence > 0,
+                }
+                for item in session.scalars(items.limit(WAITING_SHOWN))
+            ]  # fmt: skip
+        return {"message": row.to_json(count), "waiting": waiting}
+
+
+# ---- rows ------------------------------------------------------------------------------------------
+
+
+class _Key(NamedTuple):
+    run: str
+    round: int
+    kind: str
+    silo: str
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.round}/{self.kind}/{self.silo}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    key: _Key
+    ordinal: int  # of its run
+    messages: int = 0
+    size_bytes: int = 0
+
+    @property
+    def place(self) -> _Place:
+        """A later run and round come first; in a round, kinds and names in their order."""
+        return (-self.ordinal, -self.key.round, self.key.run, self.key.kind, self.key.silo)
+
+    def passes(self, wanted: Mapping[str, str]) -> bool:
+        return all(value in ("", getattr(self.key, name)) for name, value in wanted.items())
+
+    def to_json(self, waiting: int) -> dict[str, Any]:
+        key = self.key
+        is_reply = key.kind == _ADAPTER or key.kind.startswith(_CONTROL)
+        outcome = "" if not self.messages else "sent" if waiting or is_reply else "acked"
+        return {
+            "seq": str(key), "run": key.run, "round": key.round, "kind": key.kind, "peer": key.silo,
+            "messages": self.messages, "bytes": self.size_bytes, "waiting": waiting, "outcome": outcome,
+        }  # fmt: skip
+
+
+_OF_CONTROL = db.Traffic.kind.like(f"{_CONTROL}%")
+_ORDINAL = func.coalesce(db.Run.ordinal, _OUTSIDE)
+_ROWS = (
+    select(
+        db.Traffic.run, db.Traffic.round, db.Traffic.kind, db.Traffic.silo, _ORDINAL, db.Traffic.messages,
+        db.Traffic.payload_bytes,
+    ).select_from(db.Traffic).outerjoin(db.Run, db.Run.name == db.Traffic.run).where(db.Traffic.direction == "out")
+)  # fmt: skip
+
+
+def _row(found: Any) -> _Row:
+    return _Row(_Key(*found[:4]), *found[4:])
+
+
+def _is(rows: type[db.OutboxItem | db.Traffic], key: _Key) -> list[ColumnElement[bool]]:
+    return [getattr(rows, name) == value for name, value in key._asdict().items()]
+
+
+def _sent(session: Session, key: _Key) -> _Row | None:
+    found = session.execute(_ROWS.where(*_is(db.Traffic, key))).first()
+    return None if found is None else _row(found)
+
+
+def _ordinal(session: Session, run: str) -> int:
+    found = session.get(db.Run, run) if run else None
+    return _OUTSIDE if found is None else found.ordinal
+
+
+def _totals(session: Session, *, control: bool) -> tuple[int, int]:
+    """Rows and messages of all that was sent."""
+    counts = select(func.count(), func.sum(db.Traffic.messages)).where(db.Traffic.direction == "out")
+    rows, messages = session.execute(counts if control else counts.where(~_OF_CONTROL)).one()
+    return rows, messages or 0
+
+
+def _waits(session: Session, *, control: bool) -> dict[_Key, int]:
+    """How many items wait, of each row. As many as silos have not acknowledged, so they fit into memory."""
+    columns = (db.OutboxItem.run, db.OutboxItem.round, db.OutboxItem.kind, db.OutboxItem.silo)
+    found = session.execute(select(*columns, func.count()).group_by(*columns))
+    waits = {_Key(*row[:4]): int(row[4]) for row in found}
+    return {key: count for key, count in waits.items() if control or not key.kind.startswith(_CONTROL)}
+
+
+def _page(
+    session: Session, wanted: Mapping[str, str], behind: _Place | None, limit: int, *, control: bool
+) -> list[_Row]:
+    """The first rows that were sent, in the order of `_Row.place`."""
+    row = db.Traffic
+    query = _ROWS if control else _ROWS.where(~_OF_CONTROL)
+    query = query.where(*(getattr(row, name) == value for name, value in wanted.items() if value))
+    if behind is not None:
+        query = query.where(tuple_(-_ORDINAL, -row.round, row.run, row.kind, row.silo) > tuple_(*map(literal, behind)))
+    query = query.order_by(_ORDINAL.desc(), row.round.desc(), row.run, row.kind, row.silo).limit(limit)
+    return [_row(found) for found in session.execute(query)]
+
+
+def _named(name: str) -> _Key:
+    """Raises UsageError: it is no name of a row."""
+    run, _, rest = name.partition("/")
+    number, _, rest = rest.partition("/")
+    kind, slash, silo = rest.partition("/")
+    if not slash or not (number.isascii() and number.isdecimal() and len(number) < 16):
+        raise UsageError("a row is named by run, round, kind and receiver: run-1/2/round.open/hospital_a")
+    return _Key(run, int(number), kind, silo)
+
+
+def _place_named(session: Session, name: str) -> _Place:
+    """The place of a row by its name, whether or not there is such a row. Raises UsageError."""
+    key = _named(name)
+    return _Row(key, _ordinal(session, key.run)).place

@@ -1,0 +1,156 @@
+"""`silo approvals payload|diff|history`: what would leave, what is beside it, and what was answered before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, client_of, command, load_site
+
+if TYPE_CHECKING:
+    from console.client import ControlClient
+
+PAGE_ROWS = 500  # the daemon's most
+ReleaseArgument = Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")]
+
+
+def every_page(client: ControlClient, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All releases that the arguments choose, newest first, page after page."""
+    releases: list[Any] = []
+    before = None
+    while True:
+        page = client.query("approvals", {**arguments, "limit": PAGE_ROWS, "before": before})
+        releases += page["releases"]
+        before = page.get("next")
+        if before is None:
+            return {"releases": releases}
+
+
+def add_to(app: typer.Typer) -> None:
+    """The commands below, under `silo approvals`."""
+    app.command("payload")(payload)
+    app.command("diff")(diff)
+    app.command("history")(history)
+
+
+@guarded("silo approvals payload")
+def payload(
+    release: ReleaseArgument, operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """What would leave: answers beside their public prompts, tensors by name, shape, norm and histogram. Recorded."""
+    site = load_site(config)
+    with client_of(site) as client:
+        shown = client.query("approval", {"release": release})
+    ticket = command(site, operator, "approvals.payload", {"release": release, "digest": shown["digest"]}, "")
+    with client_of(site) as client:
+        data = client.query("approvals.payload", {"ticket": ticket["ticket"]})
+    emit("silo approvals payload", data, json_output=json_output, text=lambda: payload_text(data))
+
+
+def payload_text(data: Mapping[str, Any]) -> str:
+    """Linear text; `emit` spells out what a terminal obeys or hides."""
+    lines = [f"{data['release']} {data['kind']}, {data['bytes']} bytes, sha256:{data['sha256']}"]
+    for row in data.get("answers", ()):
+        known = row["prompt"] is not None
+        lines += ["", f"public row {row['row']}", *_quoted(row["prompt"] if known else "not in this site's public set")]
+        for number, text in enumerate(row["answers"], 1):
+            lines += [f"answer {number} of {len(row['answers'])}, {len(text)} characters", *_quoted(text)]
+    if "tensors" in data:
+        rows = [
+            (one["name"], "x".join(map(str, one["shape"])), one["type"], one["norm"], _histogram(one["histogram"]))
+            for one in data["tensors"]
+        ]
+        edges = ", ".join(f"{edge:g}" for edge in data["edges"])
+        lines += [table(("tensor", "shape", "type", "L2", "negative|zero|positive"), rows), f"counts from {edges} up"]
+    if "content" in data:
+        import json
+
+        lines.append(json.dumps(data["content"], indent=2, ensure_ascii=False))
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> list[str]:
+    """Each line behind a bar, so that no answer can pass for a line of ours."""
+    return [f"  | {row}" for row in text.split("\n")]
+
+
+def _histogram(counts: Mapping[str, Any]) -> str:
+    bad = f" not finite {counts['not_finite']}" if counts["not_finite"] else ""
+    return f"{_counts(counts['negative'])}|{counts['zero']}|{_counts(counts['positive'])}{bad}"
+
+
+def _counts(numbers: list[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+@guarded("silo approvals diff")
+def diff(release: ReleaseArgument, config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+    """All of a release beside the last one of its kind that left."""
+    with client_of(load_site(config)) as client:
+        data = client.query("approval.comparison", {"release": release})
+    emit("silo approvals diff", data, json_output=json_output, text=lambda: _diff_text(data))
+
+
+def _diff_text(data: Mapping[str, Any]) -> str:
+    against = data["against"]
+    if against is None:
+        return f"{data['release']}: {data['note']}"
+    by = ", ".join(against["approved_by"]) or "nobody was asked"
+    lines = [
+        f"{data['release']} against round {against['round']} of {against['run']}: left {against['at']}",
+        f"approved by {by}",
+        table(
+            ("", "what", "before", "now"),
+            [("DIFFERS" if row["differs"] else "same", row["what"], row["before"], row["now"]) for row in data["rows"]],
+        ),
+    ]
+    if data["tensors"]:
+        rows = [
+            (one["name"], _number(one["before"]), _number(one["now"]), f"x{one['times']:.2f}" if one["times"] else "")
+            for one in data["tensors"]
+        ]
+        lines += [
+            f"L2 of {len(rows)} of {data['tensors_total']} tensors, largest change first",
+            table(("tensor", "before", "now", "times"), rows),
+        ]
+    return "\n".join([*lines, *([f"note: {data['note']}"] if data["note"] else [])])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+@guarded("silo approvals history")
+def history(
+    config: ConfigOption = CONFIG_DEFAULT,
+    kind: Annotated[str, typer.Option("--kind", help="Only of this message kind.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Rows of one page.")] = 100,
+    before: Annotated[int | None, typer.Option("--before", min=0, help="`next` of the page before.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Releases that were ever held, newest first: who answered, when, and on which bytes."""
+    chosen = {"kind": kind} if kind else {}
+    with client_of(load_site(config)) as client:
+        if everything:
+            data = every_page(client, chosen)
+        else:
+            data = client.query("approvals", {**chosen, "limit": limit, "before": before})
+    rows = [
+        (row["id"], row["kind"], row["state"], _answers(row), row["digest"][:12], row["policy_digest"][:8])
+        for row in data["releases"]
+    ]
+    more = f"\nolder ones: --before {data['next']}" if data.get("next") is not None else ""
+    header = ("release", "kind", "state", "answers", "sha256", "policy")
+    emit(
+        "silo approvals history", data, json_output=json_output,
+        text=lambda: (table(header, rows) if rows else "nothing was ever held") + more,
+    )  # fmt: skip
+
+
+def _answers(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{one['person']} {one['verdict']} {one['at']}" for one in row["answers"]) or "nobody"

@@ -1,0 +1,141 @@
+"""`fedsilo curves`, `silo round`: what the console's places 4 and 2 ask the daemon, as text, CSV or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedsilo.launch.output import JsonOption, emit, guarded, table
+from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, client_of, load_site
+
+TEXT_CELLS = 100
+CSV_COLUMNS = ("run", "name", "silo", "source", "unit", "x", "round", "step", "value", "low", "high", "n", "n_exact")
+_FORMULA = ("=", "+", "-", "@")  # a spreadsheet would compute it
+
+
+@guarded("curves")
+def curves(
+    config: Annotated[Path | None, typer.Option("--config", help="silo.yaml: this site's own figures.")] = None,
+    coordinator: Annotated[
+        Path | None, typer.Option("--coordinator", help="coordinator.yaml: what silos released to it.")
+    ] = None,
+    run: Annotated[str, typer.Option("--run", help="Which run; the newest by default.")] = "",
+    names: Annotated[
+        list[str] | None, typer.Option("--name", help="Only this figure, such as pass_at_1; repeatable.")
+    ] = None,
+    x: Annotated[str, typer.Option("--x", help="round or step.")] = "",
+    csv: Annotated[bool, typer.Option("--csv", help="Print one line a value, as CSV.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Figures by round or step: pass@1 with n and its 95 % interval, reward, KL, update norm, gap between silos.
+
+    Without --coordinator the figures are those of the site in silo.yaml.
+    """
+    from fedsilo.treaty.errors import UsageError
+
+    if config is not None and coordinator is not None:
+        raise UsageError("--config and --coordinator name two daemons", hint="give one of them")
+    if csv and json_output:
+        raise UsageError("--csv and --json are two forms of one answer", hint="give one of them")
+    asked = {"run": run or None, "names": ",".join(names or ()) or None, "x": x or None}
+    with _client(config, coordinator) as client:
+        data = client.query("curves", asked)
+    emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else _curves_text(data))
+
+
+def _client(config: Path | None, coordinator: Path | None) -> Any:
+    if coordinator is None:
+        return client_of(load_site(config or CONFIG_DEFAULT))
+    from console.client import ControlClient
+    from coordinator.config import load_config
+
+    return ControlClient(load_config(coordinator).control.socket)
+
+
+def values_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a value, with what it belongs to."""
+    return [
+        {"run": data["run"], **{name: series[name] for name in ("name", "silo", "source", "unit")}, **point}
+        for series in data["series"] for point in series["points"]
+    ]  # fmt: skip
+
+
+def csv_text(data: Mapping[str, Any]) -> str:
+    """RFC 4180 with one header line; a text that a spreadsheet would compute gets an apostrophe before it."""
+    import csv
+    import io
+
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for row in values_of(data):
+        writer.writerow([_cell(row.get(name)) for name in CSV_COLUMNS])
+    return stream.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else "" if value is None else value
+
+
+def _curves_text(data: Mapping[str, Any]) -> str:
+    rows = []
+    for row in values_of(data):
+        count = "" if row["n"] is None else f"{'' if row['n_exact'] else 'at most '}{row['n']}"
+        interval = "" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
+        place = f"{row['round']}" + (f"/{row['step']}" if row["step"] else "")
+        rows.append((row["name"], row["silo"] or "all", place, f"{row['value']:.6g}", interval, count, row["source"]))
+    if not rows:
+        return f"no figures of run {data['run'] or '-'} yet: fedsilo run submit run.yaml"
+    header = ("figure", "silo", "round/step", "value", "95 % interval", "n", "source")
+    base = [f"before round 1: {each['name']} of {each['silo']} {each['value']:.4f}" for each in data["baseline"]]
+    return "\n".join([f"run {data['run']}", table(header, rows), *base,
+                      *(f"not recorded: {each}" for each in data["not_recorded"])])  # fmt: skip
+
+
+@guarded("silo round")
+def silo_round(
+    run: Annotated[str, typer.Option("--run", help="Which run; the newest by default.")] = "",
+    number: Annotated[int | None, typer.Option("--round", min=1, help="Which round; the newest by default.")] = None,
+    config: ConfigOption = CONFIG_DEFAULT,
+    json_output: JsonOption = False,
+) -> None:
+    """One round as this silo knows it: its own phases with their durations, and the verdict on each other silo."""
+    with client_of(load_site(config)) as client:
+        data = client.query("round", {"run": run or None, "round": number})
+    emit("silo round", data, json_output=json_output, text=lambda: round_text(data))
+
+
+def round_text(data: Mapping[str, Any]) -> str:
+    """One round as linear text: the same lines that the console draws."""
+    from console import rounds
+    from console.drawing import UNICODE, to_text
+
+    lines = rounds.head_lines(data, None, TEXT_CELLS, UNICODE)
+    rows: list[tuple[str, ...]] = []
+    for row in _rows(data.get("silos")):
+        hidden = rounds.is_hidden(row, data)
+        took = rounds.HIDDEN if hidden else rounds.time_text(rounds.took_seconds(row, data))
+        phases = rounds.HIDDEN if hidden else _phases_text(row)
+        rows.append((str(row.get("silo")), str(row.get("state")), took, phases))
+    facts = to_text(rounds.fact_lines(data, TEXT_CELLS, whole_digests=True))
+    return "\n".join([to_text(lines), table(("silo", "state", "update at", "phases"), rows), facts])
+
+
+def _phases_text(row: Mapping[str, Any]) -> str:
+    from console import rounds
+
+    told = []
+    for phase in rounds.phases_of(row):
+        took = phase.get("seconds")
+        word = f"{took:.0f} s" if isinstance(took, int | float) else str(phase.get("state"))
+        told.append(f"{rounds.phase_text(phase)} {word}")
+    return ", ".join(told) or "none on record"
+
+
+def _rows(value: Any) -> Sequence[Mapping[str, Any]]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,242 @@
+"""What every command promises beside its options: whether it changes anything, may be repeated, streams, waits, and
+with which exit statuses it ends. One table; `--schema`, `--dry-run`, `--timeout` and the reference are made from it.
+
+A command that is missing here fails `tests/console/test_contract.py`. The sentence of `changes` is what `--dry-run`
+says, so it names every kind of thing that the command may touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PROGRAMS = ("silo", "coordinator", "fedconsole", "fedsilo")
+
+# Every command may end with these: done, failed, wrong usage, our own fault, interrupted.
+ALWAYS = (0, 1, 2, 70, 130)
+BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE = 70, 130
+
+EXIT_MEANINGS: Mapping[int, str] = {
+    0: "done, or the check passed",
+    1: "the operation ran and failed",
+    2: "wrong usage, configuration or input file, or no terminal where one is needed",
+    3: "unreachable or timed out; safe to repeat, a change with the same --request-id",
+    4: "not authenticated, or the role is missing",
+    5: "policy or budget says no",
+    6: "digest, policy or revision changed since it was read, or it exists already",
+    7: "audit log, signature, digest or certificate does not verify",
+    8: "no such object",
+    9: "accepted, waits for approval",
+    BUG_EXIT_CODE: "a fault of ours; a report file is named",
+    INTERRUPTED_EXIT_CODE: "interrupted (Ctrl-C)",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one command promises.
+
+    Attributes:
+        changes: what it may change, one sentence; empty for a command that only reads.
+        idempotent: done twice, with the same --request-id where it has one, it leaves what it leaves when done once.
+        streams: it prints one JSON document a line for as long as things happen.
+        waits: it waits for a daemon, so that it takes --timeout.
+        exits: statuses beside those in ALWAYS.
+        dry_run: the option that lets nothing be changed.
+    """
+
+    changes: str = ""
+    idempotent: bool = True
+    streams: bool = False
+    waits: bool = False
+    exits: tuple[int, ...] = ()
+    dry_run: str = "--dry-run"
+
+    @property
+    def exit_codes(self) -> tuple[int, ...]:
+        return tuple(sorted({*ALWAYS, *self.exits}))
+
+
+def full_name(command: str) -> str:
+    """ "run submit" -> "fedsilo run submit"; a name that begins with its program stays."""
+    return command if command.split(" ", 1)[0] in PROGRAMS else f"fedsilo {command}"
+
+
+def facts_of(command: str) -> Facts:
+    """Of a command by the name that its envelope carries. One that is not in the table is taken to only read."""
+    return COMMANDS.get(full_name(command), _UNKNOWN)
+
+
+_UNKNOWN = Facts()
+_FILES, _ASKED = (4, 8), (3, 4, 8)
+_SIGNED = (3, 4, 6, 8)
+
+_ASKS = Facts(waits=True, exits=_ASKED)
+_ASKS_AND_VERIFIES = Facts(waits=True, exits=(*_ASKED, 7))
+_READS = Facts(exits=(8,))
+_VERIFIES = Facts(exits=(4, 7, 8))
+
+
+def _writes(what: str, *, exits: tuple[int, ...] = (6, 8), idempotent: bool = False) -> Facts:
+    return Facts(changes=what, idempotent=idempotent, exits=exits)
+
+
+def _commands_daemon(what: str, *, exits: tuple[int, ...] = _SIGNED, idempotent: bool = True) -> Facts:
+    return Facts(changes=what, idempotent=idempotent, waits=True, exits=exits)
+
+
+COMMANDS: Mapping[str, Facts] = {
+    # ---- silo --------------------------------------------------------------------------------------
+    "silo init": _writes(
+        "writes silo.yaml, policy.yaml, lora_schema.json and canaries into --out, and the pins and roles into id/"
+    ),
+    "silo join": Facts(exits=(3, 4, 7, 8)),
+    "silo check": Facts(exits=(3, 4, 5, 6, 7, 8)),
+    "silo start": Facts(
+        changes="runs guard and trainer: messages that the policy lets out leave this site, and state_dir is written",
+        idempotent=False, exits=(3, 4, 5, 6, 7, 8),
+    ),
+    "silo status": _ASKS,
+    "silo round": _ASKS,
+    "silo logs": _READS,
+    "silo pause": _commands_daemon("the trainer begins no further step until it is resumed"),
+    "silo resume": _commands_daemon("the trainer goes on"),
+    "silo reload": _commands_daemon(
+        "puts the policy file in force, unless something in it is looser", exits=(*_SIGNED, 5)
+    ),
+    "silo stop": _commands_daemon("ends guard and trainer; the open round goes on without this silo"),
+    "silo approvals list": _ASKS,
+    "silo approvals show": _ASKS,
+    "silo approvals approve": _commands_daemon(
+        "signs that the shown bytes may leave; with the last approver needed they are sent and cannot be called back",
+        exits=(*_SIGNED, 5, 7, 9),
+    ),
+    "silo approvals reject": _commands_daemon(
+        "signs that the shown bytes may not leave; the round goes on without them", exits=(*_SIGNED, 5)
+    ),
+    "silo approvals release": _commands_daemon("signs that a halted kind, or this silo, may go on"),
+    "silo approvals defer": _commands_daemon("moves a release out of this person's way for a time; recorded"),
+    "silo approvals diff": _ASKS,
+    "silo approvals history": _ASKS,
+    "silo approvals payload": _commands_daemon("the silo records in its audit log who read the content"),
+    "silo outbox list": _ASKS,
+    "silo outbox show": _ASKS,
+    "silo inbox list": _ASKS,
+    "silo inbox show": _ASKS,
+    "silo ledger show": _ASKS,
+    "silo ledger limits": _ASKS,
+    "silo ledger forecast": _ASKS,
+    "silo audit list": _ASKS,
+    "silo audit show": _ASKS,
+    "silo audit status": _ASKS,
+    "silo audit verify": _ASKS_AND_VERIFIES,
+    "silo certs": _ASKS,
+    "silo settings": _ASKS,
+    "silo report benefit": Facts(exits=(3, 4, 6, 7, 8)),
+    "silo doctor": _READS,
+    # ---- coordinator -------------------------------------------------------------------------------
+    "coordinator init": _writes(
+        "writes federation.json, coordinator.yaml, charter.yaml and lora_schema.json into --out, and keys into id/"
+    ),
+    "coordinator check": Facts(exits=(4, 6, 7, 8)),
+    "coordinator start": Facts(
+        changes="serves the federation: silos are answered, and state_dir is written", idempotent=False,
+        exits=(4, 6, 7, 8),
+    ),
+    "coordinator status": _ASKS,
+    "coordinator stop": Facts(changes="ends the coordinator's process", waits=True, exits=(3, 4, 8)),
+    "coordinator logs": Facts(streams=True, waits=True, exits=_ASKED),
+    "coordinator silos list": _ASKS,
+    "coordinator silos show": _ASKS,
+    "coordinator outbox list": _ASKS,
+    "coordinator outbox show": _ASKS,
+    "coordinator inbox list": _ASKS,
+    "coordinator inbox show": _ASKS,
+    "coordinator audit list": _ASKS,
+    "coordinator audit show": _ASKS,
+    "coordinator audit status": _ASKS,
+    "coordinator audit verify": _ASKS_AND_VERIFIES,
+    "coordinator certs": _ASKS,
+    "coordinator settings": _ASKS,
+    "coordinator doctor": _READS,
+    # ---- fedconsole --------------------------------------------------------------------------------
+    "fedconsole": Facts(
+        changes="what a person unlocks and answers in it; with --record a new file", idempotent=False,
+        exits=(3, 4, 6, 7, 8), dry_run="--read-only",
+    ),
+    "fedconsole serve": Facts(
+        changes="listens on this machine and starts a console that can only look", idempotent=False,
+        exits=(3, 4, 6, 7, 8),
+    ),
+    # ---- fedsilo -----------------------------------------------------------------------------------
+    "fedsilo demo": _writes("starts a federation on this machine and writes all of it below --out", exits=(3, 6, 7, 8)),
+    "fedsilo grade": _READS,
+    "fedsilo version": Facts(),
+    "fedsilo doctor": _READS,
+    "fedsilo watch": Facts(streams=True, waits=True, exits=_ASKED),
+    "fedsilo bundle": _writes("writes one new .tar.gz file"),
+    "fedsilo config show": Facts(exits=_FILES),
+    "fedsilo config validate": Facts(exits=_FILES),
+    "fedsilo config schema": Facts(),
+    "fedsilo context list": Facts(exits=(4,)),
+    "fedsilo context use": _writes("writes the person's contexts file", exits=_FILES, idempotent=True),
+    "fedsilo context add": _writes("writes the person's contexts file", exits=(4, 6)),
+    "fedsilo context remove": _writes("writes the person's contexts file", exits=_FILES),
+    "fedsilo run submit": _commands_daemon("submits a run that starts when its silos have joined"),
+    "fedsilo run list": _ASKS,
+    "fedsilo run show": _ASKS,
+    "fedsilo curves": _ASKS,
+    "fedsilo run watch": Facts(streams=True, waits=True, exits=_ASKED),
+    "fedsilo run start": _commands_daemon("starts a waiting run with the silos that have joined"),
+    "fedsilo run pause": _commands_daemon("the run delivers nothing more until it is resumed"),
+    "fedsilo run resume": _commands_daemon("the run goes on"),
+    "fedsilo run abort": _commands_daemon("ends the run; the adapter of its last committed round stays"),
+    "fedsilo run export": Facts(
+        changes="writes run_record.json and adapter/ into a new folder", idempotent=False, waits=True,
+        exits=(*_ASKED, 6),
+    ),
+    "fedsilo run verify": _VERIFIES,
+    "fedsilo policy init": _writes("writes policy.yaml and the LoRA schema beside it"),
+    "fedsilo policy check": _READS,
+    "fedsilo policy show": _READS,
+    "fedsilo policy hash": _READS,
+    "fedsilo policy diff": _READS,
+    "fedsilo policy explain": Facts(exits=(7, 8)),
+    "fedsilo policy test": _READS,
+    "fedsilo policy fmt": _writes("with --write puts the file's own form in its place", exits=(8,), idempotent=True),
+    "fedsilo policy propose": _writes("signs a proposal and writes it beside the policy", exits=_SIGNED),
+    "fedsilo policy activate": _writes(
+        "signs an approval of a proposal; with the last one needed the policy file is replaced", exits=(*_SIGNED, 7, 9)
+    ),
+    "fedsilo policy schema make": _writes("writes a LoRA schema"),
+    "fedsilo audit verify": _VERIFIES,
+    "fedsilo audit show": Facts(
+        changes="with --payload the silo records in its audit log who read it", waits=True, exits=(*_SIGNED, 7)
+    ),
+    "fedsilo audit tail": Facts(exits=(7, 8)),
+    "fedsilo audit replay": Facts(
+        changes="with --rescreen the silo records in its audit log who asked", waits=True, exits=(*_SIGNED, 7)
+    ),
+    "fedsilo audit prove": Facts(exits=(6, 7, 8)),
+    "fedsilo audit export": Facts(
+        changes="writes records into --out, --to or to the receiver of --syslog, and how far it got",
+        idempotent=False, exits=(3, 4, 6, 7, 8),
+    ),
+    "fedsilo audit report": _writes(
+        "writes a new folder of pages and files; with --sign signs them", exits=(4, 6, 7, 8)
+    ),
+    "fedsilo certs ca-init": _writes("makes a root key and certificate in a new folder"),
+    "fedsilo certs invite": _writes("writes a one-time token into the CA's folder", exits=(4, 6, 8)),
+    "fedsilo certs request": _writes("makes keys and a request in --out", exits=(4, 6, 8)),
+    "fedsilo certs renew": _writes("writes a request into --out", exits=(4, 6, 8)),
+    "fedsilo certs sign": _writes("spends the request's token and writes a certificate", exits=(4, 6, 7, 8)),
+    "fedsilo certs trial": _writes("makes the keys and certificates of every party in a new folder"),
+    "fedsilo certs list": Facts(exits=_FILES),
+    "fedsilo certs show": Facts(exits=_FILES),
+    "fedsilo certs check": Facts(exits=_FILES),
+    "fedsilo model build": _writes("writes a model folder"),
+    "fedsilo data make-demo": _writes("writes a folder of prompts"),
+    "fedsilo data from-sets": _writes("writes a folder of prompts"),
+    "fedsilo data check": _READS,
+    "fedsilo public lint": _READS,
+}  # fmt: skip

@@ -1,0 +1,106 @@
+"""Which daemon or configuration file a command is about, where it may be a silo's or the coordinator's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from fedsilo.treaty.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from console.client import ControlClient
+    from coordinator.config import CoordinatorConfig
+    from silo.config import SiloConfig
+
+Kind = Literal["silo", "coordinator", "policy"]
+DEFAULTS: Mapping[str, Path] = {"silo": Path("silo.yaml"), "coordinator": Path("coordinator.yaml")}
+_HINT = "--context NAME, --socket PATH or --config silo.yaml|coordinator.yaml"
+# A key that only this kind of file has.
+_KEYS: Mapping[Kind, str] = {"silo": "silo", "coordinator": "silos", "policy": "egress"}
+
+ContextOption = Annotated[
+    str, typer.Option("--context", help="A kept context, or silo:NAME=SOCKET or coordinator=SOCKET.")
+]
+SocketOption = Annotated[Path | None, typer.Option("--socket", help="Control socket of the daemon.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="silo.yaml or coordinator.yaml. Default: the current context, else the one here."),
+]
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """`kind` and `site` are empty, and `config` None, where that is not told."""
+
+    socket: Path
+    kind: str = ""
+    site: str = ""
+    config: Path | None = None
+
+    def connect(self) -> ControlClient:
+        from console.client import ControlClient
+
+        return ControlClient(self.socket)
+
+
+def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | None = None) -> Daemon:
+    """The one that is named, else the current context's, else that of the configuration file in this folder.
+
+    Raises:
+        UsageError: more than one is named, or none is and none is found; a wrong file. NotFoundError: no such context.
+    """
+    from fedsilo.launch import contexts
+
+    if sum([bool(context), socket is not None, config is not None]) > 1:
+        raise UsageError("one daemon, please", hint=_HINT)
+    if socket is not None:
+        return Daemon(socket)
+    if config is None and (name := context or contexts.current_context()):
+        entry = contexts.context_given(name) if context else contexts.context_named(name)
+        return Daemon(entry.socket, entry.kind, entry.site, entry.config)
+    path = config or next((each for each in DEFAULTS.values() if each.exists()), None)
+    if path is None:
+        raise UsageError("which daemon?", hint=_HINT)
+    kind, read = read_configuration(path)
+    if kind == "silo":
+        silo = cast("SiloConfig", read)
+        return Daemon(silo.control.socket, kind, silo.silo, path)
+    if kind == "coordinator":
+        return Daemon(cast("CoordinatorConfig", read).control.socket, kind, config=path)
+    raise UsageError(f"{path} is a policy: it names no daemon", hint=_HINT)
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file is, by a key that only its kind has. Raises UsageError: none of the three. NotFoundError."""
+    from fedsilo.launch.output import existing
+    from fedsilo.treaty.strict_yaml import load
+
+    value = load(existing(path).read_bytes(), str(path)).value
+    keys = set(value) if isinstance(value, Mapping) else set()
+    for kind, key in _KEYS.items():
+        if key in keys:
+            return kind
+    wanted = ", ".join(f"{key} ({kind})" for kind, key in _KEYS.items())
+    raise UsageError(f"{path} is no silo.yaml, coordinator.yaml or policy", hint=f"its keys have none of: {wanted}")
+
+
+def read_configuration(path: Path) -> tuple[Kind, BaseModel]:
+    """The file, judged as the daemon judges it. Raises UsageError with FILE:LINE. NotFoundError."""
+    kind = kind_of(path)
+    if kind == "silo":
+        from silo.config import load_config
+
+        return kind, load_config(path)
+    if kind == "coordinator":
+        from coordinator.config import load_config as load_coordinator
+
+        return kind, load_coordinator(path)
+    from policies.load import load_policy
+
+    return kind, load_policy(path.read_bytes(), str(path)).own.file

@@ -1,0 +1,157 @@
+"""What the commands of both daemons print of the queries that both answer: messages, audit records, certificates and
+settings. Each asks the daemon's control socket the very query that the console's screen of that name asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from fedsilo.launch.output import emit, table
+
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=500, help="Newest so many.")]
+RecordsOption = Annotated[int, typer.Option("--limit", min=1, max=200, help="Newest so many.")]
+BeforeOption = Annotated[
+    int | None, typer.Option("--before", min=0, help="Only records before this number: `next` of the page before.")
+]
+ControlOption = Annotated[bool, typer.Option("--control", help="Polls and heartbeats too.")]
+VerdictOption = Annotated[str, typer.Option("--verdict", help="Only these decisions: allow, deny or hold.")]
+KindOption = Annotated[str, typer.Option("--kind", help="Only of this message kind, such as lora.factors.")]
+EventOption = Annotated[str, typer.Option("--event", help="Only events whose name begins so, such as egress.")]
+TextOption = Annotated[str, typer.Option("--text", help="Only records in which this stands.")]
+
+Ask: TypeAlias = Callable[..., Any]  # (query, arguments) -> the daemon's answer
+
+
+def cells(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> list[list[Any]]:
+    """Of each row what stands in these columns."""
+    names = list(columns)
+    return [[row[name] for name in names] for row in rows]
+
+
+def older(following: object) -> str:
+    """How to get the next page; nothing at the end."""
+    return f"\nolder ones: --before {following}" if following is not None else ""
+
+
+# ---- messages --------------------------------------------------------------------------------------
+
+
+def list_messages(
+    ask: Ask, program: str, query: str, *, limit: int, before: int | None, control: bool, verdict: str, kind: str,
+    json_output: bool,
+) -> None:  # fmt: skip
+    """Decisions on messages, newest first. query: outbox or inbox."""
+    asked = {"limit": limit, "before": before, "control": control, "verdict": verdict or None, "kind": kind or None}
+    data = ask(query, asked)
+    columns = ("seq", "time", "kind", "round", "items", "bytes", "verdict", "outcome", "deciding rule")
+    rows = [
+        (*(row[name] for name in columns[:-1]), " ".join(row["rules"]) or " ".join(row["reasons"]))
+        for row in data["messages"]
+    ]
+    emit(
+        f"{program} {query} list", data, json_output=json_output,
+        text=lambda: f"{data['total']} messages, {data['held']} held, {data['denied']} denied\n"
+        + table(columns, rows) + older(data["next"]),
+    )  # fmt: skip
+
+
+def show_message(ask: Ask, program: str, query: str, seq: int, json_output: bool) -> None:
+    """One decision with every rule's verdict."""
+    data = ask(query, {"seq": seq})
+    emit(f"{program} {query} show", data, json_output=json_output, text=lambda: _message_text(data))
+
+
+def _message_text(data: Mapping[str, Any]) -> str:
+    message = data["message"]
+    header = ("outcome", "rule", "measured", "limit", "line")
+    rows = [[rule.get(name) for name in header] for rule in message.get("rules", ())]
+    became = f", {data['outcome']}" if data["outcome"] else ""
+    became += f" after {data['milliseconds']} ms" if data["milliseconds"] is not None else ""
+    lines = [
+        f"{message['kind']} {message['decision']}{became} {' '.join(message.get('reasons', ()))}".rstrip(),
+        table(header, rows),
+        f"{message.get('detail', {}).get('rules_not_applicable', 0)} rules do not apply to this kind",
+        *(f"would pass: {sentence}" for sentence in data["would_pass"]),
+    ]
+    return "\n".join(lines)
+
+
+# ---- the audit log ---------------------------------------------------------------------------------
+
+
+def list_records(
+    ask: Ask, program: str, *, limit: int, before: int | None, event: str, text: str, json_output: bool
+) -> None:
+    """Audit records, newest first."""
+    data = ask("audit", {"limit": limit, "before": before, "event": event or None, "text": text or None})
+    rows = [
+        (record["seq"], record["event"], record.get("kind", ""), record.get("round", ""), record.get("why", ""))
+        for record in data["records"]
+    ]
+    emit(
+        f"{program} audit list", data, json_output=json_output,
+        text=lambda: f"{data['size']} records\n" + table(("seq", "event", "kind", "round", "fault"), rows)
+        + older(data["next"]),
+    )  # fmt: skip
+
+
+def show_record(ask: Ask, program: str, seq: int, json_output: bool) -> None:
+    """One audit record in full. Raises NotFoundError."""
+    from fedsilo.treaty.errors import NotFoundError
+
+    found = ask("audit", {"before": seq + 1, "limit": 1})["records"]
+    if not found or found[0]["seq"] != seq:
+        raise NotFoundError(f"the log has no record {seq}", hint=f"{program} audit list shows them")
+    emit(
+        f"{program} audit show", found[0], json_output=json_output,
+        text=lambda: json.dumps(found[0], indent=2, ensure_ascii=False),
+    )  # fmt: skip
+
+
+def emit_status(command: str, data: Mapping[str, Any], json_output: bool) -> None:
+    """How the log stands; a break is a failure."""
+    from fedsilo.treaty.errors import VerificationError
+
+    broken, error = data["broken"], None
+    if broken is not None:
+        error = VerificationError(
+            f"the audit log is broken at record {broken['seq']}: {broken['why']}",
+            hint="keep the folder as it is, and verify it with the other parties' logs: fedsilo audit verify LOG...",
+        )
+    emit(command, dict(data), json_output=json_output, text=lambda: _status_text(data), error=error)
+
+
+def _status_text(data: Mapping[str, Any]) -> str:
+    checkpoint = data["checkpoint"]
+    verified = "never verified by this daemon" if data["verified_to"] is None else (
+        f"verified to {data['verified_to']} at {data['verified_at']}"
+    )  # fmt: skip
+    if data["verifying"]:
+        verified += f", verifying: {data['looked_at']} of {data['of']}"
+    signers = ", ".join(checkpoint["cosigned_by"]) or "nobody else"
+    words = data.get("witnesses", {"coordinator": data.get("coordinator", "")})
+    return "\n".join(
+        [
+            f"{data['size']} records, {verified}",
+            f"signed checkpoint {checkpoint['size']} of {checkpoint['time'] or '-'}, countersigned by {signers}",
+            *(f"{name}: {word}" for name, word in words.items()),
+        ]
+    )
+
+
+# ---- files -----------------------------------------------------------------------------------------
+
+
+def show_certificates(ask: Ask, program: str, json_output: bool) -> None:
+    data = ask("certificates")
+    columns = ("whose", "role", "days_left", "not_after", "subject", "fault")
+    emit(f"{program} certs", data, json_output=json_output, text=lambda: table(columns, cells(data, columns)))
+
+
+def show_settings(ask: Ask, program: str, json_output: bool) -> None:
+    data = ask("settings")
+    columns = ("key", "value", "origin")
+    emit(f"{program} settings", data, json_output=json_output, text=lambda: table(columns, cells(data, columns)))

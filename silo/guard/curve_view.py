@@ -1,0 +1,132 @@
+"""This silo's own figures by step or by round: what its trainer reported, kept by `FigureHistory`.
+
+pass@1 comes with the number of held-out prompts behind it, and a 95 % Wilson interval over prompts: several answers to
+one prompt are no further draws. Where that number is not known, the interval is null, and nobody should draw it.
+
+Does not show that a figure is true: it is what the trainer said of itself. Figures of other silos are not here: the
+coordinator has those that they released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedsilo.edge.message_index import utc
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.treaty.errors import NotFoundError
+from fedsilo.treaty.intervals import wilson_interval
+from fedsilo.treaty.plan import Plan, plan_from_canonical
+from silo.guard.figure_history import FigureHistory
+from silo.guard.ledger import Ledger
+
+PASS_RATES = ("pass_at_1", "pass_at_1_greedy")
+PROMPTS = "prompts"  # of an evaluation: the held-out prompts that were answered, kept beside its pass@1
+POINTS_MAX = 1_000  # of one series, the newest
+SUMS = frozenset({"tokens", "donors_used", "donors_wanted", "donors_found"})  # over the steps of a round
+NOT_RECORDED = (
+    "figures of other silos: the coordinator has what they released (`fedsilo curves` there)",
+    "cosine between updates: nobody computes it",
+)
+_UNITS = {
+    "pass_at_1": "share", "pass_at_1_greedy": "share", "tokens": "tokens", "seconds": "s", "donors_used": "donors",
+    "donors_wanted": "donors", "donors_found": "donors", "zero_variance_share": "share", "clip_share": "share",
+    "drift": "L2", "reward_mean": "0..1", "kl": "nats",
+}  # fmt: skip
+
+
+class CurveView:
+    """The query `curves` of a guard."""
+
+    def __init__(self, silo: Callable[[], str], ledger: Ledger, history: FigureHistory) -> None:
+        self._silo = silo
+        self._ledger = ledger
+        self._history = history
+
+    def curves(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Series of figures; `names` are commas apart. By round: the mean of its steps, for counts their sum.
+
+        Raises:
+            UsageError: an argument.
+            NotFoundError: no such run.
+        """
+        asked = Asked(arguments, "run", "names", "x")
+        x = asked.text("x", among=("round", "step")) or "step"
+        names = frozenset(name.strip() for name in asked.text("names").split(",") if name.strip())
+        wanted, known = asked.text("run"), self._history.runs()
+        run = wanted or self._ledger.last_run()[0] or (known[0] if known else "")
+        if wanted and wanted not in known and not self._ledger.run_state(wanted):
+            raise NotFoundError(f"this silo took part in no run {wanted!r}", hint="silo ledger show")
+        text = self._ledger.plan_of(run)
+        plan = plan_from_canonical(text) if text else None
+        found = _series(self._history.of(run), plan, x)
+        return {
+            "party": "silo", "run": run, "run_state": self._ledger.run_state(run), "runs": known[:100], "x": x,
+            "x_max": plan.rounds * (plan.local_steps if x == "step" else 1) if plan else 0,
+            "names": sorted(found),
+            "series": [
+                {"name": name, "silo": self._silo(), "unit": _UNITS.get(name, ""), "source": "local",
+                 "points": points[-POINTS_MAX:]}
+                for name, points in found.items() if not names or name in names
+            ],
+            "baseline": [
+                {"name": name, "silo": self._silo(), "value": points[0]["value"]}
+                for name, points in found.items()
+                if name in PASS_RATES and points[0]["round"] == 0 and (not names or name in names)
+            ],
+            "not_recorded": list(NOT_RECORDED),
+        }  # fmt: skip
+
+
+def _series(entries: Sequence[Mapping[str, Any]], plan: Plan | None, x: str) -> dict[str, list[dict[str, Any]]]:
+    """By name. A figure that a task reports again for the same place replaces what it reported before."""
+    steps = plan.local_steps if plan else 0
+    found: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
+    for entry in entries:
+        for name, value in entry["figures"].items():
+            if name != PROMPTS:
+                count = entry["figures"].get(PROMPTS) if name in PASS_RATES else None
+                place = entry["round"], entry["step"]
+                found.setdefault(name, {})[place] = _point(entry, float(value), count)
+    if x == "round":
+        return {name: _by_round(name, list(points.values())) for name, points in sorted(found.items())}
+    for points in found.values():
+        for (number, step), point in points.items():
+            # what belongs to a whole round stands at its last step
+            point["x"] = max(number - 1, 0) * steps + step if step else number * steps
+    return {name: sorted(points.values(), key=lambda each: each["x"]) for name, points in sorted(found.items())}
+
+
+def _by_round(name: str, points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    rounds: dict[int, list[dict[str, Any]]] = {}
+    for point in points:
+        rounds.setdefault(point["round"], []).append(point)
+    folded = []
+    for number, of_round in sorted(rounds.items()):
+        total = sum(point["value"] for point in of_round)
+        value = total if name in SUMS else total / len(of_round)
+        folded.append(of_round[-1] | {"x": number, "step": 0, "value": value})
+    return folded
+
+
+def _point(entry: Mapping[str, Any], value: float, count: Any) -> dict[str, Any]:
+    known = isinstance(count, int | float) and count >= 1
+    point: dict[str, Any] = {
+        "x": entry["round"], "round": entry["round"], "step": entry["step"], "value": value, "at": utc(entry["at"]),
+        "n": int(count) if known else None, "n_exact": True if known else None, "low": None, "high": None,
+        "silos": None,
+    }  # fmt: skip
+    if known and 0.0 <= value <= 1.0:
+        low, high = wilson_interval(value, int(count))
+        point |= {"low": round(low, 6), "high": round(high, 6)}
+    return point
+
+
+def prompts_answered(plan: Plan | None, trainer: Mapping[str, Any], overlong: Mapping[str, Any]) -> int | None:
+    """Held-out prompts that an evaluation answers: the plan's first ones, less those that are too long; None where the
+    trainer has not said how many there are."""
+    rows, left_out = trainer.get("held_out_rows"), overlong.get("held_out", 0)
+    if plan is None or isinstance(rows, bool) or not isinstance(rows, int) or not isinstance(left_out, int | float):
+        return None
+    count = min(plan.evaluation.prompts, rows) - int(left_out)
+    return count if count > 0 else None

@@ -1,0 +1,247 @@
+"""What this silo knows of one round, for its own people: its phases with their durations, and of the others only what
+the coordinator told it.
+
+Read from this silo's audit log (`fedsilo.edge.round_marks`) and its ledger. A phase ends with the record that says so:
+training with the decision on what it made, approval with the sending, pooling with the donors that came. Of other
+silos there are the name, whether they signed the round's transcript, and the verdict of its end; everything else about
+them is hidden here, and null: it is never 0.
+
+Does not show: what the coordinator has not said, such as who is late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedsilo.edge.message_index import utc
+from fedsilo.edge.query_arguments import Asked
+from fedsilo.edge.round_marks import Mark, RoundMarks, no_run_yet
+from fedsilo.treaty.errors import NotFoundError
+from fedsilo.treaty.plan import Plan, plan_from_canonical
+from fedsilo.treaty.plan_facts import digests_of, parameters_of
+from fedsilo.treaty.wire.codec import sha256_hex
+from silo.guard.context import RunView
+from silo.guard.ledger import Ledger
+
+ROUNDS_LISTED = 200  # the newest
+HIDDEN = ("quorum.given", "awaited", "silos.phases", "silos.step", "silos.received_bytes", "silos.last_seen",
+          "silos.code", "silos.policy")  # fmt: skip
+_OPENED, _AGREED, _RESULT = ("ingress.decision", "round.open"), "round.agreed", "round.result"
+
+
+class RoundView:
+    """The query `round` of a guard.
+
+    Args:
+        silo: this one's name.
+        ledger: read only.
+        marks: of this silo's log.
+        view: of the run, as the gate has it.
+        now_seconds: UTC.
+        policy: digest of what is in force.
+    """
+
+    def __init__(
+        self,
+        silo: Callable[[], str],
+        ledger: Ledger,
+        marks: RoundMarks,
+        *,
+        view: Callable[[], RunView],
+        policy: Callable[[], str],
+        now_seconds: Callable[[], float],
+    ) -> None:
+        self._silo = silo
+        self._ledger = ledger
+        self._marks = marks
+        self._view = view
+        self._policy = policy
+        self._now = now_seconds
+
+    def round(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """One round; without `round` the newest, without `run` of the newest run. Raises UsageError, NotFoundError."""
+        asked = Asked(arguments, "run", "round")
+        name, number = asked.text("run"), asked.number("round", least=1)
+        run = name or self._ledger.last_run()[0]
+        if not run:
+            return no_run_yet("silo")
+        state = self._ledger.run_state(run)
+        if not state:
+            raise NotFoundError(f"this silo took part in no run {run!r}", hint="silo ledger show")
+        text, view = self._ledger.plan_of(run), self._view()
+        plan = plan_from_canonical(text) if text else None
+        rounds = [each for each in self._marks.rounds_of(run) if _at(self._marks.of(run, each), *_OPENED) is not None]
+        if number is not None and number not in rounds:
+            raise NotFoundError(f"this silo knows of no round {number} of run {run}", hint="silo round")
+        here = number or (rounds[-1] if rounds else 0)
+        marks = self._marks.of(run, here) if here else ()
+        running = state == "running" and view.run == run and view.round == here
+        return self._answer(run, state, plan, rounds, here, marks, running)
+
+    def _answer(
+        self, run: str, state: str, plan: Plan | None, rounds: list[int], number: int, marks: Sequence[Mark],
+        running: bool,
+    ) -> dict[str, Any]:  # fmt: skip
+        opened, closed = _at(marks, *_OPENED), _at(marks, _RESULT)
+        kept = (self._ledger.transcript(run, number) if number else None) or {}
+        transcript = _transcript_of(kept)
+        elapsed = self._now() if running else closed
+        phases = _phases(marks, opened, running=running, evaluates=number in self._view().evaluated)
+        result = next((mark for mark in marks if mark.event == _RESULT), None)
+        return {
+            "party": "silo", "run": run, "run_state": state, "method": plan.method if plan else "", "round": number,
+            "rounds_planned": plan.rounds if plan else 0, "rounds": self._listed(run, rounds, number if running else 0),
+            "state": "no round yet" if not number else "open" if running and result is None
+            else "closed" if result is not None else "left",
+            "opened_at": utc(opened) if opened is not None else None,
+            "closed_at": utc(closed) if closed is not None else None,
+            "elapsed_seconds": _between(opened, elapsed), "closed_seconds": _between(opened, closed), "paused": False,
+            "quorum": {"needed": plan.quorum if plan else None, "of": len(plan.silos) if plan else None,
+                       "given": None, "reached_seconds": None},
+            "deadlines": [
+                {"name": f"round/{number}", "for": "round", "left_seconds": None,
+                 "at_seconds": plan.round_deadline_seconds},
+            ] if plan and number else [],
+            "awaited": [], "silos": self._silos(plan, marks, transcript, phases, number),
+            "parameters": parameters_of(plan) if plan else {},
+            "digests": (digests_of(plan) if plan else {}) | {
+                "base_adapter": str(transcript.get("base_digest", "")), "adapter": "",
+                "policy": self._policy(), "transcript": sha256_hex(str(kept["transcript"]).encode()) if kept else "",
+            },
+            "hidden": list(HIDDEN),
+        }  # fmt: skip
+
+    def _listed(self, run: str, rounds: list[int], open_round: int) -> list[dict[str, Any]]:
+        listed = []
+        for number in rounds[-ROUNDS_LISTED:]:
+            marks = self._marks.of(run, number)
+            opened, closed = _at(marks, *_OPENED), _at(marks, _RESULT)
+            listed.append(
+                {
+                    "round": number,
+                    "state": "closed" if closed is not None else "open" if number == open_round else "left",
+                    "opened_at": utc(opened) if opened is not None else None,
+                    "closed_at": utc(closed) if closed is not None else None,
+                    "seconds": _between(opened, closed),
+                    "participants": None,
+                }
+            )
+        return listed
+
+    def _silos(
+        self, plan: Plan | None, marks: Sequence[Mark], transcript: Mapping[str, Any],
+        phases: list[dict[str, Any]], number: int,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        own = self._silo()
+        signed = {silo for mark in marks if mark.event == _AGREED for silo in mark.detail}
+        verdicts = {silo: word for mark in marks if mark.event == _RESULT for silo, word in mark.detail.items()}
+        named = tuple(transcript.get("silos", ())) or (plan.silos if plan else ())
+        rows = []
+        for silo in dict.fromkeys((own, *named)):
+            told = verdicts.get(silo, "").replace("_", " ")
+            word = told or ("signed" if silo in signed else "named" if silo in named else "not in it")
+            mine = silo == own
+            if mine and not told and (now := next((each for each in phases if each["state"] == "open"), None)):
+                word = {"sign": "signing", "others": "waits"}.get(now["phase"], now["phase"])
+            rows.append(
+                {
+                    "silo": silo, "own": mine, "state": word, "round": number, "phases": phases if mine else [],
+                    "joined": None, "joined_at": None, "plan": None, "plan_at": None, "last_seen": None,
+                    "step": self._view().open_step or None if mine else None, "isolation": None, "code": None,
+                    "policy": self._policy() if mine else None, "straggler": None, "received_bytes": None,
+                    "received_messages": None, "update_norm": None, "update_digest": None,
+                }
+            )  # fmt: skip
+        return rows
+
+
+# ---- phases ----------------------------------------------------------------------------------------
+
+
+def _phases(marks: Sequence[Mark], opened: float | None, *, running: bool, evaluates: bool) -> list[dict[str, Any]]:
+    """Consecutive stretches of time, each named by the record that ends it; the last is open while the round is."""
+    phases: list[dict[str, Any]] = []
+    if opened is None:
+        return phases
+    last, held = opened, False
+    for mark in sorted(marks, key=lambda each: each.at):
+        word = _word_of(mark, held=held)
+        if mark.event == "egress.decision":
+            held = mark.verdict == "hold"
+        if word is None:
+            continue
+        state = "denied" if mark.event == "egress.decision" and mark.verdict == "deny" else "done"
+        if word == "others" and not any(each["phase"] == "update" for each in phases):
+            word, state = "update", "missed"  # the round ended before this silo was through
+        phases.append(_stretch(word, mark.step, state, last - opened, mark.at - opened))
+        last = max(last, mark.at)
+        if word == "approval":
+            held = False
+    if running and (word := _next_word(phases, held=held, evaluates=evaluates)):
+        phases.append(_stretch(word, 0, "open", last - opened, None))
+    return phases
+
+
+def _word_of(mark: Mark, *, held: bool) -> str | None:
+    match mark.event, mark.kind:
+        case "round.agreed", _:
+            return "sign"
+        case "round.result", _:
+            return "others"
+        case "ingress.decision", "public.donors" if _let_in(mark):
+            return "pool"
+        case "egress.sent", _:
+            return "approval" if held else None
+        case "egress.decision", "public.responses":
+            return "train"
+        case "egress.decision", "metrics.eval":
+            return "eval"
+        case "egress.decision", _:
+            return "update"
+    return None
+
+
+def _next_word(phases: Sequence[Mapping[str, Any]], *, held: bool, evaluates: bool) -> str:
+    """What this silo does once everything that is on record is over."""
+    done = [each["phase"] for each in phases]
+    if held:
+        return "approval"
+    if not done:
+        return "sign"
+    if "others" in done or any(each["state"] == "missed" for each in phases):
+        return "eval" if evaluates and "eval" not in done else ""
+    return "others" if "update" in done else "train"
+
+
+def _stretch(word: str, step: int, state: str, start: float, end: float | None) -> dict[str, Any]:
+    start = round(max(start, 0.0), 3)
+    return {
+        "phase": word, "step": step, "state": state, "from_seconds": start,
+        "to_seconds": None if end is None else round(max(end, start), 3),
+        "seconds": None if end is None else round(max(end - start, 0.0), 3), "source": "local",
+    }  # fmt: skip
+
+
+def _at(marks: Sequence[Mark], event: str, kind: str = "") -> float | None:
+    """When the first such record was made; what was not let in did not happen."""
+    return next(
+        (mark.at for mark in marks if mark.event == event and (not kind or mark.kind == kind) and _let_in(mark)), None
+    )
+
+
+def _let_in(mark: Mark) -> bool:
+    return mark.event != "ingress.decision" or mark.verdict == "allow"
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(end - start, 0.0), 3)
+
+
+def _transcript_of(kept: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of the round, as the ledger keeps it (canonical JSON)."""
+    try:
+        return dict(json.loads(kept["transcript"])) if kept else {}
+    except (KeyError, ValueError, TypeError):
+        return {}

@@ -1,0 +1,186 @@
+"""Screen 8: how certificates stand by the daemon's clock, what ends with them, and what renews them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console import certificates
+from console.drawing import ASCII, UNICODE, to_text, width_of
+from console.screens.certs import CertsScreen
+from console.values import Link, Snapshot
+from tests.console import dumps
+from tests.console.desk import SIZES, Desk, console
+from tests.console.site_answers import CERTIFICATES, LOGS, SETTINGS, UNREADABLE, certificate
+from tests.console.states import NOW, coordinator, live, silo
+from tests.console.test_actions import refusal
+from tests.console.test_safe import TOGETHER
+
+DAY = 86_400.0
+
+
+def state(row: dict[str, Any], now: float = NOW) -> tuple[str, str]:
+    return certificates.state_of(row, now, ASCII)
+
+
+async def opened(desk: Desk, answer: Any = CERTIFICATES) -> CertsScreen:
+    await desk.show(silo())
+    await desk.press("8")
+    await desk.answer("certificates", answer)
+    screen = desk.app.screen
+    assert isinstance(screen, CertsScreen)
+    return screen
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "words", "style"),
+    [
+        (-300, 31, "* good", "ok"), (-300, 30, "! within 30 days", "warn"), (-300, 7.01, "! within 30 days", "warn"),
+        (-300, 7, "! within 7 days", "warn"), (-300, 1.01, "! within 7 days", "warn"),
+        (-300, 1, "! within 1 day", "bad"), (-300, 0.0001, "! within 1 day", "bad"), (-300, 0, "x EXPIRED", "bad"),
+        (-300, -5, "x EXPIRED", "bad"), (0.01, 200, "x NOT YET VALID", "bad"),
+        # of a life of 7 days more than a third is left: the mark is named, and is no alarm
+        (-1, 6, "* within 7 days", ""), (-5, 2, "! within 7 days", "warn"), (-0.1, 0.2, "* within 1 day", ""),
+        (-0.3, 0.1, "! within 1 day", "bad"),
+    ],
+)  # fmt: skip
+def test_marks_stand_at_30_7_and_1_days_by_word_and_sign(since: float, until: float, words: str, style: str) -> None:
+    assert state(certificate("x", "silo", since, until)) == (words, style)
+
+
+def test_what_cannot_be_judged_never_counts_as_good() -> None:
+    good = certificate("x", "silo", -300, 200)
+    assert state(good) == ("* good", "ok")
+    assert state(UNREADABLE) == ("x cannot be read", "bad")
+    assert state(good | {"not_after": "soon"}) == ("x no end is told", "bad")
+    assert state(good | {"not_after": 7}) == ("x no end is told", "bad")
+    assert state(good, 0.0) == ("o no clock yet", "dim")
+    assert state(good | {"in_use": False}) == ("! not in use yet", "warn")
+
+
+def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> None:
+    def head(rows: Any, **changes: Any) -> str:
+        snapshot = replace(live(silo()), **changes)
+        made = certificates.certificate_rows(rows, NOW, UNICODE)
+        return " ".join(to_text(certificates.head_lines(made, snapshot, 78, UNICODE)).split())
+
+    good = [certificate("x", "silo", -300, 200)]
+    assert "1 certificates, none of them needs anybody" in head(good)
+    assert "! 5 of 8 need somebody: the link to the trainer, the operator bob" in head(CERTIFICATES)
+    assert "clock skew 0 s between" in head(good)
+    ahead, behind = head(good, skew_seconds=95.0), head(good, skew_seconds=-40.0)
+    assert "the daemon's clock is 95 s ahead of this machine's" in ahead and "by the daemon's" in ahead
+    assert "is 40 s behind this machine's" in behind
+    assert "clock skew 20 s" in head(good, skew_seconds=20.0)
+    assert "not from now" in head(good, link=Link("live", told="REPLAY, paused"))
+    assert certificates.head_lines([], Snapshot(), 78, UNICODE) == []
+
+
+@pytest.mark.parametrize("row", CERTIFICATES, ids=lambda row: row["whose"])
+def test_one_whole_says_what_ends_with_it_and_which_commands_renew_it(row: dict[str, Any]) -> None:
+    lines = certificates.detail_lines(row, NOW, 70, UNICODE)
+    assert max(map(width_of, lines)) <= 70
+    text = to_text(lines)
+    if row["fault"]:
+        assert "the file is no certificate" in text and f"fedsilo certs show {row['file']}" in text
+        return
+    joined = "".join(text.split())
+    assert row["fingerprint"] in joined and row["file"] in joined and row["not_after"] in joined
+    assert all(name in joined for name in row["names"])
+    assert "when it ends" in text and "there is no revocation list" in " ".join(text.split())
+    commands = certificates.renewal_of(row)
+    assert "fedsilo certs renew --token TOKEN --out" in " ".join(command for _, command in commands)
+    if row["role"] != "CA":
+        identity = f"{row['role']}/{row['names'][0].rpartition('/')[2]}"
+        assert commands[0][1] == f"fedsilo certs invite {identity} --ca CA_FOLDER"
+    for _, command in commands:
+        words = command.replace("KIND", "site").split()
+        assert refusal(words) == "", words
+
+
+def test_a_command_for_a_file_with_a_space_is_one_that_a_shell_takes() -> None:
+    row = certificate("the operator a", "operator", -1, 1, file="/etc/my id/$(x).crt")
+    commands = [command for _, command in certificates.renewal_of(row)]
+    assert "--out '/etc/my id'" in commands[1] and commands[2].endswith("--out '/etc/my id/$(x).crt'")
+
+
+async def test_enter_opens_one_and_i_has_no_more_than_the_daemon_said() -> None:
+    async with console((100, 42)) as desk:
+        screen = await opened(desk)
+        assert screen.twin() == "silo certs" and screen.inspected() == CERTIFICATES[0]
+        await desk.press("j", "j", "j", "j", "j", "enter")
+        assert "the operator bob" in desk.text and "ended 2 d ago" in desk.text
+        assert "fedsilo certs invite operator/bob" in desk.text
+
+
+async def test_days_go_by_on_the_screen_while_the_answer_stays() -> None:
+    async with console((100, 30)) as desk:
+        await opened(desk, [certificate("this silo", "silo", -300, 7 + 30 / DAY)])
+        assert "! within 30 days" in desk.text
+        await desk.wait(31.0)
+        await desk.show(replace(desk.app.snapshot, link=replace(desk.app.snapshot.link, received_at=desk.now - 31)))
+        assert "! within 7 days" in desk.text
+
+
+async def test_loading_refused_empty_and_disconnected_say_so() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(coordinator())
+        await desk.press("8")
+        await desk.wait(3.0)
+        await desk.show(coordinator())
+        assert "waiting for the daemon's answer to certificates" in desk.text and "needs anybody" not in desk.text
+        assert "coordinator certs" in desk.app.top.twin()
+        await desk.answer("certificates", None, refused=("NOT_FOUND", "there is no query 'certificates'"))
+        assert "error: there is no query 'certificates' [NOT_FOUND]" in desk.text and "good" not in desk.text
+        await desk.answer("certificates", None, refused=("NOT_ALLOWED", "bob may not read this"))
+        assert desk.text.count("not allowed: bob may not read this") == 1 and "NOT_FOUND" not in desk.text
+        await desk.answer("certificates", [])
+        assert "no certificates yet" in desk.text
+        await desk.answer("certificates", CERTIFICATES)
+        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
+        assert "the operator bob" in desk.text and "DISCONNECTED" in desk.text
+
+
+async def test_T37_hostile_text_in_every_field_draws_no_control_character() -> None:
+    good = CERTIFICATES[0]
+    async with console((100, 30)) as desk:
+        for text in TOGETHER.values():
+            hostile = dict.fromkeys(good, text)
+            dated = {"fault": "", "not_before": good["not_before"], "not_after": good["not_after"]}
+            named = {"names": [text, f"spiffe://x/silo/{text}"]}
+            await opened(desk, [hostile | dated | named, hostile, "x", {"names": 7, "pinned": text}])
+            for keys in ((), ("enter",), ("escape", "j"), ("enter",), ("escape", "i"), ("escape",)):
+                await desk.press(*keys)
+                assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+
+
+async def test_ascii_only_draws_nothing_else() -> None:
+    async with console((100, 42), ascii_only=True, theme_name="fed-mono") as desk:
+        await opened(desk)
+        for keys in ((), ("enter",), ("escape", "9"), ("w",), ("0",), ("e",)):
+            await desk.press(*keys)
+            if "9" in keys:
+                await desk.answer("logs", LOGS)
+            assert desk.text.isascii(), (keys, [character for character in desk.text if not character.isascii()])
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await opened(desk)
+        at = f"{size[0]}x{size[1]}"
+        dumps.compare(f"certs-{at}", desk)
+        await desk.press("enter")
+        dumps.compare(f"certificate-{at}", desk)
+        await desk.press("escape", "9")
+        await desk.answer("logs", LOGS)
+        dumps.compare(f"logs-{at}", desk)
+        await desk.press("w", "j", "j")
+        dumps.compare(f"logs-whole-{at}", desk)
+        await desk.press("0")
+        await desk.answer("settings", SETTINGS)
+        dumps.compare(f"settings-{at}", desk)
+        await desk.press("e")
+        dumps.compare(f"export-{at}", desk)

@@ -1,0 +1,161 @@
+"""`silo approvals` with a real guard's releases behind a real desk: findings named, payload, later, diff, history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import release_site
+from fedsilo.launch import cli_approvals, cli_approvals_reading
+from silo.guard.held_payloads import HeldPayloads
+from silo.guard.release_pages import release_page
+from tests.console.test_real_desk import Site, site
+from tests.simulated.test_release_view import earlier
+
+__all__ = ["site"]  # a fixture is found by its name
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def silo(tmp_path: Path) -> Iterator[release_site.Site]:
+    with closing(release_site.Site(tmp_path / "guarded", "run-1", 3, release_site.policy())) as made:
+        earlier(made)
+        made.bench.releases.destination["address"] = "198.51.100.23:7443"
+        yield made
+
+
+@pytest.fixture
+def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    bench, now = silo.bench, lambda work: work()
+    releases, ledger = bench.releases, bench.ledger
+
+    def approve(command: Any) -> Any:
+        release, settled = releases.approve(command)
+        return {"release": release.id, "state": settled.outcome if settled else "held", "given": [], "needed": 1}
+
+    def defer(command: Any) -> Any:
+        release = releases.defer(command)
+        return {
+            "release": release.id, "deferred_until": ledger.deferred(release.id)[command.person],
+            "expires_at": release.expires_at,
+        }  # fmt: skip
+
+    desk = site.desk
+    desk.register_command("approvals.defer", "release.defer", defer)
+    del desk._commands["approvals.approve"]  # the one that the fixture's desk has
+    desk.register_command("approvals.approve", "release.approve", approve)
+    desk.register_query("approval", lambda arguments: releases.view(ledger.release(arguments["release"])))
+    desk.register_query("approvals", lambda arguments: release_page(ledger, arguments))
+    desk.register_query(
+        "approval.comparison", lambda arguments: releases.comparison(ledger.release(arguments["release"]))
+    )
+    desk.register_query("halts", lambda arguments: {"halts": []})
+    HeldPayloads(ledger, bench.audit, lambda: bench.gate._site.public.tasks.rows).register(desk, now)
+    config = SimpleNamespace(
+        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
+    )  # fmt: skip
+    for module in (cli_approvals, cli_approvals_reading):
+        monkeypatch.setattr(module, "load_site", lambda path: config)
+
+    def run(*arguments: str, text: bool = False) -> tuple[int, Any]:
+        result = CliRunner().invoke(cli_approvals.app, [*arguments, *([] if text else ["--json"])])
+        return result.exit_code, result.output if text else json.loads(result.output)
+
+    return run
+
+
+def test_T36_an_approval_names_each_finding(ask: Ask, silo: release_site.Site) -> None:
+    held = silo.hold_factors(3.0)
+    shown = ask("show", held.id)[1]["data"]
+    named = [one["id"] for one in shown["noticed"]]
+    assert len(named) == 2
+    code, text = ask("show", held.id, text=True)
+    assert code == 0 and "FINDINGS 2" in text and all(name in text for name in named)
+    assert "address: coordinator.example:7443 -> 198.51.100.23:7443" in text
+    proof = ("--operator", "alice", "--expect-digest", held.digest, "--expect-policy", shown["policy"]["digest"])
+    for given in ([], named[:1], [named[0], "X-1"]):
+        code, told = ask("approve", held.id, *proof, *(word for one in given for word in ("--ack-finding", one)))
+        assert (code, told["error"]["code"]) == (6, "FINDINGS_UNREAD") and "--ack-finding" in told["error"]["hint"]
+    code, told = ask("approve", held.id, *proof, *(word for one in named for word in ("--ack-finding", one)))
+    assert code == 0 and told["data"]["state"] == "allowed"
+
+
+def test_T36_on_a_terminal_each_finding_is_shown_alone_and_typed_back(
+    ask: Ask, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = silo.hold_factors(3.0)
+    named = silo.bench.opened(held.id)["acknowledged"]
+    said: list[str] = []
+    monkeypatch.setattr(cli_approvals, "_require_terminal", lambda options, hint: None)
+    monkeypatch.setattr(cli_approvals.typer, "echo", said.append)
+    typed: list[str] = []
+    monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: typed.pop(0))
+    config = cli_approvals.load_site(Path())
+    typed[:] = [named[0][-4:], named[1][-4:], held.digest[-4:]]
+    shown = cli_approvals._shown(config, held.id, "", "", acknowledged=[])
+    assert shown["acknowledged"] == named and said[1].endswith(named[0]) and said[2].endswith(named[1])
+    typed[:] = [named[1][-4:], held.digest[-4:]]
+    assert cli_approvals._shown(config, held.id, "", "", acknowledged=named[:1])["acknowledged"] == named
+    typed[:] = ["none"]
+    with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters"):
+        cli_approvals._shown(config, held.id, "", "", acknowledged=[])
+    typed[:] = [held.digest[-4:]]
+    assert "acknowledged" not in cli_approvals._shown(config, held.id, "", "")  # a no needs none
+
+
+def test_what_would_leave_is_read_by_who_may_and_recorded(ask: Ask, silo: release_site.Site) -> None:
+    held = silo.hold_responses(3, 5, planted="\x1b]0;owned\x07 12")
+    assert ask("payload", held.id, "--operator", "bob")[0] == 4  # a viewer
+    assert silo.bench.events("payload.read") == []
+    code, text = ask("payload", held.id, "--operator", "alice", text=True)
+    assert code == 0 and "<U+001B>]0;owned" in text and "\x1b" not in text and "  | prompt " in text
+    assert [record["detail"]["person"] for record in silo.bench.events("payload.read")] == ["alice"]
+    factors = silo.hold_factors(1.0)
+    code, text = ask("payload", factors.id, "--operator", "alice", text=True)
+    assert code == 0 and "negative|zero|positive" in text and "float32" in text
+    assert ask("payload", "r9/none/0", "--operator", "alice")[0] == 8
+
+
+def test_diff_and_history_and_list_walk_every_page(
+    ask: Ask, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = silo.hold_factors(2.0)
+    code, text = ask("diff", held.id, text=True)
+    assert code == 0 and "approved by bob" in text and "DIFFERS" in text and "largest change first" in text
+    assert ask("diff", "r9/none/0")[0] == 8
+    monkeypatch.setattr(cli_approvals_reading, "PAGE_ROWS", 1)
+    whole = ask("list", "--all")[1]["data"]["releases"]
+    kept = [one.id for one in reversed(silo.bench.ledger.releases())]
+    assert [row["id"] for row in whole] == kept and len(whole) == 3
+    assert [row["id"] for row in ask("list")[1]["data"]["releases"]] == [held.id]
+    page = ask("history", "--limit", "2")[1]["data"]
+    rest = ask("history", "--limit", "2", "--before", str(page["next"]))[1]["data"]
+    assert page["releases"] + rest["releases"] == whole == ask("history", "--all")[1]["data"]["releases"]
+    code, text = ask("history", "--kind", "lora.factors", "--limit", "1", text=True)
+    assert code == 0 and "older ones: --before" in text and "public.responses" not in text
+    assert "bob approve 20" in ask("history", text=True)[1]
+
+
+def test_later_is_signed_by_who_may_answer(ask: Ask, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = silo.hold_factors(1.0)
+    clock = SimpleNamespace(time=lambda: silo.bench.clock_now, gmtime=cli_approvals.time.gmtime,
+                            strftime=cli_approvals.time.strftime)  # fmt: skip
+    monkeypatch.setattr(cli_approvals, "time", clock)
+    assert ask("defer", held.id, "--operator", "bob", "--minutes", "5")[0] == 4  # a viewer
+    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "600")
+    assert (code, told["error"]["code"]) == (6, "TOO_LATE")
+    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "5", "--expect-digest", "0" * 64)
+    assert (code, told["error"]["code"]) == (6, "STALE_VIEW")
+    assert silo.bench.events("release.defer") == []
+    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "5")
+    assert code == 0 and told["data"]["deferred_until"] == pytest.approx(silo.bench.clock_now + 300)
+    assert "put off by alice until" in ask("show", held.id, text=True)[1]

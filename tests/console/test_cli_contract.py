@@ -1,0 +1,172 @@
+"""Every command of the four programs keeps the contract: --schema, --quiet, --no-color, --timeout, --dry-run."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedsilo.launch.command_schema import commands_below, schema_of
+from fedsilo.launch.contract import ALWAYS, COMMANDS, EXIT_MEANINGS
+from fedsilo.launch.output import JsonOption, emit, guarded
+from fedsilo.treaty.errors import FedSiloError, UsageError
+from tools.reference import programs
+
+TREES = dict(programs())
+FILTERS = {"fedsilo grade"}  # what it prints is its data, one JSON object a line
+HELP_SECONDS_MAX = 0.3
+
+
+def _commands() -> Iterator[tuple[str, Any]]:
+    for program, tree in TREES.items():
+        for words, command in commands_below(tree, (program,)):
+            yield " ".join(words), command
+
+
+def lacking(found: dict[str, Any]) -> list[str]:
+    """What is missing in the table, stands there for no command, or does not have an option that it promises."""
+    told = [f"{name}: not in the table" for name in found if name not in COMMANDS]
+    told += [f"{name}: no such command" for name in COMMANDS if name not in found]
+    for name, command in found.items():
+        flags = {flag for each in command.params for flag in each.opts}
+        facts = COMMANDS.get(name)
+        wanted = {"--schema", "--quiet", "--no-color"} | ({"--json"} - ({"--json"} if name in FILTERS else set()))
+        if facts is not None and facts.changes:
+            wanted.add(facts.dry_run)
+        if facts is not None and facts.waits:
+            wanted.add("--timeout")
+        told += [f"{name}: {flag}" for flag in sorted(wanted - flags)]
+    return told
+
+
+def test_every_command_stands_in_the_table_and_has_the_options_of_all() -> None:
+    assert lacking(dict(_commands())) == []
+
+
+def test_a_command_that_is_not_in_the_table_is_noticed() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @guarded("planted")
+    def planted(json_output: JsonOption = False) -> None: ...
+
+    found = dict(_commands()) | {"fedsilo planted": typer.main.get_command(app)}
+    assert lacking(found) == ["fedsilo planted: not in the table"]
+    del found["fedsilo planted"]
+    found["silo pause"] = found["silo status"]  # which has no dry run
+    assert lacking(found) == ["silo pause: --dry-run"]
+
+
+def test_schema_of_every_command_is_printed_and_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, command in _commands():
+        program, *words = name.split(" ")
+        answer = click.testing.CliRunner().invoke(TREES[program], [*words, "--schema"], prog_name=program)
+        assert answer.exit_code == 0, (name, answer.output)
+        told = json.loads(answer.stdout)["data"]
+        assert told == schema_of(name, command), name
+        facts = COMMANDS[name]
+        assert (told["changes_state"], told["idempotent"], told["streams"]) == (
+            bool(facts.changes), facts.idempotent, facts.streams,
+        )  # fmt: skip
+        assert {int(code) for code in told["exit_codes"]} >= set(ALWAYS)
+        for each in (*told["arguments"], *told["options"]):
+            assert each.keys() >= {"name", "type", "required", "default", "help"}
+            assert each["type"] in {"text", "path", "integer", "number", "boolean"}
+            assert each["help"], (name, each["name"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_tells_all_its_schemas_at_once() -> None:
+    for program in ("silo", "coordinator", "fedsilo"):
+        answer = click.testing.CliRunner().invoke(TREES[program], ["--schema"], prog_name=program)
+        told = {each["name"] for each in json.loads(answer.stdout)["data"]["commands"]}
+        assert told == {name for name in COMMANDS if name.split(" ")[0] == program}
+
+
+def test_a_schema_tells_types_choices_defaults_and_repetition() -> None:
+    told = schema_of("fedsilo certs ca-init", dict(_commands())["fedsilo certs ca-init"])
+    assert told["arguments"][0] | {"help": ""} == {
+        "name": "NAME", "type": "text", "required": True, "default": None, "multiple": False, "help": "",
+    }  # fmt: skip
+    options = {each["name"]: each for each in told["options"]}
+    assert options["kind"]["choices"] == ["federation", "site"] and options["kind"]["required"]
+    assert (options["days"]["type"], options["days"]["default"]) == ("integer", 365)
+    listed = schema_of("silo init", dict(_commands())["silo init"])
+    assert {each["name"]: each for each in listed["options"]}["person"]["multiple"]
+
+
+def test_every_exit_status_has_a_meaning() -> None:
+    kinds: list[type[FedSiloError]] = [FedSiloError]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+    assert {kind.exit_code for kind in kinds} <= EXIT_MEANINGS.keys()
+    assert {code for facts in COMMANDS.values() for code in facts.exit_codes} <= EXIT_MEANINGS.keys()
+
+
+# ---- --quiet and --no-color ------------------------------------------------------------------------
+
+
+def _talking() -> typer.Typer:
+    app = typer.Typer()
+
+    @app.command()
+    @guarded("version")
+    def talk(wrong: bool = False, json_output: JsonOption = False) -> None:
+        import os
+
+        if wrong:
+            raise UsageError("no", hint="try yes")
+        text = "plain" if "NO_COLOR" in os.environ else "coloured"
+        emit("version", {"text": text}, json_output=json_output, text=text, warnings=["mind this"])
+
+    return app
+
+
+def test_quiet_leaves_errors_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        answer = CliRunner().invoke(_talking(), list(arguments))
+        return answer.exit_code, answer.stdout, answer.stderr
+
+    assert run() == (0, "coloured\n", "warning: mind this\n")
+    assert run("--quiet") == (0, "", "")
+    assert run("--quiet", "--wrong") == (2, "", "error: no [INVALID_INPUT]\nhint: try yes\n")
+    assert json.loads(run("--quiet", "--json")[1])["data"] == {"text": "coloured"}
+    assert run()[1] == "coloured\n"  # it was for one call
+
+
+def test_no_color_is_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.delenv("NO_COLOR")  # restored afterwards, whatever the command sets
+    assert CliRunner().invoke(_talking(), ["--no-color", "--quiet", "--json"]).stdout.count("plain") == 1
+
+
+# ---- start -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["fedsilo", "silo", "coordinator", "fedconsole"])
+def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(program: str) -> None:
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "fedsilo.launch", program, "--help"], check=True, stdout=subprocess.DEVNULL
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # The least of up to five: whatever else runs on this machine only adds to it.
+    assert any(seconds() < HELP_SECONDS_MAX for _ in range(5))

@@ -1,0 +1,184 @@
+"""`fedsilo watch` and `fedsilo bundle` against a real desk: both parties, gaps, the last line, and nothing private."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from console.client import ControlClient
+from fedsilo.launch import cli, cli_bundle
+from fedsilo.launch.cli_bundle import collected, without_paths
+from fedsilo.launch.common_options import Common
+from fedsilo.launch.daemons import Daemon
+from fedsilo.treaty.errors import UnreachableError
+from tests.console.states import POLICY_DIGEST, coordinator
+from tests.console.test_real_desk import WAIT_SECONDS, Site, site
+from tests.simulated.policy_site import PolicySite, text_of
+
+__all__ = ["site"]  # a fixture is found by its name
+
+
+def watch(*arguments: object) -> tuple[int, list[str], str]:
+    answer = CliRunner().invoke(cli.fedsilo_app, ["watch", *map(str, arguments)])
+    return answer.exit_code, answer.stdout.splitlines(), answer.stderr
+
+
+@pytest.fixture
+def happened(site: Site) -> Site:
+    for number in range(3):
+        site.desk.publish("message.decided", {"seq": number, "kind": "lora.factors", "decision": "allow"})
+    return site
+
+
+def test_a_silo_is_told_line_by_line(happened: Site) -> None:
+    code, lines, _ = watch("--socket", happened.socket, "--once")
+    assert code == 0 and len(lines) == 4
+    assert " silo hospital_a: " in lines[0] and "message.decided" in lines[3]
+    assert not any(character in "".join(lines) for character in "│─╭╰\x1b")
+
+
+def test_a_coordinator_is_told_alike(site: Site) -> None:
+    site.desk.set_state(coordinator(), policy_digest=POLICY_DIGEST)
+    code, lines, _ = watch("--socket", site.socket, "--once")
+    assert code == 0 and " coordinator " in lines[0] and "silos joined" in lines[0]
+
+
+def test_T37_text_from_elsewhere_does_not_act(site: Site) -> None:
+    site.desk.publish("message.decided", {"kind": "x\x1b[2J\nfake line"})
+    code, lines, _ = watch("--socket", site.socket, "--once")
+    assert code == 0 and len(lines) == 2 and "<U+001B>" in lines[1]
+
+
+def test_jsonl_ends_with_a_terminal_line(happened: Site) -> None:
+    code, lines, _ = watch("--socket", happened.socket, "--once", "--jsonl")
+    rows = [json.loads(line) for line in lines]
+    assert code == 0 and [row["terminal"] for row in rows] == [False] * 4 + [True]
+    assert rows[0]["name"] == "state" and rows[1]["fields"]["seq"] == 0
+    assert rows[-1] == {"terminal": True, "why": "END", "message": "", "events": 3, "missed": 0, "sequence": 3}
+
+
+def test_jsonl_ends_so_when_it_fails_too(happened: Site, tmp_path: Path) -> None:
+    code, lines, _ = watch("--socket", tmp_path / "nobody", "--jsonl")
+    assert code == 3 and len(lines) == 1
+    assert {"terminal": True, "why": "UNREACHABLE", "events": 0}.items() <= json.loads(lines[0]).items()
+    code, lines, _ = watch("--socket", happened.socket, "--jsonl", "--timeout", "0.2")  # until the time is over
+    last = json.loads(lines[-1])
+    assert (code, last["terminal"], last["why"], last["events"]) == (3, True, "UNREACHABLE", 3)
+
+
+def test_a_gap_is_told_with_its_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.desk, "_events", type(site.desk._events)(maxlen=2))
+    for number in range(5):
+        site.desk.publish("message.decided", {"seq": number})
+    code, lines, _ = watch("--socket", site.socket, "--once", "--jsonl")
+    rows = [json.loads(line) for line in lines]
+    assert code == 0 and [row.get("name") for row in rows[1:-1]] == ["events.missed"] + ["message.decided"] * 2
+    assert (rows[1]["fields"]["missed"], rows[-1]["missed"], rows[-1]["events"]) == (3, 3, 2)
+    assert "3 events are missing here" in watch("--socket", site.socket, "--once")[1][1]
+
+
+def test_one_daemon_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happened: Site) -> None:
+    monkeypatch.chdir(tmp_path / "..")
+    monkeypatch.setenv("FEDSILO_CONTEXTS", str(tmp_path / "contexts.yaml"))
+    code, _, told = watch("--once")
+    assert code == 2 and "which daemon?" in told
+    assert watch("--once", "--socket", happened.socket, "--context", "silo:a=b")[0] == 2
+    run = CliRunner().invoke
+    added = run(cli.fedsilo_app, ["context", "add", "a", "--socket", str(happened.socket), "--silo", "hospital_a"])
+    assert added.exit_code == 0, added.output
+    assert watch("--once")[0] == 0  # the first one kept is the current one
+    assert watch("--once", "--context", "a")[0] == 0
+    assert watch("--once", "--context", "b")[0] == 8
+
+
+# ---- bundle ----------------------------------------------------------------------------------------
+
+
+PRIVATE = "Anna Beispiel"
+
+
+@pytest.fixture
+def bundled(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, PolicySite]]:
+    monkeypatch.setenv("HOME", "/home/anna")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    place = PolicySite(tmp_path / "place")
+    place.policy_is(text_of())
+    site.desk.register_query("logs", lambda arguments: {"lines": ["2026 INFO read /srv/anna.jsonl"], "left_out": 1})
+    site.desk.register_query("audit.status", lambda arguments: {"size": 12, "path": "/var/lib/x", "note": PRIVATE})
+    yield site, place
+
+
+def test_a_bundle_may_be_shared(bundled: tuple[Site, PolicySite], tmp_path: Path) -> None:
+    desk, place = bundled
+    parts = collected(Daemon(desk.socket, "silo", "hospital_a", place.folder / "silo.yaml"))
+    whole = "".join(parts.values())
+    assert PRIVATE not in whole and "anna" not in whole
+    assert str(tmp_path) not in whole and str(place.folder) not in whole
+    assert json.loads(parts["log.json"])["lines"] == ["2026 INFO read (path)"]
+    settings = {row["key"]: row for row in json.loads(parts["settings.json"])["settings"]}
+    assert settings["data.private"]["value"] == "(set)"
+    assert settings["data.private"]["origin"].startswith("silo.yaml:")
+    assert settings["silo"]["value"] == "hospital_a"
+    assert "BEGIN" not in whole and "held" in parts["status.json"]
+
+
+def test_what_is_in_it_is_listed_before_it_is_written(
+    bundled: tuple[Site, PolicySite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, _ = bundled
+    out = tmp_path / "b.tar.gz"
+    line = ["bundle", "--out", str(out), "--socket", str(desk.socket)]
+    answer = CliRunner().invoke(cli.fedsilo_app, line)
+    assert answer.exit_code == 0 and "status.json" in answer.stderr and str(out) in answer.stdout
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    with tarfile.open(out) as archive:
+        names = {entry.name.removeprefix("fedsilo-bundle/"): entry for entry in archive.getmembers()}
+    listed = {row.split()[-1] for row in answer.stderr.splitlines()}
+    assert names.keys() == listed >= {"README", "versions.json", "doctor.json", "log.json", "audit_status.json"}
+    assert {entry.uname for entry in names.values()} == {""}
+    assert CliRunner().invoke(cli.fedsilo_app, line).exit_code == 6  # an existing file stays
+
+    def fails(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device", str(out))
+
+    monkeypatch.setattr(cli_bundle, "_write", fails)
+    answer = CliRunner().invoke(cli.fedsilo_app, [*line[:2], str(tmp_path / "c"), *line[3:]])
+    assert answer.exit_code == 1 and "status.json" in answer.stderr  # listed although nothing could be written
+
+
+def test_without_a_daemon_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    parts = collected(Daemon(tmp_path / "nobody.sock"))
+    assert json.loads(parts["status.json"]) == {"not_told": "UNREACHABLE"}
+    assert json.loads(parts["versions.json"])["python"]
+
+
+def test_paths_are_left_out_and_other_slashes_stay() -> None:
+    kept = ["r1/hospital_a/0", "spiffe://x/silo/a", "fedsilo/launch/cli.py:41 main", "2 of 3 / 4", "https://x.org/y"]
+    assert without_paths(kept) == kept
+    cut = {"a": "see /root/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
+    assert without_paths(cut) == {"a": "see (path): no", "b": ["(path)", "(path) b"], "(path)": 1}
+
+
+# ---- --timeout -------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_waited_for_as_long_as_was_said(site: Site) -> None:
+    held = threading.Event()
+    site.desk.register_query("slow", lambda arguments: held.wait(WAIT_SECONDS))
+    try:
+        told = pytest.raises(UnreachableError, match=r"did not answer within 0\.2 s")
+        with Common(timeout_seconds=0.2).in_force(), ControlClient(site.socket) as client, told:
+            client.query("slow")
+    finally:
+        held.set()
+    with ControlClient(site.socket) as client:  # as long as ever
+        assert client.query("slow") is True

@@ -1,0 +1,318 @@
+"""Several daemons in one console: what is left behind, what is named, and that nothing of one is shown as another's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from console import contexts
+from console.app import Arrived
+from console.client import Event
+from console.client import Snapshot as Reading
+from console.contexts import Attachment, ContextConsole, is_production
+from console.drawing import to_text
+from console.screens.approval import ApprovalScreen
+from console.screens.base import FedScreen
+from console.screens.outbox import OutboxScreen
+from console.screens.overview import OverviewScreen
+from console.screens.palette import ChooseDialog
+from fedsilo.launch import cli_console
+from fedsilo.launch.contexts import ContextEntry, write
+from fedsilo.treaty.errors import FedSiloError, UsageError
+from tests.console.desk import Desk, Signer
+from tests.console.states import POLICY_DIGEST, live, release, silo
+from tests.console.test_outbox import page
+from tests.console.test_safe import TOGETHER
+
+
+class Daemon:
+    """A source in this process; `held` keeps its next reading back."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state, self.closed = state, threading.Event()
+        self.free, self.reads = threading.Event(), 0
+        self.free.set()
+
+    def snapshot(self) -> Reading:
+        self.reads += 1
+        self.free.wait(20)
+        return Reading(7, "2026-12-01T10:00:00.000Z", POLICY_DIGEST, dict(self.state))
+
+    def watch(self, since_sequence: int = 0) -> Iterator[Event]:
+        self.closed.wait(20)
+        yield from ()
+
+    def query(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        return {}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def attachment(name: str, site: str, **changes: Any) -> Attachment:
+    def nobody() -> Any:
+        raise AssertionError("not read in this test")
+
+    return replace(Attachment(name, nobody, f"/run/{name}.sock", site, Signer()), **changes)
+
+
+ATTACHMENTS = [attachment("prod", "hospital_a"), attachment("preview", "hospital_b"), attachment("test", "clinic_e")]
+
+
+@asynccontextmanager
+async def console(
+    *attachments: Attachment, size: tuple[int, int] = (100, 30), **options: Any
+) -> AsyncIterator[tuple[Desk, ContextConsole]]:
+    clock = [100.0]
+    app = ContextConsole(attachments or ATTACHMENTS, clock=lambda: clock[0], driven_by_hand=True, **options)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield Desk(app, pilot, Signer(), clock), app
+
+
+async def go(desk: Desk, typed: str) -> None:
+    await desk.press("colon", *["space" if character == " " else character for character in typed], "enter")
+    await desk.pilot.pause()
+
+
+def at_b() -> dict[str, Any]:
+    return silo(silo="hospital_b", run="run-9")
+
+
+# ---- what is left behind ---------------------------------------------------------------------------
+
+
+async def test_nothing_of_the_former_daemon_is_left() -> None:
+    async with console() as (desk, app):
+        await desk.show(silo(release()))
+        await desk.press("5")
+        await desk.answer("outbox", page(250))
+        await desk.press("j", "j", "slash", *"lora", "enter", "w")
+        before = desk.app.screen
+        assert isinstance(before, OutboxScreen) and before.table.rows.cursor and before.table.rows.filter_text
+        desk.unlock()
+        assert app.lock.open
+        await go(desk, "ctx preview")
+        assert app.here is ATTACHMENTS[1] and isinstance(app.screen, OverviewScreen)
+        assert not app.lock.open and app.signing.signer is ATTACHMENTS[1].signer and app.signing.site == "hospital_b"
+        assert app.snapshot.state is None and app.snapshot.answers == {} and app.snapshot.events == ()
+        assert "attached to preview; locked" in desk.text and "hospital_a" not in desk.text
+        await desk.show(at_b())
+        await desk.press("5")
+        after = desk.app.screen
+        assert isinstance(after, OutboxScreen) and after is not before
+        assert after.table.rows.cursor == "" and after.table.rows.filter_text == "" and not after.table.rows.arrived
+        await desk.press("colon", "up")
+        assert "ctx preview" not in desk.text  # what was typed there is not here
+
+
+async def test_what_the_former_reader_still_had_on_its_way_is_not_shown_under_another_name() -> None:
+    async with console() as (desk, app):
+        app._arrived_in(0, live(silo(release())))
+        await desk.pilot.pause()
+        assert app.snapshot.site == "hospital_a" and "r1/hospital_a/0" in desk.text
+        await go(desk, "ctx preview")
+        app._arrived_in(0, live(silo(release())))
+        await desk.pilot.pause()
+        assert app.snapshot.state is None and "hospital_a" not in desk.text
+        app._arrived_in(1, live(at_b(), at=desk.now))
+        await desk.pilot.pause()
+        assert app.snapshot.site == "hospital_b"
+
+
+async def test_the_reader_is_another_and_the_former_one_ends_even_if_its_daemon_hangs() -> None:
+    first, second = Daemon(silo(release())), Daemon(at_b())
+    there = [
+        attachment("a", "hospital_a", connect=lambda: first), attachment("b", "hospital_b", connect=lambda: second),
+    ]  # fmt: skip
+    async with console(*there) as (desk, app):
+        app.read_from(there[0].connect)
+        try:
+            await until(desk, lambda: app.snapshot.site == "hospital_a")
+            first.free.clear()
+            reads = first.reads
+            await until(desk, lambda: first.reads > reads)  # it waits for a daemon that does not answer
+            began = time.monotonic()
+            app.attach("b")
+            # to wait for the former reader would take six seconds; this is some drawing, on a machine that is busy
+            assert time.monotonic() - began < 3.0
+            await until(desk, lambda: app.snapshot.site == "hospital_b")
+            first.free.set()
+            await until(desk, first.closed.is_set)
+            assert app.snapshot.site == "hospital_b"
+        finally:
+            first.free.set()
+            app.stop_reading()
+
+
+async def until(desk: Desk, holds: Any) -> None:
+    for _ in range(1_000):
+        if holds():
+            return
+        await desk.pilot.pause(0.01)
+    raise AssertionError("not within 10 s")
+
+
+async def test_a_release_that_was_open_is_gone_and_cannot_be_answered() -> None:
+    async with console() as (desk, app):
+        await desk.show(silo(release()))
+        app.open_release(app.snapshot.held[0])
+        await desk.pilot.pause()
+        assert isinstance(app.screen, ApprovalScreen)
+        shown = app.screen
+        await go(desk, "ctx test")
+        assert not shown.is_running or shown not in app.screen_stack
+        assert [type(screen) for screen in app.screen_stack if isinstance(screen, FedScreen)] == [OverviewScreen]
+        assert app.why_not(shown.shown, approve=True)
+
+
+async def test_while_an_answer_is_on_its_way_nobody_leaves() -> None:
+    gate = threading.Event()
+    async with console() as (desk, app):
+        await desk.show(silo(release()))
+        app.run_worker(lambda: gate.wait(20), thread=True, group="answers")
+        await desk.pilot.pause()
+        await go(desk, "ctx test")
+        assert app.here is ATTACHMENTS[0] and "an answer is on its way" in desk.text
+        gate.set()
+        await app.workers.wait_for_complete()
+        await go(desk, "ctx test")
+        assert app.here is ATTACHMENTS[2]
+
+
+# ---- going there -----------------------------------------------------------------------------------
+
+
+async def test_names_go_by_their_beginning_and_what_fits_none_or_several_says_so() -> None:
+    async with console() as (desk, app):
+        await desk.show(silo())
+        await go(desk, "ctx pr")
+        assert app.here is ATTACHMENTS[0] and "pr is the beginning of prod, preview" in desk.text
+        await go(desk, "ctx nothing")
+        assert "there is no context nothing: there are prod, preview, test" in desk.text
+        await go(desk, "ctx prod")
+        assert "this is prod" in desk.text
+        await go(desk, "ctx")
+        assert isinstance(app.screen, ChooseDialog) and "here: /run/prod.sock" in desk.text
+        await desk.press("down", "enter")
+        await desk.pilot.pause()
+        assert app.here is ATTACHMENTS[1]
+        await desk.press("ctrl+p", *"ctxtest")
+        assert "ctx test" in desk.text
+        await desk.press("enter")
+        await desk.pilot.pause()
+        assert app.here is ATTACHMENTS[2]
+
+
+async def test_one_daemon_alone_has_no_banner_and_nowhere_to_go() -> None:
+    async with console(ATTACHMENTS[0], named=False) as (desk, app):
+        await desk.show(silo())
+        assert app.banner == () and "[PROD]" not in desk.text
+        assert app.contexts_to_go(each=True) == []
+        await go(desk, "ctx test")
+        assert "there is no context test: there is prod" in desk.text
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("prod", True), ("PROD", True), ("silo:prod", True), ("eu-production", True), ("live_eu", True), ("test", False),
+     ("product", False), ("reproduction", False), ("alive", False)],
+)  # fmt: skip
+def test_what_is_called_production_is_known_by_a_part_of_its_name(name: str, is_one: bool) -> None:
+    assert is_production(name) == is_one
+
+
+@pytest.mark.parametrize("size", [(80, 24), (140, 42)])
+async def test_the_banner_names_the_context_in_words_and_colour(size: tuple[int, int]) -> None:
+    async with console(size=size) as (desk, app):
+        await desk.show(silo(release()))
+        assert desk.text.splitlines()[0].startswith(" [PROD]") and "LOCKED" in desk.text.splitlines()[0]
+        assert app.banner[1] == ("[PROD]", "bad")
+        await go(desk, "ctx test")
+        await desk.show(silo())
+        assert desk.text.splitlines()[0].startswith(" [test]") and app.banner[1] == ("[test]", "accent")
+        assert "LOCKED" in desk.text.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_T37_a_hostile_name_draws_no_control_character(name: str) -> None:
+    async with console(attachment(TOGETHER[name], "a"), attachment("b", TOGETHER[name])) as (desk, app):
+        await desk.show(silo())
+        for keys in ((), ("colon", *"ctx", "enter"), ("escape", "ctrl+p"), ("escape",)):
+            await desk.press(*keys)
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+        assert len(to_text([app.banner])) <= contexts.BANNER_CELLS_MAX + 3
+
+
+async def test_a_read_only_console_stays_so_everywhere() -> None:
+    async with console(read_only=True) as (desk, app):
+        await desk.show(silo())
+        assert app.read_only
+        await go(desk, "ctx test")
+        assert app.read_only
+        await desk.press("L")
+        assert "read-only" in desk.text and not app.lock.open
+
+
+def test_a_message_without_a_turn_is_of_this_one() -> None:
+    assert not hasattr(Arrived(live(silo())), "turn")
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+def test_contexts_are_given_by_flag_or_kept_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "contexts.yaml"
+    monkeypatch.setenv("FEDSILO_CONTEXTS", str(file))
+    with pytest.raises(UsageError, match="say whose console"):
+        cli_console._contexts(None, [])
+    given = ["prod=silo:a=/a.sock", "coordinator=/hub.sock"]
+    assert [each.name for each in cli_console._contexts(None, given)] == ["prod", "coordinator"]
+    with pytest.raises(UsageError, match="two contexts are called prod"):
+        cli_console._contexts(None, ["prod=silo:a=/a.sock", "prod=silo:b=/b.sock"])
+    entries = {name: ContextEntry(name, "silo", Path(f"/{name}.sock"), name) for name in ("x", "y", "prod")}
+    write(entries, "y", file)
+    assert [each.name for each in cli_console._contexts(None, [])] == ["y", "x", "prod"]
+    assert [each.name for each in cli_console._contexts(None, ["prod=silo:a=/a.sock"])] == ["prod"]
+    mixed = cli_console._contexts(None, ["prod=silo:a=/a.sock", "x"])
+    assert [(each.name, str(each.socket)) for each in mixed] == [
+        ("prod", "/a.sock"), ("x", "/x.sock"), ("y", "/y.sock"),
+    ]  # fmt: skip
+    with pytest.raises(FedSiloError, match="no context 'z'"):
+        cli_console._contexts(None, ["z"])
+    assert cli_console._where(None, "silo:a=/a.sock") == (Path("/a.sock"), "a")
+    assert cli_console._where(Path("/b.sock"), "") == (Path("/b.sock"), "")
+
+
+def test_a_persons_key_is_the_given_one_else_the_contexts_own() -> None:
+    entry = ContextEntry("x", "silo", Path("s"), "x", None, Path("own.crt"), Path("own.key"))
+    assert cli_console._files((Path("a.crt"), Path("a.key")), entry) == (Path("a.crt"), Path("a.key"))
+    assert cli_console._files((None, None), entry) == (Path("own.crt"), Path("own.key"))
+    assert cli_console._files((None, None), None) == (None, None)
+
+
+def test_once_and_a_recording_are_of_one_daemon(tmp_path: Path) -> None:
+    both = ["--context", f"a=silo:a={tmp_path}/a.sock", "--context", f"b=silo:b={tmp_path}/b.sock"]
+    refused = CliRunner().invoke(cli_console.app, [*both, "--once"])
+    assert refused.exit_code == 2 and "of one daemon" in refused.stderr
+    alone = CliRunner().invoke(cli_console.app, [*both[:2], "--once"])
+    assert alone.exit_code == 3 and "does not exist" in alone.stderr
+
+
+def test_settings_say_which_flag_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert cli_console._origins("", ascii_only=False, read_only=False) == {}
+    assert cli_console._origins("fed-light", ascii_only=True, read_only=True) == {
+        "theme": "flag --theme", "ascii": "flag --ascii", "read-only": "flag --read-only",
+    }  # fmt: skip
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli_console._origins("", ascii_only=False, read_only=False) == {"theme": "env NO_COLOR"}
+    assert cli_console._origins("fed-dark", ascii_only=False, read_only=False) == {"theme": "flag --theme"}

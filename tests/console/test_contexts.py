@@ -1,0 +1,170 @@
+"""The file of contexts: what is refused with its line, who may write it, and that what is written is read back."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fedsilo.launch.contexts import (
+    ContextEntry,
+    context_given,
+    context_named,
+    contexts,
+    contexts_path,
+    current_context,
+    write,
+)
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, UsageError
+
+GOOD = """current: prod
+contexts:
+  prod:
+    kind: silo
+    site: hospital_a
+    socket: a/control.sock
+    operator_certificate: alice.crt
+    operator_key: alice.key
+  hub:
+    kind: coordinator
+    socket: /run/hub.sock
+"""
+
+
+def kept(tmp_path: Path, text: str = GOOD) -> Path:
+    path = tmp_path / "contexts.yaml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_file_is_read_with_paths_that_count_from_it(tmp_path: Path) -> None:
+    path = kept(tmp_path)
+    found = contexts(path)
+    assert list(found) == ["prod", "hub"] and current_context(path) == "prod"
+    assert found["prod"] == ContextEntry(
+        "prod", "silo", tmp_path / "a/control.sock", "hospital_a", None, tmp_path / "alice.crt",
+        tmp_path / "alice.key", f"{path}:3",
+    )  # fmt: skip
+    assert found["hub"].socket == Path("/run/hub.sock") and found["hub"].site == ""
+
+
+def test_without_a_file_there_is_no_context(tmp_path: Path) -> None:
+    assert contexts(tmp_path / "none.yaml") == {} and current_context(tmp_path / "none.yaml") == ""
+    with pytest.raises(NotFoundError, match="no context 'prod'"):
+        context_named("prod", tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("kind: silo", "kind: sily", ":4: contexts.prod.kind: must be 'silo' or 'coordinator'"),
+        ("    site: hospital_a\n", "", ":3: context 'prod' has no site"),
+        ("kind: coordinator", "kind: coordinator\n    site: x", ":9: context 'hub' is of no site"),
+        ("    operator_key: alice.key\n", "", ":3: operator_certificate and operator_key go together"),
+        ("current: prod", "current: other", ":1: there is no context 'other'"),
+        ("  hub:", "  '../hub':", "a context cannot be called '../hub'"),
+        ("    kind: silo\n", "    kind: silo\n    password: x\n", "unknown key 'contexts.prod.password'"),
+        ("socket: /run/hub.sock", "socket: ''", "contexts.hub.socket: must have at least 1 character"),
+        ("  hub:", "  prod:", "'prod' stands twice"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert GOOD.count(old) == 1 and contexts(kept(tmp_path))
+    with pytest.raises(UsageError) as refused:
+        contexts(kept(tmp_path, GOOD.replace(old, new)))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_not_believed(tmp_path: Path, mode: int) -> None:
+    path = kept(tmp_path)
+    path.chmod(mode)
+    with pytest.raises(NotAllowedError, match="can be written by others"):
+        contexts(path)
+    path.chmod(0o644)
+    assert contexts(path)
+
+
+def test_a_file_of_another_person_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kept(tmp_path)
+    assert contexts(path)
+    if os.geteuid() == 0:
+        os.chown(path, 65_534, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(NotAllowedError, match="can be written by others"):
+        contexts(path)
+
+
+def test_what_is_written_is_read_back_and_is_the_persons_own(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "contexts.yaml"
+    entries = {
+        "no": ContextEntry("no", "silo", Path("/run/a: b #c/é.sock"), "1e-6", Path("/etc/silo.yaml")),
+        "2026-01-01": ContextEntry("2026-01-01", "coordinator", Path("/run/hub.sock")),
+    }
+    assert write(entries, "no", path) == path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    found = contexts(path)
+    assert [(e.name, e.kind, e.socket, e.site, e.config) for e in found.values()] == [
+        (e.name, e.kind, e.socket, e.site, e.config) for e in entries.values()
+    ]
+    assert current_context(path) == "no"
+    write({}, "", path)
+    assert contexts(path) == {} and current_context(path) == ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "current"),
+    [
+        (ContextEntry("a b", "coordinator", Path("x")), ""),
+        (ContextEntry("a", "coordinator", Path("x\ny")), ""),
+        (ContextEntry("a", "silo", Path("x")), ""),
+        (ContextEntry("a", "coordinator", Path("x")), "b"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, entry: ContextEntry, current: str) -> None:
+    path = kept(tmp_path)
+    with pytest.raises(UsageError):
+        write({entry.name: entry}, current, path)
+    assert path.read_text() == GOOD
+    write({"a": ContextEntry("a", "coordinator", Path("x"))}, "a", path)
+    assert current_context(path) == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("silo:a=/s", ("silo:a", "silo", "/s", "a")),
+        ("coordinator=/s", ("coordinator", "coordinator", "/s", "")),
+        ("prod=silo:a=/s=1", ("prod", "silo", "/s=1", "a")),
+        ("hub-2=coordinator=/s", ("hub-2", "coordinator", "/s", "")),
+    ],
+)
+def test_a_context_is_given_with_or_without_a_label(text: str, expected: tuple[str, str, str, str]) -> None:
+    found = context_given(text)
+    assert (found.name, found.kind, str(found.socket), found.site) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["silo=x", "silo:=x", "silo:a=", "coordinator:a=x", "x=y", "=silo:a=x", "a b=silo:a=x"]
+)
+def test_another_form_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is none of"):
+        context_given(text)
+
+
+def test_a_name_alone_is_one_that_is_kept(tmp_path: Path) -> None:
+    path = kept(tmp_path)
+    assert context_given("hub", path).kind == "coordinator"
+    with pytest.raises(FedSiloError) as refused:
+        context_given("hib", path)
+    assert "prod, hub" in refused.value.hint
+
+
+def test_where_the_file_lies_follows_the_person() -> None:
+    assert contexts_path({"FEDSILO_CONTEXTS": "/x/c.yaml"}) == Path("/x/c.yaml")
+    assert contexts_path({"XDG_CONFIG_HOME": "/x"}) == Path("/x/fedsilo/contexts.yaml")
+    assert contexts_path({"XDG_CONFIG_HOME": "x"}) == Path.home() / ".config/fedsilo/contexts.yaml"

@@ -1,0 +1,289 @@
+"""Outbox, inbox and audit log of a coordinator in the console: what it sent is counted, what came in is judged, and its
+silos are the witnesses of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from console import sent
+from console.chain import head_lines
+from console.drawing import UNICODE, to_text
+from console.screens.audit import AuditScreen
+from console.screens.outbox import MessageScreen, OutboxScreen
+from console.screens.tables import PAGE_ROWS
+from console.sharing import QUERIES, Question, released_answer, unclassified
+from tests.console import dumps
+from tests.console.desk import SIZES, Desk, console
+from tests.console.states import NOW, coordinator, silo
+from tests.console.test_audit_screen import Log, answer_all
+from tests.console.test_outbox import decision, message
+from tests.console.test_outbox import page as message_page
+from tests.console.test_safe import TOGETHER
+from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.test_coordinator_queries import deny, panel_of
+
+SILOS = ("hospital_a", "hospital_b", "uni_c")
+
+
+def row(number: int, kind: str, name: str, **changes: Any) -> dict[str, Any]:
+    """As `coordinator.sent_view` makes it."""
+    run = "" if kind.startswith("control.") else "run-1"
+    return {
+        "seq": f"{run}/{number}/{kind}/{name}", "run": run, "round": number, "kind": kind, "peer": name,
+        "messages": 1, "bytes": 1_990_000 if kind == "global.adapter" else 880 + number, "waiting": 0,
+        "outcome": "sent" if kind == "global.adapter" else "acked", **changes,
+    }  # fmt: skip
+
+
+def page() -> dict[str, Any]:
+    rows = [
+        row(number, kind, name)
+        for number in (3, 2, 1)
+        for kind in ("public.step", "round.agreed", "round.open", "global.adapter")
+        for name in SILOS
+    ]
+    rows[0] |= {"messages": 0, "bytes": 0, "waiting": 1, "outcome": ""}
+    rows[1] |= {"messages": 2, "waiting": 1, "outcome": "sent"}
+    rows += [row(0, "run.plan", name) for name in SILOS]
+    return {"messages": rows, "total": 39, "sent": 40, "waiting": 2, "next": None}
+
+
+ONE = {
+    "message": page()["messages"][1],
+    "waiting": [{"step": 0, "bytes": 883, "sha256": "5a" * 32, "delivered": True}],
+}
+
+
+async def opened(desk: Desk) -> OutboxScreen:
+    await desk.show(coordinator())
+    await desk.press("5")
+    await desk.answer("outbox", page())
+    screen = desk.app.screen
+    assert isinstance(screen, OutboxScreen)
+    return screen
+
+
+# ---- what was sent ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (140, 42)])
+async def test_round_kind_silo_and_how_far_it_came_stand_at_every_size(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        screen = await opened(desk)
+        header = next(line for line in desk.text.splitlines() if " state" in line)
+        for name in ("round", "kind", "silo", "state"):
+            assert name in header, name
+        assert ("bytes" in header) == (size[0] >= 80) and ("run " in header) == (size[0] >= 100)
+        assert "not sent yet" in desk.text and "some waits" in desk.text and "verdict" not in desk.text
+        words = " ".join(desk.text.split())
+        assert "40 messages 2 wait" in words and "each silo judges what comes to it" in words
+        assert screen.twin() == "coordinator outbox show run-1/3/public.step/hospital_a"
+
+
+async def test_one_row_says_what_waits_and_its_twin_is_the_coordinators() -> None:
+    async with console((100, 30)) as desk:
+        await opened(desk)
+        await desk.press("j")
+        key = "outbox record run-1/3/public.step/hospital_b"
+        assert desk.app.wanted[key] == ("outbox", {"seq": "run-1/3/public.step/hospital_b"})
+        await desk.answer(key, ONE)
+        assert "its acknowledgement" in desk.text  # in the box below the rows
+        await desk.press("enter")
+        assert isinstance(desk.app.screen, MessageScreen)
+        words = " ".join(desk.text.split())
+        for fact in ("public.step to hospital_b", "run-1, round 3", "some waits", "5a" * 16 + " " + "5a" * 16,
+                     "coordinator outbox show run-1/3/public.step/hospital_b"):  # fmt: skip
+            assert fact in words, fact
+        await desk.press("y")
+        assert "there is no digest to copy" in desk.text
+        await desk.press("escape", "c")
+        assert desk.app.wanted["outbox control"] == ("outbox", {"control": True, "limit": PAGE_ROWS})
+        assert "c hides replies" in desk.text
+
+
+async def test_a_row_is_gone_to_by_its_name_and_a_word_filters() -> None:
+    async with console((100, 30)) as desk:
+        screen = await opened(desk)
+        screen.go_to("silo:uni_c")
+        await desk.pilot.pause()
+        assert {item.row["peer"] for item in screen.table.rows.shown} == {"uni_c"}
+        assert "outbox" in desk.app.wanted  # nothing else is asked of the daemon
+        screen.go_to("run-1/1/run.plan/uni_c")
+        await desk.pilot.pause()
+        assert "outbox record run-1/1/run.plan/uni_c" in desk.app.wanted
+
+
+@pytest.mark.parametrize(
+    ("outcome", "waiting", "told"),
+    [("acked", 0, "acknowledged"), ("sent", 0, "sent"), ("sent", 2, "some waits"), ("", 1, "not sent yet"),
+     (None, 0, "not sent yet"), ("lost", 0, "unknown"), (7, 0, "unknown")],
+)  # fmt: skip
+def test_what_cannot_be_told_never_counts_as_acknowledged(outcome: Any, waiting: int, told: str) -> None:
+    assert sent.state_part({"outcome": outcome, "waiting": waiting})[0] == told
+
+
+# ---- with the daemon's own answers -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    made, silos = federation(tmp_path_factory.mktemp("house"))
+    with closing(made):
+        for each in silos:
+            each.join()
+        made.submit()
+        until_quiet(silos)
+        deny(silos[1])
+        SimulatedSilo(made, "stranger").join()
+        yield made
+
+
+async def test_what_a_real_coordinator_answers_is_what_is_shown(house: House) -> None:
+    ask = panel_of(house).queries()
+    async with console((140, 80)) as desk:
+        await desk.show(coordinator())
+        await desk.press("5")
+        await desk.answer("outbox", ask["outbox"]({"limit": PAGE_ROWS}))
+        assert "round.open" in desk.text and "acknowledged" in desk.text and "Outbox · 44 " in desk.text
+        await desk.press("tab")
+        await desk.answer("inbox", ask["inbox"]({"limit": PAGE_ROWS}))
+        screen = desk.app.screen
+        assert isinstance(screen, OutboxScreen)
+        denied = next(item for item in screen.table.rows.shown if item.row["kind"] == "public.responses")
+        assert denied.row["verdict"] == "deny" and screen.table.rows.select(denied.id)
+        await desk.press("enter")
+        seq = denied.row["seq"]
+        await desk.answer(f"inbox record {seq}", ask["inbox"]({"seq": seq}))
+        words = " ".join(desk.text.split())
+        assert "nothing of it was used" in words and "would pass:" in words and "deny " in words
+        assert f"{seq} of this coordinator's audit log" in words and f"coordinator inbox show {seq}" in words
+        await desk.press("escape", "6")
+        await desk.answer("audit.status", ask["audit.status"]({}))
+        await desk.answer("audit", ask["audit"]({"limit": PAGE_ROWS}))
+        assert "not countersigned by hospital_a, hospital_b, hospital_c, hospital_d yet" in desk.text
+        assert "ingress.decision" in desk.text and screen.twin() and "coordinator audit show" in desk.app.top.twin()
+
+
+def test_every_answer_is_classified_and_a_shared_recording_has_only_what_was_sent(house: House) -> None:
+    ask = panel_of(house).queries()
+    for name in ("outbox", "inbox", "audit.status"):
+        question = QUERIES[name]
+        assert isinstance(question, Question)
+        assert list(unclassified(ask[name]({}), question.answer)) == [], name
+    first = ask["outbox"]({})["messages"][0]
+    assert list(unclassified(ask["outbox"]({"seq": first["seq"]}), QUERIES["outbox"].answer)) == []  # type: ignore[union-attr]
+    (shared,) = released_answer("outbox", {}, {"messages": [first, {**first, "outcome": ""}], "waiting": 1}) or ({},)
+    assert shared == {"messages": [{name: value for name, value in first.items() if name != "waiting"}]}
+    assert released_answer("outbox", {"seq": first["seq"]}, {}) is None
+
+
+async def test_attached_to_a_silo_afterwards_nothing_of_the_coordinator_is_left() -> None:
+    async with console((100, 30)) as desk:
+        await opened(desk)
+        await desk.show(silo())
+        await desk.answer("outbox", message_page(20))
+        assert " verdict" in desk.text and "round.open" not in desk.text
+        assert desk.app.top.twin() == "silo outbox show 20"
+
+
+# ---- the audit log ---------------------------------------------------------------------------------
+
+STATUS: dict[str, Any] = {
+    "size": 71, "verified_to": 60, "verified_at": "2026-12-01T09:41:00Z", "verifying": False, "looked_at": 60,
+    "of": 60, "broken": None,
+    "checkpoint": {"size": 58, "time": "2026-12-01T09:38:00Z",
+                   "cosigned_by": [f"spiffe://cardio-net/silo/{name}" for name in SILOS[:2]]},
+    "witnesses": {f"spiffe://cardio-net/silo/{name}": word
+                  for name, word in zip(SILOS, ("matches", "differs", "not seen"), strict=True)},
+}  # fmt: skip
+
+
+def head(**changes: Any) -> str:
+    return to_text(head_lines({**STATUS, **changes}, NOW, 300, UNICODE, at_coordinator=True))
+
+
+def test_which_silo_differs_is_named_first() -> None:
+    told = head()
+    assert told.index("DIFFERS FROM hospital_b") < told.index("matches hospital_a")
+    assert "not countersigned by uni_c yet" in told and "coordinator" not in told
+    assert "countersigned by silo/hospital_a, silo/hospital_b" in told
+    many = {f"spiffe://cardio-net/silo/s{number:02}": "matches" for number in range(50)}
+    assert "matches s00, s01, s02, s03 and 46 more" in head(witnesses=many)
+    assert "DIFFERS" not in head(witnesses=many) and "perhaps: s1" in head(witnesses={"x/s1": "perhaps"})
+    # a folder read without its daemon has no word on each
+    assert "countersigned by the coordinator" not in head(witnesses=None, coordinator="not seen")
+
+
+async def test_v_and_the_twins_are_the_coordinators() -> None:
+    log = Log(71, status=STATUS)
+    async with console((100, 30)) as desk:
+        await desk.show(coordinator())
+        await desk.press("6")
+        assert isinstance(desk.app.screen, AuditScreen) and desk.app.top.twin() == "coordinator audit list"
+        await desk.press("v")
+        await answer_all(desk, log)
+        assert log.verifications == 1 and desk.app.top.twin() == "coordinator audit show 70"
+        await desk.press("enter")
+        assert "coordinator audit show 70" in desk.text
+    async with console((100, 30)) as desk:
+        await desk.show(coordinator())
+        await desk.press("6")
+        await desk.answer("audit", {"records": [], "size": 0, "next": None})
+        assert "coordinator start" in desk.text and "silo start" not in desk.text
+
+
+# ---- looks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
+    text = TOGETHER[name]
+    hostile = {**dict.fromkeys(row(1, "k", "s"), text), "seq": "9"}
+    answer = {"message": hostile, "waiting": [dict.fromkeys(("step", "bytes", "sha256", "delivered"), text), text]}
+    status = {**STATUS, "witnesses": {text: text, f"x/{text}": "differs"}}
+    async with console((140, 42)) as desk:
+        await desk.show(coordinator())
+        await desk.press("5")
+        await desk.answer("outbox", {"messages": [hostile, "x"], "sent": text, "waiting": text, "next": None})
+        await desk.answer("outbox record 9", answer)
+        for key in ("i", "escape", "enter", "escape", "6"):
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+            await desk.press(key)
+        await desk.answer("audit.status", status)
+        assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+
+
+async def _outbox(desk: Desk) -> None:
+    await opened(desk)
+    await desk.press("j")
+    await desk.answer("outbox record run-1/3/public.step/hospital_b", ONE)
+
+
+async def _inbox(desk: Desk) -> None:
+    await opened(desk)
+    await desk.press("tab")
+    peers = [f"spiffe://cardio-net/silo/{name}" for name in SILOS]
+    came = [message(seq, peer=peers[seq % 3], outcome="", milliseconds=None) for seq in (11, 10, 9, 8)]
+    await desk.answer("inbox", {**message_page(11), "messages": came, "next": None})
+    await desk.answer("inbox record 11", decision(11, "allow"))
+
+
+async def _audit(desk: Desk) -> None:
+    await desk.show(coordinator())
+    await desk.press("6")
+    await answer_all(desk, Log(71, status=STATUS))
+
+
+SCENES = {"coordinator-outbox": _outbox, "coordinator-inbox": _inbox, "coordinator-audit": _audit}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("scene", SCENES)
+async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await SCENES[scene](desk)
+        dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)

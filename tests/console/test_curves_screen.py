@@ -1,0 +1,323 @@
+"""Screen 4: figures as plots and as a table; pass@1 only with its number and interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console import curves, plots
+from console.drawing import UNICODE, to_text, width_of
+from console.plots import Curve, Frame, Point, plot_lines
+from console.screens.confirm import TextDialog
+from console.screens.curves import CurvesScreen
+from console.values import Link
+from tests.console import dumps
+from tests.console.desk import SIZES, Desk, console
+from tests.console.rounds import curves_at_coordinator, curves_at_silo, point
+from tests.console.states import coordinator, live, silo
+from tests.console.test_safe import TOGETHER
+
+
+async def opened(desk: Desk, answer: Any = None, state: Any = None) -> CurvesScreen:
+    await desk.show(state or coordinator())
+    await desk.press("4")
+    screen = desk.app.screen
+    assert isinstance(screen, CurvesScreen)
+    await told(desk, screen, answer or curves_at_coordinator())
+    return screen
+
+
+async def told(desk: Desk, screen: CurvesScreen, answer: Any) -> None:
+    """The daemon answers until the screen asks for nothing else."""
+    asked = ""
+    while asked != screen.key:
+        asked = screen.key
+        await desk.answer(asked, answer)
+
+
+def frame(**changes: Any) -> Frame:
+    fields: dict[str, Any] = {
+        "x": (0.0, 10.0),
+        "y": (0.0, 1.0),
+        "y_text": lambda y: f"{y:.1f}",
+        "x_text": lambda x: f"r{x:.0f}",
+    }
+    return Frame(**fields | changes)
+
+
+def braille(lines: Any) -> int:
+    """How many dots are drawn."""
+    return sum(
+        (ord(sign) - 0x2800).bit_count()
+        for row in lines
+        for text, _ in row
+        for sign in text
+        if 0x2800 < ord(sign) <= 0x28FF
+    )
+
+
+# ---- plots -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cells", [24, 60, 200])
+@pytest.mark.parametrize("rows", [4, 12, 40])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_a_plot_fits_its_room_whatever_is_drawn(cells: int, rows: int, ascii_only: bool) -> None:
+    points = tuple(Point(x, math.sin(x) * 9, -20.0, 20.0) for x in range(11))
+    lines = plot_lines([Curve("a", points), Curve("b", points[:2], 1)], frame(cursor=5.0, level=0.4), cells, rows,
+                       ascii_only=ascii_only)  # fmt: skip
+    assert len(lines) == rows and {width_of(row) for row in lines} == {cells}
+    text = to_text(lines)
+    assert "a" in text and "<" not in text and (text.isascii() or not ascii_only)
+
+
+def test_a_point_stands_where_it_belongs() -> None:
+    lines = plot_lines([Curve("a", (Point(0.0, 0.0), Point(10.0, 1.0)))], frame(), 28, 6, ascii_only=False)
+    first, last = to_text(lines).splitlines()[0], to_text(lines).splitlines()[4]
+    assert first.rstrip().endswith("a") and last[8] == "a"
+    assert first.strip().startswith("1.0") and last.strip().startswith("0.0")
+    assert to_text(lines).splitlines()[-1].strip().startswith("└r0") and to_text(lines).endswith("r10")
+
+
+def test_nothing_is_drawn_beyond_the_last_point_or_of_what_is_no_number() -> None:
+    short = plot_lines([Curve("a", (Point(0.0, 0.5), Point(5.0, 0.5)))], frame(), 48, 8, ascii_only=False)
+    body = [row[8:] for row in to_text(short).splitlines()[:-1]]
+    assert max(len(row.rstrip()) for row in body) <= 22  # half of 40 cells, and the letter
+    broken = plot_lines([Curve("a", (Point(0.0, math.nan), Point(math.inf, 0.5)))], frame(), 48, 8, ascii_only=False)
+    assert braille(broken) == 0 and "a" not in to_text(broken)
+
+
+def test_two_series_differ_without_any_colour() -> None:
+    drawn = [plot_lines([Curve("a", (Point(0.0, 0.5), Point(10.0, 0.5)), place)], frame(), 60, 8, ascii_only=False)
+             for place in range(4)]  # fmt: skip
+    assert len({to_text(lines) for lines in drawn}) == 4 and len({braille(lines) for lines in drawn}) == 4
+
+
+def test_where_there_is_no_room_nothing_is_drawn() -> None:
+    curve = Curve("a", (Point(0.0, 0.5),))
+    for cells, rows in ((23, 10), (60, 3), (0, 0), (-5, -5)):
+        assert plot_lines([curve], frame(), cells, rows, ascii_only=False) == []
+    assert plot_lines([curve], frame(), 24, 4, ascii_only=False)
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [0.5], [0.0, 0.0], [1e9, -1e9], [0.0, 1.0]])
+def test_an_axis_has_a_height(values: list[float]) -> None:
+    low, high = plots.bounds(values, least=0.0 if min(values, default=0) >= 0 else None)
+    assert low < high and (not values or math.isnan(values[0]) or all(low <= value <= high for value in values))
+
+
+# ---- figures ---------------------------------------------------------------------------------------
+
+
+def test_pass_at_1_is_drawn_with_its_number_and_interval_and_not_without() -> None:
+    answer = curves_at_coordinator()
+    view = curves.View("pass_at_1", 7.0)
+    with_bars = plots_of(answer, view)
+    assert braille(with_bars) > braille(plots_of(answer, replace(view, smooth=True)))
+    for missing in ("n", "low", "high"):
+        without = curves_at_coordinator()
+        for series in without["series"]:
+            for each in series["points"]:
+                each[missing] = None
+        assert plots_of(without, view) == []
+        assert "is not drawn: the number of prompts behind it is not known" in to_text(
+            curves.nothing_lines(without, "pass_at_1", 100)
+        )
+        assert plots_of(without, curves.View("update_norm"))  # a norm needs none
+    one = curves_at_coordinator()
+    one["series"][0]["points"][3]["n"] = 0
+    text = to_text(curves.value_lines(one, view, 200, UNICODE, most=9))
+    assert "hospital_a is not drawn" in text and "hospital_b 38.7 [34.5, 43.0]" in text
+
+
+def plots_of(answer: Any, view: curves.View) -> Any:
+    return curves.plot_of(answer, view, 100, 20, ascii_only=False)
+
+
+def test_the_number_is_said_to_be_a_bound_where_it_is_one() -> None:
+    text = to_text(curves.value_lines(curves_at_coordinator(), curves.View("pass_at_1", 7.0), 200, UNICODE, most=9))
+    assert "round 7, n at most 500" in text and "a hospital_a 41.2 [37.0, 45.6]" in text
+    text = to_text(curves.value_lines(curves_at_silo(), curves.View("pass_at_1", 40.0), 200, UNICODE, most=9))
+    assert "step 40, n 487" in text and "at most" not in text
+    mixed = curves_at_coordinator()
+    mixed["series"][0]["points"][7] |= {"n": 400, "n_exact": True}
+    text = to_text(curves.value_lines(mixed, curves.View("pass_at_1", 7.0), 200, UNICODE, most=9))
+    assert "[37.0, 45.6] n 400" in text and "n at most 500" in text
+
+
+def test_smoothing_is_a_mean_of_those_before_and_takes_the_intervals_away() -> None:
+    points = [Point(float(x), float(x % 2), 0.0, 1.0) for x in range(8)]
+    smooth = curves.smoothed(points, 2)
+    assert [each.y for each in smooth] == [0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert {each.low for each in smooth} == {None} and [each.x for each in smooth] == [each.x for each in points]
+
+
+def test_the_baseline_is_the_mean_of_those_that_were_measured() -> None:
+    answer = curves_at_coordinator(
+        baseline=[
+            {"name": "pass_at_1", "silo": "a", "value": 0.2},
+            {"name": "pass_at_1", "silo": "b", "value": 0.4},
+            {"name": "kl", "value": 9},
+        ]
+    )
+    assert curves.baseline_of(answer, "pass_at_1") == pytest.approx((0.3, 2))
+    assert curves.baseline_of(answer, "update_norm") is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"series": 5},
+        {"series": [5, {"name": "pass_at_1", "points": [1, {"x": "a", "value": 1}]}]},
+        {"series": [{"name": "pass_at_1", "points": [{"x": True, "value": 1.0}]}]},
+        {"names": [None, 5, "x"]},
+        {"baseline": "x"},
+    ],
+)
+def test_an_answer_of_another_shape_draws_something_and_never_fails(broken: Any) -> None:
+    answer = {**curves_at_coordinator(), **broken}
+    view = curves.View("pass_at_1", 1.0)
+    curves.names_of(answer)
+    curves.head_lines(answer, view, 80, UNICODE)
+    curves.value_lines(answer, view, 80, UNICODE, most=3)
+    plots_of(answer, view)
+    assert isinstance(curves.table_rows(answer, "pass_at_1"), list)
+
+
+# ---- the screen ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        screen = await opened(desk)
+        for said in ("pass@1 % · figure 1 of 3", "by round", "source released", "round 7, n at most 500",
+                     "hospital_a 41.2 [37.0, 45.6]", "95 % interval, Wilson", "before round 1 28.0"):  # fmt: skip
+            assert said in desk.text, said
+        assert ("update norm L2 · figure 2 of 3" in desk.text) == (size[1] >= 34)
+        await desk.press("h", "left")
+        assert "round 5, n at most 500" in desk.text and "hospital_a 38.2" in desk.text
+        await desk.press("l", "l", "l")
+        assert "round 7, n at most 500" in desk.text
+        await desk.press("T")
+        assert "pass@1, every value · 24" in desk.text and "<=500" in desk.text
+        await desk.press("j", "enter")
+        assert isinstance(desk.app.screen, TextDialog)
+        for said in ("hospital_b", "38.7", "Wilson over at most 500 prompts", "cosine between updates"):
+            assert said in desk.text, said
+        await desk.press("escape", "T", "tab")
+        await told(desk, screen, curves_at_coordinator())
+        assert "update norm L2 · figure 2 of 3" in desk.text and "pass@1 %" not in desk.text
+        assert screen.twin() == ("fedsilo curves --coordinator coordinator.yaml --name update_norm --x round")
+        assert await desk.answers_sent() == []
+
+
+async def test_it_asks_for_what_it_shows_and_takes_no_other_answer_for_it() -> None:
+    async with console((100, 30)) as desk:
+        screen = await opened(desk)
+        assert desk.app.wanted["curves pass_at_1 round"] == ("curves", {"names": "pass_at_1", "x": "round"})
+        await desk.press("x")
+        assert desk.app.wanted["curves pass_at_1 step"] == ("curves", {"names": "pass_at_1", "x": "step"})
+        await desk.press("x", "m")
+        assert "smoothed over 5 points, no intervals" in desk.text
+        await desk.press("m", "b")
+        assert "before round 1" not in desk.text
+        screen.go_to("run-0")
+        assert desk.app.wanted["curves pass_at_1 round run-0"][1]["run"] == "run-0"
+        assert screen.twin().endswith("--run run-0 --name pass_at_1 --x round")
+        screen.go_to("nothing")
+        await desk.pilot.pause()
+        assert "curves takes a figure" in desk.text
+
+
+async def test_a_silos_curves_are_its_own_and_by_step() -> None:
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, curves_at_silo(), silo())
+        assert desk.app.wanted["curves pass_at_1 step"] == ("curves", {"names": "pass_at_1", "x": "step"})
+        assert "source local" in desk.text and "step 40, n 487" in desk.text
+        await desk.press("tab")
+        await told(desk, screen, curves_at_silo())
+        assert "reward 0..1 · figure 2 of 3" in desk.text and screen.twin().startswith(
+            "fedsilo curves --config silo.yaml"
+        )
+        await desk.show(coordinator())
+        assert "reward 0..1" not in desk.text  # another daemon: nothing of the former one
+
+
+async def test_loading_empty_refused_stale_and_disconnected_say_so() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("4")
+        screen = desk.app.screen
+        assert isinstance(screen, CurvesScreen)
+        await desk.wait(3.0)
+        await desk.show(silo())
+        assert "loading: waiting for the daemon's answer to curves" in desk.text
+        await desk.answer(screen.key, None, refused=("NOT_ALLOWED", "bob may not read this"))
+        assert desk.text.count("not allowed: bob may not read this") == 1
+        await told(desk, screen, curves_at_silo(names=[], series=[], baseline=[]))
+        assert "no figures of run run-1 yet" in desk.text and "fedsilo run submit run.yaml" in desk.text
+        await told(desk, screen, curves_at_silo())
+        fresh = desk.text
+        assert "step 40" in fresh and "as of" not in fresh
+        at, answers = desk.app.snapshot.answered_at, desk.app.snapshot.answers
+        await desk.wait(9.0)
+        await desk.show(replace(live(silo(), at=desk.now), answers=answers, answered_at=at))
+        assert "the daemon has not answered since" in desk.text and "step 40, n 487" in desk.text
+        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
+        assert "DISCONNECTED" in desk.text and "the plot stops where the daemon's last answer stops" in desk.text
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
+    text = TOGETHER[name]
+    hostile = curves_at_coordinator()
+    hostile |= {"run": text, "run_state": text, "x": text, "names": [*hostile["names"], text], "not_recorded": [text],
+                "runs": [text]}  # fmt: skip
+    for place, series in enumerate(hostile["series"]):
+        series |= {"silo": f"{text}{place}", "unit": text, "source": text}
+        for each in series["points"]:
+            each |= {"at": text, "step": text}
+    hostile["series"].append({"name": text, "silo": text, "unit": text, "source": text,
+                              "points": [point(1, 0.5, number=1, at=text)]})  # fmt: skip
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, hostile)
+        for keys in ((), ("T",), ("enter",), ("escape", "i")):
+            await desk.press(*keys)
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+        await desk.press("escape", "T")
+        for _ in range(2):
+            await desk.press("tab")
+            await told(desk, screen, hostile)
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+
+
+async def test_ascii_only_draws_nothing_else() -> None:
+    async with console((100, 30), ascii_only=True, theme_name="fed-mono") as desk:
+        screen = await opened(desk)
+        assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
+        assert "|" in desk.text and "a hospital_a" in desk.text
+        for keys in (("T",), ("T", "tab"), ("m",), ("h",)):
+            await desk.press(*keys)
+            await told(desk, screen, curves_at_coordinator())
+            assert desk.text.isascii()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        screen = await opened(desk)
+        dumps.compare(f"curves-{size[0]}x{size[1]}", desk)
+        await desk.press("T", "j")
+        dumps.compare(f"curves-table-{size[0]}x{size[1]}", desk)
+        await desk.press("T", "1")
+        await desk.show(silo())
+        await desk.press("4", "tab")
+        await told(desk, screen, curves_at_silo())
+        await desk.press("tab")
+        await told(desk, screen, curves_at_silo())
+        dumps.compare(f"curves-silo-{size[0]}x{size[1]}", desk)

@@ -1,0 +1,231 @@
+"""Screen 9: the daemon's own log, followed, filtered by level, words and patterns, and never the trainer's."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console import log_lines
+from console.drawing import UNICODE, to_text, width_of
+from console.screens.logs import LogsScreen
+from console.values import Link
+from tests.console.desk import Desk, console
+from tests.console.site_answers import LINES, LOGS
+from tests.console.states import coordinator, silo
+from tests.console.test_safe import TOGETHER
+
+
+def rows_of(lines: list[str], **more: Any) -> log_lines.LogRows:
+    rows = log_lines.LogRows(log_lines.COLUMNS, log_lines.row_id, **more)
+    rows.take_newest(log_lines.log_rows({"lines": lines}), None, total=len(lines))
+    return rows
+
+
+async def opened(desk: Desk, answer: Any = LOGS) -> LogsScreen:
+    await desk.show(silo())
+    await desk.press("9")
+    await desk.answer("logs", answer)
+    screen = desk.app.screen
+    assert isinstance(screen, LogsScreen)
+    return screen
+
+
+def texts(rows: log_lines.LogRows) -> list[str]:
+    return [item.row["text"] for item in rows.shown]
+
+
+# ---- lines -----------------------------------------------------------------------------------------
+
+
+def test_a_line_is_taken_apart_and_the_newest_is_first() -> None:
+    rows = log_lines.log_rows(LOGS)
+    assert rows[0]["level"] == "ERROR" and rows[0]["time"] == "2026-12-01T09:59:58.001Z"
+    assert rows[0]["source"] == "hospital_a" and rows[0]["line"] == LINES[-1]
+    assert log_lines.parsed(rows[0])["json"] == {"peer": "10.0.0.7:7443", "attempt": 3}
+    assert "json" not in log_lines.parsed({"text": "a {b"})
+    odd = log_lines.log_rows({"lines": ["no form at all", 7, None]})
+    assert [(row["level"], row["text"]) for row in odd] == [("", ""), ("", "7"), ("", "no form at all")]
+    assert log_lines.log_rows({"lines": "x"}) == [] and log_lines.log_rows(None) == []
+
+
+def test_a_line_keeps_its_name_while_newer_ones_arrive_and_equal_ones_are_told_apart() -> None:
+    before = {row["line"]: row["id"] for row in log_lines.log_rows({"lines": LINES[:20]})}
+    after = {row["line"]: row["id"] for row in log_lines.log_rows({"lines": LINES[:30]})}
+    assert all(after[text] == name for text, name in before.items())
+    twice = log_lines.log_rows({"lines": ["same", "same"]})
+    assert twice[0]["id"] != twice[1]["id"]
+
+
+def test_a_level_hides_what_is_below_it_but_never_a_line_without_a_level() -> None:
+    rows = log_lines.log_rows({"lines": [*LINES, "no form at all"]})
+    levels = [row["level"] for row in log_lines.from_level(rows, "WARNING")]
+    assert set(levels) == {"", "WARNING", "ERROR"} and len(levels) == 22
+    assert len(log_lines.from_level(rows, "DEBUG")) == len(rows)
+
+
+# ---- patterns --------------------------------------------------------------------------------------
+
+
+def test_a_pattern_filters_and_words_do_as_everywhere() -> None:
+    rows = rows_of(LINES)
+    rows.filter(r"~step \d+: public\.(responses|prompts)")
+    assert len(rows.shown) == 20 and rows.why_not == "" and rows.filter_text.startswith("~step")
+    rows.filter("level:warn !coordinator")
+    assert set(texts(rows)) == {"the trainer reports (left out)"}
+    rows.filter("~COORDINATOR.*acknow")
+    assert len(rows.shown) == 20
+    rows.filter("~")
+    assert len(rows.shown) == len(LINES)
+
+
+@pytest.mark.parametrize(
+    "typed", ["(a+)+$", "(a*)*b", "(a|aa)+$", "(.*a){20}", r"(\w+\s?)*$", "a*a*a*b", ".*.*.*x", r"(a)\1", "(?=a)a",
+              "(?i)x", "a?" * 20 + "a" * 20, "a+b{2,}c*", "([)]*)+"],
+)  # fmt: skip
+def test_a_pattern_whose_time_can_explode_is_refused(typed: str) -> None:
+    found, why = log_lines.pattern_of(typed)
+    assert found is None and "takes too long" in why
+    rows = rows_of(LINES)
+    rows.filter(f"~{typed}")
+    assert len(rows.shown) == len(LINES) and rows.why_not == why
+
+
+@pytest.mark.parametrize("typed", [r"a+b*", "(a|b)c", "colou?r", r"\(x\)+", r"[*+{]+", r"[)]*x", r"x\{2\}", "^a.*b$"])
+def test_a_pattern_of_the_usual_kind_is_taken(typed: str) -> None:
+    found, why = log_lines.pattern_of(typed)
+    assert found is not None and why == ""
+
+
+def test_what_is_no_pattern_says_why() -> None:
+    assert "is no regular expression" in log_lines.pattern_of("[a")[1]
+    assert "is no regular expression" in log_lines.pattern_of("(a")[1]
+
+
+def test_the_worst_pattern_that_is_taken_gives_way_over_lines_made_against_it() -> None:
+    lines = [f"2026-12-01T09:00:00.000Z INFO hospital_a {'x' * 440}{number:04d}" for number in range(1_000)]
+    rows = rows_of(lines)
+    began = time.process_time()
+    rows.filter("~x*x*y")
+    spent = time.process_time() - began
+    assert rows.why_not == "takes too long over these lines" and len(rows.shown) == 1_000
+    # 0.1 s for all lines and one line more; twenty times that for a machine that does other work
+    assert spent < 2.0
+    rows.filter("~x0999")
+    assert rows.why_not == "" and len(rows.shown) == 1
+
+
+# ---- whole lines -----------------------------------------------------------------------------------
+
+
+def test_whole_lines_cut_nothing_and_keep_the_cursor_in_sight() -> None:
+    long = "2026-12-01T09:00:00.000Z INFO hospital_a " + "word " * 60 + "END" + "y" * 90
+    rows = rows_of([long, *LINES], wrapped=True)
+    for height in (3, 8, 20):
+        rows.move(-1_000)
+        for _ in range(len(LINES) + 1):
+            drawn = rows.lines(76, height, UNICODE)
+            assert len(drawn) <= height and max(map(width_of, drawn)) <= 76
+            assert sum("▸" in to_text([each]) for each in drawn) == 1
+            rows.move(1)
+    rows.move(1_000)
+    joined = "".join(to_text(rows.lines(76, 40, UNICODE)).split())
+    assert "END" in joined and "yyyyyy<+84>" in joined  # a run is counted, as everywhere
+
+
+async def test_a_click_on_any_line_of_a_whole_text_selects_it() -> None:
+    async with console((80, 24)) as desk:
+        screen = await opened(desk)
+        await desk.press("w")
+        rows = screen.table.rows
+        ids = [rows.row_at(at) for at in range(8)]
+        assert ids[0] == ids[1] != ids[2] == ids[4] and rows.row_at(-1) == "" and rows.row_at(500) == ""
+
+
+# ---- the screen ------------------------------------------------------------------------------------
+
+
+async def test_it_follows_the_newest_until_somebody_moves_and_g_follows_again() -> None:
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, {"lines": LINES[:30], "left_out": 0})
+        assert "follows the newest" in desk.text and "nothing had to be left out" in desk.text
+        await desk.answer("logs", {"lines": LINES[:33], "left_out": 0})
+        assert screen.table.rows.shown[0].id == screen.table.rows.cursor
+        await desk.press("j")
+        here = screen.table.rows.cursor
+        await desk.answer("logs", LOGS)
+        assert screen.table.rows.cursor == here and "stays here; g follows again" in desk.text
+        await desk.press("g")
+        assert screen.table.rows.shown[0].id == screen.table.rows.cursor and "follows the newest" in desk.text
+        await desk.press("space")
+        assert "FROZEN" in desk.text and screen.wants() == {}
+
+
+async def test_levels_patterns_and_what_they_hide_are_named() -> None:
+    async with console((100, 30)) as desk:
+        screen = await opened(desk)
+        assert screen.wants() == {"logs": ("logs", {"lines": log_lines.LINES_FIRST})}
+        await desk.press("v")
+        assert "WARNING and above" in desk.text and "INFO" not in desk.text and "the trainer reports" in desk.text
+        assert screen.wants() == {"logs": ("logs", {"lines": log_lines.LINES_MAX})}
+        await desk.answer("logs", {"lines": LINES[:1], "left_out": 0})
+        assert "no lines of WARNING and above among those that came" in desk.text and "v shows all" in desk.text
+        await desk.press("v", "v")
+        assert "all levels" in desk.text and "round 1 step 4" in desk.text
+        await desk.press("slash", *"~(a+)+", "enter")
+        assert "not filtered: what follows ~ takes too long" in desk.text
+
+
+async def test_older_lines_are_asked_for_when_somebody_goes_there() -> None:
+    lines = [f"2026-12-01T09:{n // 60:02d}:{n % 60:02d}.000Z INFO hospital_a line {n}" for n in range(1_000)]
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, {"lines": lines[-200:], "left_out": 0})
+        assert screen.wants()["logs"][1] == {"lines": 200}
+        for asked in (400, 600, 800, 1_000):
+            await desk.press("G")
+            assert screen.wants()["logs"][1] == {"lines": asked}
+            await desk.answer("logs", {"lines": lines[-asked:], "left_out": 0})
+        await desk.press("G")
+        assert screen.table.selected() is not None and screen.inspected()["text"] == "line 0"
+        assert "the newest 1000; older ones" in desk.text
+
+
+async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinator_there_is_none() -> None:
+    async with console((80, 24)) as desk:
+        screen = await opened(desk)
+        assert "not here: the trainer's log (may quote private text): silo logs --trainer" in desk.text
+        assert "redaction on: 20 lines left out or shortened" in desk.text and screen.twin() == "silo logs"
+        await desk.show(coordinator())
+        await desk.answer("logs", {"lines": LINES[:3]})
+        assert "silo logs --trainer" not in desk.text and screen.twin() == "coordinator logs"
+
+
+async def test_loading_refused_and_disconnected_say_so() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("9")
+        await desk.wait(3.0)
+        await desk.show(silo())
+        assert "waiting for the daemon's answer to logs" in desk.text and "redaction" not in desk.text
+        await desk.answer("logs", None, refused=("NOT_FOUND", "this guard has no log file yet"))
+        assert "error: this guard has no log file yet [NOT_FOUND]" in desk.text
+        await desk.answer("logs", {"lines": [], "left_out": 0})
+        assert "no lines in this daemon's log yet" in desk.text
+        await desk.answer("logs", LOGS)
+        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
+        assert "connection lost" in desk.text and "DISCONNECTED" in desk.text
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_T37_hostile_text_in_a_line_draws_no_control_character(name: str) -> None:
+    text = TOGETHER[name]
+    before = "2026-12-01T09:00:00.000Z INFO"
+    lines = [text, f"{before} {text} {text}", f'{before} x {{"a": {json.dumps(text)}}}']
+    async with console((100, 30)) as desk:
+        await opened(desk, {"lines": lines, "left_out": text})
+        for keys in ((), ("w",), ("enter",), ("escape", "j", "enter"), ("escape", "i"), ("escape", "slash", "a")):
+            await desk.press(*keys)
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]

@@ -1,0 +1,341 @@
+"""Orders from the console: who may give which, on what state, with what dialog; each refusal beside what works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual import events
+from textual.widgets import Button, Input
+
+from console.client import Operator
+from console.feed import Person
+from console.orders import Order, order_of
+from console.screens.orders import OrderDialog
+from console.screens.overview import OverviewScreen
+from console.signing import Outcome, Signing, record_text
+from console.values import Link, Snapshot
+from fedsilo.treaty.errors import ConflictError, NotAllowedError, UnreachableError
+from tests.console.desk import SIZES, Desk, Signer, console
+from tests.console.states import NOW, coordinator, live, silo
+
+RUN = coordinator()["runs"][0]
+HALT = {"kind": "public.responses", "since": NOW - 600, "digest": "ab" * 32, "needed": 2, "given": ["bob"]}
+HALTED = silo(screens={"halts": ["public.responses"], "troubles": []})
+
+
+def at_coordinator(**run: Any) -> dict[str, Any]:
+    return coordinator(runs=[{**RUN, **run}])
+
+
+def halted(*given: str) -> Snapshot:
+    return replace(live(HALTED), answers={"halts": {"halts": [{**HALT, "given": list(given)}]}})
+
+
+def made(action: str, snapshot: Snapshot, kind: str = "") -> Order:
+    order = order_of(action, snapshot, kind=kind)
+    assert isinstance(order, Order), order
+    return order
+
+
+# ---- which order a state allows --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "command", "bound", "key", "word"),
+    [("pause", at_coordinator(), "run.pause", {"run": "run-1"}, "p", ""),
+     ("pause", at_coordinator(state="paused"), "run.resume", {"run": "run-1"}, "r", ""),
+     ("start", at_coordinator(state="waiting", silos=[], round=0), "run.start", {"run": "run-1"}, "s", ""),
+     ("abort", at_coordinator(), "run.abort", {"run": "run-1", "round": 2}, "", "2"),
+     ("abort", at_coordinator(state="waiting", silos=[], round=0), "run.abort", {"run": "run-1", "round": 0}, "", "0"),
+     ("pause", silo(), "pause", {}, "p", ""), ("pause", silo(paused=True), "resume", {}, "r", ""),
+     ("stop", silo(), "stop", {}, "", "hospital_a"), ("stop", silo(run=""), "stop", {}, "", "hospital_a")],
+)  # fmt: skip
+def test_an_order_says_what_it_is_about_and_takes_a_key_or_a_word(
+    action: str, state: dict[str, Any], command: str, bound: dict[str, Any], key: str, word: str
+) -> None:
+    order = made(action, live(state))
+    assert (order.command, dict(order.arguments()), order.key, order.word) == (command, bound, key, word)
+    assert bool(order.key) != bool(order.word) and order.about and order.effect and order.undone
+    assert order.why_not(live(state), "alice", 100.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "why"),
+    [("pause", at_coordinator(state="finished"), "run run-1 is finished"),
+     ("pause", at_coordinator(state="waiting"), "only one that runs"), ("pause", coordinator(runs=[]), "no runs yet"),
+     ("start", at_coordinator(), "only one that waits"), ("start", at_coordinator(state="waiting"), "has its silos"),
+     ("abort", at_coordinator(state="aborted"), "nothing to abort"), ("pause", silo(run=""), "no run to pause"),
+     ("start", silo(), "for the people of the coordinator"), ("abort", silo(), "for the people of the coordinator"),
+     ("stop", coordinator(), "for the people of a silo"), ("release_halt", coordinator(), "for the people of a silo"),
+     ("release_halt", silo(), "nothing is halted"), ("release_halt", HALTED, "is not told yet")],
+)  # fmt: skip
+def test_what_cannot_be_ordered_says_why(action: str, state: dict[str, Any], why: str) -> None:
+    order = order_of(action, live(state), kind="public.responses")
+    assert isinstance(order, str) and why in order
+    assert isinstance(order_of(action, Snapshot()), str)
+
+
+def test_T18_a_halt_is_released_over_what_was_shown_and_nobody_counts_twice() -> None:
+    order = made("release_halt", halted("bob"), "public.responses")
+    assert dict(order.arguments()) == {"kind": "public.responses", "digest": "ab" * 32}
+    assert order.word == "public.responses" and "1 of 2 approved" in order.about and "at once" in order.effect
+    assert order.why_not(halted("bob"), "alice", 100.0) == ""
+    assert "bob gave this already" in order.why_not(halted("bob"), "bob", 100.0)
+    assert "alice gave this already" in order.why_not(halted("bob", "alice"), "alice", 100.0)
+    assert "once 1 more approved" in made("release_halt", halted(), "public.responses").effect
+    other = replace(live(HALTED), answers={"halts": {"halts": [{**HALT, "digest": "cd" * 32}]}})
+    assert "has changed" in order.why_not(other, "alice", 100.0)
+    assert "put the cursor" in str(order_of("release_halt", halted()))
+    assert order.told("alice", {"released": False, "given": ["alice"], "needed": 2, "audit_size": 9}) == (
+        "public.responses: still halted, 1 of 2 approved its release, by alice, audit record 9"
+    )
+    assert "may leave again, by alice" in order.told("alice", {"released": True, "given": ["a", "b"], "needed": 2})
+
+
+@pytest.mark.parametrize(
+    ("state", "now", "why"),
+    [(at_coordinator(state="paused"), 100.0, "has changed, now: resume"), (at_coordinator(), 104.0, "stale"),
+     (at_coordinator(state="failed"), 100.0, "is failed"), (at_coordinator(round=3), 100.0, "")],
+)  # fmt: skip
+def test_T36_an_order_is_off_once_what_it_was_made_from_changed(state: dict[str, Any], now: float, why: str) -> None:
+    told = made("pause", live(at_coordinator())).why_not(live(state), "alice", now)
+    assert why in told and bool(why) == bool(told)
+    assert made("pause", live(at_coordinator())).why_not(live(at_coordinator()), "alice", 100.0) == ""
+
+
+def test_an_abort_is_of_one_round_and_nothing_is_ordered_of_what_is_no_daemon() -> None:
+    order = made("abort", live(at_coordinator()))
+    assert "round 3 of 3" in order.why_not(live(at_coordinator(round=3)), "alice", 100.0)
+    for link, why in ((Link("disconnected"), "disconnected"), (Link("live", received_at=100.0, told="REPLAY 00:01"),
+                                                              "REPLAY: nothing can be changed")):  # fmt: skip
+        assert why in order.why_not(replace(live(at_coordinator()), link=link), "alice", 100.0)
+
+
+def test_what_the_daemon_recorded_is_named() -> None:
+    assert record_text({"record": 7, "audit_size": 9}) == ", audit record 7"
+    assert record_text({"audit_size": 9}) == ", audit record 9" and record_text({}) == ""
+
+
+# ---- giving it -------------------------------------------------------------------------------------
+
+
+def test_what_may_have_arrived_keeps_its_request_id_for_two_minutes() -> None:
+    time, signer = [0.0], Signer()
+    signing = Signing(signer, None, "", False, lambda: time[0])
+    alice = Person("alice", Operator("consortium", Path("none.crt"), Path("none.key")))
+
+    def give(state: str = "running") -> tuple[Outcome, str]:
+        outcome = signing.carry_out(made("pause", live(at_coordinator(state=state))), alice)
+        return outcome, signer.commands[-1][3]
+
+    signer.refusal = UnreachableError("no answer within 30 s")
+    lost, first = give()
+    assert not lost.ok and "not known whether it arrived" in lost.text
+    time[0] = 60.0
+    assert give()[1] == first
+    signer.refusal = ConflictError("the request id was used", code="REQUEST_ID_REUSED")
+    there, again = give()
+    assert there.ok and "had arrived the first time" in there.text and again == first
+    refused, fresh = give()
+    assert not refused.ok and "REQUEST_ID_REUSED" in refused.text and fresh != first
+    signer.refusal = UnreachableError("no answer within 30 s")
+    _, lost_id = give()
+    give("paused")  # another order in between: the first is settled, whatever came of it
+    assert give()[1] != lost_id
+    _, late = give()
+    time[0] += 121.0
+    assert give()[1] != late
+
+
+def test_a_console_that_only_looks_signs_nothing() -> None:
+    signing = Signing(None, None, "", False, lambda: 0.0)
+    alice = Person("alice", Operator("consortium", Path("none.crt"), Path("none.key")))
+    assert signing.read_only and signing.why_not("consortium") == "this console is read-only"
+    assert not signing.carry_out(made("pause", live(at_coordinator())), alice).ok
+
+
+# ---- the dialog ------------------------------------------------------------------------------------
+
+
+async def ready(desk: Desk, state: dict[str, Any] | Snapshot | None = None, site: str = "consortium") -> None:
+    desk.unlock(site=site)
+    await desk.show(state or at_coordinator())
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_P_then_p_pauses_the_run_and_says_where_it_is_recorded(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        desk.signer.result = {"state": "paused", "record": 41, "audit_size": 42}
+        await ready(desk)
+        await desk.press("P")
+        assert isinstance(desk.app.screen, OrderDialog)
+        rows = [max(row.split("┃"), key=len) for row in desk.text.splitlines() if "┃" in row]  # of the dialog
+        words = " ".join(" ".join(rows).split())
+        for fact in ("run run-1, pubswap, round 2 of 3", "no deadline passes", "P resumes it.", "Signed by alice",
+                     "p pause", "esc cancel"):  # fmt: skip
+            assert fact in words, fact
+        await desk.press("p")
+        ((person, name, arguments, request_id),) = await desk.answers_sent()
+        assert (person, name, arguments) == ("alice", "run.pause", {"run": "run-1"}) and len(request_id) == 32
+        assert "run run-1: paused, by alice, audit record 41" in desk.text
+
+
+@pytest.mark.parametrize("keys", [["enter"], ["P"], ["P", "P"], ["x", "space"], ["escape"]])
+async def test_only_the_labelled_key_pauses(keys: list[str]) -> None:
+    async with console() as desk:
+        await ready(desk)
+        await desk.press("P")
+        await desk.press(*keys)
+        assert await desk.answers_sent() == []
+        if "escape" in keys:
+            assert isinstance(desk.app.screen, OverviewScreen) and "no order was given" in desk.text
+        elif "enter" in keys:
+            assert "Enter signs nothing: p does." in desk.text
+
+
+async def test_a_burst_of_keys_orders_nothing() -> None:
+    async with console() as desk:
+        await ready(desk)
+        await desk.wait(0.5)
+        await desk.pilot.press("P", "p", "X", "2", "tab", "enter")
+        await desk.wait(0.5)
+        assert await desk.answers_sent() == [] and not isinstance(desk.app.screen, OrderDialog)
+
+
+@pytest.mark.parametrize(
+    ("locked", "site", "read_only", "why"),
+    [(True, "", False, "LOCKED: press L"), (False, "hospital_a", False, "is a person of hospital_a, not of this site"),
+     (True, "", True, "this console is read-only")],
+)  # fmt: skip
+async def test_without_an_unlocked_key_of_this_site_no_dialog_opens(
+    locked: bool, site: str, read_only: bool, why: str
+) -> None:
+    async with console(read_only=read_only) as desk:
+        if not locked:
+            desk.unlock(site=site)
+        await desk.show(at_coordinator())
+        await desk.press("P")
+        await desk.press("p")
+        assert isinstance(desk.app.screen, OverviewScreen) and await desk.answers_sent() == []
+        await desk.press("P")
+        assert why in " ".join(desk.text.split())
+
+
+async def test_T36_a_run_that_changed_behind_the_dialog_is_not_ordered() -> None:
+    async with console() as desk:
+        await ready(desk)
+        await desk.press("P")
+        await desk.show(at_coordinator(state="paused"))
+        assert "has changed, now: resume" in " ".join(desk.text.split())
+        await desk.press("p")
+        assert await desk.answers_sent() == [] and isinstance(desk.app.screen, OrderDialog)
+        await desk.show(at_coordinator())
+        await desk.press("p")
+        assert len(await desk.answers_sent()) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_X_takes_the_number_of_the_round(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await ready(desk)
+        await desk.press("X")
+        field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)
+        assert "the number of its round" in desk.text and field.has_focus and field.placeholder != "2"
+        field.post_message(events.Paste("2"))
+        await desk.press("enter")
+        assert field.value == "" and "This is not the number of its round." in desk.text
+        for word, off in (("3", True), ("2", False)):
+            field.value = ""
+            await desk.press(word)
+            assert button.disabled is off
+        await desk.press("enter")
+        assert "Enter signs nothing in a field" in desk.text and await desk.answers_sent() == []
+        await desk.show(at_coordinator())
+        await desk.press("tab", "enter")
+        assert [command[1:3] for command in await desk.answers_sent()] == [("run.abort", {"run": "run-1", "round": 2})]
+
+
+async def test_T18_H_releases_the_kind_under_the_cursor_by_its_name() -> None:
+    async with console() as desk:
+        desk.signer.result = {"released": True, "given": ["bob", "alice"], "needed": 2, "audit_size": 90}
+        await ready(desk, HALTED, site="hospital_a")
+        await desk.answer("halts", {"halts": [HALT]})
+        await desk.press("H")
+        field = desk.app.screen.query_one("#word", Input)
+        field.value = "public.response"
+        await desk.press("enter")
+        assert await desk.answers_sent() == [] and "This is not the name of the kind." in desk.text
+        field.value = "public.responses"
+        await desk.answer("halts", {"halts": [HALT]})
+        await desk.press("tab", "enter")
+        ((_, name, arguments, _),) = await desk.answers_sent()
+        assert (name, arguments["digest"]) == ("approvals.release", "ab" * 32)
+        assert "public.responses: may leave again, by alice, audit record 90" in " ".join(desk.text.split())
+        await desk.show(silo())
+        await desk.press("H")
+        assert "nothing is halted here" in desk.text
+
+
+async def test_a_silo_is_stopped_from_the_palette_only() -> None:
+    async with console() as desk:
+        await ready(desk, silo(), site="hospital_a")
+        await desk.press("ctrl+p", *"endguard")
+        await desk.show(silo())
+        await desk.press("enter")
+        assert isinstance(desk.app.screen, OrderDialog) and "the name of this silo" in desk.text
+        desk.app.screen.query_one("#word", Input).value = "hospital_a"
+        await desk.show(silo())
+        await desk.press("tab", "enter")
+        assert [command[1] for command in await desk.answers_sent()] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [(NotAllowedError("bob (viewer) may not run.pause at consortium", hint="it takes operator"), "may not run.pause"),
+     (ConflictError("run 'run-1' has not started"), "has not started"),
+     (UnreachableError("no answer within 30 s"), "not known whether it arrived")],
+)  # fmt: skip
+async def test_what_the_daemon_refuses_is_said_and_can_be_tried_again(refusal: Any, told: str) -> None:
+    async with console() as desk:
+        desk.signer.refusal = refusal
+        await ready(desk)
+        await desk.press("P")
+        await desk.press("p")
+        await desk.answers_sent()
+        assert told in " ".join(desk.text.split()) and "sending…" not in desk.text
+        desk.signer.refusal = None
+        await desk.show(at_coordinator())
+        await desk.press("P")
+        await desk.press("p")
+        first, second = await desk.answers_sent()
+        assert (first[3] == second[3]) is isinstance(refusal, UnreachableError)
+        assert "run run-1: paused" in desk.text
+
+
+async def test_one_order_at_a_time_and_the_result_goes_after_a_minute() -> None:
+    async with console() as desk:
+        await ready(desk)
+        screen = desk.app.overview
+        screen._decided(made("pause", live(at_coordinator())))
+        screen._sending = True
+        assert screen.order_for("abort") == "an order is on its way"
+        await desk.answers_sent()
+        await desk.show(at_coordinator())
+        assert "run run-1: paused" in desk.text and isinstance(screen.order_for("abort"), Order)
+        await desk.wait(61.0)
+        await desk.show(at_coordinator())
+        assert "run run-1: paused" not in desk.text
+
+
+async def test_T37_hostile_names_in_an_order_draw_no_control_character() -> None:
+    from tests.console.test_safe import TOGETHER
+
+    for text in TOGETHER.values():
+        async with console((80, 24)) as desk:
+            await ready(desk, at_coordinator(run=text, method=text))
+            for key in ("P", "escape", "X"):
+                await desk.press(key)
+                assert not [each for each in desk.text if not (each.isprintable() or each == "\n")]

@@ -1,0 +1,257 @@
+"""Screen 2: strips of phases, quorum, deadlines, who is awaited; a coordinator's view and a silo's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console import rounds
+from console.drawing import ASCII, UNICODE, to_text
+from console.screens.confirm import TextDialog
+from console.screens.round import RoundScreen
+from console.values import Link
+from fedsilo.edge.round_marks import no_run_yet
+from tests.console import dumps
+from tests.console.desk import SIZES, Desk, console
+from tests.console.rounds import at_coordinator, at_silo, phase, round_before, silo_row, through
+from tests.console.states import coordinator, live, silo
+from tests.console.test_safe import TOGETHER
+
+
+async def opened(desk: Desk, answer: Any = None, state: Any = None) -> RoundScreen:
+    await desk.show(state or coordinator())
+    await desk.press("2")
+    screen = desk.app.screen
+    assert isinstance(screen, RoundScreen)
+    await desk.answer(screen.key, answer or at_coordinator())
+    return screen
+
+
+def own(screen: RoundScreen) -> dict[str, Any]:
+    """What it asks for, without what the frame asks."""
+    return {key: question for key, question in screen.fed.wanted.items() if question[0] == rounds.QUERY}
+
+
+# ---- rows and lines --------------------------------------------------------------------------------
+
+
+def test_a_strip_has_each_phase_where_it_was_and_ends_where_it_stands() -> None:
+    row = silo_row("a", "training", *through(10.0, 50.0, tail=[phase("update", 50.0, None, state="open")]))
+    answer = at_coordinator(silos=[row], elapsed_seconds=80.0, deadlines=[],
+                            quorum={"needed": 1, "of": 1, "given": 0, "reached_seconds": None})  # fmt: skip
+    assert rounds.scale_of(answer) == 80.0
+    assert rounds.strip_text(row, answer, 8, 80.0, ascii_only=True) == "s====+u>"
+    assert rounds.strip_text(row, answer, 8, 80.0, ascii_only=False) == "░━━━━╋▓▸"
+    assert rounds.strip_text(row, answer | {"elapsed_seconds": None}, 8, 80.0, ascii_only=True) == "s====+"
+
+
+def test_quorum_and_deadline_stand_in_every_strip_where_they_are() -> None:
+    row = silo_row("a", "waits", *through(0.0, 20.0, 40.0, 60.0))
+    answer = at_coordinator(
+        silos=[row],
+        elapsed_seconds=80.0,
+        quorum={"needed": 1, "of": 1, "given": 1, "reached_seconds": 60.0},
+        deadlines=[{"name": "round/2", "for": "round", "left_seconds": 20.0, "at_seconds": 100.0}],
+    )
+    assert rounds.scale_of(answer) == 100.0  # near enough to be in it
+    shown = rounds.strip_text(row, answer, 10, 100.0, ascii_only=True)
+    assert (shown[6], shown[9]) == (":", "|")
+    far = answer | {"deadlines": [{"name": "round/2", "for": "round", "left_seconds": 7000.0, "at_seconds": 7200.0}]}
+    assert rounds.scale_of(far) == 80.0  # told in words; the strips keep their room
+    assert "deadline at 2:00:00 in 1:56:40" in to_text(rounds.head_lines(far, None, 200, UNICODE))
+
+
+def test_what_nobody_kept_is_said_to_be_and_what_is_others_is_hidden() -> None:
+    answer = at_coordinator()
+    text = to_text(rounds.silo_text(answer["silos"][0], answer, None, 90))
+    assert "accepted; when: not kept" in text and "L2 0.93" in text
+    unknown = silo_row("a", "waits", phase("sign", None, None), phase("train", 0.0, 9.0, step=4))
+    assert "not kept" in to_text(rounds.silo_text(unknown, answer, None, 90)).splitlines()[-2]
+    seen = at_silo()
+    mine, other = seen["silos"][:2]
+    assert rounds.now_text(mine, seen) == "others 01:30" and rounds.now_text(other, seen) == "hidden"
+    shown = rounds.silo_rows(seen, None, 20, UNICODE, ascii_only=False)[1]
+    assert {shown[name] for name in ("now", "strip", "bytes", "before")} == {"hidden"}
+    assert "0" not in to_text(rounds.silo_text(other, seen, None, 90)).replace("0 ", "")
+    assert "how many are in: hidden" in to_text(rounds.head_lines(seen, None, 200, UNICODE))
+
+
+def test_two_rounds_are_compared_by_time_updates_and_what_was_changed() -> None:
+    before = round_before()
+    text = to_text(rounds.compare_lines(at_coordinator(), before, 200, UNICODE))
+    assert "round 1 committed after 06:11" in text and "3 updates then, 2 by this one" in text
+    assert "changed only the base adapter" in text
+    changed = at_coordinator()
+    changed["digests"]["charter"] = "00" * 32
+    changed["silos"][0]["code"] = "11" * 32
+    text = to_text(rounds.compare_lines(changed, before, 200, UNICODE))
+    assert "changed charter, code or policy of hospital_a" in text
+    rows = rounds.silo_rows(at_coordinator(), before, 20, UNICODE, ascii_only=False)
+    assert [row["before"] for row in rows[:4]] == ["05:01 (+17 s)", "05:22", "05:40 (-9 s)", "-"]
+
+
+@pytest.mark.parametrize("broken", [{}, {"silos": 5, "rounds": "x", "quorum": [], "deadlines": {}, "digests": 1},
+                                    {"silos": [5, {"phases": [7, {"from_seconds": "x"}]}], "elapsed_seconds": "x",
+                                     "round": None, "rounds": [None]}])  # fmt: skip
+def test_an_answer_of_another_shape_draws_something_and_never_fails(broken: Any) -> None:
+    answer = {**at_coordinator(), **broken} if broken else {}
+    rounds.head_lines(answer, at_coordinator(), 80, ASCII)
+    rounds.silo_rows(answer, answer, 20, ASCII, ascii_only=True)
+    rounds.fact_lines(answer, 80)
+    rounds.legend_lines(answer, 80, ascii_only=True)
+    rounds.rounds_line(answer, 80, ASCII)
+    assert rounds.neighbours({}) == (None, None)
+
+
+# ---- the screen ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        screen = await opened(desk)
+        for said in (
+            "round 2 of 3",
+            "open for 06:41",
+            "quorum 2 of 5 updates, 2 in, there at 05:31",
+            "deadline at 10:00 in 03:19",
+            "hospital_b update, uni_c train 8",
+            "uni_c train 8 04:01, others 01:36",
+            "sits out",
+            "┊ quorum was there",
+            "┃ deadline",
+        ):
+            assert said in desk.text, said
+        assert ("plan 1a1a" in desk.text) == (size[1] >= 30)
+        await desk.press("p")
+        assert isinstance(desk.app.screen, TextDialog)
+        assert "1a" * 32 in desk.text and "learning rate 1e-05" in desk.text
+        await desk.press("escape", "j", "j", "j", "enter")
+        for said in ("uni_c, round 2", "until its answers of step 8 were there", "04:01 on", "when: not kept"):
+            assert said in desk.text, said
+        await desk.press("escape")
+        assert screen.twin() == "fedsilo run show run-1 --round 2"
+        assert screen.inspected()["silo"] == "uni_c" and "strip" not in screen.inspected()
+        assert await desk.answers_sent() == []
+
+
+async def test_brackets_go_to_the_rounds_around_and_c_compares() -> None:
+    async with console((100, 30)) as desk:
+        screen = await opened(desk)
+        assert own(screen) == {"round newest newest": ("round", {})}
+        await desk.press("right_square_bracket")
+        assert "this is the newest round" in desk.text
+        await desk.press("c")
+        assert own(screen)["round run-1 1"] == ("round", {"run": "run-1", "round": 1})
+        await desk.answer("round run-1 1", round_before())
+        assert "round 1 committed after 06:11" in desk.text and "05:01 (+17 s)" in desk.text
+        await desk.press("c")
+        assert "05:01 (+17 s)" not in desk.text
+        await desk.press("left_square_bracket")
+        assert own(screen) == {"round run-1 1": ("round", {"run": "run-1", "round": 1})}
+        await desk.answer("round run-1 1", round_before())
+        assert "committed after 06:11" in desk.text and "accepted" in desk.text and "absent" in desk.text
+        assert screen.twin() == "fedsilo run show run-1 --round 1"
+        await desk.press("left_square_bracket")
+        assert "this is the first round that is listed" in desk.text
+        await desk.press("c")
+        assert "no round before this one" in desk.text
+        await desk.press("right_square_bracket")
+        assert own(screen) == {"round newest newest": ("round", {})}
+        await desk.answer(screen.key, at_coordinator())
+        screen.go_to("7")
+        assert own(screen) == {"round run-1 7": ("round", {"run": "run-1", "round": 7})}
+        screen.go_to("\x1b[31m")
+        await desk.pilot.pause()
+        assert "takes a number or the name of a run" in desk.text
+        screen.go_to("run-0")
+        assert own(screen) == {"round run-0 newest": ("round", {"run": "run-0"})}
+
+
+async def test_loading_empty_refused_stale_and_disconnected_say_so() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(coordinator())
+        await desk.press("2")
+        screen = desk.app.screen
+        assert isinstance(screen, RoundScreen)
+        await desk.wait(3.0)
+        await desk.show(coordinator())
+        assert "loading: waiting for the daemon's answer to round" in desk.text and "quorum" not in desk.text
+        await desk.answer(screen.key, None, refused=("NOT_FOUND", "there is no run yet"))
+        assert "there is no run yet" in desk.text and "fedsilo run submit run.yaml" in desk.text
+        await desk.answer(screen.key, no_run_yet("coordinator"))
+        assert "no runs yet" in desk.text and "fedsilo run submit run.yaml" in desk.text and "quorum" not in desk.text
+        await desk.answer(screen.key, None, refused=("NOT_ALLOWED", "bob may not read this"))
+        assert desk.text.count("not allowed: bob may not read this") == 1
+        await desk.answer(screen.key, at_coordinator())
+        assert "open for 06:41" in desk.text and "as of" not in desk.text
+        at, answers = desk.app.snapshot.answered_at, desk.app.snapshot.answers
+        await desk.wait(9.0)
+        await desk.show(replace(live(coordinator(), at=desk.now), answers=answers, answered_at=at))
+        assert "the daemon has not answered since" in desk.text and "open for 06:41" in desk.text
+        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
+        assert "DISCONNECTED" in desk.text and "hospital_b" in desk.text
+        empty = at_coordinator(
+            round=0,
+            rounds=[],
+            silos=[],
+            state="no round yet",
+            elapsed_seconds=None,
+            awaited=[],
+            deadlines=[{"name": "join", "for": "join", "left_seconds": 30.0, "at_seconds": None}],
+        )
+        await desk.answer(screen.key, empty)
+        assert "deadline of the join in 00:30" in desk.text and "no silos in this run yet" in desk.text
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_T37_hostile_text_in_every_field_draws_no_control_character(name: str) -> None:
+    text = TOGETHER[name]
+    hostile: Any = at_coordinator()
+    hostile |= dict.fromkeys(("run", "run_state", "method", "state"), text)
+    hostile["silos"] = [row | dict.fromkeys(("silo", "state", "joined", "joined_at", "plan", "plan_at", "last_seen",
+                                             "isolation", "code", "policy", "update_digest"), f"{text}{place}")
+                        | {"phases": [each | {"phase": text, "state": text} for each in row["phases"]],
+                           "straggler": {"phase": text, "seconds": 3.0, "median_seconds": text}}
+                        for place, row in enumerate(hostile["silos"])]  # fmt: skip
+    hostile["awaited"] = [{"silo": text, "phase": text, "step": text}]
+    hostile["digests"] = dict.fromkeys(hostile["digests"], text) | {text: text}
+    hostile["parameters"] = {text: text}
+    hostile["deadlines"] = [{"name": text, "for": text, "left_seconds": 1.0, "at_seconds": 2.0}]
+    hostile["rounds"] = [{"round": 1, "state": text, "seconds": text}, {"round": 2, "state": text}]
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, hostile)
+        for keys in ((), ("enter",), ("escape", "p"), ("escape", "i"), ("escape", "c")):
+            await desk.press(*keys)
+            assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+        await desk.answer(screen._before_key, hostile)
+        assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]
+
+
+async def test_ascii_only_draws_nothing_else() -> None:
+    async with console((140, 42), ascii_only=True, theme_name="fed-mono") as desk:
+        for answer, state in ((at_coordinator(), coordinator()), (at_silo(), silo())):
+            screen = await opened(desk, answer, state)
+            assert desk.text.isascii(), [character for character in desk.text if not character.isascii()]
+            await desk.press("c")
+            await desk.answer(screen._before_key, round_before())
+            assert desk.text.isascii()
+            await desk.press("c", "1")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        screen = await opened(desk)
+        await desk.press("j", "j")
+        dumps.compare(f"round-{size[0]}x{size[1]}", desk)
+        await desk.press("c")
+        await desk.answer(screen._before_key, round_before())
+        dumps.compare(f"round-compared-{size[0]}x{size[1]}", desk)
+        await desk.press("c", "1")
+        await desk.show(silo())
+        await desk.press("2")
+        await desk.answer(screen.key, at_silo())
+        dumps.compare(f"round-silo-{size[0]}x{size[1]}", desk)

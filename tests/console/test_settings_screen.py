@@ -1,0 +1,104 @@
+"""Screen 0: the value in use and where it comes from, and what of this console can be set here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console import settings
+from console.screens.settings import SettingsScreen
+from console.themes import THEMES
+from console.values import Link
+from tests.console.desk import Desk, console
+from tests.console.site_answers import SETTINGS
+from tests.console.states import coordinator, silo
+from tests.console.test_safe import TOGETHER
+
+
+async def opened(desk: Desk, answer: Any = SETTINGS) -> SettingsScreen:
+    await desk.show(silo())
+    await desk.press("0")
+    await desk.answer("settings", answer)
+    screen = desk.app.screen
+    assert isinstance(screen, SettingsScreen)
+    return screen
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "not set"), ("", '""'), (True, "true"), (False, "false"), (0, "0"), (1.5, "1.5"), ([], "none"),
+     (["a", None, 2], "a, not set, 2"), ({"a": [True]}, "a: true"), ("x", "x")],
+)  # fmt: skip
+def test_a_value_that_is_not_there_looks_different_from_an_empty_one(value: Any, words: str) -> None:
+    assert settings.value_words(value) == words
+
+
+async def test_what_is_in_use_stands_beside_where_it_comes_from() -> None:
+    async with console((100, 30)) as desk:
+        screen = await opened(desk)
+        line = next(each for each in desk.text.splitlines() if "state_dir" in each)
+        assert "/var/lib/fedsilo/hospital_a" in line and "silo.yaml:4" in line
+        line = next(each for each in desk.text.splitlines() if "trainer.threads" in each)
+        assert "not set" in line and "default" in line
+        assert "6 of the silo's 9 settings are set" in desk.text and "never here" in desk.text
+        assert screen.twin() == "silo settings"
+        await desk.press("G", "k", "enter")
+        for words in ("/data/a.jsonl", "/data/b.jsonl", "Change it there: silo.yaml:22", "silo check", "silo settings"):
+            assert words in desk.text
+        await desk.press("escape", "k", "enter")
+        assert "It stands in no file" in desk.text
+
+
+async def test_the_consoles_own_change_with_enter_and_nothing_of_the_daemon_does() -> None:
+    async with console((100, 30), origins={"theme": "flag --theme"}) as desk:
+        screen = await opened(desk)
+        assert desk.app.theme == "fed-dark" and "flag --theme" in desk.text
+        names = list(THEMES)
+        for name in (*names[1:], names[0]):
+            await desk.press("enter")
+            assert desk.app.theme == name
+        assert "here" in next(each for each in desk.text.splitlines() if " theme " in each)
+        await desk.press("j", "enter")
+        assert desk.app.ascii_only and desk.text.isascii()
+        await desk.press("enter", "j", "enter")
+        assert not desk.app.ascii_only and "? lists the keys of each screen" in desk.text
+        await desk.press("escape", "j", "j", "enter")
+        assert "cannot be unlocked" in desk.text
+        await desk.press("escape")
+        assert screen.inspected() == {"of": "console", "key": "read-only", "value": "false", "origin": "default"}
+        assert await desk.answers_sent() == []
+
+
+async def test_a_read_only_console_says_so() -> None:
+    async with console((100, 30), read_only=True, origins={"read-only": "flag --read-only"}) as desk:
+        await opened(desk)
+        line = next(each for each in desk.text.splitlines() if " read-only " in each)
+        assert "true" in line and "flag --read-only" in line
+
+
+async def test_loading_refused_and_disconnected_keep_the_consoles_own() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(coordinator())
+        await desk.press("0")
+        await desk.wait(3.0)
+        await desk.show(coordinator())
+        assert "waiting for the daemon's answer to settings" in desk.text and "fed-dark" in desk.text
+        assert desk.app.top.twin() == "coordinator settings"
+        await desk.answer("settings", None, refused=("NOT_FOUND", "there is no query 'settings'"))
+        assert "error: there is no query 'settings' [NOT_FOUND]" in desk.text and "fed-dark" in desk.text
+        await desk.answer("settings", [{"key": "hub", "value": 1, "origin": "coordinator.yaml:1"}])
+        assert "1 of the coordinator's 1 settings" in desk.text
+        await desk.show(replace(desk.app.snapshot, link=Link("disconnected", "refused", "start it", desk.now, 1e9)))
+        assert "coordinator.yaml:1" in desk.text and "DISCONNECTED" in desk.text
+
+
+async def test_T37_hostile_text_in_every_field_draws_no_control_character() -> None:
+    async with console((100, 30)) as desk:
+        for text in TOGETHER.values():
+            hostile = {"key": text, "value": [text, {text: text}], "origin": text}
+            await opened(desk, [hostile, {"key": "a", "value": text}, "x", {}])
+            for keys in ((), ("G", "k", "k", "enter"), ("escape", "k", "enter"), ("escape", "i"), ("escape",)):
+                await desk.press(*keys)
+                assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]

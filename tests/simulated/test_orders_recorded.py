@@ -1,0 +1,194 @@
+"""Orders of persons to a coordinator and to a silo: what they do, that the log names who gave them, and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from certs.authority import create_ca
+from certs.commands import sign_command
+from certs.roles import Roles
+from coordinator.control import Control
+from fedsilo.edge.control_desk import ControlDesk, raise_for_reply
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
+from tests.policies import setting
+from tests.security.people import new_keys
+from tests.simulated.coordinator_parts import House, federation
+from tests.simulated.guard_loop import Loop
+
+NOW = datetime.now(UTC)
+CA = create_ca("consortium", kind="site", not_before=NOW - timedelta(days=1), days=30)
+ROLES = Roles("consortium", {"alice": frozenset({"operator"}), "bob": frozenset({"viewer"})})
+KEYS = {name: new_keys(signing=False) for name in ROLES.people}
+PEOPLE = {name: CA.issue_operator(keys[2], person=name, now=NOW).certificate_pem for name, keys in KEYS.items()}
+NOBODY: Any = None  # a party's configuration, for what these handlers do not read
+
+
+@dataclass
+class Orders:
+    desk: ControlDesk
+
+    def __call__(self, name: str, person: str = "alice", request_id: str = "request-1", **arguments: Any) -> Any:
+        reply = self.desk.execute(
+            sign_command(
+                site="consortium", name=name, arguments=arguments, request_id=request_id,
+                expires=datetime.now(UTC) + timedelta(minutes=4), operator_certificate_pem=PEOPLE[person],
+                operator_key=KEYS[person][0],
+            )
+        )  # fmt: skip
+        raise_for_reply(reply)
+        return json.loads(reply.result_json)
+
+
+def new_desk() -> ControlDesk:
+    return ControlDesk("consortium", CA.certificate_pem, ROLES, lambda: datetime.now(UTC))
+
+
+def orders_at(house: House) -> Orders:
+    desk = new_desk()
+    Control(desk, house.driver, house.submissions, NOBODY, NOBODY, house.policy.digest)
+    return Orders(desk)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[House, Orders]]:
+    """A run whose first round is open."""
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    for _ in range(2):
+        for silo in silos:
+            silo.poll()
+    yield house, orders_at(house)
+    house.close()
+
+
+def orders_in(records: Any) -> list[tuple[int, str, str, str]]:
+    return [
+        (record["seq"], record["event"], record.get("run", ""), record["detail"]["person"])
+        for record in records
+        if record["event"].startswith(("run.", "silo."))
+    ]
+
+
+def test_a_coordinators_orders_are_done_and_recorded_with_their_number(running: tuple[House, Orders]) -> None:
+    house, give = running
+    paused = give("run.pause", run="run-1")
+    assert (paused["state"], house.run().state) == ("paused", "paused")
+    assert give("run.resume", request_id="request-2", run="run-1")["state"] == "running"
+    again = give("run.pause", request_id="request-3", run="run-1")
+    aborted = give("run.abort", request_id="request-4", run="run-1", round=1)
+    assert aborted["state"] == house.run().state == "aborted"
+    told = orders_in(house.audit.records())
+    assert [each[1:] for each in told] == [
+        (event, "run-1", "alice") for event in ("run.pause", "run.resume", "run.pause", "run.abort")
+    ]
+    assert [told[0][0], told[2][0], told[3][0]] == [paused["record"], again["record"], aborted["record"]]
+
+
+def test_a_waiting_run_is_submitted_started_and_aborted_by_persons(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    give = orders_at(house)
+    text = "run: run-1\nmethod: pubswap\nrounds: 2\nlocal_steps: 4\nswap_period: 2\nprompts_per_step: 3\n" + (
+        "samples_per_prompt: 4\nseed: 7\nrollout: {max_new_tokens: 32}\nquorum: 2\njoin_deadline_seconds: 60.0\n"
+        "public_step_deadline_seconds: 100.0\nround_deadline_seconds: 1000.0\n"
+    )
+    give("run.submit", text=text)
+    with pytest.raises(ConflictError, match="the quorum is 2"):
+        give("run.start", request_id="request-2", run="run-1")
+    for silo in silos[:2]:
+        silo.join()
+    assert give("run.start", request_id="request-3", run="run-1")["silos"] == ["hospital_a", "hospital_b"]
+    assert [each[1] for each in orders_in(house.audit.records())] == ["run.submit", "run.start"]
+    give("run.abort", request_id="request-4", run="run-1")
+    give("run.submit", request_id="request-5", text=text.replace("run-1", "run-2"))
+    assert give("run.abort", request_id="request-6", run="run-2", round=0)["state"] == "aborted"
+    assert [each[1:3] for each in orders_in(house.audit.records())][2:] == [
+        ("run.abort", "run-1"), ("run.submit", "run-2"), ("run.abort", "run-2"),
+    ]  # fmt: skip
+    house.close()
+
+
+def test_refused_orders_change_and_record_nothing(running: tuple[House, Orders]) -> None:
+    house, give = running
+    refusals: list[tuple[type[FedSiloError], str, dict[str, Any]]] = [
+        (NotAllowedError, "run.pause", {"run": "run-1", "person": "bob"}),
+        (NotFoundError, "run.pause", {"run": "run-7"}),
+        (NotFoundError, "run.start", {"run": "run-1"}),
+        (ConflictError, "run.abort", {"run": "run-1", "round": 2}),  # the person typed the number of another round
+    ]
+    for index, (kind, name, arguments) in enumerate(refusals):
+        with pytest.raises(kind):
+            give(name, request_id=f"refused-{index}", **arguments)
+    assert house.run().state == "running" and orders_in(house.audit.records()) == []
+    give("run.abort", run="run-1", round=1)
+    assert house.run().state == "aborted"
+
+
+def test_the_same_request_again_does_it_once(running: tuple[House, Orders]) -> None:
+    house, give = running
+    first = give("run.pause", run="run-1")
+    assert give("run.pause", run="run-1") == first
+    with pytest.raises(ConflictError) as reused:
+        give("run.abort", run="run-1")
+    assert reused.value.code == "REQUEST_ID_REUSED"
+    assert len(orders_in(house.audit.records())) == 1 and house.run().state == "paused"
+
+
+def test_T39_an_order_that_cannot_be_recorded_halts_the_coordinator(
+    running: tuple[House, Orders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, give = running
+
+    def refuse(event: str, **fields: Any) -> int:
+        raise OperationError("the disk failed")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(house.audit, "append", refuse)
+        with pytest.raises(OperationError):
+            give("run.pause", run="run-1")
+    assert house.driver.halted
+    house.driver.pending.take_up()  # as the next start does: what the database has, the log gets
+    assert [each[1] for each in orders_in(house.audit.records())] == ["run.pause"]
+
+
+def test_a_silos_orders_are_done_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(tmp_path / "silo", setting.policy_of(setting.policy_text()))
+    stopped: list[bool] = []
+    orders = dataclasses.replace(
+        loop.guard.orders, on_loop=lambda work: work(), stop=lambda: stopped.append(True)
+    )  # fmt: skip
+    desk = new_desk()
+    orders.register(desk)
+    give = Orders(desk)
+    with pytest.raises(NotFoundError):
+        give("pause")
+    loop.offer_plan()
+    loop.turn()
+    run = loop.guard.keeper.run
+    assert run is not None
+    paused = give("pause", request_id="request-2")
+    assert paused["paused"] and run.paused
+    assert not give("resume", request_id="request-3")["paused"] and not run.paused
+    with pytest.raises(NotAllowedError):
+        give("stop", "bob", request_id="request-4")
+    assert stopped == []
+    with monkeypatch.context() as failing:
+        failing.setattr(orders.gate._judge, "halted", "DISK")
+        assert "record" not in give("pause", request_id="request-5") and run.paused  # less leaves: no record is needed
+        with pytest.raises(OperationError):
+            give("resume", request_id="request-6")
+        assert run.paused
+    assert give("stop", request_id="request-7")["by"] == "alice" and stopped == [True]
+    told = orders_in(loop.bench.audit.records())
+    assert [each[1] for each in told] == ["silo.pause", "silo.resume", "silo.stop"]
+    assert told[0] == (paused["record"], "silo.pause", run.plan.run, "alice")
+    loop.close()

@@ -1,0 +1,408 @@
+"""The queries `round` and `curves`: a whole coordinator in memory and a guard's loop, against what they recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import store as db
+from coordinator.curve_view import CurveView
+from coordinator.round_view import RoundView
+from fedsilo.edge import round_marks
+from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.round_marks import RoundMarks
+from fedsilo.treaty.errors import NotFoundError, UsageError
+from fedsilo.treaty.intervals import wilson_interval
+from fedsilo.treaty.plan import plan_from_canonical
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard import figure_history
+from silo.guard.curve_view import prompts_answered
+from silo.guard.figure_history import FigureHistory
+from silo.link import LinkMessage
+from tests.policies import setting
+from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.simulated.queries import long_log
+
+CHARTER = "c" * 64
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Any, Any]]:
+    """Round 1 open: three silos are through, hospital_d never sends its update and is slow."""
+    house, silos = federation(tmp_path / "house")
+    silos[3].mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    for silo in silos:
+        silo.live()
+    for _ in range(4):
+        for place, silo in enumerate(silos):
+            house.clock.seconds += 40 if place == 3 else 2 + place
+            silo.live()
+    yield house, silos, RoundView(house.driver, CHARTER).round, CurveView(house.driver).curves
+    house.close()
+
+
+def by_silo(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["silo"]: row for row in answer["silos"]}
+
+
+def test_a_coordinator_tells_each_phase_as_its_own_records_have_it(running: Any) -> None:
+    house, _, ask, _ = running
+    answer = ask({})
+    assert (answer["run"], answer["round"], answer["state"], answer["rounds_planned"]) == ("run-1", 1, "open", 2)
+    rows = by_silo(answer)
+    assert {silo: row["state"] for silo, row in rows.items()} == {
+        "hospital_a": "waits", "hospital_b": "waits", "hospital_c": "waits", "hospital_d": "training",
+    }  # fmt: skip
+    assert answer["awaited"] == [{"silo": "hospital_d", "phase": "update", "step": 0}]
+    # read another way: from the rows themselves
+    opened = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)).opened_at)
+    uploads = house.rows(lambda session: [(each.silo, each.kind, each.step, each.received_at, each.payload_bytes)
+                                          for each in session.query(db.Upload).filter_by(round=1)])  # fmt: skip
+    for silo, row in rows.items():
+        ends = {
+            (phase["phase"], phase["step"]): phase["to_seconds"] for phase in row["phases"] if phase["state"] == "done"
+        }
+        for kind, step, received_at in ((kind, step, at) for name, kind, step, at, _ in uploads if name == silo):
+            phase = ("train", step) if kind == "public.responses" else ("update", 0)
+            assert ends[phase] == _seconds(received_at) - _seconds(opened)
+        assert row["received_bytes"] == sum(size for name, _, _, _, size in uploads if name == silo)
+        assert all(phase["seconds"] >= 0 for phase in row["phases"] if phase["seconds"] is not None)
+    agreed = [record for record in house.audit.records() if record["event"] == "round.agreed"]
+    assert rows["hospital_a"]["phases"][0]["to_seconds"] == agreed[0]["t"] / 1000 - _seconds(opened)
+    assert answer["quorum"] == {
+        "needed": 2,
+        "of": 4,
+        "given": 3,
+        "reached_seconds": sorted(_update_at(row) for row in rows.values() if _update_at(row))[1],
+    }
+
+
+def _seconds(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _update_at(row: dict[str, Any]) -> float:
+    return next(
+        (phase["to_seconds"] for phase in row["phases"] if phase["phase"] == "update" and phase["to_seconds"]), 0.0
+    )
+
+
+def test_what_nobody_recorded_is_null_and_not_made_up(running: Any) -> None:
+    _, _, ask, _ = running
+    for row in by_silo(ask({})).values():
+        assert row["plan"] == "accepted" and row["plan_at"] is None
+    late = by_silo(ask({}))["hospital_d"]
+    assert [(each["phase"], each["state"], each["to_seconds"], each["seconds"]) for each in late["phases"][-1:]] == [
+        ("update", "open", None, None)
+    ]
+    assert late["update_norm"] is None and late["update_digest"] == ""
+
+
+def test_deadlines_run_and_stand_still_while_paused(running: Any) -> None:
+    house, _, ask, _ = running
+    (deadline,) = ask({})["deadlines"]
+    assert deadline["for"] == "round" and deadline["at_seconds"] == pytest.approx(1000.0)
+    with house.driver.changing(), house.store.transaction() as session:
+        house.driver.runs["run-1"].pause(session)
+    house.clock.seconds += 100
+    paused = ask({})
+    assert paused["paused"] and paused["deadlines"][0]["left_seconds"] == deadline["left_seconds"]
+    with house.driver.changing(), house.store.transaction() as session:
+        house.driver.runs["run-1"].resume(session)
+    house.clock.seconds += 100
+    assert ask({})["deadlines"][0]["left_seconds"] == deadline["left_seconds"] - 100
+
+
+def test_a_straggler_is_named_by_the_phase_that_it_is_late_in(running: Any) -> None:
+    house, _, ask, _ = running
+    usual = sorted(_update_at(row) for row in by_silo(ask({})).values() if _update_at(row))
+    house.clock.seconds += 2 * usual[-1]
+    marked = {silo: row["straggler"] for silo, row in by_silo(ask({})).items() if row["straggler"]}
+    assert set(marked) == {"hospital_d"} and marked["hospital_d"]["phase"] == "update"
+    assert marked["hospital_d"]["seconds"] > 2 * marked["hospital_d"]["median_seconds"]
+
+
+def test_a_round_that_is_over_says_who_was_accepted_and_who_was_absent(running: Any) -> None:
+    house, silos, ask, _ = running
+    house.advance(1000.0)
+    until_quiet(silos)
+    over = ask({"round": 1})
+    assert over["state"] == "committed" and over["closed_seconds"] == over["rounds"][0]["seconds"]
+    assert {silo: row["state"] for silo, row in by_silo(over).items()} == {
+        "hospital_a": "accepted", "hospital_b": "accepted", "hospital_c": "accepted", "hospital_d": "absent",
+    }  # fmt: skip
+    assert [each["state"] for each in by_silo(over)["hospital_d"]["phases"] if each["phase"] == "update"] == ["missed"]
+    assert [each["state"] for each in by_silo(over)["hospital_a"]["phases"]][-1] == "done"  # evaluated
+    (planned,) = over["deadlines"]
+    assert planned == {"name": "round/1", "for": "round", "left_seconds": None, "at_seconds": 1000.0}
+    assert [each["round"] for each in ask({})["rounds"]] == [1, 2]
+    assert over["digests"]["adapter"] == ask({"round": 2})["digests"]["base_adapter"] != ""
+    assert over["digests"]["charter"] == CHARTER and over["parameters"]["local_steps"] == 4
+
+
+def test_a_restart_changes_nothing_of_what_is_told(running: Any) -> None:
+    house, _, ask, _ = running
+    before = ask({})
+    house.close()
+    again = House(house.folder, clock=house.clock)
+    after = RoundView(again.driver, CHARTER).round({})
+    for name in ("round", "rounds", "state", "quorum", "awaited", "digests", "elapsed_seconds"):
+        assert after[name] == before[name], name
+    phases = {silo: row["phases"] for silo, row in by_silo(before).items()}
+    assert {silo: row["phases"] for silo, row in by_silo(after).items()} == phases
+    again.close()
+    house.audit, house.store = again.audit, again.store
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"run": "none"}, NotFoundError), ({"round": 9}, NotFoundError), ({"round": 0}, UsageError),
+     ({"round": "1"}, UsageError), ({"step": 1}, UsageError), ({"run": "a\x1bb"}, UsageError)],
+)  # fmt: skip
+def test_a_wrong_question_is_refused_and_a_right_one_answered(running: Any, arguments: Any, error: Any) -> None:
+    _, _, ask, _ = running
+    with pytest.raises(error):
+        ask(arguments)
+    assert ask({"run": "run-1", "round": 1})["round"] == 1
+
+
+def test_before_any_run_and_before_the_first_round(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    ask = RoundView(house.driver, CHARTER).round
+    assert (ask({})["state"], ask({})["silos"]) == ("no run yet", [])
+    assert CurveView(house.driver).curves({})["series"] == []
+    with pytest.raises(NotFoundError):
+        ask({"run": "run-1"})
+    house.submit()
+    for silo in silos:
+        silo.join()
+    answer = ask({})
+    assert (answer["round"], answer["state"], answer["rounds"]) == (0, "no round yet", [])
+    assert [each["for"] for each in answer["deadlines"]] == ["join"]
+    assert {row["plan"] for row in answer["silos"]} == {"not yet"}
+    house.close()
+
+
+# ---- curves at a coordinator -----------------------------------------------------------------------
+
+
+def test_released_figures_come_with_the_plans_number_and_its_interval(running: Any) -> None:
+    house, silos, _, ask = running
+    house.advance(1000.0)
+    until_quiet(silos)
+    answer = ask({})
+    assert answer["names"] == ["gap", "pass_at_1", "update_norm"] and answer["x"] == "round"
+    series = {(each["name"], each["silo"]): each["points"] for each in answer["series"]}
+    assert {silo for name, silo in series if name == "pass_at_1"} == {silo.name for silo in silos}
+    first, second = series["pass_at_1", "hospital_a"][:2]
+    assert (first["round"], first["value"], second["value"]) == (0, 0.25, 0.35)  # as every simulated silo reports
+    assert (second["n"], second["n_exact"]) == (512, False)
+    assert (second["low"], second["high"]) == tuple(round(end, 6) for end in wilson_interval(0.35, 512))
+    assert {point["value"] for point in series["gap", ""]} == {0.0} and series["gap", ""][0]["silos"] == 4
+    norms = house.rows(lambda session: {each.silo: each.norm for each in session.query(db.Upload).filter_by(
+        round=1, kind="lora.factors")})  # fmt: skip
+    assert {silo: points[0]["value"] for (name, silo), points in series.items() if name == "update_norm"} == norms
+    assert {each["value"] for each in answer["baseline"]} == {0.25}
+    only = ask({"names": "gap", "x": "step"})
+    assert {each["name"] for each in only["series"]} == {"gap"} and only["names"] == answer["names"]
+    assert only["series"][0]["points"][1]["x"] == 4  # the round's last step
+    for wrong in ({"x": "time"}, {"names": 3}, {"silo": "x"}):
+        with pytest.raises(UsageError):
+            ask(wrong)
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "low", "high"),
+    [(0.5, 10, 0.236593, 0.763407), (0.0, 20, 0.0, 0.161125), (1.0, 20, 0.838875, 1.0)],
+)
+def test_the_interval_is_wilsons(share: float, count: int, low: float, high: float) -> None:
+    # closed forms, with z = 1.959964: one end at 0 and 1 is z²/(n+z²); around 0.5 the half width is z/(2 sqrt(n+z²));
+    # six places are written down
+    assert wilson_interval(share, count) == pytest.approx((low, high), abs=1e-6)
+
+
+def test_a_share_of_no_draw_has_no_interval() -> None:
+    for share, count in ((0.5, 0), (1.1, 5), (-0.1, 5)):
+        with pytest.raises(ValueError, match="share"):
+            wilson_interval(share, count)
+
+
+# ---- a silo ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    yield made
+    made.close()
+
+
+def in_round(loop: Loop) -> None:
+    """Round 1 is open, the base was evaluated with 487 held-out prompts of which 3 are too long, a step is done."""
+    loop.offer_plan()
+    loop.open_round()
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    loop.guard.panel.trainer({"ready": {"held_out_rows": 487}})
+    told = LinkMessage("planned", {"overlong": {"held_out": 3}, "private_prompts": 40})
+    loop.guard._trainer_said(told)
+    body = pb.MetricsEval(split="held_out")
+    body.metrics.add(name="pass_at_1", value=0.25)
+    loop.trainer_says("done", codec.encode(body), task="Evaluate", round=0, metrics={"pass_at_1": 0.25})
+    loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
+    loop.bench.clock_now += 30
+    loop.trainer_says("done", task="PrivateStep", round=1, metrics={"reward_mean": 0.4, "kl": 0.01})
+
+
+def test_a_silo_tells_its_own_phases_and_of_others_what_it_was_told(loop: Loop) -> None:
+    ask = loop.guard.panel.queries()["round"]
+    assert ask({})["state"] == "no run yet"
+    with pytest.raises(NotFoundError):
+        ask({"run": "run-1"})
+    empty = ask({}).keys()
+    in_round(loop)
+    assert ask({}).keys() == empty
+    answer = ask({})
+    assert (answer["party"], answer["run"], answer["round"], answer["state"]) == ("silo", "run-1", 1, "open")
+    rows = by_silo(answer)
+    assert [(each["phase"], each["state"]) for each in rows["hospital_a"]["phases"]] == [
+        ("sign", "done"),
+        ("train", "open"),
+    ]
+    assert answer["elapsed_seconds"] == 30.0 and all(each["source"] == "local" for each in rows["hospital_a"]["phases"])
+    others = [row for row in rows.values() if not row["own"]]
+    assert len(others) == 3 and {row["state"] for row in others} == {"signed"}
+    told = {"silo", "own", "state", "round"}
+    for row in others:
+        assert {name for name, value in row.items() if value not in (None, [])} == told
+    assert answer["quorum"]["given"] is None and "quorum.given" in answer["hidden"] and answer["awaited"] == []
+    loop.coordinator.says("control.poll", "round.result", loop.ended(committed=False), run="run-1", round=1)
+    loop.turn(3)
+    over = ask({})
+    assert over["state"] == "closed" and over["rounds"][0]["state"] == "closed"
+    assert by_silo(over)["hospital_a"]["phases"][-1] == {
+        "phase": "update", "step": 0, "state": "missed", "from_seconds": 0.0, "to_seconds": 30.0, "seconds": 30.0,
+        "source": "local",
+    }  # fmt: skip
+    with pytest.raises(NotFoundError):
+        ask({"round": 2})
+
+
+def test_a_silos_curves_outlive_a_restart(loop: Loop) -> None:
+    in_round(loop)
+    answer = loop.guard.panel.queries()["curves"]({})
+    series = {each["name"]: each["points"] for each in answer["series"]}
+    assert set(series) == {"pass_at_1", "reward_mean", "kl"} and series["kl"][0]["x"] == 1
+    assert (series["pass_at_1"][0]["n"], series["pass_at_1"][0]["n_exact"]) == (484, True)
+    assert answer["baseline"] == [{"name": "pass_at_1", "silo": "hospital_a", "value": 0.25}]
+    loop.restart()
+    assert loop.guard.panel.queries()["curves"]({}) == answer
+    assert loop.guard.panel.queries()["curves"]({"names": "kl"})["names"] == answer["names"]
+    with pytest.raises(NotFoundError):
+        loop.guard.panel.queries()["curves"]({"run": "another"})
+
+
+def test_without_the_number_of_prompts_there_is_no_interval(loop: Loop) -> None:
+    plan = plan_from_canonical(setting.PLAN.canonical())
+    assert prompts_answered(plan, {}, {}) is None and prompts_answered(None, {"held_out_rows": 9}, {}) is None
+    assert prompts_answered(plan, {"held_out_rows": "9"}, {}) is None
+    assert prompts_answered(plan, {"held_out_rows": 9}, {"held_out": 9}) is None
+    assert prompts_answered(plan, {"held_out_rows": 9000}, {"held_out": 2}) == plan.evaluation.prompts - 2
+    loop.offer_plan()
+    loop.open_round()
+    loop.guard._trainer_said(LinkMessage("planned", {"overlong": {}, "private_prompts": 40}))
+    loop.trainer_says("done", codec.encode(pb.MetricsEval(split="held_out")), task="Evaluate", round=0,
+                      metrics={"pass_at_1": 0.25})  # fmt: skip
+    ((point,),) = [each["points"] for each in loop.guard.panel.queries()["curves"]({})["series"]]
+    assert (point["value"], point["n"], point["low"], point["high"]) == (0.25, None, None, None)
+
+
+# ---- the history -----------------------------------------------------------------------------------
+
+
+def add(history: FigureHistory, step: int, **figures: Any) -> None:
+    history.add(run="run-1", task="PrivateStep", number=1, step=step, at=1.0, figures=figures or {"kl": step / 8})
+
+
+def test_a_line_that_a_kill_tore_costs_itself_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "figures.jsonl"
+    history = FigureHistory(path)
+    for step in range(1, 4):
+        add(history, step)
+    whole = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    for cut in range(1, len(whole.splitlines()[-1]) + 1):
+        path.write_bytes(whole[:-cut])
+        again = FigureHistory(path)
+        assert [entry["step"] for entry in again.of("run-1")] == [1, 2]
+        add(again, 9)
+        assert [entry["step"] for entry in FigureHistory(path).of("run-1")] == [1, 2, 9]
+    path.write_bytes(whole)
+    assert [entry["step"] for entry in FigureHistory(path).of("run-1")] == [1, 2, 3]
+
+
+def test_the_file_stays_bounded_and_keeps_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure_history, "LINES_MAX", 16)
+    path = tmp_path / "figures.jsonl"
+    history = FigureHistory(path)
+    for step in range(1, 101):
+        add(history, step)
+        assert len(path.read_bytes().splitlines()) <= 16
+    kept = [entry["step"] for entry in history.of("run-1")]
+    assert kept[-1] == 100 and kept == list(range(kept[0], 101)) and len(kept) >= 8
+    assert FigureHistory(path).of("run-1") == history.of("run-1") and history.runs() == ["run-1"]
+
+
+def test_what_is_no_number_is_not_kept_and_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "figures.jsonl"
+    history = FigureHistory(path)
+    add(history, 1, kl=0.5, donors_rejected={"a": 1}, reward_mean=None, nan=float("nan"), flag=True)
+    add(history, 2, reward_mean=None)
+    assert [entry["figures"] for entry in history.of("run-1")] == [{"kl": 0.5}]
+    path.write_bytes(b"[1]\n{}\nnot json\n" + b"[" * 5000 + b"\n" + path.read_bytes() + b'{"run":"run-1"}\n')
+    assert [entry["figures"] for entry in FigureHistory(path).of("run-1")] == [{"kl": 0.5}]
+
+
+def test_a_disk_that_takes_nothing_costs_the_curve_and_not_the_run(tmp_path: Path, caplog: Any) -> None:
+    history = FigureHistory(tmp_path / "nowhere" / "figures.jsonl")
+    add(history, 1)
+    add(history, 2)
+    assert [entry["step"] for entry in history.of("run-1")] == [1, 2]
+    assert sum("are not kept" in record.message for record in caplog.records) == 1
+
+
+# ---- marks -----------------------------------------------------------------------------------------
+
+
+def test_a_long_log_is_folded_a_part_at_a_time_and_never_beyond_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_marks, "FOLD_RECORDS", 900)
+    monkeypatch.setattr(round_marks, "ROUNDS_MAX", 2)
+    monkeypatch.setattr(round_marks, "MARKS_MAX", 40)
+    with closing(long_log(tmp_path / "log", 4_000)) as audit:
+        pages = LogPages(audit.directory)
+        marks = RoundMarks(pages, lambda: audit.size, messages=True)
+        asked = 0
+        while not marks.complete:
+            before = pages.lines_read
+            marks.of("run-1", 0)
+            assert pages.lines_read - before <= 900 + 64
+            asked += 1
+        assert asked == 5 and marks.rounds_of("run-1") == [2, 3]
+        assert all(len(marks.of("run-1", number)) == 40 for number in marks.rounds_of("run-1"))
+        assert {mark.kind for mark in marks.of("run-1", 3)} == {"metrics.eval"}
+        assert json.dumps([mark.at for mark in marks.of("run-1", 3)]) == json.dumps(
+            sorted(mark.at for mark in marks.of("run-1", 3))
+        )
