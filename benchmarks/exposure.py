@@ -261,7 +261,7 @@ class Examiner:
         self._samples = samples
         self._adapter = LoraAdapter(setting.new_model(), setting.shape)
         self._engine = EmbeddedEngine(
-            self._adapter.decoder, stop_ids=setting.codec.stop_ids, batch_tokens=Material.microbatch_tokens
+            self._adapter.decoder, stop_ids=setting.codec.stop_ids, cache_bytes=Material.cache_bytes
         )
 
     def ask(self, factors: dict[str, Array]) -> Answers:

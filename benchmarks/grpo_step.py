@@ -158,7 +158,7 @@ def ours(task: Task) -> Any:
     )  # fmt: skip
     end = task.words - END_FROM_LAST
     stops = (end,) if task.ragged else ()
-    engine = EmbeddedEngine(adapter.decoder, stop_ids=stops, batch_tokens=1 << 20)
+    engine = EmbeddedEngine(adapter.decoder, stop_ids=stops)
     learner = Learner(adapter, plan, microbatch_tokens=1 << 20)
     prompts, lengths, rewards = make_prompts(task), lengths_of(task), rewards_of(task)
     number = 0

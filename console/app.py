@@ -8,7 +8,6 @@ checks all of it again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from textual.content import Content
 from textual.message import Message
 
 from console.actions import Action
+from console.clock import boot_seconds
 from console.drawing import ASCII, UNICODE, Glyphs, Line, line, wrap
 from console.ending import LetsThrough, run_to_the_end
 from console.feed import Feed, Hand, Person, Question, Source, connect_to
@@ -94,7 +94,8 @@ class FedConsole(LetsThrough):
     ascii_only: no character above 0x7e but in data.
     theme_name: of `console.themes`.
     origins: where settings of its own come from, by their names in `console.settings`; else they are defaults.
-    clock: monotonic seconds.
+    may_write_files: False where whoever looks sits at another machine, as in a browser.
+    clock: monotonic seconds that count on in suspend.
     driven_by_hand: no timers; a test moves the clock and calls `tick` and `settle_keys`.
     """
 
@@ -136,7 +137,8 @@ class FedConsole(LetsThrough):
         ascii_only: bool = False,
         theme_name: str = "fed-dark",
         origins: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        may_write_files: bool = True,
+        clock: Callable[[], float] = boot_seconds,
         driven_by_hand: bool = False,
     ) -> None:
         super().__init__()
@@ -146,6 +148,7 @@ class FedConsole(LetsThrough):
         self.ascii_only = ascii_only
         self.waits_for = waits_for
         self.leaving = leaving
+        self.may_write_files = may_write_files
         self.origins = origins or {}
         self.signing = Signing(signer, key_files, site, read_only, clock)
         self._clock = clock
@@ -219,10 +222,13 @@ class FedConsole(LetsThrough):
 
     def tick(self) -> None:
         """Ages grow, locks close."""
+        self._lock_when_idle()
+        self._redraw()
+
+    def _lock_when_idle(self) -> None:
         if self.signing.lock_when_idle():
             self.snapshot = replace(self.snapshot, viewer="")
             self.say("locked: nothing was pressed for 15 minutes")
-        self._redraw()
 
     def _redraw(self) -> None:
         stack, top = self.screen_stack, self.top
@@ -369,11 +375,13 @@ class FedConsole(LetsThrough):
         # a key that nobody took bubbles up and comes by a second time
         if isinstance(event, events.Key) and event is not self._last_key:
             self._last_key = event
-            self.signing.last_input = self.now()
-            self._keys.key(self.now())
             if self._said[0]:
                 self._said = ("", 0.0)
                 self._redraw()
+            # before the key counts as one: no tick comes in suspend, nor while the screen is busy
+            self._lock_when_idle()
+            self.signing.last_input = self.now()
+            self._keys.key(self.now())
         await super().on_event(event)
 
     def came_on(self) -> None:
@@ -467,25 +475,13 @@ class FedConsole(LetsThrough):
         self.call_from_thread(self.action_read_now)
 
 
-def run(
-    socket: Path,
-    *,
-    key_files: KeyFiles | None = None,
-    site: str = "",
-    leaving: str = LEAVING,
-    read_only: bool = False,
-    ascii_only: bool = False,
-    theme_name: str = "fed-dark",
-) -> None:
-    """Open the console on a control socket; returns when the person leaves."""
-    app = FedConsole(
-        signer=None if read_only else Hand(socket),
-        key_files=key_files,
-        site=site,
-        waits_for=str(socket),
-        leaving=leaving,
-        read_only=read_only,
-        ascii_only=ascii_only,
-        theme_name=theme_name,
-    )
-    app.run_on(connect_to(socket))
+def run(socket: Path, *, read_only: bool = False, **options: Any) -> None:
+    """Open the console on a control socket; returns when the person leaves.
+
+    Args:
+        socket: of the daemon.
+        read_only: no unlocking.
+        options: of `FedConsole`.
+    """
+    signer = None if read_only else Hand(socket)
+    FedConsole(signer=signer, waits_for=str(socket), read_only=read_only, **options).run_on(connect_to(socket))

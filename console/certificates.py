@@ -11,12 +11,13 @@ Does not show: whether a certificate was revoked, for there is no revocation lis
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from console.drawing import Glyphs, Line, Part, line, wrap
-from console.reading import mapping, text_of, time_of
+from console.reading import mapping, number, text_of, time_of
 from console.rows import Column, Row
 from console.values import SKEW_SECONDS_MAX, Snapshot
 from console.whole_lines import field, whole
@@ -25,6 +26,7 @@ DAY_SECONDS = 86_400.0
 MARK_DAYS = (1, 7, 30)
 ALARM_SHARE = 1 / 3  # of its life that is left, as `fedsilo certs check` warns
 CA = "CA"
+ENDS_NAMED_MAX = 2
 NOT_REVOKED = "there is no revocation list: a certificate ends by its date"
 
 _ENDS = {
@@ -52,7 +54,7 @@ def certificate_id(row: Row) -> str:
 
 
 def certificate_rows(answer: Any, now: float, glyphs: Glyphs) -> list[dict[str, Any]]:
-    """The daemon's rows with how each stands now, in the daemon's order; one whose id another has is told apart.
+    """The daemon's rows with how each stands now, what ends first on top; one whose end nobody can read comes last.
 
     Args:
         answer: of the query.
@@ -66,7 +68,7 @@ def certificate_rows(answer: Any, now: float, glyphs: Glyphs) -> list[dict[str, 
         left = ends_in_seconds(told, now)
         told["_"] = {"state": state, "style": style, "left": left_text(left), "days": left / DAY_SECONDS}
         rows.append(told)
-    return rows
+    return sorted(rows, key=lambda row: time_of(text_of(row.get("not_after"))) or math.inf)
 
 
 def ends_in_seconds(row: Row, now: float) -> float:
@@ -166,8 +168,29 @@ def head_lines(rows: Sequence[Row], snapshot: Snapshot, cells: int, glyphs: Glyp
         text = f"{glyphs.need} {count} of {len(rows)} need{'s' if count == 1 else ''} somebody: {names}{more}"
         told += wrap(text, cells, "bad" if by_style["bad"] else "warn")[:2]
     elif rows:
-        told += wrap(f"{glyphs.live} {len(rows)} certificates, none of them needs anybody", cells, "ok")[:1]
-    return [*told, *clock_lines(snapshot, cells, glyphs)]
+        told += wrap(f"{glyphs.live} {len(rows)} certificates, none is near its end for its kind", cells, "ok")[:1]
+    return [*told, *_next_lines(rows, cells), *clock_lines(snapshot, cells, glyphs)]
+
+
+def _next_lines(rows: Sequence[Row], cells: int) -> list[Line]:
+    """What ends within a day, or else what ends first. People's certificates are made for hours, so their end is no
+    alarm, and yet nobody answers a release without one."""
+    ahead = [row for row in rows if number(_shown(row, "days")) > 0]
+    soon = [row for row in ahead if number(_shown(row, "days")) <= 1.0] or ahead[:1]
+    if not soon:
+        return []
+    told = [f"{text_of(row.get('whose'))} in {text_of(_shown(row, 'left'))}" for row in soon[:ENDS_NAMED_MAX]]
+    more = f" and {len(soon) - ENDS_NAMED_MAX} more" if len(soon) > ENDS_NAMED_MAX else ""
+    people = any(_life_seconds(row) <= DAY_SECONDS and row.get("role") == "operator" for row in soon)
+    text = f"{', '.join(told)}{more}" + ("; a person's lasts some hours and is made anew when needed" * people)
+    name = "ends next "
+    shown = wrap(text, max(cells - len(name), 20))
+    return [line((name if not index else " " * len(name), "dim"), *row) for index, row in enumerate(shown[:2])]
+
+
+def _life_seconds(row: Row) -> float:
+    since, until = time_of(text_of(row.get("not_before"))), time_of(text_of(row.get("not_after")))
+    return until - since if since and until else math.inf
 
 
 def clock_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:

@@ -140,6 +140,14 @@ class ChainRows(Rows):
         self._settle()
 
 
+def none_passes_lines(size: int, cells: int) -> list[Line]:
+    """That a filter found nothing in the whole log, and the events that people look for by another name."""
+    return wrap(
+        f"none of {size:,} rows passes the filter; a rejection is event approval.deny, an approval event "
+        "approval.grant, a message that was refused decision:deny; esc clears the filter", cells, "dim",
+    )  # fmt: skip
+
+
 # ---- head ------------------------------------------------------------------------------------------
 
 

@@ -154,6 +154,7 @@ class ContextConsole(FedConsole):
         self.snapshot, self.wanted = Snapshot(), {}
         self.waits_for, self.opened_at = here.waits_for, clock()
         self._keys, self._typed, self._rung = KeyGate(), History(), set()
+        self._tell_new_needs()  # the terminal's title counted what the former one needs
         while len(self.screen_stack) > 1:
             self.pop_screen()
         for name, make in SCREENS.items():

@@ -31,6 +31,7 @@ TITLES = {
 SHARES = frozenset({"pass_at_1", "pass_at_1_greedy", "gap", "zero_variance_share", "clip_share"})
 PASS_RATES = frozenset({"pass_at_1", "pass_at_1_greedy"})
 SMOOTH_POINTS = 5  # of a moving mean
+ROWS_OF_ONE_PLACE = 9  # a point needs no more, and more would look like a curve
 CURVES_DRAWN_MAX = 8  # more lie over each other; the table has all
 
 
@@ -159,13 +160,19 @@ def plot_of(answer: Mapping[str, Any], view: View, cells: int, rows: int, *, asc
     least = 0.0 if view.name in SHARES or min(values) >= 0 else None
     places = [point.x for curve in curves for point in curve.points]
     # the axis ends where the figures do: what is to come is no part of a curve
+    alone = max(places) == min(places)
+    rows = min(rows - 1, ROWS_OF_ONE_PLACE) if alone else rows
     frame = Frame(
-        x=(min(places), max(places) if max(places) > min(places) else min(places) + 1.0),
+        x=(min(places) - 1.0, min(places) + 1.0) if alone else (min(places), max(places)),
         y=bounds(values, least=least, most=1.0 if view.name in SHARES else None),
         y_text=lambda value: value_text(value, view.name), x_text=place_text(text_of(answer.get("x"))),
-        level=known[0] if known else None, cursor=view.cursor,
+        level=known[0] if known else None, cursor=None if alone else view.cursor, only=min(places) if alone else None,
     )  # fmt: skip
-    return plot_lines(curves, frame, cells, rows, ascii_only=ascii_only)
+    drawn_lines = plot_lines(curves, frame, cells, rows, ascii_only=ascii_only)
+    if not (alone and drawn_lines):
+        return drawn_lines
+    x = text_of(answer.get("x")) or "round"
+    return [*drawn_lines, line((f"one {x} so far: a point each, no curve yet", "dim"))]
 
 
 def head_lines(answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs) -> list[Line]:

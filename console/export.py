@@ -2,10 +2,11 @@
 
 Share-safe unless the word was typed: only fields that `console.sharing` calls released, of rows that were released, and
 all of those that are here in the daemon's own order, for a filter or a sorting by a local column would tell what the
-column held. With everything, the file has mode 0600 and its first line says so. A file that exists is never replaced.
+column held. Its head goes by the same rule: it does not count what was not released, nor name the row under the cursor.
+With everything, the file has mode 0600 and its first line says so. A file that exists is never replaced.
 
-In CSV a text that a spreadsheet would take for a formula begins with an apostrophe (OWASP, CSV injection), and
-characters that a terminal obeys are spelt out (threat T37); JSON escapes them by itself.
+In CSV a text that a spreadsheet would take for a formula begins with an apostrophe, and characters that a terminal
+obeys are spelt out (fedsilo/edge/csv_cells.py, threat T37); JSON escapes them by itself.
 
 Does not stop: what times and counts tell to somebody who knows the site, and whoever copies the file on.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 from console.rows import Row
 from console.sharing import QUERIES, Question, released_answer
+from fedsilo.edge.csv_cells import csv_cell
 from fedsilo.edge.files import write_all
 from fedsilo.treaty.errors import ConflictError, OperationError, UsageError
 
@@ -33,7 +35,6 @@ LOCAL_WORD = "LOCAL"
 LOCAL_MARK = "holds what this site's policy did not release: for this site's people only"
 SHARED_MODE, LOCAL_MODE = 0o644, 0o600
 PREVIEW_ROWS = 500
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _OWN_FIELD = "_"  # begins the name of what a screen adds to a row for itself
 
 
@@ -49,7 +50,8 @@ class Sheet:
         rows_in: the field of the answer that has them; empty where the answer is the list.
         total: how many there are in all; None where the daemon does not tell.
         filter_text: what was typed after `/`.
-        twin: the command that lists the same.
+        twin: the command that shows the row under the cursor, or lists the same.
+        list_twin: the command that lists the same; it names no row.
         about: further facts for the file's head, such as the daemon and the time.
     """
 
@@ -61,6 +63,7 @@ class Sheet:
     total: int | None = None
     filter_text: str = ""
     twin: str = ""
+    list_twin: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -71,18 +74,20 @@ class Taken:
     Attributes:
         rows: what of each is written.
         left_out: names of columns that are not.
-        rows_left_out: so many whole rows are not.
+        rows_left_out: so many whole rows are not; for the person at the console, never for a file that is shared.
+        total: how many there are in all, where that may be told.
         why_none: why nothing of the table may be shared; empty where something may.
     """
 
     rows: Sequence[Mapping[str, Any]]
     left_out: tuple[str, ...] = ()
     rows_left_out: int = 0
+    total: int | None = None
     why_none: str = ""
 
 
 def everything(sheet: Sheet) -> Taken:
-    return Taken([_told(row) for row in sheet.shown])
+    return Taken([_told(row) for row in sheet.shown], total=sheet.total)
 
 
 def released(sheet: Sheet, rows_max: int | None = None) -> Taken:
@@ -96,16 +101,18 @@ def released(sheet: Sheet, rows_max: int | None = None) -> Taken:
     names = _names(rows)
     name, arguments = sheet.query
     if not isinstance(QUERIES.get(name), Question):
-        return Taken([], names, len(rows), "nothing in this table was released by the policy")
-    answer: Any = {sheet.rows_in: rows} if sheet.rows_in else rows
+        return Taken([], names, len(rows), None, "nothing in this table was released by the policy")
+    answer: Any = {sheet.rows_in: rows, "total": sheet.total} if sheet.rows_in else rows
     kept = released_answer(name, arguments, answer)
     if kept is None:
         what = ", ".join(sorted(set(arguments) - _arguments(name)))
-        return Taken([], names, len(rows), f"which rows these are was chosen by {what}, which is not released")
+        return Taken([], names, len(rows), None, f"which rows were chosen by {what}, which is not released")
     found = kept[0].get(sheet.rows_in, []) if sheet.rows_in else kept[0]
+    total = kept[0].get("total") if sheet.rows_in else None
     shared = [row for row in found if row]
     left_out = tuple(each for each in names if each not in set(_names(shared)))
-    return Taken(shared, left_out, len(rows) - len(shared), "" if shared or not rows else "no row here was released")
+    why_none = "" if shared or not rows else "no row here was released"
+    return Taken(shared, left_out, len(rows) - len(shared), total, why_none)
 
 
 def _arguments(name: str) -> frozenset[str]:
@@ -142,8 +149,9 @@ def text_in(form: str, sheet: Sheet, taken: Taken, *, local: bool) -> str:
     head: dict[str, Any] = {LOCAL_WORD: LOCAL_MARK} if local else {}
     head |= {
         "schema": SCHEMA, "table": sheet.name, "holds": LOCAL_WORD if local else "released", **sheet.about,
-        "rows_written": len(taken.rows), "rows_in_all": sheet.total, "rows_left_out": taken.rows_left_out,
-        "columns_left_out": list(taken.left_out), "filter": sheet.filter_text if local else "", "twin": sheet.twin,
+        "rows_written": len(taken.rows), "rows_in_all": taken.total, "rows_left_out": taken.rows_left_out > 0,
+        "columns_left_out": list(taken.left_out), "filter": sheet.filter_text if local else "",
+        "twin": sheet.twin if local else sheet.list_twin,
     }  # fmt: skip
     try:
         if form == "json":
@@ -158,22 +166,9 @@ def text_in(form: str, sheet: Sheet, taken: Taken, *, local: bool) -> str:
     if local:
         stream.write(f"# {LOCAL_WORD}: {LOCAL_MARK}\n")
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(_cell(name) for name in names)
-    writer.writerows([_cell(row.get(name)) for name in names] for row in taken.rows)
+    writer.writerow(csv_cell(name) for name in names)
+    writer.writerows([csv_cell(row.get(name)) for name in names] for row in taken.rows)
     return stream.getvalue()
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    if not text.isprintable():
-        text = json.dumps(text)[1:-1]
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 # ---- the file --------------------------------------------------------------------------------------
@@ -221,8 +216,9 @@ def write_export(path: Path, sheet: Sheet, *, local: bool) -> Taken:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     except FileExistsError as error:
         raise ConflictError(f"{path} exists already", hint="an export replaces no file; give another name") from error
-    except OSError as error:
-        raise OperationError(f"cannot make {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no file can have that name"
+        raise OperationError(f"cannot make {path}: {why}") from error
     try:
         try:
             if local:
@@ -231,9 +227,11 @@ def write_export(path: Path, sheet: Sheet, *, local: bool) -> Taken:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             path.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise OperationError(f"cannot write {path}: {error.strerror}; nothing was left behind") from error
     return taken
 

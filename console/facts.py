@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from console import rule_words
 from console.drawing import Glyphs, Line, Part, bytes_text, digest_text, duration_text, flow, line, wrap
 from console.values import Finding, Release, Rule, Snapshot
 
@@ -103,9 +104,9 @@ def rules(release: Release, cells: int, *, most: int) -> list[Line]:
 
 
 def rule_lines(rule: Rule, cells: int) -> list[Line]:
-    """One rule with its measured value and limit; a finding in its own words."""
+    """One rule with its measured value and limit, in words; a finding in its own."""
     style = _STYLES.get(rule.outcome, "warn")
-    text = f"{rule.rule}: measured {rule.measured or '-'}, limit {rule.limit or '-'}"
+    text = rule_words.says(rule)
     if rule.outcome == "look":
         text = rule.measured or rule.rule
     rows = wrap(text, cells - 5, style if style != "ok" else "")
@@ -117,9 +118,10 @@ def _has_limit(rule: Rule) -> bool:
 
 
 def _short(rule: Rule) -> Line:
-    if _has_limit(rule):
-        return line((f"{rule.rule} ", "dim"), f"{rule.measured or '-'} of {rule.limit}")
-    return line((rule.rule, "dim"))
+    name, told = rule_words.short(rule)
+    # among the many that are ok a limit binds from above unless its words say otherwise
+    told = told.replace(" of at most ", " of ")
+    return line((f"{name} ", "dim"), told) if told else line((name, "dim"))
 
 
 def budget(release: Release, cells: int) -> list[Line]:

@@ -25,6 +25,7 @@ from certs.describe import describe_certificate
 from certs.names import parse_spiffe_id
 from console.client import ControlClient, Event, Operator, sign_as
 from console.client import Snapshot as Reading
+from console.clock import boot_seconds
 from console.store import Answer, Store
 from console.values import Snapshot
 from fedsilo.edge.control_desk import EVENTS_MISSED
@@ -126,7 +127,7 @@ class Feed:
                 cause, hint = f"what the daemon says cannot be read: {_named(error)}", "is it of this version?"
             # jitter, so that several consoles do not all come back in the same moment
             wait_seconds = pause_seconds * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
-            self._store.lost(cause, hint, time.monotonic() + wait_seconds)
+            self._store.lost(cause, hint, boot_seconds() + wait_seconds)
             self._deliver(self._store.snapshot)
             self._pause(wait_seconds)
             pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
@@ -136,20 +137,20 @@ class Feed:
         watcher: threading.Thread | None = None
         watched_at = 0.0
         while not self._stopping.is_set():
-            asked_at = time.monotonic()
+            asked_at = boot_seconds()
             reading = source.snapshot()
-            latency_seconds = time.monotonic() - asked_at
+            latency_seconds = boot_seconds() - asked_at
             self._store.happened(self._waiting.take())
             record = self._run_record(source, reading)
             wall_time: float = getattr(source, "wall_time", time.time)()
             self._store.read(
-                reading, time.monotonic(), wall_time=wall_time, record=record, latency_seconds=latency_seconds
+                reading, boot_seconds(), wall_time=wall_time, record=record, latency_seconds=latency_seconds
             )
             self._store.answered(self._asking.answers())
             self._deliver(_told(self._store.snapshot, source))
             yield
-            if (watcher is None or not watcher.is_alive()) and time.monotonic() - watched_at > WATCH_AGAIN_SECONDS:
-                watched_at = time.monotonic()
+            if (watcher is None or not watcher.is_alive()) and boot_seconds() - watched_at > WATCH_AGAIN_SECONDS:
+                watched_at = boot_seconds()
                 watcher = threading.Thread(
                     target=self._watch, args=(source, reading.sequence), name="console-watch", daemon=True
                 )
@@ -295,7 +296,7 @@ class _Asking:
                 if self._questions.get(key) != question or self._source is not source:
                     continue  # nobody asks that any more
                 before = self._answers.get(key, Answer())
-                now = time.monotonic()
+                now = boot_seconds()
                 if refused is None:
                     self._answers[key] = Answer(value, now)
                     self._due[key] = now + ASK_INTERVAL_SECONDS
@@ -312,7 +313,7 @@ class _Asking:
                 pause: float | None = None
                 if self._source is not None and self._questions:
                     key = min(self._questions, key=lambda each: self._due.get(each, 0.0))
-                    pause = self._due.get(key, 0.0) - time.monotonic()
+                    pause = self._due.get(key, 0.0) - boot_seconds()
                     if pause <= 0:
                         return self._source, key, self._questions[key]
                 self._changed.wait(pause)

@@ -12,7 +12,7 @@ from console.drawing import Line, line, wrap
 from console.safe import Shown
 
 KEY_CELLS = 8
-FIRST = "Lower-case keys only look. Upper-case keys may change something, and always ask first."
+FIRST = "Lower-case keys only look. Upper-case keys may change something and ask first; L only locks and unlocks."
 JSON_LINES_MAX = 400
 JSON_LINE_CHARACTERS_MAX = 2000
 

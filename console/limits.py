@@ -22,7 +22,7 @@ NAME_CELLS = 10  # of what a line is about
 HOUR_SECONDS, DAY_SECONDS = 3600, 86400
 DP_OFF = "DP off: no privacy budget is kept and none is claimed"
 NOT_COVERED = "what a message says, limits of one message (the outbox shows them), other ways out than the guard"
-FORECAST_TAKES = "if every round is like the last one; messages of content only"
+FORECAST_TAKES = "if each is like the last one; messages of content only"
 
 
 def _list(value: Any) -> Sequence[Any]:
@@ -209,7 +209,8 @@ def forecast_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
         return _named("forecast", wrap(f"no forecast: {bound or 'not told'}", cells - NAME_CELLS))
     if not whole(left):
         return _named("forecast", wrap(f"no further round fits: bound by {bound}", cells - NAME_CELLS, "bad"), "bad")
-    text = f"about {whole(left):,} more, {FORECAST_TAKES}; bound by {bound}"
+    rounds = "round" if whole(left) == 1 else "rounds"
+    text = f"about {whole(left):,} more {rounds}, {FORECAST_TAKES}; bound by {bound}"
     return _named("forecast", wrap(text, cells - NAME_CELLS))
 
 

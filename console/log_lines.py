@@ -1,8 +1,8 @@
 """Lines of a daemon's log as rows: taken apart, filtered by level and text, drawn in one line each or whole.
 
 The daemon gives only lines of its own form and leaves out of them what a trainer said; how many it left out stands in
-the head. `/` takes words as every table does, and behind `~` a regular expression. Pure: the answer of the query `logs`
-in, lines out.
+the head. `/` takes words as every table does, and behind `~` a regular expression in RE2's syntax. Pure: the answer of
+the query `logs` in, lines out.
 
 Does not find a secret in what the daemon itself wrote: it shows what the daemon's log holds, and is shown only to whom
 the control socket is open.
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+import re2
+
 from console.drawing import Glyphs, Line, Part, line, pad, wrap
 from console.reading import mapping, text_of
 from console.reading import whole as whole_number
@@ -31,8 +33,8 @@ LINES_FIRST, LINES_STEP, LINES_MAX = 200, 200, 1_000
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SHOWN_FROM = ("DEBUG", "WARNING", "ERROR")  # in the order of `v`
 REGEX_SIGN = "~"
-REPEATS_MAX = 2
-CHOICES_MAX = 6
+PATTERN_BYTES_MAX = 1 << 20  # of memory for one compiled pattern
+INSTRUCTIONS_MAX = 2_000  # of one compiled pattern, as in a site's own patterns (policies/custom_patterns.py)
 MATCH_SECONDS_MAX = 0.1  # of all lines at one go: a key is answered within that
 _FORM = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ([A-Z]+) (\S+) ?(.*)", re.DOTALL)
 _STYLES = {"WARNING": "warn", "ERROR": "bad", "CRITICAL": "bad", "DEBUG": "dim"}
@@ -94,7 +96,7 @@ class _SlowError(Exception):
 class Matching(Filter):
     """Lines in which a regular expression is found, letters of either case the same."""
 
-    pattern: re.Pattern[str] = re.compile("")
+    pattern: Any = None  # of `pattern_of`
     clock: Callable[[], float] = time.monotonic
     found: dict[str, bool] = field(default_factory=dict, compare=False)
     began: list[float] = field(default_factory=list, compare=False)
@@ -106,27 +108,30 @@ class Matching(Filter):
                 self.began.append(self.clock())
             if self.clock() - self.began[0] > MATCH_SECONDS_MAX:
                 raise _SlowError
-            self.found[text] = self.pattern.search(text) is not None
+            self.found[text] = self.pattern.search(text.encode("utf-8", "replace")) is not None
         return self.found[text]
 
 
-def pattern_of(typed: str) -> tuple[re.Pattern[str] | None, str]:
-    """A regular expression, or why it is not taken.
+def pattern_of(typed: str) -> tuple[Any, str]:
+    """A regular expression in RE2's syntax, letters of either case the same; or None, and why it is not taken.
 
-    Python's matcher goes back and tries again, in a time that can double with every repeat. So a group is never
-    repeated, and there are at most `REPEATS_MAX` of `*`, `+` and `{}` and `CHOICES_MAX` of `?`: one line then takes
-    milliseconds, whatever stands in it. (CWE-1333; the time over all lines is limited as well.)
+    RE2 finds it in time linear in the line, whatever it is, so no pattern makes the console stand still (CWE-1333). Its
+    size when compiled is limited, for each character of a line may cost one step for each instruction. RE2 has no
+    look-around and no back reference.
     """
-    bare = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", typed)
-    repeats = re.findall(r"[*+{]", re.sub(r"[*+}?]\+", "+", bare))
-    if re.search(r"\)[*+{]", bare) or len(repeats) > REPEATS_MAX or len(re.findall(r"\?", bare)) > CHOICES_MAX:
-        return None, f"takes too long: at most {REPEATS_MAX} of * + {{}}, {CHOICES_MAX} of ?, and no group repeated"
-    if re.search(r"\\[1-9]|\(\?", typed):
-        return None, "takes too long: no back reference, no (?…)"
+    options = re2.Options()
+    options.case_sensitive, options.never_capture, options.log_errors = False, True, False
+    options.max_mem = PATTERN_BYTES_MAX
     try:
-        return re.compile(typed, re.IGNORECASE), ""
-    except (re.error, RecursionError, OverflowError) as error:
-        return None, f"is no regular expression: {error}"
+        made = re2.compile(typed, options=options)
+    except re2.error as error:
+        why = error.args[0] if error.args else ""
+        return None, f"is no regular expression: {why.decode('utf-8', 'replace') if isinstance(why, bytes) else why}"
+    except UnicodeEncodeError:
+        return None, "is no regular expression: half a character stands in it"
+    if made.programsize > INSTRUCTIONS_MAX:
+        return None, f"is too large: {made.programsize} instructions when compiled, at most {INSTRUCTIONS_MAX}"
+    return made, ""
 
 
 @dataclass

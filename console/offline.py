@@ -10,6 +10,7 @@ its key, which only other parties' logs show (`fedsilo audit verify` with all of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import deque
@@ -24,15 +25,19 @@ from console.client import Event
 from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of
 from fedsilo.edge.audit_follow import log_key_of
+from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_pages import LogPages, record_at
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.treaty.audit.checkpoint import VerifierKey, cosigned_at, parse_verifier_key
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 
 AUDIT = "audit"  # the log's folder below a state folder
 EVENTS_SHOWN = 50
 ROWS_DEFAULT, ROWS_MAX = 100, 200
 LOOK_RECORDS = 2_000
+# Of each witness, until the log was verified: nobody may take that for "it countersigned nothing".
+NOT_LOOKED_AT = "not looked at: v verifies"
 # The events that are looked into; as canonical JSON spells them, so that few lines of a long log are parsed.
 _MARKS = tuple(
     f'"event":"{name}'.encode() for name in ("egress.sent", "ingress.decision", "key.", "halt", "release", "start")
@@ -164,7 +169,7 @@ def silo_state(facts: LogFacts) -> dict[str, Any]:
             for kind, (messages, size) in sorted(facts.sent.items())
         ],
         "coordinator": {"link": "not asked", "last_contact": facts.last_contact},
-        "audit": {"size": facts.size},
+        "audit": {"size": facts.size, "broken": None},
         "certificate_until": facts.certificate_until,
     }  # fmt: skip
 
@@ -189,6 +194,7 @@ class Offline:
         self._verifying = threading.Lock()
         self._verified: Mapping[str, Any] | None = None
         self._verified_at = ""
+        self._signers: tuple[list[str], dict[str, int]] | None = None
         self._thread: threading.Thread | None = None
 
     def banner(self) -> str:
@@ -203,7 +209,10 @@ class Offline:
 
     def snapshot(self) -> Reading:
         sequence = max(self._facts.size - len(self._facts.newest), 0)
-        return Reading(sequence, _moment(self.view.as_of), self.view.policy_digest, dict(self.view.state))
+        state = dict(self.view.state)
+        if "audit" in state:
+            state["audit"] = {**state["audit"], "broken": self._broken()}
+        return Reading(sequence, _moment(self.view.as_of), self.view.policy_digest, state)
 
     def watch(self, since_sequence: int = 0) -> Iterator[Event]:
         """The newest records of the log as events, then what is missing, then nothing until closed."""
@@ -230,6 +239,14 @@ class Offline:
                 f"not kept in the state folder: {name}", hint="only the running daemon answers it", code="NOT_ON_DISK"
             )
         return answer(arguments or {})
+
+    def verify_now(self, seconds: float) -> bool:
+        """Verify the log before it is shown, for who sees it once only. Returns whether that ended in time."""
+        self._verify()
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return self._verified is not None
 
     def close(self) -> None:
         """Ends the watchers; it can be read on."""
@@ -270,20 +287,23 @@ class Offline:
         self._verified, self._verified_at = result, _moment(datetime.now(UTC).timestamp())
 
     def _status(self) -> dict[str, Any]:
-        """As a guard's query `audit.status`. Who countersigned is known once the log was verified."""
+        """As a guard's query `audit.status`. What each witness countersigned is known once the log was verified; until
+        then the checkpoint names those whose signature under it is sound, whatever the records are."""
         result, running = self._verified, self._thread is not None and self._thread.is_alive()
         shown: dict[str, Any] = {
             "size": self._facts.size, "verified_to": None, "verified_at": None, "verifying": running,
-            "looked_at": 0, "of": self._facts.size, "broken": None, "checkpoint": self._checkpoint({}),
+            "looked_at": 0, "of": self._facts.size, "broken": None, "checkpoint": None,
         }  # fmt: skip
         if result is None:
-            nobody: dict[str, Any] = (
-                {"witnesses": {}} if self._facts.owner.role == "coordinator" else {"coordinator": "not seen"}
-            )
-            return shown | nobody
+            if self._signers is None:
+                self._signers = _signers(self._log)
+            known, signed = self._signers
+            at_coordinator = self._facts.owner.role == "coordinator"
+            witnesses = {"witnesses": dict.fromkeys(known, NOT_LOOKED_AT)}
+            words = witnesses if at_coordinator else {"coordinator": NOT_LOOKED_AT}
+            return shown | {"checkpoint": self._checkpoint(signed)} | words
         suspect = (result["suspects"] or [0])[0]
-        if not result["verified"]:
-            shown["broken"] = {"seq": suspect, "why": "; ".join(result["problems"])}
+        shown["broken"] = self._broken()
         cosigned: Mapping[str, int] = result["cosigned"]
         seen = any((party := parse_spiffe_id(name)) and party.role == "coordinator" for name in cosigned)
         word = "matches" if result["verified"] else "differs"
@@ -295,6 +315,13 @@ class Offline:
             return told | {"witnesses": dict.fromkeys(sorted(cosigned), word)}
         return told | {"coordinator": word if seen else "not seen"}
 
+    def _broken(self) -> dict[str, Any] | None:
+        """The break that the verification found; None where it found none, or none was."""
+        result = self._verified
+        if result is None or result["verified"]:
+            return None
+        return {"seq": (result["suspects"] or [0])[0], "why": "; ".join(result["problems"])}
+
     def _checkpoint(self, cosigned: Mapping[str, int]) -> dict[str, Any]:
         """The newest checkpoint that somebody countersigned, else the newest."""
         sizes = [int(path.stem) for path in (self._log / "checkpoints").glob("*.note") if path.stem.isdecimal()]
@@ -302,6 +329,27 @@ class Offline:
         found = self._pages.records(size - 1, size) if size else []
         time = _moment(number(found[0].get("t")) / 1000) if found else ""
         return {"size": size, "time": time, "cosigned_by": sorted(name for name, to in cosigned.items() if to == size)}
+
+
+def _signers(log: Path) -> tuple[list[str], dict[str, int]]:
+    """(whose keys are in the folder, who of them signed under the newest checkpoint that anybody countersigned, with
+    its size). No record is looked at."""
+    keys: list[VerifierKey] = []
+    for path in (log / "keys").glob("*.vkey"):
+        with contextlib.suppress(FedSiloError, OSError):  # damaged: `audit.verify` names it
+            if path.name != "log.vkey":
+                keys += [parse_verifier_key(text) for text in read_note(path).splitlines()[1:]]
+    known, found = sorted({key.name for key in keys}), dict[str, int]()
+    paths = [path for path in (log / "checkpoints").glob("*.note") if path.stem.isdecimal()]
+    for path in sorted(paths, reverse=True) if keys else ():
+        with contextlib.suppress(FedSiloError, OSError):
+            note = read_note(path)
+            for key in keys:
+                if cosigned_at(note, key) is not None:
+                    found[key.name] = int(path.stem)
+        if found:
+            break
+    return known, found
 
 
 def _moment(seconds: float) -> str:

@@ -138,11 +138,12 @@ def _start_run(snapshot: Snapshot, kind: str) -> Order | str:
     if run.silos:  # its plan has gone out
         return f"run {run.run} has its silos already; it begins once they took the plan in"
     members = snapshot.state.members if isinstance(snapshot.state, CoordinatorState) else ()
-    here = [member.silo for member in members if member.state == "joined"]
+    here = sorted(member.silo for member in members if member.state == "joined")
     return Order(
         "start", "run.start", f"run {run.run}, {run.method}, waiting for silos",
         f"it does not wait for more silos: it begins with those joined now ({', '.join(here) or 'none'})",
-        "This cannot be undone; X aborts the run.", "start", "started", {"run": run.run}, key="s",
+        "This cannot be undone; X aborts the run.", "start", "started", {"run": run.run, "silos": here},
+        key="s",
     )  # fmt: skip
 
 
@@ -168,12 +169,12 @@ def _pause_silo(snapshot: Snapshot, kind: str) -> Order | str:
     if state.paused:
         return Order(
             "pause", "resume", about, "its trainer goes on with the next step", "P pauses it again.", "resume",
-            "resumed", key="r",
+            "resumed", {"run": state.run}, key="r",
         )  # fmt: skip
     return Order(
         "pause", "pause", about,
         "its trainer ends the step at hand and begins no other; the round's deadlines run on without it",
-        "P resumes it.", "pause", "paused", key="p",
+        "P resumes it.", "pause", "paused", {"run": state.run}, key="p",
     )  # fmt: skip
 
 
@@ -185,7 +186,8 @@ def _stop_silo(snapshot: Snapshot, kind: str) -> Order | str:
     return Order(
         "stop", "stop", f"silo {state.silo}{where}",
         "guard and trainer end; the open round goes on without this silo, and this console has nothing to read",
-        "silo start begins it again.", "stop", "stopping", word=state.silo, word_is="the name of this silo",
+        "silo start begins it again.", "stop", "stopping", {"run": state.run}, word=state.silo,
+        word_is="the name of this silo",
     )  # fmt: skip
 
 

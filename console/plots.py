@@ -61,6 +61,7 @@ class Frame:
         x_text: how a place is written.
         level: a value over the whole width, such as a baseline.
         cursor: a place that somebody looks at.
+        only: the one place that has a point, where there is one: no other is written below the axis.
     """
 
     x: tuple[float, float]
@@ -69,6 +70,7 @@ class Frame:
     x_text: Callable[[float], str]
     level: float | None = None
     cursor: float | None = None
+    only: float | None = None
 
 
 @dataclass
@@ -81,6 +83,7 @@ class _Cells:
     bits: dict[tuple[int, int], int] = field(default_factory=dict)
     styles: dict[tuple[int, int], str] = field(default_factory=dict)
     signs: dict[tuple[int, int], str] = field(default_factory=dict)
+    letters: set[tuple[int, int]] = field(default_factory=set)  # cells whose sign names a series
 
     def dot(self, column: int, row: int, style: str, sign: str) -> None:
         """A dot, counted from the top left; `sign` stands for it in ASCII."""
@@ -97,6 +100,16 @@ class _Cells:
         """A character of its own."""
         self.signs[column // 2, row // 4] = sign
         self.styles[column // 2, row // 4] = style
+
+    def letter(self, column: int, row: int, sign: str, style: str) -> None:
+        """A character in the nearest cell of its line that has none: of series that meet, each keeps its letter."""
+        cell, line_of_it = column // 2, row // 4
+        for away in range(self.width):
+            for place in (cell - away, cell + away):
+                if 0 <= place < self.width and (place, line_of_it) not in self.letters:
+                    self.letters.add((place, line_of_it))
+                    self.sign(place * 2, row, sign, style)
+                    return
 
     def row(self, row: int) -> list[Part]:
         parts: list[Part] = []
@@ -181,7 +194,7 @@ def _draw(drawn: _Cells, curve: Curve, column: Callable[[float], int], row: Call
     for point in reversed(points):
         if last is None or last - column(point.x) >= 16:
             last = column(point.x)
-            drawn.sign(last, row(point.y), curve.letter, curve.style)
+            drawn.letter(last, row(point.y), curve.letter, curve.style)
 
 
 def _draw_cursor(drawn: _Cells, column: int, height: int, ascii_only: bool) -> None:
@@ -199,7 +212,11 @@ def _axis(frame: Frame, width: int, ascii_only: bool) -> Line:
     middle = frame.x_text(middle_x)
     under = round((middle_x - frame.x[0]) / ((frame.x[1] - frame.x[0]) or 1.0) * (width - 1)) - len(middle) // 2
     shown = [dash] * width
-    for text, at in ((first, 0), (last, width - len(last)), (middle, under)):
+    told = ((first, 0), (last, width - len(last)), (middle, under))
+    if frame.only is not None:
+        word, share = frame.x_text(frame.only), (frame.only - frame.x[0]) / ((frame.x[1] - frame.x[0]) or 1.0)
+        told = ((word, round(share * (width - 1)) - len(word) // 2),) * 3
+    for text, at in told:
         if at >= 0 and at + len(text) <= width and all(shown[place] == dash for place in range(at, at + len(text))):
             shown[at : at + len(text)] = list(text)
     return line((Shown(" " * (AXIS_CELLS - 1) + corner + "".join(shown)), "dim"))

@@ -75,9 +75,14 @@ def _silo(state: Mapping[str, Any]) -> SiloState:
         coordinator_link=text_of(link.get("link")),
         coordinator_fault=text_of(link.get("fault")),
         audit_records=whole(mapping(state.get("audit")).get("size")),
+        audit_broken=_broken(mapping(mapping(state.get("audit")).get("broken"))),
         certificate_until=time_of(text_of(state.get("certificate_until"))) or math.inf,
         dp=text_of(state.get("dp")),
     )
+
+
+def _broken(found: Mapping[str, Any]) -> str:
+    return f"record {whole(found.get('seq'))}: {text_of(found.get('why'))}" if found else ""
 
 
 def _release(data: Mapping[str, Any]) -> Release:

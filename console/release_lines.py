@@ -37,12 +37,19 @@ _MEANS: Mapping[str, tuple[str, str]] = {
     ),
     "POLICY_CHANGED": (
         "this leaves under another policy than the last release",
-        "did your site decide that? p lists every rule; fedsilo policy diff shows both",
+        "reject, or defer it (D), if nobody at your site announced it; every limit that was loosened stands below, "
+        "fedsilo policy diff shows both policies",
     ),
-    "FORM_DIFFERS": ("the tensors are others than those of the last release", "is it another run, or another plan?"),
+    "FORM_DIFFERS": (
+        "the tensors are others than those of the last release",
+        "reject, unless another run or plan was announced to you by another way than this federation",
+    ),
     "NORM_OUTLIER": ("the update is far larger than the last one", "ask why before you send it; d has the norms"),
     "SIZE_JUMP": ("there is far more in it than in the last one", "ask why before you send it; v shows what is in it"),
-    "BUDGET": ("it takes much of what may still leave today", "the rest of the day may have to do without"),
+    "BUDGET": (
+        "it takes much of what may still leave today, and the rest of the day may have to do without",
+        "reject, or defer it (D), unless you know why this much is to leave today",
+    ),
     "SECOND_RELEASE": ("an update of this place in the run has left already", "ask why a second one is wanted"),
     "SCREEN_HIT": (
         "a text screen matched an answer: near private text, a canary, a secret or an identity",

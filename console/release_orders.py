@@ -19,6 +19,7 @@ from console.values import Release, Snapshot, why_not_answer
 
 MINUTES: Mapping[str, int] = {"1": 10, "2": 30, "3": 120}  # by the key that chooses them
 _MINUTE_SECONDS = 60.0
+SECONDS_MAX = 253_402_300_799  # the last second of the year 9999, beyond which `datetime` has none
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def choices(release: Release, time: float) -> dict[str, int]:
 
 
 def clock_text(seconds: float) -> str:
-    """Such as 10:30Z, of seconds since 1970."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%MZ")
+    """Such as 10:30Z, of seconds since 1970; a time that no calendar has becomes the nearest that one has."""
+    return datetime.fromtimestamp(min(max(seconds, 0.0), SECONDS_MAX), UTC).strftime("%H:%MZ")
 
 
 def _shown(release: Release) -> dict[str, Any]:

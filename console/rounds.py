@@ -116,6 +116,12 @@ def strip_text(row: Row, answer: Mapping[str, Any], cells: int, scale: float, *,
     return Shown("".join(shown).rstrip() or " ")
 
 
+def late_text(why: Mapping[str, Any]) -> str:
+    """What is known of a silo that is silent for longer than its step takes the others. A coordinator is never told
+    that people hold a release, so it cannot tell that from slow work, and nor can this console."""
+    return f"no update since {time_text(why.get('seconds'))}: training, or held by its people"
+
+
 def now_text(row: Row, answer: Mapping[str, Any]) -> str:
     """What a silo does, and for how long; of a round that is over, when its update was there."""
     if is_hidden(row, answer):
@@ -203,7 +209,7 @@ def _mark(row: Row) -> Part:
 _MARK = Column(" ", _mark, 1, worth=0)
 _SILO = Column("silo", lambda row: (text_of(row.get("silo")), "strong"), 12, worth=0)
 _WORD = Column("state", _state, 9, worth=0)
-_NOW = Column("now", _plain("now"), 13, worth=0)
+_NOW = Column("now", _plain("now"), 16, worth=0)  # `approval 1:09:12`, and a word more than most
 _STRIP = Column("phases", _plain("strip"), 26, worth=0, grows=True)
 _BYTES = Column("in", _plain("bytes"), 9, worth=2, right=True, order=lambda row: number(row.get("received_bytes")))
 _BEFORE = Column("round before", _plain("before"), 18, worth=0)
@@ -284,25 +290,31 @@ def head_lines(answer: Mapping[str, Any], before: Mapping[str, Any] | None, cell
         line(("method ", "dim"), text_of(answer.get("method")) or "-"),
     ]
     lines = flow(pieces, cells, between=glyphs.dot)
-    lines += flow([_quorum_piece(answer), *_deadline_pieces(answer)], cells, between=glyphs.dot)
+    lines += flow([*_quorum_pieces(answer), *_deadline_pieces(answer)], cells, between=glyphs.dot)
     lines += _awaited_lines(answer, cells)
     if before is not None:
         lines += compare_lines(answer, before, cells, glyphs)
     return lines
 
 
-def _quorum_piece(answer: Mapping[str, Any]) -> Line:
+def _quorum_pieces(answer: Mapping[str, Any]) -> list[Line]:
     quorum = mapping(answer.get("quorum"))
     needed = line(("quorum ", "dim"), f"{quorum.get('needed') or '-'} of {quorum.get('of') or '-'} updates")
     if answer.get("party") == "silo":
-        return (*needed, (f"; how many are in: {HIDDEN}", "dim"))
+        return [(*needed, (f"; how many are in: {HIDDEN}", "dim"))]
     if quorum.get("given") is None:
-        return needed
+        return [needed]
     reached = _maybe(quorum.get("reached_seconds"))
     given = f", {whole(quorum.get('given'))} in"
     enough = whole(quorum.get("given")) >= whole(quorum.get("needed"))
     told = f", there at {duration_text(reached)}" if reached is not None else ", there" if enough else ", not there yet"
-    return (*needed, (given, ""), (told, "ok" if enough else "warn"))
+    waits = ""
+    if answer.get("state") == "open" and _list(answer.get("awaited")):
+        missing, at = whole(quorum.get("needed")) - whole(quorum.get("given")), deadline_of(answer)
+        waits = "the others have" if enough else f"waits for {missing} more"
+        waits += f" until {duration_text(at)}" if at is not None else ""
+    more = [line((waits, "" if enough else "warn"))] if waits else []
+    return [(*needed, (given, ""), (told, "ok" if enough else "warn")), *more]
 
 
 def _deadline_pieces(answer: Mapping[str, Any]) -> list[Line]:
@@ -337,11 +349,12 @@ def _awaited_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
     lines = _named("awaited", flow(pieces, cells - NAME_CELLS, between=", ")[:2] or [line(("nobody", "dim"))])
     if late:
         told = [
-            line((f"{silo} ", "warn"), f"{phase_text(why)} {time_text(why.get('seconds'))}",
-                 (f", others {time_text(why.get('median_seconds'))}", "dim"))
-            for silo, why in late.items()
+            piece for silo, why in late.items() for piece in (
+                line((f"{silo} ", "warn"), late_text(why)),
+                line((f"{phase_text(why)}, others took {time_text(why.get('median_seconds'))}", "dim")),
+            )
         ]  # fmt: skip
-        lines += _named("straggler", flow(told, cells - NAME_CELLS, between="; ")[:2], "warn")
+        lines += _named("late", flow(told, cells - NAME_CELLS, between="; ")[:4], "warn")
     return lines
 
 
@@ -440,7 +453,9 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
     if why := mapping(row.get("straggler")):
         told = (f"{phase_text(why)} took {time_text(why.get('seconds'))}, more than twice the "
                 f"{time_text(why.get('median_seconds'))} of the others")  # fmt: skip
-        lines += _named("straggler", wrap(told, cells - NAME_CELLS, "warn"), "warn")
+        if any(phase.get("state") == "open" for phase in phases_of(row)):
+            told = f"{late_text(why)}; the others took {time_text(why.get('median_seconds'))} for {phase_text(why)}"
+        lines += _named("late", wrap(told, cells - NAME_CELLS, "warn"), "warn")
     return lines
 
 

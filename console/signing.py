@@ -23,7 +23,6 @@ from console.words import Lock
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
 
 IDLE_LOCK_SECONDS = 15 * 60.0
-REQUEST_ID_REUSED = "REQUEST_ID_REUSED"  # the desk's: a request with this id is there already
 
 
 class Signer(Protocol):
@@ -127,7 +126,7 @@ class Signing:
         """Why nobody can sign for a site here now, or nothing."""
         if self.read_only:
             return "this console is read-only"
-        if not self.lock.open or self.lock.seconds_left <= 0:
+        if not self.lock.open:
             return "LOCKED: press L to unlock"
         if self.person is not None and self.person.operator.site != site:
             return f"{self.person.name} is a person of {self.person.operator.site}, not of this site"
@@ -144,20 +143,20 @@ class Signing:
         before, request_id, until = self._unsure
         again = before == same and self.clock() < until
         request_id = request_id if again else decision.request_id
+        # the daemon answers a repetition with its first answer, so a second one under this id changes nothing
+        unsure = (same, request_id, until if again else self.clock() + COMMAND_VALID_SECONDS)
         self._unsure = ("", "", 0.0)
         try:
             result = self.signer.carry_out(person, decision.command, arguments, request_id)
+            return Outcome(decision.told(person.name, result), ok=True, result=result)
         except UnreachableError as error:
-            # the daemon refuses a request id that it has seen, so a second one under this id changes nothing
-            self._unsure = (same, request_id, until if again else self.clock() + COMMAND_VALID_SECONDS)
-            return Outcome(
-                f"not known whether it arrived: {error.message}. Giving it again cannot count twice.", ok=False
-            )
+            why = error.message
         except FedSiloError as error:
-            if again and error.code == REQUEST_ID_REUSED:
-                return Outcome("it had arrived the first time; the state tells what came of it", ok=True)
             return Outcome(f"refused: {error.message} [{error.code}] {error.hint}".rstrip(), ok=False)
-        return Outcome(decision.told(person.name, result), ok=True, result=result)
+        except Exception as error:  # noqa: BLE001  # of a library, or an answer of another shape; its text is anybody's
+            why = f"a fault of the console's own, {type(error).__name__}"
+        self._unsure = unsure
+        return Outcome(f"not known whether it arrived: {why}. Giving it again cannot count twice.", ok=False)
 
 
 def record_text(result: Mapping[str, Any]) -> str:

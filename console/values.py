@@ -169,6 +169,7 @@ class SiloState:
     coordinator_link: str
     coordinator_fault: str
     audit_records: int
+    audit_broken: str  # where and why, once a verification found it
     certificate_until: float  # seconds since 1970; infinity when it is not told
     dp: str
     halted_kinds: tuple[str, ...] = ()  # by their text screens; each is sent again once approvers released it

@@ -15,6 +15,7 @@ from console.drawing import (
     Part,
     bar,
     bytes_text,
+    clip,
     duration_text,
     flow,
     line,
@@ -33,6 +34,7 @@ from console.values import (
     Snapshot,
 )
 
+UPDATE_KINDS = ("lora.", "reft.")  # of a whole round, once its steps are over
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
 NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
@@ -49,7 +51,7 @@ class Lock:
 
     @property
     def open(self) -> bool:
-        return bool(self.person) and not self.read_only
+        return bool(self.person) and not self.read_only and self.seconds_left > 0
 
     def words(self) -> Part:
         if self.read_only:
@@ -143,6 +145,9 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
         case SiloState() as state:
             if state.halted:
                 needs.append(Need("halt", f"HALTED: {state.halted}: nothing is sent", "bad", everywhere=True))
+            if state.audit_broken:
+                told = f"AUDIT LOG BROKEN at {state.audit_broken}: 6 shows it; stop this silo and keep its folder"
+                needs.append(Need("audit", told, "bad", twin="silo audit verify", everywhere=True))
             needs += [_halted(halt, time) for halt in halts_of(snapshot)]
             needs += [
                 Need(release.id, _held(release, time), "warn", release.id)
@@ -324,6 +329,16 @@ def over(snapshot: Snapshot, leaving: str) -> list[Line]:
     return [line((f"{state.last_run} {state.last_run_state}: ", "strong"), (leaving, "accent"))]
 
 
+def step_of(state: SiloState) -> int:
+    """Steps of the round that are begun. What comes after the last one has no step and is told as step 0: while the
+    round's update is held, all steps are over."""
+    update = any(
+        kind.kind.startswith(UPDATE_KINDS)
+        for release in state.held if release.round == state.round for kind in release.kinds
+    )  # fmt: skip
+    return state.local_steps if update and not state.step else state.step
+
+
 def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
     if not state.run and state.last_run:
         return [
@@ -332,8 +347,9 @@ def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
         ]
     if not state.run:
         return [line(("no rounds yet  ", "dim"), "fedsilo run submit run.yaml", ("  at the coordinator", "dim"))]
-    done = state.step / state.local_steps if state.local_steps else 0.0
-    where = f"step {state.step}/{state.local_steps} {state.phase}" + (" PAUSED" if state.paused else "")
+    step = step_of(state)
+    done = step / state.local_steps if state.local_steps else 0.0
+    where = f"step {step}/{state.local_steps} {state.phase}" + (" PAUSED" if state.paused else "")
     lines = [line(*bar(done, min(24, max(cells - width_of([(where, "")]) - 2, 4)), glyphs), " ", where)]
     facts = [
         line((f"{name.replace('_', ' ')} ", "dim"), f"{figure.value:.3g}", (f" {figure.source} r{figure.round}", "dim"))
@@ -382,15 +398,19 @@ def left_lines(state: SiloState, cells: int) -> list[Line]:
 
 
 def event_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs, *, most: int) -> list[Line]:
-    """Newest last."""
+    """Newest first, one line each: a box that is cut at its end loses the oldest."""
     if most <= 0:
         return []
-    shown = snapshot.events[-most:]
-    lines = [line((event.time[11:19], "dim"), f" {event.name} ", (event.text, "dim")) for event in shown]
+    shown = snapshot.events[-most:][::-1]
+    lines = [
+        clip(line((event.time[11:19], "dim"), f" {event.name} ", (event.text, "dim")), cells, glyphs.more)
+        for event in shown
+    ]
     if not lines:
         return [line(("no events since this console opened", "dim"))]
     if snapshot.events_missed:
-        lines = [*lines[1:], line((f"{snapshot.events_missed} events missed", "warn"))]
+        kept = lines[: max(most - 1, 1)]
+        lines = [*kept, line((f"{snapshot.events_missed} events missed", "warn"))]
     return lines
 
 

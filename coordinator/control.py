@@ -161,8 +161,11 @@ class Control:
     def _ordered(self, verb: str) -> Callable[[VerifiedCommand], dict[str, Any]]:
         """Carry out a command and record who gave it, in one transaction: neither is there without the other.
 
+        Halted, none is taken but the abort of a run: it sends nothing, and its record waits in the database.
+
         Raises:
-            OperationError: database or log take nothing; the coordinator is halted then, as it is by a message (T39).
+            OperationError: halted; or database or log take nothing, and the coordinator is halted then, as it is by a
+                message (T39). Of an order that is in the database and not in the log, the message says so.
         """
         work: Callable[[VerifiedCommand, Record], dict[str, Any]] = getattr(self, f"_{verb}")
         event, audit = f"run.{verb}", self._driver.parts.audit
@@ -171,18 +174,30 @@ class Control:
             detail = {
                 "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
             }  # fmt: skip
+            done: list[str] = []
 
             def record(session: Session, run: str) -> None:
                 policy = {"effective": self._charter_digest}
+                self._driver.parts.store.once_committed(lambda: done.append(run))
                 self._driver.pending.record(session, event, run=run, detail=detail, policy=policy)
 
             with self._driver.changing():
+                if self._driver.halted and verb != "abort":
+                    raise OperationError(
+                        f"the coordinator is halted ({self._driver.halted}): of all orders it takes run.abort alone",
+                        hint="its log says why; put that right and start it again", code="HALTED",
+                    )  # fmt: skip
                 before = audit.size
                 try:
                     result = work(command, record)
                 except OperationError as error:
                     self._driver.halt(error)
-                    raise
+                    if not done:
+                        raise
+                    raise OperationError(
+                        f"{event} of run {done[0]!r} is done, but not in the audit log yet: {error.message}",
+                        hint="do not give it again: the next start records it", code=error.code,
+                    ) from error  # fmt: skip
                 there = (each["seq"] for each in audit.records(before) if each.get("detail") == detail)
                 return result | {"record": next(there), "audit_size": audit.size}
 
@@ -195,7 +210,9 @@ class Control:
         return self._submissions.submit(text, source=source[:128], person=command.person, record=record)
 
     def _start(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
-        return self._submissions.start_now(str(command.arguments.get("run", "")), record)
+        """With `silos`, only while those and no others have joined: whoever gave it saw with whom it would begin."""
+        run, shown = str(command.arguments.get("run", "")), command.arguments.get("silos")
+        return self._submissions.start_now(run, record, shown=shown)
 
     def _pause(self, command: VerifiedCommand, record: Record) -> dict[str, Any]:
         with self._driver.changing() as _, self._driver.parts.store.transaction() as session:

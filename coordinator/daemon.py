@@ -43,6 +43,7 @@ from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.identity_files import load_identity, load_site
+from fedsilo.edge.one_line import keep_to_one_line
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
 from fedsilo.treaty.grading import require_verifier
@@ -359,6 +360,7 @@ def run_coordinator(
     """
     config = load_config(config_path)
     logging.getLogger("fedsilo").setLevel(config.log_level.upper())
+    keep_to_one_line(logging.getLogger())
     checked = check(config)
     for warning in checked.warnings:
         log.warning("%s", warning)

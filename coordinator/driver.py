@@ -29,7 +29,7 @@ from coordinator import store as db
 from coordinator.aggregate import l2_norm
 from coordinator.agreement import Agreements
 from coordinator.blobs import AnyPayload, BytesPayload
-from coordinator.effects import Effects
+from coordinator.effects import Effects, Prepared
 from coordinator.ingress import Arrived, OpenPlace, Ruling
 from coordinator.journal import Pending, Refusals
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
@@ -204,14 +204,17 @@ class Driver:
                 raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} names a run {envelope.run[:64]!r} that never was")
             book = self._book(session, silo)
             place = self._place(session, arrived)
-            stranger = self.effects.no_member(session, arrived)
         ruling = self.parts.ingress.judge(arrived, place, book)
-        allowed = ruling.decision.verdict == "allow"
-        refused = () if allowed and stranger is None else (ruling.decision.reasons or (WireCode.NOT_A_MEMBER.value,))
+        prepared, failure = self._prepared(peer, arrived, ruling)
+        decision, objection = ruling.decision, prepared.objection
+        refused = () if decision.verdict == "allow" else decision.reasons or (WireCode.INGRESS_DENIED.value,)
+        refused = refused if objection is None else (objection.code,)
         told = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
-        number = self._record(arrived, ruling) if told else 0
+        number = self._record(arrived, ruling, objection) if told else 0
         try:
-            taken = self._settle(peer, arrived, ruling, book, place, stranger, told=told)
+            if failure is not None:
+                raise failure
+            taken = self._settle(peer, arrived, ruling, book, place, prepared, told=told)
         except OperationError:
             raise
         except Exception:
@@ -224,9 +227,21 @@ class Driver:
             taken.body.record = number
         return taken
 
+    def _prepared(self, peer: PeerIdentity, arrived: Arrived, ruling: Ruling) -> tuple[Prepared, Exception | None]:
+        """Of an allowed message, what stands against it, and what failed on the way to know: it is recorded first."""
+        if ruling.decision.verdict != "allow":
+            return Prepared(), None
+        try:
+            with self._storing() as session:
+                return self.effects.prepare(session, peer, arrived), None
+        except OperationError:
+            raise
+        except Exception as error:  # noqa: BLE001  # raised again once the message is on record
+            return Prepared(), error
+
     def _settle(
         self, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook, place: OpenPlace,
-        stranger: PeerError | None, *, told: bool,
+        prepared: Prepared, *, told: bool,
     ) -> Taken:  # fmt: skip
         """Count a message that was judged, and do what it asks for if it may: one transaction."""
         silo, envelope = arrived.silo, arrived.envelope
@@ -237,14 +252,13 @@ class Driver:
             if ruling.decision.verdict != "allow":
                 refusal = self._why_denied(session, arrived, ruling)
                 if told:
-                    log.warning("refused: %s\n%s", refusal.message, ruling.decision.explain())
+                    log.warning("refused: %s; %s", refusal.message, ruling.decision.explain().replace("\n", "; "))
                 return self._refusal(refusal, envelope)
             try:
-                # before it is counted: a silo that is put right may still contribute in this round
-                if stranger is not None:
-                    raise stranger
-                self._counted(session, silo, ruling, book)
-                return self.effects.carry_out(session, peer, arrived)
+                # a silo that is put right may still contribute in this round
+                if prepared.objection is None or prepared.objection.wire_code is not WireCode.NOT_A_MEMBER:
+                    self._counted(session, silo, ruling, book)
+                return self.effects.carry_out(session, peer, arrived, prepared)
             except PeerError as error:
                 if told:
                     log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
@@ -428,8 +442,12 @@ class Driver:
             payload_bytes=payload_bytes,
         )
 
-    def _record(self, arrived: Arrived, ruling: Ruling) -> int:
-        envelope = arrived.envelope
+    def _record(self, arrived: Arrived, ruling: Ruling, objection: PeerError | None) -> int:
+        """What became of a message. One that the rules allowed and that was refused all the same was not let in: it
+        stands as denied, without the facts, since no rule refuses it and judged again they would let it in.
+        """
+        envelope, decision = arrived.envelope, ruling.decision
+        facts = {"final": dict(ruling.facts), "history": ruling.history.to_json()}
         return self.parts.audit.append(
             "ingress.decision",
             run=envelope.run,
@@ -440,10 +458,10 @@ class Driver:
             sequence=envelope.sequence,
             peer=envelope.sender,
             direction="ingress",
-            decision=ruling.decision.verdict,
-            reasons=list(ruling.decision.reasons),
-            facts={"final": dict(ruling.facts), "history": ruling.history.to_json()},
-            policy={"effective": ruling.decision.policy_sha256},
+            decision=decision.verdict if objection is None else "deny",
+            reasons=list(decision.reasons) if objection is None else [objection.code],
+            facts=facts if objection is None else {},
+            policy={"effective": decision.policy_sha256},
             payload=self.parts.payload_digest(envelope.kind, arrived.payload),
         )
 

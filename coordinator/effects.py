@@ -5,22 +5,38 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
 from coordinator import store as db
 from coordinator.aggregate import l2_norm
+from coordinator.blobs import AnyPayload
 from coordinator.ingress import Arrived
 from coordinator.members import check_hello, facts_as_fields, hello_as_fields
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.runs import ActiveRun
 from coordinator.witnessing import Relay
+from fedsilo.treaty.audit.checkpoint import Checkpoint
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.method import MessageArrived, SiloAbstained
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 log = logging.getLogger("fedsilo.coordinator")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `Effects.prepare` found.
+
+    Attributes:
+        objection: why the message cannot be carried out; None where it can.
+        taken: of a checkpoint, what was countersigned.
+    """
+
+    objection: PeerError | None = None
+    taken: Checkpoint | None = None
 
 
 class Effects:
@@ -42,31 +58,56 @@ class Effects:
         self._notify = notify
         self.relay = Relay(parts.audit, parts.silos)
 
-    def no_member(self, session: Session, arrived: Arrived) -> PeerError | None:
-        """The refusal of a contribution by a silo whose last hello was refused: whoever differs has no part."""
-        if arrived.envelope.kind not in CONTRIBUTIONS:
-            return None
-        member = session.get(db.Member, arrived.silo)
-        if member is None or member.state != "joined":
-            return PeerError(WireCode.NOT_A_MEMBER, f"{arrived.silo} contributes although it has not joined")
-        return None
+    def prepare(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Prepared:
+        """Whether a message that the rules allow can be carried out, before the log says that it was let in.
 
-    def carry_out(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Taken:
+        Raises:
+            OperationError: our memory of a silo's log cannot be stored.
+        """
+        try:
+            return self._prepare(session, peer, arrived)
+        except PeerError as error:
+            return Prepared(error)
+
+    def _prepare(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Prepared:
+        silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
+        match body:
+            case pb.Hello():
+                check_hello(body, self._parts.agreed)
+            case pb.Fetch():
+                self._adapter(session, body)
+            case pb.Checkpoint():
+                return Prepared(taken=self.relay.take_in(peer, body))
+            case pb.Declined() | pb.Abstain():
+                self._run_of(envelope, silo)
+            case _ if envelope.kind in CONTRIBUTIONS:
+                member = session.get(db.Member, silo)
+                if member is None or member.state != "joined":  # whoever differs has no part
+                    raise PeerError(WireCode.NOT_A_MEMBER, f"{silo} contributes although it has not joined")
+                run = self._run_of(envelope, silo)
+                if not run.started or envelope.kind not in run.method.kinds_under(run.plan):
+                    raise PeerError(WireCode.UNKNOWN_KIND, f"{envelope.kind} does not belong to {run.plan.method}")
+        return Prepared()
+
+    def carry_out(self, session: Session, peer: PeerIdentity, arrived: Arrived, prepared: Prepared) -> Taken:
+        """Do what an allowed message asks for. Raises PeerError: what `prepare` had against it."""
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
         state = self._seen[silo]
         state.greetings = state.greetings + 1 if isinstance(body, pb.Hello) else 0
+        if isinstance(body, pb.Hello):
+            return self._hello(session, peer, silo, body)  # one that is refused is kept, too
+        if prepared.objection is not None:
+            raise prepared.objection
         match body:
-            case pb.Hello():
-                return self._hello(session, peer, silo, body)
             case pb.Poll():
                 self._acknowledge(session, silo, body.acknowledged_sequence)
                 if body.countersignature:
                     self._countersign(session, peer, body.countersignature)
                 return ack()
             case pb.Fetch():
-                return self._fetch(session, envelope, body)
+                return Taken("global.adapter", None, self._adapter(session, body), envelope.run, envelope.round)
             case pb.Checkpoint():
-                return Taken("control.checkpoint", self.relay.exchange(session, peer, body))
+                return Taken("control.checkpoint", self.relay.answer(session, peer, body, prepared.taken))
             case pb.Progress():
                 state.round, state.step = body.round, body.step
                 self._parts.publish(
@@ -133,11 +174,11 @@ class Effects:
             )  # fmt: skip
             session.flush()
 
-    def _fetch(self, session: Session, envelope: pb.Envelope, fetch: pb.Fetch) -> Taken:
+    def _adapter(self, session: Session, fetch: pb.Fetch) -> AnyPayload:
         payload = self._parts.blobs.find(fetch.digest) if db.is_adapter(session, fetch.digest) else None
         if payload is None:
             raise PeerError(WireCode.NOT_FOUND, f"there is no adapter {fetch.digest[:64]!r}", field="digest")
-        return Taken("global.adapter", None, payload, envelope.run, envelope.round)
+        return payload
 
     def _abstain(self, session: Session, silo: str, envelope: pb.Envelope, body: pb.Declined | pb.Abstain) -> Taken:
         run = self._run_of(envelope, silo)
@@ -157,8 +198,6 @@ class Effects:
     def _contribution(self, session: Session, arrived: Arrived) -> Taken:
         silo, envelope = arrived.silo, arrived.envelope
         run = self._run_of(envelope, silo)
-        if not run.started or envelope.kind not in run.method.kinds_under(run.plan):
-            raise PeerError(WireCode.UNKNOWN_KIND, f"{envelope.kind} does not belong to {run.plan.method}")
         kept = self._parts.blobs.keep(arrived.payload)
         norm = l2_norm(kept) if arrived.tensors is not None else 0.0
         session.add(

@@ -7,6 +7,7 @@ coordinator holds no private text, but the names of silos and how they stand are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -168,5 +169,6 @@ class Files:
 
 
 def _line(event: Any) -> str:
-    # JSON escapes whatever could act on a terminal
-    return f"{event.time} {_LEVELS.get(event.name, 'INFO')} {event.name} {event.fields_json}"[:LINE_CHARACTERS_MAX]
+    # ASCII JSON escapes whatever could act on a terminal: also DEL, C1 controls and what turns the direction (T37)
+    fields = json.dumps(json.loads(event.fields_json), separators=(",", ":"))
+    return f"{event.time} {_LEVELS.get(event.name, 'INFO')} {event.name} {fields}"[:LINE_CHARACTERS_MAX]

@@ -203,12 +203,25 @@ class Submissions:
         if self.waiting:
             self.look()
 
-    def start_now(self, name: str, record: Record = _nothing) -> dict[str, Any]:
-        """Start with the silos that have joined. Raises NotFoundError, ConflictError: below the quorum."""
+    def start_now(self, name: str, record: Record = _nothing, *, shown: Any = None) -> dict[str, Any]:
+        """Start with the silos that have joined.
+
+        Args:
+            name: of the run.
+            record: is told of it within the transaction.
+            shown: names of all silos that had joined when somebody looked, sorted; None for whichever there are.
+
+        Raises:
+            NotFoundError: it does not wait. ConflictError: below the quorum, or others than `shown` (`STALE_VIEW`).
+        """
         with self.driver.changing(), self.driver.parts.store.transaction() as session:
             if name not in self.waiting:
                 raise NotFoundError(f"no run {name!r} is waiting for silos")
             item = self.waiting[name]
+            joined = sorted(self._all_joined(session) & set(self.fixed.silos))
+            if shown is not None and shown != joined:
+                told = f"the silos joined are {', '.join(joined) or 'none'}, not those shown"
+                raise ConflictError(told, hint="look again", code="STALE_VIEW")
             ready = self._joined(session, item.plan)
             if len(ready) < item.plan.quorum:
                 raise ConflictError(f"{len(ready)} silos have joined, the quorum is {item.plan.quorum}")
@@ -237,9 +250,12 @@ class Submissions:
         due = self.driver.parts.monotonic() + plan.join_deadline_seconds
         self.waiting[name] = Waiting(request, plan, due)
 
-    def _joined(self, session: Session, plan: Plan) -> tuple[str, ...]:
+    def _all_joined(self, session: Session) -> set[str]:
         members = session.scalars(select(db.Member).where(db.Member.state == "joined")).all()
-        joined = {member.silo for member in members}
+        return {member.silo for member in members}
+
+    def _joined(self, session: Session, plan: Plan) -> tuple[str, ...]:
+        joined = self._all_joined(session)
         return tuple(silo for silo in plan.silos if silo in joined)
 
     def _start_complete(self, session: Session) -> None:

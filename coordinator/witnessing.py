@@ -17,6 +17,7 @@ from coordinator import store as db
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
 from fedsilo.treaty.audit.checkpoint import (
+    Checkpoint,
     cosigned_at,
     cosigner_key,
     merge_signatures,
@@ -68,11 +69,13 @@ class Relay:
             PeerError: its log lost or changed records, or a signature does not verify; nothing is countersigned.
             OperationError: our memory of its log cannot be stored.
         """
-        offer = Offer(theirs.note, theirs.previous_size, tuple(theirs.consistency), theirs.cosigned_note)
+        return self.answer(session, peer, theirs, self.take_in(peer, theirs))
+
+    def take_in(self, peer: PeerIdentity, theirs: pb.Checkpoint) -> Checkpoint | None:
+        """Countersign what it sent of its own log. Returns and raises as `AuditLog.take`, but PeerError for a no."""
         try:
             self._audit.trust_peer(peer.spiffe_id, peer.signing_public_key)
-            taken = self._audit.take(offer, peer.spiffe_id)
-            ours = self._audit.offer(peer.spiffe_id)
+            return self._audit.take(_offer_of(theirs), peer.spiffe_id)
         except VerificationError as error:
             if error.code == OWN_HISTORY_LOST:
                 self.contradicting.add(peer.spiffe_id)
@@ -80,10 +83,16 @@ class Relay:
             raise PeerError(
                 WireCode.CHECKPOINT_INCONSISTENT, f"checkpoint of {peer.spiffe_id}: {error.message}"
             ) from error
+
+    def answer(
+        self, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint, taken: Checkpoint | None
+    ) -> pb.Checkpoint:
+        """The second half of `exchange`. taken: of the first one, `take_in`."""
+        ours = self._audit.offer(peer.spiffe_id)
         self.contradicting.discard(peer.spiffe_id)
         others = tuple(silo for silo in self._silos if silo != peer.name)
         self.waiting.discard(peer.name)
-        if taken is not None and _keep_step(session, peer, offer, taken.size):
+        if taken is not None and _keep_step(session, peer, _offer_of(theirs), taken.size):
             self.waiting |= set(others)
         for note in theirs.countersigned:
             try:
@@ -109,6 +118,10 @@ class Relay:
                 break
             answer.peers.append(shown)
         return answer
+
+
+def _offer_of(theirs: pb.Checkpoint) -> Offer:
+    return Offer(theirs.note, theirs.previous_size, tuple(theirs.consistency), theirs.cosigned_note)
 
 
 def _keep_step(session: Session, peer: PeerIdentity, offer: Offer, size: int) -> bool:

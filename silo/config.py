@@ -94,6 +94,8 @@ class Trainer(_Closed):
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | Literal["auto"] = "auto"
     microbatch_tokens: int = Field(16384, ge=64)
+    cache_bytes: int = Field(2 << 30, ge=1 << 20)  # keys and values of one batch of rollouts
+    checkpointing: bool = False  # a training step keeps each layer's input and computes the rest twice
     isolation: Literal["auto", "namespaces", "user", "container", "waived"] = "auto"
     scratch: Path | None = None  # external: its --scratch folder, where the guard sees it; for the overlap screen
     must_not_reach: tuple[str, ...] = ()  # external: what answers the guard and must stay silent towards the trainer

@@ -81,22 +81,20 @@ class ApprovalScreen(FedScreen):
                 with Vertical(id="left-panels"):
                     yield Lines(id="leaves-box", classes="box")
                     yield Lines(id="budget-box", classes="box")
-                    yield Lines(id="findings-box", classes="box")
                 with Vertical(id="right-panels"):
                     yield Lines(id="policy-box", classes="box")
                     yield Lines(id="diff-box", classes="box")
+                    yield Lines(id="findings-box", classes="box")
             yield Lines(id="answers-box", classes="box")
 
     # ---- drawing -----------------------------------------------------------------------------------
 
     def draw(self) -> None:
         width, height = self.app.size
-        panels = width >= PANELS_CELLS_MIN and height >= PANELS_ROWS_MIN
-        self.set_class(panels, "-panels")
         greyed = self.greyed or bool(self._changed())
-        if panels:
-            self._draw_panels(self.room, greyed=greyed)
-        else:
+        panels = width >= PANELS_CELLS_MIN and height >= PANELS_ROWS_MIN and self._draw_panels(self.room, greyed=greyed)
+        self.set_class(panels, "-panels")
+        if not panels:
             fed = self.fed
             rows = facts.one_column(
                 self.shown, fed.snapshot, fed.now(), width - 2, self.room, fed.glyphs, self.opened, fed.lock.person
@@ -123,7 +121,9 @@ class ApprovalScreen(FedScreen):
     def _changed(self) -> str:
         return changed_since(self.shown, self.fed.snapshot) if self.fed.snapshot.state is not None else ""
 
-    def _draw_panels(self, room: int, *, greyed: bool) -> None:
+    def _draw_panels(self, room: int, *, greyed: bool) -> bool:
+        """False where the boxes do not go into the room: one column has the same facts in fewer rows, and what can be
+        answered at a glance is not to be scrolled (console design 5)."""
         fed, release = self.fed, self.shown
         width = self.app.size.width - 2
         inner = width // 2 - 4
@@ -131,19 +131,27 @@ class ApprovalScreen(FedScreen):
         answers = facts.answers(release, width - 4)
         difference = facts.difference(release, inner)
         summary = facts.policy_summary(release, inner)
-        most = max(room - len(head) - (len(answers) + 2) - (len(difference) + 2) - (len(summary) + 2), 3)
+        findings = facts.findings(release, inner)
+        budget = facts.budget(release, inner)
+        beside = room - len(head) - (len(answers) + 2)
+        # the rules give way, so what has a length of its own stands above or below them
+        most = beside - (len(difference) + 2) - (len(findings) + 2) - (len(summary) + 2)
         leaves = [
             *facts.leaves(release, inner, fed.glyphs),
             *(line(("stays ", "dim"), *row) if not index else line("      ", *row)
               for index, row in enumerate(facts.stays(release, inner - 6))),
         ]  # fmt: skip
+        rules = facts.rules(release, inner, most=max(most, 1))
+        if len(rules) > most or len(leaves) + len(budget) + 4 > beside:
+            return False
         self.query_one("#head", Lines).draw(head, greyed=greyed)
         self._box("#leaves-box", f"1 What leaves {fed.snapshot.site}", leaves, greyed)
-        self._box("#policy-box", "2 Policy in force", [*summary, *facts.rules(release, inner, most=most)], greyed)
-        self._box("#budget-box", "3 Privacy budget", facts.budget(release, inner), greyed)
+        self._box("#policy-box", "2 Policy in force", [*summary, *rules], greyed)
+        self._box("#budget-box", "3 Privacy budget", budget, greyed)
         self._box("#diff-box", "4 Against the last release", difference, greyed)
-        self._box("#findings-box", "5 Findings", facts.findings(release, inner), greyed)
+        self._box("#findings-box", "5 Findings", findings, greyed)
         self._box("#answers-box", "6 Answered" if release.ended_at else "6 If you answer", answers, greyed)
+        return True
 
     def _box(self, name: str, title: str, rows: list[Line], greyed: bool) -> None:
         box = self.query_one(name, Lines)

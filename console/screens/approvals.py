@@ -37,7 +37,8 @@ COLUMNS = (
     Column("release", lambda row: (text_of(row["id"]), "strong"), 18, worth=0, grows=True),
     Column("kind", _text("kind"), 16, worth=2),
     Column("bytes", lambda row: (bytes_text(row["bytes"]), ""), 9, worth=3, right=True, order=lambda row: row["bytes"]),
-    Column("state", _state, 12, worth=0),
+    Column("state", _state, 8, worth=0),
+    Column("later", lambda row: (row["later"], "dim"), 8, worth=1, right=True, order=lambda row: row["later_seconds"]),
     Column("verdicts", _text("verdicts"), 19, worth=4),
     Column("given", _text("given"), 6, worth=1),
     Column("held", _text("age"), 8, worth=1, right=True, order=lambda row: row["held_since"]),
@@ -107,7 +108,9 @@ def _held_row(release: Release, now: float, person: str) -> dict[str, Any]:
     left, later = release.expires_at - now, release.deferred_until(person, now)
     return {
         "id": release.id, "kind": ", ".join(kind.kind for kind in release.kinds), "bytes": release.size_bytes,
-        "state": f"later {duration_text(later - now)}" if later else release.state,
+        "state": release.state,
+        # of the person who looks alone: what is exported as the release's state says nothing of it
+        "later": duration_text(later - now) if later else "-", "later_seconds": later - now if later else 0.0,
         "given": f"{len(release.given)} of {release.needed}",
         "verdicts": " ".join(f"{release.count(name)} {name}" for name in ("ok", "look", "deny")),
         "held_since": release.held_since, "age": duration_text(now - release.held_since),

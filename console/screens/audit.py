@@ -17,10 +17,10 @@ from console.actions import command_line
 from console.drawing import Line, line, wrap
 from console.feed import Question
 from console.help import json_lines
-from console.reading import mapping
+from console.reading import mapping, whole
 from console.screens.base import FedScreen, Lines
 from console.screens.confirm import TextDialog
-from console.screens.tables import FilterLine, TablePane
+from console.screens.tables import FilterLine, RowLines, TablePane
 from console.values import CoordinatorState
 
 STATUS = "audit.status"
@@ -45,6 +45,14 @@ class ChainPane(TablePane):
         # nothing of that may be there after a look through the whole log, which no command makes
         start = f"{self.program} start"
         self._empty, self._makes = ("such records", "esc clears the filter") if query[1] else ("records", start)
+
+    def draw(self) -> None:
+        super().draw()
+        rows = self.rows
+        if self.is_mounted and rows.arrived and not rows.kept and rows.filter_text and rows.next is None:
+            answer = mapping(self.fed_screen.fed.snapshot.answers.get(self.key_asked))
+            told = chain.none_passes_lines(whole(answer.get("size")), self.query_one(RowLines).size.width)
+            self.query_one(RowLines).draw(told, greyed=self.fed_screen.greyed)
 
     def clear_filter(self) -> None:
         self.rows.filter("")

@@ -115,6 +115,9 @@ class BudgetScreen(FedScreen):
     # ---- keys --------------------------------------------------------------------------------------
 
     def action_next_pane(self) -> None:
+        if self._at_a_coordinator:
+            self.fed.say(AT_A_COORDINATOR)
+            return
         self._pane = PANES[(PANES.index(self._pane) + 1) % len(PANES)]
         self.shown.display = True
         self.shown.query_one(RowLines).focus()
@@ -145,4 +148,6 @@ class BudgetScreen(FedScreen):
         return dict(item.row) if item else None
 
     def keys(self) -> Line:
+        if self._at_a_coordinator:
+            return line(" : Go to  ? Help  ctrl+q Quit")
         return line(" tab Next table  enter Open  / Filter  s Sort  : Go to  ? Help  ctrl+q Quit")

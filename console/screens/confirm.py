@@ -23,6 +23,7 @@ from textual.widgets import Button, Input
 from console import facts
 from console.drawing import Line, line, wrap
 from console.screens.base import Lines
+from console.screens.fields import HandTyped, TextLine
 from console.values import Release
 
 if TYPE_CHECKING:
@@ -59,15 +60,8 @@ class Answer:
         return shown | opened if self.approve else shown | {"reason_code": self.reason_code, "reason": self.reason}
 
 
-class TypedWord(Input):
-    """A field that takes only what is typed."""
-
-    def _on_paste(self, event: events.Paste) -> None:
-        event.prevent_default()
-        event.stop()
-
-    def action_paste(self) -> None:
-        """The clipboard is no typing either."""
+class TypedWord(HandTyped):
+    """The word that confirms."""
 
     async def action_submit(self) -> None:
         """Enter in the field signs nothing; the dialog says what is missing."""
@@ -116,7 +110,7 @@ class ConfirmDialog(ModalScreen[Answer | None]):
             yield Lines(id="ask")
             yield TypedWord(id="word", placeholder="type it here", max_length=24)
             if not self._approve:
-                yield Input(
+                yield TextLine(
                     id="reason", placeholder="optional text; it stays at this site, in the audit log", max_length=200
                 )
             yield Lines(id="why")

@@ -4,6 +4,7 @@ person's. The rows are written by a worker, so a slow disk stops no screen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -16,12 +17,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from console import export
+from console.actions import PLACE_TWINS, command_line
 from console.drawing import Line, line, wrap
 from console.export import FORMS, LOCAL_WORD, Sheet, Taken
 from console.reading import mapping
-from console.screens.base import Lines
+from console.screens.base import FedScreen, Lines
+from console.screens.fields import HandTyped, TextLine
 from console.values import CoordinatorState
-from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 PATH_CHARACTERS_MAX = 400
 # Tables whose rows a screen makes from what every snapshot has: the query that tells the same, and the field of it.
 MADE_OF = {"approvals": ("approvals", "releases")}
+SMALL_ROWS = 28  # below it fields are drawn without a frame
 
 
 def sheet_of(pane: TablePane) -> Sheet:
@@ -54,28 +58,34 @@ def sheet_of(pane: TablePane) -> Sheet:
     rows = pane.rows
     return Sheet(
         query[0] or pane.id or screen.called, [item.row for item in rows.shown], [item.row for item in rows.all_items],
-        query, rows_in, rows.total, rows.filter_text, screen.twin(), about,
+        query, rows_in, rows.total, rows.filter_text, screen.twin(), _list_twin(screen, query), about,
     )  # fmt: skip
+
+
+def _list_twin(screen: FedScreen, query: tuple[str, Mapping[str, Any]]) -> str:
+    """The command that lists the table, with what was asked for and without the row under the cursor."""
+    name, arguments = query
+    kind = ("--kind", str(arguments["kind"])) if "kind" in arguments else ()
+    if screen.called == "history":
+        return command_line(("silo", "approvals", "history", *kind))
+    list_of = PLACE_TWINS.get(screen.called)
+    words = () if list_of is None else list_of(screen.context())
+    if name in ("outbox", "inbox") and words:
+        words = (words[0], name, "list", *kind, *(("--control",) if arguments.get("control") else ()))
+    return command_line(words) if words else ""
 
 
 def _moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}" if seconds else ""
 
 
-class PathLine(Input):
+class PathLine(TextLine):
     """The file's path. Up and down change the form that its end says."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "form(-1)", show=False),
         Binding("down", "form(1)", show=False),
     ]
-
-    def _on_paste(self, event: events.Paste) -> None:
-        """A path may be pasted; a control character in it would be drawn as it is."""
-        event.prevent_default()
-        event.stop()
-        first = (event.text.splitlines() or [""])[0]
-        self.insert_text_at_cursor("".join(character for character in first if character.isprintable()))
 
     def action_form(self, step: int) -> None:
         stem, dot, end = self.value.rpartition(".")
@@ -85,15 +95,8 @@ class PathLine(Input):
         self.cursor_position = len(self.value)
 
 
-class WordLine(Input):
+class WordLine(HandTyped):
     """The word for local data; it is typed, never pasted."""
-
-    def _on_paste(self, event: events.Paste) -> None:
-        event.prevent_default()
-        event.stop()
-
-    def action_paste(self) -> None:
-        """The clipboard is no typing either."""
 
 
 class ExportDialog(ModalScreen[None]):
@@ -107,8 +110,10 @@ class ExportDialog(ModalScreen[None]):
         #box { width: 76; max-width: 100%; height: auto; max-height: 100%; border: round $accent; background: $surface;
                padding: 0 1; border-title-color: $accent; }
         Input { height: 3; }
+        &.-small Input { height: 1; border: none; }
         &.-ascii #box { border: ascii $accent; }
         &.-ascii Input { border: ascii $secondary; }
+        &.-ascii.-small Input { border: none; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
@@ -128,10 +133,10 @@ class ExportDialog(ModalScreen[None]):
         with Vertical(id="box") as box:
             box.border_title = self.fed.title_of(f"Export {self._sheet.name}")
             yield Lines(id="what")
+            yield Lines(id="why")  # above the fields: on a low screen it would be cut off below them
             yield PathLine(id="path", placeholder="path of a new file", max_length=PATH_CHARACTERS_MAX)
             yield Lines(id="form")
             yield WordLine(id="word", placeholder="empty: what was released", max_length=16)
-            yield Lines(id="why")
 
     def on_mount(self) -> None:
         self.set_class(self.fed.ascii_only, "-ascii")
@@ -151,16 +156,20 @@ class ExportDialog(ModalScreen[None]):
     def redraw(self) -> None:
         if not self.is_mounted:
             return
-        cells = self._cells
-        self.query_one("#what", Lines).draw(self._what(cells))
+        cells, height = self._cells, self.app.size.height
+        self.set_class(height < SMALL_ROWS, "-small")
+        why = self._why(cells)
+        self.query_one("#why", Lines).draw(why)
         typed = self.query_one("#path", Input).value
         here = typed.rpartition(".")[2].lower() if "." in typed else ""
         forms = [part for form in FORMS for part in ((" ", ""), (form, "strong" if form == here else "dim"))]
-        self.query_one("#form", Lines).draw([
-            line("form by the end of the name:", *forms, ("   up, down change it", "dim")),
+        form = [
+            line("form, the name's end:", *forms, ("  up, down", "dim")),  # in one row of a low screen
             *wrap(f"To write every column and row shown, type the word {LOCAL_WORD} here (Tab):", cells),
-        ])  # fmt: skip
-        self.query_one("#why", Lines).draw(self._why(cells))
+        ]  # fmt: skip
+        self.query_one("#form", Lines).draw(form)
+        room = height - len(why) - len(form) - (4 if height < SMALL_ROWS else 8)  # 2 of the frame, the rest of fields
+        self.query_one("#what", Lines).draw(self._what(cells)[: max(room, 1)])
 
     def _what(self, cells: int) -> list[Line]:
         sheet, shared = self._sheet, self._shared
@@ -217,11 +226,16 @@ class ExportDialog(ModalScreen[None]):
         )  # fmt: skip
 
     def _write(self, path: Path, *, local: bool) -> None:
-        taken, refused = None, None
+        taken: Taken | None = None
+        refused: FedSiloError | None = None
         try:
             taken = export.write_export(path, self._sheet, local=local)
         except FedSiloError as error:
             refused = error
+        except Exception as error:  # noqa: BLE001  # else the dialog would say for ever that it writes
+            refused = OperationError(
+                f"a fault of FedSilo ended the writing ({type(error).__name__})", hint=f"look at what is in {path}"
+            )
         self.app.call_from_thread(self._written, path, taken, refused, local=local)
 
     def _written(self, path: Path, taken: Taken | None, refused: FedSiloError | None, *, local: bool) -> None:

@@ -13,15 +13,17 @@ from typing import Any
 from textual.app import ComposeResult
 
 from console.actions import Context, command_line
-from console.drawing import Line, Part, bytes_text, line
+from console.drawing import Line, Part, bytes_text, line, wrap
 from console.feed import Question
 from console.reading import mapping, number, text_of, whole
 from console.rows import Column, Row
 from console.screens.base import FedScreen
 from console.screens.confirm import TextDialog
 from console.screens.tables import TablePane
+from console.values import CoordinatorState
 
 KEY = "history"
+AT_A_COORDINATOR = "releases are held and answered at each silo, by its own people; a coordinator is told of none"
 _STYLES = {"held": "warn", "approved": "ok", "denied": "bad", "rejected": "bad"}
 
 
@@ -36,12 +38,18 @@ def _answers(row: Row) -> list[Mapping[str, Any]]:
 
 
 def _who(row: Row) -> Part:
-    people = [f"{text_of(one.get('person'))} {_verb(one)}" for one in _answers(row)]
+    people = [f"{text_of(one.get('person'))} {_verb(one)}{_why(one)}" for one in _answers(row)]
     return ", ".join(people) or "nobody", ""
 
 
 def _verb(answer: Mapping[str, Any]) -> str:
     return {"approve": "yes", "reject": "no"}.get(text_of(answer.get("verdict")), "?")
+
+
+def _why(answer: Mapping[str, Any]) -> str:
+    """The reason code of a no; a yes has none."""
+    code = text_of(answer.get("reason"))
+    return f" {code}" if code and _verb(answer) == "no" else ""
 
 
 def _when(row: Row) -> Part:
@@ -91,17 +99,28 @@ class HistoryScreen(FedScreen):
     def table(self) -> TablePane:
         return self.query_one(TablePane)
 
+    @property
+    def _at_a_coordinator(self) -> bool:
+        return isinstance(self.fed.snapshot.state, CoordinatorState)
+
     def wants(self) -> Mapping[str, Question]:
-        return self.table.wants()
+        return {} if self._at_a_coordinator else self.table.wants()
 
     def draw(self) -> None:
+        self.table.display = not self._at_a_coordinator
         self.table.take(self.fed.snapshot)
         self.table.draw()
+
+    def notices(self, cells: int) -> list[Line]:
+        told = super().notices(cells)
+        return [*told, *wrap(AT_A_COORDINATOR, cells, "warn")] if self._at_a_coordinator else told
 
     def crumb(self) -> str:
         return "held before"
 
     def keys(self) -> Line:
+        if self._at_a_coordinator:
+            return line(" esc Back  : Go to  ? Help  ctrl+q Quit")
         return line(" enter Open  / Filter  s Sort  w Columns  esc Back  Y Twin  ? Help")
 
     # ---- keys --------------------------------------------------------------------------------------
@@ -115,7 +134,7 @@ class HistoryScreen(FedScreen):
         answers = [
             line(
                 (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad"), text_of(one.get("person")),
-                (f"  {text_of(one.get('at'))}", "dim"),
+                (_why(one), "bad"), (f"  {text_of(one.get('at'))}", "dim"),
             )
             for one in _answers(row)
         ]  # fmt: skip

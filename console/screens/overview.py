@@ -17,6 +17,7 @@ from console.screens.orders import OrderingScreen
 from console.values import SiloState
 
 BORDER_ROWS = 2
+EVENT_ROWS_MIN = 1  # of the newest events, however much else there is
 KEYS_MAX = 8
 SILO_ROWS_ELSEWHERE = 17  # of the screen: frame, needs, round, and some events
 
@@ -94,8 +95,11 @@ class OverviewScreen(OrderingScreen):
         left_rows: list[Line] = []
         if isinstance(snapshot.state, SiloState):
             left_rows = words.left_lines(snapshot.state, inner)
-            if height < 30:
-                left_rows = _shortened(left_rows, 5)
+            taken = sum(len(rows) + BORDER_ROWS for rows in (silo_rows, rounds)) + len(strip_rows)
+            room = self.room - taken - BORDER_ROWS - (0 if wide else EVENT_ROWS_MIN + BORDER_ROWS)
+            # what happens is worth more than the counts: the outbox has those, and nothing else has the events
+            left_rows = _shortened(left_rows, max(min(room, 5 if height < 30 else len(left_rows)), 0))
+            out.display = bool(left_rows)
             self._box("#out-box", "Left this silo", left_rows, greyed=stale)
         boxes = [silo_rows, rounds, *([left_rows] if left_rows else [])]
         used = sum(len(rows) + BORDER_ROWS for rows in boxes) + len(strip_rows) + BORDER_ROWS
@@ -198,4 +202,6 @@ class OverviewScreen(OrderingScreen):
 def _shortened(rows: list[Line], most: int) -> list[Line]:
     if len(rows) <= most:
         return rows
+    if most < 2:
+        return []
     return [*rows[: most - 1], line((f"and {len(rows) - most + 1} more kinds: silo status", "dim"))]

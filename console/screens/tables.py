@@ -26,23 +26,18 @@ from console.rows import Column, Item, Row, Rows, skeleton
 from console.safe import safe
 from console.screens.base import FedScreen, Lines
 from console.screens.exports import ExportDialog, sheet_of
+from console.screens.fields import TextLine
 from console.values import Snapshot
 
 PAGE_ROWS = 100
 FILTER_CHARACTERS_MAX = 120
+WRITES_NO_FILES = "export: this page writes no files, as they would lie at the server; a console at a terminal does"
 
 
-class FilterLine(Input):
+class FilterLine(TextLine):
     """What follows `/`. Enter goes back to the rows and keeps it, escape clears it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "clear_filter", show=False)]
-
-    def _on_paste(self, event: events.Paste) -> None:
-        """A pasted control character would be drawn as it is."""
-        event.prevent_default()
-        event.stop()
-        first = (event.text.splitlines() or [""])[0]
-        self.insert_text_at_cursor("".join(character for character in first if character.isprintable()))
 
     def action_clear_filter(self) -> None:
         self.value = ""
@@ -327,6 +322,9 @@ class TablePane(Vertical):
 
     def action_export(self) -> None:
         """To a file of the person at this console; that changes no daemon."""
+        if not self.fed_screen.fed.may_write_files:
+            self.fed_screen.fed.say(WRITES_NO_FILES)
+            return
         self.app.push_screen(ExportDialog(sheet_of(self)))
 
     def action_back(self) -> None:

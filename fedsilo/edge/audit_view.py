@@ -166,6 +166,12 @@ class AuditView:
             }
         return {**shown, "checkpoint": self._checkpoint(), **self._words()}
 
+    @property
+    def broken(self) -> dict[str, Any] | None:
+        """{"seq", "why"} of the break that the newest verification found; None where it found none, or none was."""
+        broken = self._state.broken
+        return None if broken is None else {"seq": broken.seq, "why": broken.why}
+
     def _checkpoint(self) -> dict[str, Any]:
         """The newest checkpoint that somebody countersigned, else the newest."""
         key = self._audit.latest_note, self._audit.size

@@ -200,6 +200,8 @@ class ControlDesk:
                 person = verified.person
                 remembered = self._requests.find(verified.request_id)
                 if remembered is not None:
+                    # also of a command that is refused: its signature must not outlive the reason for that
+                    self._requests.extend(verified)
                     return _replay(remembered, verified)
                 entry = self._allowed(verified)
                 self._requests.begin(verified, now)

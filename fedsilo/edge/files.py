@@ -12,7 +12,9 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -20,6 +22,7 @@ from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError,
 
 PRIVATE_MODE = 0o600
 _LARGE_BYTES, _PAGE_BYTES = 1 << 20, 4096
+_INPUT_BYTES_MAX = 1 << 30
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -117,6 +120,74 @@ def read_private(path: Path) -> bytes:
             return stream.read()
     finally:
         os.close(descriptor)
+
+
+def read_regular(path: Path, *, hint: str = "", bytes_max: int = _INPUT_BYTES_MAX) -> bytes:
+    """The content of a file that somebody named. Links are followed; a pipe that nobody writes into is not waited for.
+
+    Does not stop: a regular file on a network disk that hangs.
+
+    Raises:
+        NotFoundError: no such file; with the hint.
+        UsageError: a folder, a pipe, a device or a socket; one that may not be read, or is larger than `bytes_max`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path} does not exist", hint=hint) from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no file can have that name"
+        raise UsageError(f"cannot read {path}: {why}", hint=hint) from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
+            raise UsageError(f"cannot read {path}: it is {what}, not a file", hint=hint)
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            data = stream.read(bytes_max + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+    finally:
+        os.close(descriptor)
+    if len(data) > bytes_max:
+        raise UsageError(f"{path} is larger than {bytes_max} bytes", hint=hint)
+    return data
+
+
+@contextlib.contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Around what fills a folder: where that fails (a full disk, Ctrl-C), nothing is left that looks like a result.
+
+    A folder that was there before stays, empty as it was; one with anything in it is not touched.
+    Does not stop: a kill, or a power cut; then a part may stay.
+
+    Raises:
+        OperationError: a file cannot be copied or written.
+    """
+    there = folder.exists()
+    kept = there and (not folder.is_dir() or any(folder.iterdir()))
+    try:
+        yield
+    except BaseException as error:
+        if not kept:
+            for inner in list(folder.iterdir()) if there else [folder]:
+                shutil.rmtree(inner, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    inner.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            why = _first_why(error) if isinstance(error, shutil.Error) else error.strerror or str(error)
+            hint = "" if kept else "nothing was left there"
+            raise OperationError(f"cannot write {folder}: {why}", hint=hint) from error
+        raise
+
+
+def _first_why(error: shutil.Error) -> str:
+    """Of copytree's list of (source, target, why), in which each why is in Python's words."""
+    found = error.args[0] if error.args else []
+    if not isinstance(found, list) or not found:
+        return "it could not be copied"
+    source, _, why = found[0]
+    return f"{Path(str(source)).name}: {str(why).partition('] ')[2].partition(':')[0] or why}"
 
 
 class FileLock:

@@ -14,8 +14,8 @@ from certs.encoding import load_signing_public_key, load_tls_key, read_one_certi
 from certs.identity import Identity, LinkIdentity, link_identity, operator_identity, own_identity
 from certs.names import LinkRole, PartyRole
 from certs.roles import Roles, load_roles
-from fedsilo.edge.files import read_private
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UsageError
+from fedsilo.edge.files import read_private, read_regular
+from fedsilo.treaty.errors import NotAllowedError, UsageError
 
 PUBLIC_FILE_BYTES_MAX = 1 << 20
 Value = TypeVar("Value")
@@ -123,16 +123,7 @@ def load_coordinator_key(path: Path) -> Ed25519PublicKey:
 
 def read_public(path: Path) -> bytes:
     """A certificate, root or other public file of at most 1 MiB. Raises NotFoundError, UsageError."""
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(PUBLIC_FILE_BYTES_MAX + 1)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path} does not exist") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > PUBLIC_FILE_BYTES_MAX:
-        raise UsageError(f"{path} is larger than {PUBLIC_FILE_BYTES_MAX} bytes")
-    return data
+    return read_regular(path, bytes_max=PUBLIC_FILE_BYTES_MAX)
 
 
 def _match(certificate: Path, pem: bytes, key: Path, private: ec.EllipticCurvePrivateKey) -> None:

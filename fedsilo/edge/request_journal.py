@@ -1,9 +1,10 @@
 """Which signed commands a daemon has seen, over restarts: begun before the work, finished after it, each durable.
 
-One JSON object a line: {"seen"} | {"id","digest","expires","seen"} | {"id","reply"}. A line torn by a power cut is
-dropped at the next start; a command begun and never finished is reported as such and not carried out again.
-Entries go an hour after their command has expired: the verification refuses that one by itself, and whoever asks again
-under the same request id, signed anew, is given the reply until then. `seen` never goes back (T41).
+One JSON object a line: {"seen"} | {"id","digest","expires","seen"} | {"id","reply"} | {"id","until"}. A line torn by a
+power cut is dropped at the next start; a command begun and never finished is reported as such and not carried out anew.
+Entries go an hour after the last command under their request id has expired: the verification refuses each of them by
+itself then, whoever captured it, and whoever asks again, signed anew, is given the reply until then. `seen` never goes
+back (T41).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ KEPT_AFTER_EXPIRY = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class RememberedRequest:
-    """`reply` is None while, or for ever after a crash in which, the command is not finished."""
+    """`expires` is that of the command signed for longest. `reply` is None while, or for ever after a crash in which,
+    the command is not finished.
+    """
 
     digest: str
     expires: datetime
@@ -73,6 +76,18 @@ class RequestJournal:
         )
         self._requests[command.request_id] = RememberedRequest(command.digest, command.expires)
 
+    def extend(self, command: VerifiedCommand) -> None:
+        """Keep the entry of a request id that is asked again for as long as the later signature counts, durably.
+
+        Raises:
+            OperationError: then the signature must not be answered either: it would outlive what is remembered.
+        """
+        known = self._requests[command.request_id]
+        if command.expires <= known.expires:
+            return
+        self._append({"id": command.request_id, "until": command.expires.isoformat()})
+        self._requests[command.request_id] = replace(known, expires=command.expires)
+
     def finish(self, request_id: str, reply: bytes) -> None:
         """Remember the reply, durably. Raises OperationError."""
         self._requests[request_id] = replace(self._requests[request_id], reply=reply)
@@ -107,6 +122,11 @@ class RequestJournal:
             known = self._requests.get(entry["id"])
             if known is not None:
                 self._requests[entry["id"]] = replace(known, reply=bytes.fromhex(entry["reply"]))
+            return
+        if "until" in entry:
+            known = self._requests[entry["id"]]
+            expires = max(known.expires, datetime.fromisoformat(entry["until"]))
+            self._requests[entry["id"]] = replace(known, expires=expires)
             return
         self._seen = max(self._seen, datetime.fromisoformat(entry["seen"]))
         if "id" in entry:

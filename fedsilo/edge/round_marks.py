@@ -2,7 +2,9 @@
 
 The log stays the only truth: marks are folded from it when they are first asked for, and with the records that were
 added each time after that, in the asking thread, at most `FOLD_RECORDS` a call, so that no question waits for a log of
-any length. At most `ROUNDS_MAX` rounds with `MARKS_MAX` marks each are kept, 17 MB at the very most.
+any length. At most `ROUNDS_MAX` rounds are kept, with `MARKS_MAX` marks on messages and `OWN_MARKS_MAX` on the round
+itself, 21 MB at the very most. A message that was not let in is no mark: its sender names any run and any round, and
+would displace those there are (T23).
 
 Does not show: what no record says, such as when a plan was taken in at a coordinator; nor that a record is genuine.
 """
@@ -20,6 +22,7 @@ from fedsilo.edge.audit_pages import LogPages
 
 ROUNDS_MAX = 256
 MARKS_MAX = 256
+OWN_MARKS_MAX = 64
 BLOCK_RECORDS = 1_024  # lines in memory at a time
 FOLD_RECORDS = 50_000  # of one call; 0.14 s of processor time, measured on a log of 100,000 records, mostly of polls
 _ROUND = b'"event":"round.'  # as canonical JSON spells it
@@ -49,6 +52,24 @@ class Mark:
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class _Round:
+    marks: list[Mark] = field(default_factory=list)
+    own: int = 0  # of them, on the round itself
+
+    def add(self, mark: Mark) -> None:
+        if not mark.event.startswith("round."):
+            if len(self.marks) - self.own < MARKS_MAX:
+                self.marks.append(mark)
+            return
+        if self.own == OWN_MARKS_MAX:  # how the round ended is the last of them
+            newest = next(each for each in reversed(self.marks) if each.event.startswith("round."))
+            self.marks.remove(newest)
+            self.own -= 1
+        self.marks.append(mark)
+        self.own += 1
+
+
 class RoundMarks:
     """Thread-safe.
 
@@ -64,13 +85,14 @@ class RoundMarks:
         self._messages = messages
         self._lock = threading.Lock()
         self._at = 0
-        self._rounds: OrderedDict[tuple[str, int], list[Mark]] = OrderedDict()
+        self._rounds: OrderedDict[tuple[str, int], _Round] = OrderedDict()
 
     def of(self, run: str, number: int) -> tuple[Mark, ...]:
         """In the order of the log. Raises FedSiloError: the log cannot be read."""
         with self._lock:
             self._catch_up()
-            return tuple(self._rounds.get((run, number), ()))
+            found = self._rounds.get((run, number))
+            return tuple(found.marks) if found is not None else ()
 
     def rounds_of(self, run: str) -> list[int]:
         """Numbers of the rounds that are known, ascending. Raises FedSiloError: the log cannot be read."""
@@ -99,9 +121,9 @@ class RoundMarks:
             mark = _mark_of(record)
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return  # damaged: `audit.verify` names it
-        marks = self._rounds.setdefault((run, number), [])
-        if len(marks) < MARKS_MAX:
-            marks.append(mark)
+        if mark.event == "ingress.decision" and mark.verdict != "allow":
+            return
+        self._rounds.setdefault((run, number), _Round()).add(mark)
         while len(self._rounds) > ROUNDS_MAX:
             self._rounds.popitem(last=False)
 

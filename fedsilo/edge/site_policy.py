@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.files import read_regular
 from fedsilo.edge.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty import strict_yaml
@@ -326,14 +327,28 @@ def read_bundle(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"{path}: there is no such federation bundle", hint=hint)
     try:
-        bundle = json.loads(path.read_bytes())
-        strings = ("federation", "coordinator_spiffe_id", "coordinator_signing_key_hex")
-        if not all(isinstance(bundle[key], str) for key in strings) or not bundle["peers"]:
-            raise ValueError("a key holds something else than text")
+        bundle = json.loads(read_regular(path, hint=hint))
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{error.lineno}: not a federation bundle, it is not JSON", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a federation bundle, it is not UTF-8 text", hint=hint) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in thousands of brackets
+        message = f"{path}: not a federation bundle, it is nested too deep or holds too long a number"
+        raise UsageError(message, hint=hint) from error
+    if not isinstance(bundle, dict):
+        raise UsageError(f"{path}: not a federation bundle, it is no block of keys", hint=hint)
+    for key in ("federation", "coordinator_spiffe_id", "coordinator_signing_key_hex"):
+        if not isinstance(bundle.get(key), str):
+            wrong = "is no text" if key in bundle else "is missing"
+            raise UsageError(f"{path}: not a federation bundle, {key!r} {wrong}", hint=hint)
+    if not bundle.get("peers"):
+        raise UsageError(f"{path}: not a federation bundle, 'peers' is missing or empty", hint=hint)
+    try:
         bytes.fromhex(bundle["coordinator_signing_key_hex"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: not a federation bundle ({type(error).__name__}: {error})", hint=hint) from error
-    return dict(bundle)
+    except ValueError as error:
+        message = f"{path}: not a federation bundle, 'coordinator_signing_key_hex' is not hexadecimal"
+        raise UsageError(message, hint=hint) from error
+    return bundle
 
 
 def _utc(seconds: float) -> str:

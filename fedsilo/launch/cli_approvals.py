@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ from fedsilo.launch.silo_control import (
     command,
     load_site,
 )
-from fedsilo.treaty.errors import ConflictError, NotFoundError, UsageError
+from fedsilo.treaty.errors import ConflictError, HeldError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from silo.config import SiloConfig
@@ -172,14 +173,20 @@ def approve(
 ) -> None:
     """Approve exactly these bytes under this policy, with every finding read.
 
-    On a terminal the ends of the findings' ids and of the digest may be typed after reading the facts.
+    On a terminal the ends of the findings' ids and of the digest may be typed after reading the facts. Exit 9 while
+    more approvals are needed: this one counts.
     """
     loaded = load_site(config)
     arguments = {"acknowledged": list(ack_finding)}
     arguments |= _shown(loaded, release, expect_digest, expect_policy, acknowledged=ack_finding)
     data = command(loaded, operator, "approvals.approve", arguments, request_id)
+    left = int(data["needed"]) - len(data["given"])
+    waits = HeldError(
+        f"{data['release']} stays held: {left} more of {data['needed']} approvals are needed",
+        hint="it takes another person: silo approvals show names the roles",
+    )
     emit(
-        "silo approvals approve", data, json_output=json_output,
+        "silo approvals approve", data, json_output=json_output, error=waits if data["state"] == "held" else None,
         text=f"{data['release']}: {data['state']}, {len(data['given'])} of {data['needed']} approvals",
     )  # fmt: skip
 
@@ -213,7 +220,10 @@ def reject(
 def defer(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
     operator: OperatorOption,
-    minutes: Annotated[float, typer.Option("--minutes", min=1.0, help="For so long you are not asked for it.")],
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=1.0, help="For so long you are not asked for it.")
+    ] = None,
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="Or until then: 2026-07-01T10:30:00Z.")] = "",
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
     request_id: RequestOption = "",
@@ -221,22 +231,35 @@ def defer(
     json_output: JsonOption = False,
 ) -> None:
     """Put an answer off, for yourself only. It stops no clock: what expires is refused."""
+    seconds = _until(minutes, until, request_id)
     loaded = load_site(config)
-    with client_of(loaded) as client:
-        data = client.query("approval", {"release": release})
-    given = {"digest": expect_digest.removeprefix("sha256:"), "policy_digest": expect_policy.removeprefix("sha256:")}
-    arguments = {
-        "release": release,
-        "digest": given["digest"] or data["digest"],
-        "policy_digest": given["policy_digest"] or data["policy"]["digest"],
-        "until_seconds": time.time() + minutes * 60.0,
-    }
+    arguments = _shown(loaded, release, expect_digest, expect_policy) | {"until_seconds": seconds}
     data = command(loaded, operator, "approvals.defer", arguments, request_id)
     emit(
         "silo approvals defer", data, json_output=json_output,
         text=f"{data['release']}: you are asked again at {_utc(data['deferred_until'])}; it expires at "
         f"{_utc(data['expires_at'])}",
     )  # fmt: skip
+
+
+def _until(minutes: float | None, until: str, request_id: str) -> float:
+    """Seconds since 1970. Raises UsageError: neither, both, no time, or a repetition that would name another one."""
+    if (minutes is None) == (not until):
+        raise UsageError("say for how long: --minutes or --until", hint="one of the two")
+    if minutes is not None:
+        if request_id:
+            raise UsageError(
+                "--minutes count from now, so the same request id would be given to another command",
+                hint=f"--until {_utc(time.time() + minutes * 60.0)} says the same each time",
+            )
+        return time.time() + minutes * 60.0
+    try:
+        moment = datetime.fromisoformat(until)
+    except ValueError as error:
+        raise UsageError(f"--until {until[:40]!r} is no time", hint="such as 2026-07-01T10:30:00Z") from error
+    if moment.tzinfo is None:
+        raise UsageError(f"--until {until[:40]!r} says no time zone", hint=f"{until[:40]}Z is in UTC")
+    return moment.timestamp()
 
 
 @app.command("release")

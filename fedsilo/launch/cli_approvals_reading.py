@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.edge.message_index import utc
 from fedsilo.launch.output import JsonOption, emit, guarded, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, client_of, command, load_site
 
@@ -153,4 +154,29 @@ def history(
 
 
 def _answers(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{one['person']} {one['verdict']} {one['at']}" for one in row["answers"]) or "nobody"
+    """Who answered what and when; of a no also the reason code, where the daemon tells it."""
+    told = (
+        " ".join(filter(None, (one["person"], one["verdict"], one.get("reason"), one["at"]))) for one in row["answers"]
+    )
+    return ", ".join(told) or "nobody"
+
+
+def answered_lines(approvers: Mapping[str, Any]) -> list[str]:
+    """How many said yes of how many that are needed, and a line for each answer: a no is none of them.
+
+    Args:
+        approvers: {"needed", "roles", "given"} of the query `approval`; given has yes and no.
+    """
+    given = approvers["given"]
+    count = sum(one["verdict"] == "approve" for one in given)
+    words = {"approve": "approved", "reject": "REJECTED"}
+    return [
+        f"approvals {count} of {approvers['needed']} given, by {' or '.join(approvers['roles'])}",
+        *(
+            "  " + " ".join(
+                [f"{words.get(one['verdict'], one['verdict'])} by {one['person']} at {utc(one['at'])}",
+                 *([f"reason {one['reason']}"] if one.get("reason") else [])]
+            )
+            for one in given
+        ),
+    ]  # fmt: skip

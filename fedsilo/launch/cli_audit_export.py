@@ -63,8 +63,10 @@ def export(
         if format_name or to or syslog or follow:
             raise UsageError("--out is for a range with proofs; --format, --to, --syslog and --follow are for streams")
         from fedsilo.edge.audit_proofs import export_range
+        from fedsilo.edge.files import removed_on_failure
 
-        data = export_range(folder, out, first, last)
+        with removed_on_failure(out):
+            data = export_range(folder, out, first, last)
         left_out, begins = data["left_out"], data["first"]
         warnings = []
         if begins > first:

@@ -55,7 +55,7 @@ def report(
     from certs.encoding import public_key_pem
     from fedsilo.edge.audit_report import audit_report, inventory_csv
     from fedsilo.edge.audit_report_parts import checksums, evidence_of
-    from fedsilo.edge.files import write_durably
+    from fedsilo.edge.files import removed_on_failure, write_durably
     from fedsilo.edge.site_policy import read_effective, read_schema
     from fedsilo.launch.audit_report_page import page
     from fedsilo.treaty.errors import ConflictError
@@ -83,13 +83,13 @@ def report(
         "report.html": page(made).encode(),
     }
     listed = checksums(files)
-    out.mkdir(parents=True)
-    for name, data in files.items():
-        write_durably(out / name, data)
-    write_durably(out / "report.sha256", listed)
     if signer is not None:
-        write_durably(out / "report.sha256.sig", signer.signing_key.sign(listed))
-        write_durably(out / "report.pub", public_key_pem(signer.peer.signing_public_key))
+        files |= {"report.sha256.sig": signer.signing_key.sign(listed)}
+        files |= {"report.pub": public_key_pem(signer.peer.signing_public_key)}
+    with removed_on_failure(out):
+        out.mkdir(parents=True)
+        for name, data in {**files, "report.sha256": listed}.items():
+            write_durably(out / name, data)
     emit(
         "audit report",
         {

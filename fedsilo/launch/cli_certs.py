@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedsilo.launch.input_files import named_as_input
 from fedsilo.launch.output import JsonOption, emit, guarded, table
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ def show(
     from certs.describe import describe_certificate
     from fedsilo.edge.identity_files import read_public
 
-    data = describe_certificate(read_public(file))
+    with named_as_input(file):
+        data = describe_certificate(read_public(file))
     emit(
         "certs show",
         data,

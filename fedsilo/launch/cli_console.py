@@ -24,7 +24,7 @@ app = typer.Typer(help="Watch one silo or the coordinator, and approve or reject
 CELLS_WITHOUT_TERMINAL = 100
 ROWS_WITHOUT_TERMINAL = 30
 THEME_NAMES = ("fed-dark", "fed-light", "fed-mono")
-OVERVIEW, APPROVALS = "1", "3"
+OVERVIEW, APPROVALS, AUDIT = "1", "3", "6"
 NO_NAME = "daemon"  # of what is attached to by --socket
 Files: TypeAlias = "tuple[Path | None, Path | None]"  # a person's certificate, and the key to it
 
@@ -361,7 +361,9 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     store = Store()
     now = time.monotonic()
     store.read(reading, now, wall_time=time.time(), record=record)
-    snapshot = replace(store.snapshot, skew_seconds=0.0) if watched.from_elsewhere else store.snapshot
+    snapshot = store.snapshot
+    if watched.from_elsewhere:  # it says what it is where a daemon's link would say "live"
+        snapshot = replace(snapshot, skew_seconds=0.0, link=replace(snapshot.link, told=watched.told()))
     if watched.site and snapshot.site != watched.site:
         raise ConflictError(f"the daemon at {watched.name} is {snapshot.site!r}, not {watched.site!r}")
     size = shutil.get_terminal_size((CELLS_WITHOUT_TERMINAL, ROWS_WITHOUT_TERMINAL))
@@ -375,8 +377,10 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
         elif screen == APPROVALS:
             shown = to_text(_approvals_lines(snapshot, now, size.columns, glyphs))
         else:
-            from console.told import screen_text
+            from console.told import SCREEN_SECONDS_MAX, screen_text
 
+            if screen == AUDIT and (verify := getattr(client, "verify_now", None)) is not None:
+                verify(SCREEN_SECONDS_MAX)  # of a folder: nobody is there to press v
             return screen_text(
                 watched.connect, screen, watched.told, cells=size.columns, rows=size.lines,
                 read_only=True, ascii_only=ascii_only,

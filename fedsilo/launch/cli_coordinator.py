@@ -9,6 +9,7 @@ import typer
 
 from fedsilo.launch import cli_coordinator_messages, doctor
 from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
+from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
 from fedsilo.launch.output import (
     JsonOption,
     PersonOption,
@@ -197,13 +198,13 @@ def start(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
 @guarded("coordinator status")
 def status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """State of the running coordinator: address, silos, runs."""
-    state = _state(_load(config))
+    state, now = _state(_load(config))
 
     def text() -> str:
         lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
         if state["halted"]:
             lines.append(f"HALTED: {state['halted']}; nothing is taken from any silo")
-        lines.append(_silo_table(state["silos"]))
+        lines.append(_silo_table(state["silos"], now))
         runs = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"]) for run in state["runs"]]
         lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")
         return "\n".join(lines)
@@ -239,8 +240,9 @@ def stop(
 @guarded("coordinator silos list")
 def silos_list(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
     """Which silos have joined, were refused (and why), or are absent."""
-    rows = _state(_load(config))["silos"]
-    emit("coordinator silos list", rows, json_output=json_output, text=lambda: _silo_table(rows))
+    state, now = _state(_load(config))
+    rows = state["silos"]
+    emit("coordinator silos list", rows, json_output=json_output, text=lambda: _silo_table(rows, now))
 
 
 @silos_app.command("show")
@@ -253,7 +255,7 @@ def silos_show(
     """One silo: whether it joined, what it said of itself, and when it was last heard."""
     from fedsilo.treaty.errors import NotFoundError
 
-    row = next((row for row in _state(_load(config))["silos"] if row["silo"] == name), None)
+    row = next((row for row in _state(_load(config))[0]["silos"] if row["silo"] == name), None)
     if row is None:
         raise NotFoundError(f"no silo of that name is listed: {name[:64]!r}", hint="coordinator silos list")
 
@@ -294,20 +296,26 @@ def _load(path: Path) -> CoordinatorConfig:
     return load_config(path)
 
 
-def _state(config: CoordinatorConfig) -> dict[str, Any]:
+def _state(config: CoordinatorConfig) -> tuple[dict[str, Any], str]:
+    """The state, and the coordinator's time."""
     from console.client import ControlClient
 
     with ControlClient(config.control.socket) as client:
-        return client.snapshot().state
+        reading = client.snapshot()
+        return with_fresh_silos(client, reading.state), reading.time
 
 
-def _silo_table(rows: list[dict[str, Any]]) -> str:
+def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
+    def how(row: dict[str, Any]) -> str:
+        silent = silent_for(row["last_seen"], now) if row["state"] == "joined" else ""
+        return f"{row['state']}, {silent}" if silent else row["state"]
+
     return table(
         ("silo", "state", "last seen", "round.step", "refused because"),
         (
             (
                 row["silo"],
-                row["state"],
+                how(row),
                 row["last_seen"] or "-",
                 f"{row['round']}.{row['step']}",
                 _reason(row["refusal"]),

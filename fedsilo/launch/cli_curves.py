@@ -13,7 +13,6 @@ from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, client_of,
 
 TEXT_CELLS = 100
 CSV_COLUMNS = ("run", "name", "silo", "source", "unit", "x", "round", "step", "value", "low", "high", "n", "n_exact")
-_FORMULA = ("=", "+", "-", "@")  # a spreadsheet would compute it
 
 
 @guarded("curves")
@@ -68,18 +67,14 @@ def csv_text(data: Mapping[str, Any]) -> str:
     import csv
     import io
 
+    from fedsilo.edge.csv_cells import csv_cell
+
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for row in values_of(data):
-        writer.writerow([_cell(row.get(name)) for name in CSV_COLUMNS])
+        writer.writerow([csv_cell(row.get(name)) for name in CSV_COLUMNS])
     return stream.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else "" if value is None else value
 
 
 def _curves_text(data: Mapping[str, Any]) -> str:

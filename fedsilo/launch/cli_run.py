@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ ConfigOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml, 
 AsOption = Annotated[
     str, typer.Option("--as", envvar="FEDSILO_OPERATOR", help="Who signs: a person, or the path of a certificate.")
 ]
+RequestOption = Annotated[str, typer.Option("--request-id", help="Give it again to repeat the same request.")]
 RunArgument = Annotated[str, typer.Argument(help="Name of the run.")]
 _CONFIG = Path("coordinator.yaml")
 ENDED = ("finished", "failed", "aborted")
@@ -34,15 +36,13 @@ def submit(
     person: AsOption,
     config: ConfigOption = _CONFIG,
     socket: SocketOption = None,
-    request_id: Annotated[str, typer.Option("--request-id", help="Give it again to repeat the same request.")] = "",
+    request_id: RequestOption = "",
     json_output: JsonOption = False,
 ) -> None:
     """Submit a run; it starts when the silos it names have joined."""
-    from fedsilo.treaty.errors import NotFoundError
+    from fedsilo.launch.input_files import read_document
 
-    if not file.is_file():
-        raise NotFoundError(f"{file} does not exist")
-    arguments = {"text": file.read_text(encoding="utf-8"), "source": str(file)[:128]}
+    arguments = {"text": read_document(file), "source": str(file)[:128]}
     result = _execute("run.submit", arguments, person, config, socket, request_id)
     emit(
         "run submit",
@@ -133,9 +133,10 @@ def _steer(verb: str) -> None:
         person: AsOption,
         config: ConfigOption = _CONFIG,
         socket: SocketOption = None,
+        request_id: RequestOption = "",
         json_output: JsonOption = False,
     ) -> None:
-        result = _execute(f"run.{verb}", {"run": run}, person, config, socket)
+        result = _execute(f"run.{verb}", {"run": run}, person, config, socket, request_id)
         state = result.get("state", "started")
         emit(f"run {verb}", result, json_output=json_output, text=f"run {run}: {state}")
 
@@ -144,10 +145,39 @@ _HELP = {
     "start": "Start a waiting run with the silos that have joined (at least the quorum).",
     "pause": "Deliver nothing more and let no deadline pass, until resumed.",
     "resume": "Go on with a paused run.",
-    "abort": "End a run now; the adapter of the last committed round stays.",
 }
 for _verb in _HELP:
     _steer(_verb)
+
+
+@app.command()
+@guarded("run abort")
+def abort(
+    run: RunArgument,
+    person: AsOption,
+    confirm: Annotated[
+        str, typer.Option("--confirm", metavar="RUN", help="The run's name again; without a terminal it is needed.")
+    ] = "",
+    number: Annotated[
+        int | None, typer.Option("--round", min=0, help="Only while this is its newest round; 0 before the first.")
+    ] = None,
+    config: ConfigOption = _CONFIG,
+    socket: SocketOption = None,
+    request_id: RequestOption = "",
+    json_output: JsonOption = False,
+) -> None:
+    """End a run now; the adapter of the last committed round stays. It cannot be undone: the name is typed twice."""
+    from fedsilo.treaty.errors import UsageError
+
+    if not confirm:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise UsageError("without a terminal an abort needs --confirm", hint=f"--confirm {run}")
+        confirm = typer.prompt("this cannot be undone; type the name of the run").strip()
+    if confirm != run:
+        raise UsageError(f"{confirm[:64]!r} is not {run[:64]!r}", hint="nothing was aborted; give the run's name twice")
+    arguments = {"run": run} if number is None else {"run": run, "round": number}
+    result = _execute("run.abort", arguments, person, config, socket, request_id)
+    emit("run abort", result, json_output=json_output, text=f"run {run}: {result['state']}")
 
 
 @app.command()
@@ -162,6 +192,7 @@ def export(
     """Copy a run's adapter folder and signed record out of the coordinator's state."""
     import shutil
 
+    from fedsilo.edge.files import removed_on_failure
     from fedsilo.treaty.errors import ConflictError
 
     with _client(config, socket) as client:
@@ -170,7 +201,8 @@ def export(
         raise ConflictError(f"run {run} has not ended: it is {record['state']}")
     if out.exists() and any(out.iterdir()):
         raise ConflictError(f"{out} is not empty", hint="name a new folder")
-    shutil.copytree(record["folder"], out, dirs_exist_ok=True)
+    with removed_on_failure(out):
+        shutil.copytree(record["folder"], out, dirs_exist_ok=True)
     adapter = out / "adapter"
     data = {"run": run, "folder": str(out), "adapter": str(adapter) if adapter.exists() else ""}
     emit("run export", data, json_output=json_output, text=f"wrote {out}")
@@ -195,16 +227,17 @@ def verify(
 
     Without --log and --ca, silo keys are as the coordinator states them: then it may have invented the silos.
     """
+    from fedsilo.edge.files import read_regular
     from fedsilo.edge.identity_files import load_coordinator_key
     from fedsilo.edge.run_keys import silo_keys
     from fedsilo.launch.audit_folders import log_folder
-    from fedsilo.treaty.errors import NotFoundError, VerificationError
+    from fedsilo.launch.input_files import named_as_input
+    from fedsilo.treaty.errors import VerificationError
     from fedsilo.treaty.transcript_checks import check_record, signer_of, verify_record
 
-    public_key = load_coordinator_key(key)
-    if not file.is_file():
-        raise NotFoundError(f"{file} does not exist")
-    document = file.read_bytes()
+    with named_as_input(key):
+        public_key = load_coordinator_key(key)
+    document = read_regular(file)
     record = verify_record(document, public_key)
     keys, problems = silo_keys(record, [log_folder(existing(log)) for log in logs or ()], ca)
     found = check_record(

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.launch import cli_console, common_options
-from fedsilo.launch.output import JsonOption, emit, guarded, plain
+from fedsilo.launch.output import JsonOption, emit, ended_by, guarded, plain
 
 LOOPBACK = "127.0.0.1"
 # All that a console process is given of this one's environment; no variable that changes what it does or records.
@@ -162,19 +162,20 @@ def session(
 ) -> None:
     """One read-only console for `fedconsole serve`. It is started by that and by nobody else."""
     threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
-    if socket is not None:
-        from console.app import run
+    # a file would lie on the server's machine, written by whoever sits at the browser
+    options: dict[str, Any] = {"leaving": LEAVING, "read_only": True, "may_write_files": False}
+    options |= {"ascii_only": ascii_only, "theme_name": theme}
+    with ended_by(json_output=False):
+        if socket is not None:
+            from console.app import run
 
-        run(socket, site=site, leaving=LEAVING, read_only=True, ascii_only=ascii_only, theme_name=theme)
-    elif replay is not None:
-        from console.replay import Replay
-        from console.told import run_told
+            run(socket, site=site, **options)
+        elif replay is not None:
+            from console.replay import Replay
+            from console.told import run_told
 
-        played = Replay(replay)
-        run_told(
-            lambda: played, played.banner, replay=played, waits_for=str(replay), leaving=LEAVING, read_only=True,
-            ascii_only=ascii_only, theme_name=theme,
-        )  # fmt: skip
+            played = Replay(replay)
+            run_told(lambda: played, played.banner, replay=played, waits_for=str(replay), **options)
 
 
 def _end_with(lifeline: int) -> None:

@@ -16,6 +16,7 @@ from fedsilo.launch.desk_answers import (
     EventOption,
     KindOption,
     LimitOption,
+    NoWaitOption,
     RecordsOption,
     TextOption,
     VerdictOption,
@@ -191,12 +192,15 @@ def audit_status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption 
 
 @audit_app.command("verify")
 @guarded("silo audit verify")
-def audit_verify(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
-    """Have the daemon verify its own log, and say at once how that stands; `silo audit status` says how it ended.
+def audit_verify(
+    config: ConfigOption = CONFIG_DEFAULT, no_wait: NoWaitOption = False, json_output: JsonOption = False
+) -> None:
+    """Have the daemon verify its own log, and wait until it has. Exit status 7: a break; 3: it has not ended by the
+    end of --timeout, or, with --no-wait, not yet; it goes on in the daemon.
 
     An auditor verifies alone, with the logs of all parties: `fedsilo audit verify`.
     """
-    desk_answers.emit_status("silo audit verify", _ask(config, "audit.verify"), json_output)
+    desk_answers.verify_log(partial(_ask, config), "silo audit verify", wait=not no_wait, json_output=json_output)
 
 
 # ---- files -----------------------------------------------------------------------------------------

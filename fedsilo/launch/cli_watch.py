@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,9 @@ import typer
 
 from fedsilo.launch.common_options import quiet
 from fedsilo.launch.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
+from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
 from fedsilo.launch.output import SCHEMA, JsonOption, emit, facts_text, guarded, plain
-from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.treaty.errors import FedSiloError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from console.client import ControlClient, Event
@@ -35,22 +37,31 @@ def watch(
     """What happens at a silo or the coordinator, a line each, until it ends, --timeout is over or Ctrl-C is pressed.
 
     First one line of how things stand. Events that the daemon has forgotten, or that came faster than they were read,
-    are said to be missing, with their number where it is known.
+    are said to be missing, with their number where it is known. With --json each is an envelope of its own, a line
+    each; with --once and --json it is one envelope with all of them.
     """
     if jsonl and json_output:
         raise UsageError("--jsonl or --json, not both", hint="--json gives an envelope a line, --jsonl bare events")
-    lines = _Lines(jsonl, json_output)
+    from console.client import timeout_chosen
+
+    lines = _Lines(jsonl, json_output, at_once=once)
+    seconds, begun = timeout_chosen.get(), time.monotonic()
     try:
         with chosen_daemon(context, socket, config).connect() as client:
             state = client.snapshot()
-            lines.stands(state.state, state.time, state.sequence)
+            shown = with_fresh_silos(client, state.state) if state.state.get("party") == "coordinator" else state.state
+            lines.stands(shown, state.time, state.sequence)
             for event in _events(client, state.sequence, once=once):
                 lines.event(event)
-    except FedSiloError as error:
+    except FedSiloError as raised:
+        error = raised
+        if isinstance(raised, UnreachableError) and seconds is not None and time.monotonic() - begun >= seconds:
+            hint = "nothing is wrong with the daemon by that; watch longer, or without an end: no --timeout"
+            error = UnreachableError(f"the {seconds:g} s of --timeout are over", hint=hint, code="TIMEOUT")
         lines.end(error.code, error.message)
         if jsonl:  # told in its last line
-            raise typer.Exit(error.exit_code) from error
-        raise
+            raise typer.Exit(error.exit_code) from raised
+        raise error from raised
     except KeyboardInterrupt:
         lines.end("INTERRUPTED", "")
         raise
@@ -69,8 +80,9 @@ def _events(client: ControlClient, last: int, *, once: bool) -> Iterator[Event]:
 class _Lines:
     """Prints one line for each thing, in the chosen form."""
 
-    def __init__(self, jsonl: bool, json_output: bool) -> None:
+    def __init__(self, jsonl: bool, json_output: bool, *, at_once: bool) -> None:
         self._jsonl, self._json = jsonl, json_output
+        self._together: dict[str, Any] | None = {"state": None, "events": []} if at_once and json_output else None
         self._events, self._missed, self._sequence = 0, 0, 0
 
     def stands(self, state: dict[str, Any], time: str, sequence: int) -> None:
@@ -79,7 +91,7 @@ class _Lines:
         party = str(state.get("party", "silo"))
         name = str(state.get("silo") or state.get("coordinator") or state.get("site", ""))
         data = {"name": "state", "time": time, "sequence": sequence, "party": party, "of": name}
-        words = f"{time} {party} {name}: {_how(state)}"
+        words = f"{time} {party} {name}: {_how(state, time)}"
         self._print(data | {"fields": released_state(state)}, words)
 
     def event(self, event: Event) -> None:
@@ -95,7 +107,9 @@ class _Lines:
         self._print(data, f"{event.time} {event.name} {facts_text(event.fields)}".rstrip())
 
     def end(self, why: str, message: str) -> None:
-        """The last line of --jsonl. `missed` is -1 where their number is not known."""
+        """The last line of --jsonl, or the one envelope. `missed` is -1 where their number is not known."""
+        if self._together is not None and why == "END":
+            emit(COMMAND, {**self._together, "missed": self._missed}, json_output=True, text="")
         if self._jsonl:
             told = {"events": self._events, "missed": self._missed, "sequence": self._sequence}
             self._write({"terminal": True, "why": why, "message": message, **told})
@@ -103,6 +117,11 @@ class _Lines:
     def _print(self, data: dict[str, Any], words: str) -> None:
         if self._jsonl:
             self._write({"schema": f"{SCHEMA}/stream", **data, "terminal": False})
+        elif self._together is not None:
+            if data["name"] == "state":
+                self._together["state"] = data
+            else:
+                self._together["events"].append(data)
         elif self._json:
             emit(COMMAND, data, json_output=True, text="")
         elif not quiet.get():
@@ -114,11 +133,14 @@ class _Lines:
         sys.stdout.flush()
 
 
-def _how(state: dict[str, Any]) -> str:
-    """One sentence of the state, for people."""
+def _how(state: dict[str, Any], now: str) -> str:
+    """One sentence of the state, for people. now: the daemon's time."""
     if state.get("party") == "coordinator":
         silos, runs = state.get("silos", []), state.get("runs", [])
         run = f"run {runs[-1]['run']} {runs[-1]['state']}" if runs else "no runs yet"
         halted = f", HALTED: {state['halted']}" if state.get("halted") else ""
-        return f"{sum(each['state'] == 'joined' for each in silos)} of {len(silos)} silos joined, {run}{halted}"
+        joined = [each for each in silos if each["state"] == "joined"]
+        heard = [(each["silo"], silent_for(each["last_seen"], now)) for each in joined]
+        silent = ", ".join(f"{silo} {word}" for silo, word in heard if word)
+        return f"{len(joined)} of {len(silos)} silos joined{f' ({silent})' if silent else ''}, {run}{halted}"
     return facts_text({key: value for key, value in state.items() if isinstance(value, str | int | bool)})

@@ -20,12 +20,16 @@ from sqlalchemy.orm import Session
 
 from console.offline import FolderView, LogFacts, log_only
 from coordinator import store as db
+from coordinator.curve_view import curves_answer
 from coordinator.record import run_record
+from coordinator.round_view import round_answer, round_row, run_row
 from coordinator.sent_view import SentView
 from fedsilo.edge.audit_pages import LogPages
 from fedsilo.edge.message_index import MessageIndex
 from fedsilo.edge.message_view import MessageView
+from fedsilo.edge.query_arguments import Asked
 from fedsilo.edge.read_only import read_only_address
+from fedsilo.edge.round_marks import RoundMarks, no_run_yet
 from fedsilo.treaty.errors import NotFoundError, OperationError
 
 DATABASE = "coordinator.db"  # below state_dir, unless the configuration names another
@@ -33,7 +37,7 @@ MISSING = (
     "who is connected, and when each silo was last heard: the running coordinator knows",
     "silos that never joined, and the site's name: in the configuration file",
     "which rule of the charter decided on a message: the charter is in a file of its own",
-    "settings, certificates and logs: the running coordinator answers them",
+    "settings and certificates: the running coordinator answers them; its log lines are its events, kept in memory",
 )
 
 
@@ -51,6 +55,7 @@ def read_coordinator(facts: LogFacts) -> FolderView:
         elsewhere = "runs and members: there is no coordinator.db here; the configuration may name another database"
         return replace(alone, missing=(elsewhere, *MISSING))
     runs, silos = _runs(path), _silos(path)
+    marks = RoundMarks(pages, lambda: facts.size, messages=False)
     return replace(
         alone,
         state={**alone.state, "runs": runs, "silos": silos},
@@ -62,6 +67,8 @@ def read_coordinator(facts: LogFacts) -> FolderView:
             "run": lambda arguments: _run(path, arguments),
             "silos": lambda _: _silos(path),
             "traffic": lambda arguments: _traffic(path, arguments),
+            "round": lambda arguments: _round(path, marks, arguments),
+            "curves": lambda arguments: _curves(path, arguments),
         },
     )
 
@@ -122,6 +129,24 @@ def _silos(path: Path) -> list[dict[str, Any]]:
             }
             for member in session.scalars(select(db.Member).order_by(db.Member.silo))
         ]  # fmt: skip
+
+
+def _round(path: Path, marks: RoundMarks, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what the running coordinator alone knows: what is left of each deadline, and when a silo was heard."""
+    asked = Asked(arguments, "run", "round")
+    name, number = asked.text("run"), asked.number("round", least=1)
+    with _reading(path) as session:
+        run = run_row(session, name)
+        if run is None:
+            return no_run_yet("coordinator")
+        row = round_row(session, run, number)
+        of_round = marks.of(run.name, row.number) if row is not None else ()
+        return round_answer(session, run, row, of_round, charter_digest="", live=None)
+
+
+def _curves(path: Path, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    with _reading(path) as session:
+        return curves_answer(session, arguments)
 
 
 def _traffic(path: Path, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -78,10 +78,10 @@ def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | 
 
 def kind_of(path: Path) -> Kind:
     """What a file is, by a key that only its kind has. Raises UsageError: none of the three. NotFoundError."""
-    from fedsilo.launch.output import existing
+    from fedsilo.edge.files import read_regular
     from fedsilo.treaty.strict_yaml import load
 
-    value = load(existing(path).read_bytes(), str(path)).value
+    value = load(read_regular(path), str(path)).value
     keys = set(value) if isinstance(value, Mapping) else set()
     for kind, key in _KEYS.items():
         if key in keys:

@@ -6,6 +6,7 @@ demo only writes the files, presses the buttons and adds the figures up.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -308,6 +309,17 @@ def _carry_out(
         return dict(client.query("run", {"run": run})) | {"rows_left_out": follow.rows_left_out()}
 
 
+def answer_command(site: Site) -> str:
+    """The command with which a person of that site reads what is held and answers."""
+    identities = site.folder / "id"
+    return shlex.join(
+        [
+            "fedconsole", "--socket", str(site.control_socket), "--operator-certificate", str(identities / "alice.crt"),
+            "--operator-key", str(identities / "alice.key"),
+        ]
+    )  # fmt: skip
+
+
 class Follow:
     """Reads what each site shows its own people, and says it in a line.
 
@@ -320,7 +332,9 @@ class Follow:
         self._sites = sites
         self._say = say
         self._clients = {site.name: ControlClient(site.control_socket) for site in sites.silos}
-        self._said: tuple[int, str, bool] = (0, "", False)
+        self._said: tuple[int, str] = (0, "")
+        self._line = ""
+        self._held: dict[str, list[str]] = {}
         self._next_line = 0.0
         self.local: dict[str, dict[str, Any]] = {}
 
@@ -342,14 +356,29 @@ class Follow:
         if rates:
             parts.append(f"pass@1 {sum(rates) / len(rates):.2f}")
         parts.append(f"out {out_bytes / 1e6:.1f} MB")
-        held = [state["silo"] for state in states if state.get("held")]
-        if held:
-            parts.append(f"{', '.join(held)} holds a release for approval")
-        moment = (summary["round"], summary["state"], bool(held))
-        if moment != self._said or time.monotonic() >= self._next_line:
-            self._said = moment
+        line = " · ".join(parts)
+        self._tell_held()
+        moment = summary["round"], summary["state"]
+        # while people are waited for nothing moves, and the same line again would only push the command away
+        due = time.monotonic() >= self._next_line and line != self._line
+        if moment != self._said or due:
+            self._said, self._line = moment, line
             self._next_line = time.monotonic() + LINE_SECONDS
-            self._say(" · ".join(parts))
+            self._say(line)
+
+    def _tell_held(self) -> None:
+        """Who holds what, and the command that answers it: once, and again when it changes."""
+        held = {
+            site.name: [str(release["id"]) for release in self.local.get(site.name, {}).get("held", ())]
+            for site in self._sites.silos
+        }
+        for site in self._sites.silos:
+            releases = held[site.name]
+            if releases and releases != self._held.get(site.name, []):
+                self._say(f"{site.name} holds {', '.join(releases)} until people answer: {answer_command(site)}")
+            elif not releases and self._held.get(site.name):
+                self._say(f"{site.name} holds nothing any more")
+        self._held = held
 
     def holding(self) -> Site | None:
         """The site of a silo that holds a release, if any."""

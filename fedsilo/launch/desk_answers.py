@@ -4,12 +4,17 @@ settings. Each asks the daemon's control socket the very query that the console'
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, TypeAlias
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from fedsilo.launch.output import emit, table
+
+if TYPE_CHECKING:
+    from console.client import ControlClient
 
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=500, help="Newest so many.")]
 RecordsOption = Annotated[int, typer.Option("--limit", min=1, max=200, help="Newest so many.")]
@@ -20,7 +25,13 @@ ControlOption = Annotated[bool, typer.Option("--control", help="Polls and heartb
 VerdictOption = Annotated[str, typer.Option("--verdict", help="Only these decisions: allow, deny or hold.")]
 KindOption = Annotated[str, typer.Option("--kind", help="Only of this message kind, such as lora.factors.")]
 EventOption = Annotated[str, typer.Option("--event", help="Only events whose name begins so, such as egress.")]
+NoWaitOption = Annotated[
+    bool, typer.Option("--no-wait", help="Only begin, and say how it stands; exit 3 until it has ended.")
+]
 TextOption = Annotated[str, typer.Option("--text", help="Only records in which this stands.")]
+
+POLL_SECONDS = 0.1
+SILENT_SECONDS = 120  # without a poll or a heartbeat; a silo that is up sends one at least every half minute
 
 Ask: TypeAlias = Callable[..., Any]  # (query, arguments) -> the daemon's answer
 
@@ -99,9 +110,12 @@ def list_records(
 
 
 def show_record(ask: Ask, program: str, seq: int, json_output: bool) -> None:
-    """One audit record in full. Raises NotFoundError."""
-    from fedsilo.treaty.errors import NotFoundError
+    """One audit record in full. Raises NotFoundError; UsageError: a number that no record can have."""
+    from fedsilo.treaty.audit.record import COUNT_MAX
+    from fedsilo.treaty.errors import NotFoundError, UsageError
 
+    if seq >= COUNT_MAX:
+        raise UsageError(f"SEQ {seq}: no log has so many records", hint=f"{program} audit list shows them")
     found = ask("audit", {"before": seq + 1, "limit": 1})["records"]
     if not found or found[0]["seq"] != seq:
         raise NotFoundError(f"the log has no record {seq}", hint=f"{program} audit list shows them")
@@ -109,6 +123,67 @@ def show_record(ask: Ask, program: str, seq: int, json_output: bool) -> None:
         f"{program} audit show", found[0], json_output=json_output,
         text=lambda: json.dumps(found[0], indent=2, ensure_ascii=False),
     )  # fmt: skip
+
+
+def verify_log(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None:
+    """Have the daemon verify its log, and say how that ended: 0 means that every record was looked at.
+
+    Args:
+        ask: the daemon.
+        command: its full name, for the envelope.
+        wait: until it has ended, or --timeout is over.
+        json_output: one envelope.
+
+    Raises:
+        UnreachableError: it had not ended by then; it goes on in the daemon.
+        typer.Exit: 7, it found a break.
+    """
+    from console.client import timeout_chosen
+    from fedsilo.treaty.errors import UnreachableError
+
+    seconds = timeout_chosen.get()
+    deadline = None if seconds is None else time.monotonic() + seconds
+    data = ask("audit.verify")
+    while wait and data["verifying"] and (deadline is None or time.monotonic() < deadline):
+        time.sleep(POLL_SECONDS)
+        data = ask("audit.status")
+    if not data["verifying"]:
+        emit_status(command, data, json_output)
+        return
+    program = command.partition(" ")[0]
+    why = f"within {seconds:g} s" if wait and seconds is not None else "yet"
+    error = UnreachableError(
+        f"the verification has not ended {why}: {data['looked_at']} of {data['of']} records",
+        hint=f"it goes on in the daemon: {program} audit status", code="NOT_VERIFIED_YET",
+    )  # fmt: skip
+    emit(command, dict(data), json_output=json_output, text=lambda: _status_text(data), error=error)
+
+
+def with_fresh_silos(client: ControlClient, state: dict[str, Any]) -> dict[str, Any]:
+    """A coordinator's state with its silos as they are at this moment: the state itself is made anew when something
+    happens, and a poll is no event."""
+    from fedsilo.treaty.errors import NotFoundError
+
+    try:
+        return state | {"silos": client.query("silos")}
+    except NotFoundError:  # a desk without the query: what the state says is all there is
+        return state
+
+
+def silent_for(last_seen: str, now: str) -> str:
+    """Of a silo that joined: since when nothing, not even a poll, came from it; empty for one that was just heard.
+
+    Args:
+        last_seen: UTC as the coordinator tells it; empty where it heard nothing since its own start.
+        now: the coordinator's time.
+    """
+    if not last_seen:
+        return "not seen since start"
+    try:
+        seconds = (datetime.fromisoformat(now) - datetime.fromisoformat(last_seen)).total_seconds()
+    except (ValueError, TypeError):
+        return ""
+    return f"silent for {int(seconds) // 60} min" if seconds >= SILENT_SECONDS else ""
 
 
 def emit_status(command: str, data: Mapping[str, Any], json_output: bool) -> None:

@@ -31,6 +31,7 @@ DISK_BYTES_LOW = 2 << 30  # a few rounds of a small model's adapters and payload
 CLOCK_BEHIND_SECONDS_MAX = 120.0  # how long a signed command is valid: more, and none is accepted
 SOCKET_SECONDS = 3.0
 _TIMES_LOOKED_AT = 50
+_NOT_LOOKED_AT = "run it as the user whose files they are"
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A configuration file, if there is one yet.")]
 
@@ -84,19 +85,30 @@ def findings(program: str, config: Path | None) -> Iterator[Finding]:
     read, finding = _configured(config)
     yield finding
     state_dir: Path | None = getattr(read, "state_dir", None)
-    yield _disk(state_dir or Path())
-    yield _clock(state_dir)
+    yield _tried("disk", lambda: _disk(state_dir or Path()))
+    yield _tried("clock", lambda: _clock(state_dir))
     if read is not None:
-        yield _socket(read)
+        yield _tried("control socket", lambda: _socket(read))
     if program != "coordinator":
-        yield _isolation()
+        yield _tried("isolation of the trainer", _isolation)
 
 
-def _tried(check: str, work: Callable[[], str], hint: str) -> Finding:
+def _tried(check: str, work: Callable[[], str | Finding], hint: str = "") -> Finding:
+    """What a check found; one that could not be done (a folder that may not be looked into) failed, and others go on.
+
+    Args:
+        check: its name.
+        work: its finding, or words for what is as it should be.
+        hint: where the failure has none of its own.
+    """
     try:
-        return Finding(check, True, work())
+        found = work()
     except FedSiloError as error:
         return Finding(check, False, error.message, error.hint or hint)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return Finding(check, False, f"{where}{error.strerror or type(error).__name__}", hint or _NOT_LOOKED_AT)
+    return found if isinstance(found, Finding) else Finding(check, True, found)
 
 
 def _installed(program: str) -> Iterator[Finding]:
@@ -132,15 +144,19 @@ def _contexts() -> str:
 
 
 def _configured(config: Path | None) -> tuple[BaseModel | None, Finding]:
-    if config is None or not config.exists():
-        return None, Finding("configuration", None, f"{config or 'none'}: not there")
     from fedsilo.launch.daemons import read_configuration
 
-    try:
-        kind, read = read_configuration(config)
-    except FedSiloError as error:
-        return None, Finding("configuration", False, error.message, error.hint)
-    return read, Finding("configuration", True, f"{config}: {kind}")
+    read: list[BaseModel] = []
+
+    def look() -> Finding:
+        if config is None or not config.exists():
+            return Finding("configuration", None, f"{config or 'none'}: not there")
+        kind, found = read_configuration(config)
+        read.append(found)
+        return Finding("configuration", True, f"{config}: {kind}")
+
+    finding = _tried("configuration", look)
+    return (read[0] if read else None), finding
 
 
 def _disk(folder: Path) -> Finding:
@@ -174,14 +190,14 @@ def _socket(read: Any) -> Finding:
         return Finding("control socket", None, f"{path}: no daemon is running")
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & stat.S_IRWXO:
-        return Finding("control socket", False, f"{path} has mode {mode:04o}", "others may not reach it: chmod o=")
+        return Finding("control socket", False, f"{path}: mode {mode:04o}", "others may not reach it: chmod o=")
     if not os.access(path, os.R_OK | os.W_OK):
-        return Finding("control socket", None, f"{path} is not yours to ask", "join the group that may read it")
+        return Finding("control socket", None, f"{path}: not yours to ask", "join the group that may read it")
     from console.client import ControlClient
 
     try:
         with ControlClient(path, timeout_seconds=SOCKET_SECONDS) as client:
-            return Finding("control socket", True, f"{path} answers, sequence {client.snapshot().sequence}")
+            return Finding("control socket", True, f"{path}: answers, sequence {client.snapshot().sequence}")
     except FedSiloError as error:
         return Finding("control socket", False, error.message, error.hint)
 

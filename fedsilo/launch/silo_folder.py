@@ -23,16 +23,19 @@ from fedsilo.edge.query_arguments import Asked
 from fedsilo.treaty.errors import OperationError
 from policies.load import Policy
 from policies.model import PolicyFile
+from silo.guard.curve_view import CurveView
+from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger, Release
 from silo.guard.release_pages import ledger_page, release_page
 from silo.guard.releases import Releases
-from silo.guard.startup import LEDGER
+from silo.guard.site_view import SiteView
+from silo.guard.startup import LEDGER, Site
 
 MISSING = (
-    "what the trainer did, its figures and its isolation: kept in memory only",
+    "what the trainer does, and its isolation: kept in memory only; its figures are under Curves",
     "the coordinator's address and certificate: in the configuration file, and seen by the running guard",
-    "limits, settings, certificates and logs: the running guard answers them",
+    "limits, settings and certificates: the running guard answers them",
 )
 
 
@@ -55,6 +58,27 @@ class _NoGate:
     """In place of the gate for showing a release. Anything else that a release does with a gate fails."""
 
     policy: _InForce
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """As much of a configuration as reading the log file asks for."""
+
+    state_dir: Path
+
+
+@dataclass(frozen=True)
+class _OfFolder:
+    """In place of a site that was started: its configuration is not in the folder."""
+
+    config: _Folder
+
+
+class _FiguresRead(FigureHistory):
+    """The figures as they are: a torn last line is left to the guard."""
+
+    def _mend(self, entries: list[dict[str, Any]]) -> None:
+        return
 
 
 def read_silo(facts: LogFacts) -> FolderView:
@@ -133,6 +157,8 @@ class _Reader:
             "ledger": self._remembered,
             "outbox": messages.outbox,
             "inbox": messages.inbox,
+            "curves": self._curves,
+            "logs": SiteView(cast(Site, _OfFolder(_Folder(self._path.parent))), lambda: 0.0).logs,
         }
 
     @contextmanager
@@ -163,6 +189,11 @@ class _Reader:
     def _approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._ledger() as ledger:
             return release_page(ledger, arguments)
+
+    def _curves(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        history = _FiguresRead(self._path.parent / FILE)
+        with self._ledger() as ledger:
+            return CurveView(lambda: self._facts.owner.name, ledger, history).curves(arguments)
 
     def _remembered(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._ledger() as ledger:

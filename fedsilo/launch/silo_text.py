@@ -8,6 +8,13 @@ from typing import Any
 from fedsilo.launch.output import table
 
 
+def _audit_text(audit: Mapping[str, Any]) -> str:
+    broken = audit.get("broken")
+    return f"{audit.get('size', 0)} records" + (
+        f", BROKEN at record {broken['seq']}: {broken['why']}" if broken else ""
+    )
+
+
 def status_text(state: Mapping[str, Any]) -> str:
     trainer, policy, link = state.get("trainer", {}), state.get("policy", {}), state.get("coordinator", {})
     rows = [
@@ -25,7 +32,7 @@ def status_text(state: Mapping[str, Any]) -> str:
             for part in (policy.get("made_of", ()) if len(policy.get("made_of", ())) > 1 else ())
         ),
         ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
-        ("audit", f"{state.get('audit', {}).get('size', 0)} records"),
+        ("audit", _audit_text(state.get("audit", {}))),
     ]
     rows += _figure_rows(state.get("metrics", {}))
     rows += [("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes") for row in state.get("left", ())]

@@ -21,6 +21,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 Path = tuple[str | int, ...]
 BYTES_MAX = 1 << 20
 DEPTH_MAX = 20
+DIGITS_MAX = 100  # of a number; the longest that any file of ours needs has 17
 
 _LOOKS_NUMERIC = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?$")
 _BOUNDS = {"ge": "must be at least", "gt": "must be above", "le": "must be at most", "lt": "must be below"}
@@ -219,6 +220,9 @@ def _scalar(node: yaml.Node, source: str, line: int) -> Any:
     text = str(node.value)
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     plain = getattr(node, "style", None) is None
+    if len(text) > DIGITS_MAX and (kind in {"int", "float"} or (plain and _LOOKS_NUMERIC.match(text))):
+        # Python itself refuses to read more than 4,300 digits, in words of its own
+        raise _error(source, line, f"a number of {len(text)} characters", "write a shorter one, or quote it as text")
     if plain and text.lower() in _YAML_11_BOOLEANS:
         raise _error(source, line, f"{text!r} is ambiguous in YAML", "write true or false, or quote it")
     if kind == "null":

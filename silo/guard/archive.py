@@ -11,6 +11,7 @@ Does not stop: whoever is root, or this daemon's user, from reading the files be
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,33 +22,42 @@ from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.wire.codec import Buffer
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.load import Policy
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import parsed
+from silo.guard.payload_view import require_readable
 
 FULL = "OUTBOX_FULL"
-SHOWN_BYTES_MAX = 1 << 20
+TICKET_SECONDS = 120.0  # the console and the command line hand it in at once
 _GB, _DAY_SECONDS, _YEAR_SECONDS = 10**9, 86_400, 365.25 * 86_400
 
 
 class Tickets:
-    """What was asked for with a command, each good for one look; one at a time: whoever asks again asks again."""
+    """What was asked for with a command, each good for one look within `TICKET_SECONDS`; one at a time: whoever asks
+    again asks again. What is shown is made when the ticket is handed in, by the thread that hands it in.
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, dict[str, Any]] = {}
+    Args:
+        monotonic: seconds.
+    """
 
-    def hand_out(self, shown: dict[str, Any]) -> str:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._waiting: dict[str, tuple[float, Callable[[], dict[str, Any]]]] = {}
+
+    def hand_out(self, shown: Callable[[], dict[str, Any]]) -> str:
         ticket = secrets.token_hex(16)
-        self._waiting = {ticket: shown}
+        self._waiting = {ticket: (self._monotonic() + TICKET_SECONDS, shown)}
         return ticket
 
     def take(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises NotAllowedError: no such ticket."""
-        shown = self._waiting.pop(str(arguments.get("ticket", "")), None)
-        if shown is None:
-            raise NotAllowedError("there is no such ticket, or it was used", hint="reading a payload takes a command")
-        return shown
+        """Raises NotAllowedError: no such ticket, or no more."""
+        until, shown = self._waiting.pop(str(arguments.get("ticket", "")), (0.0, None))
+        if shown is None or until < self._monotonic():
+            raise NotAllowedError(
+                "there is no such ticket, or it was used, or its time is over", hint="reading a payload takes a command"
+            )
+        return shown()
 
 
 class Archive:
@@ -56,6 +66,8 @@ class Archive:
     audit: our log.
     policy: the one in force.
     now_seconds: UTC seconds that never go back.
+    record: appends to the log that a payload is read; the gate's, so that a log that takes nothing halts it. By default
+        the log's own.
     """
 
     def __init__(
@@ -65,11 +77,13 @@ class Archive:
         policy: Callable[[], Policy],
         *,
         now_seconds: Callable[[], float],
+        record: Callable[..., int] | None = None,
     ) -> None:
         self._ledger = ledger
         self._audit = audit
         self._policy = policy
         self._now_seconds = now_seconds
+        self._record = record or audit.append
         self._tickets = Tickets()
 
     # ---- keeping -----------------------------------------------------------------------------------
@@ -142,44 +156,53 @@ class Archive:
 
         They are two, since the desk remembers the answer of every command: this one's is a ticket, good for one look.
         """
-        desk.register_command("payload.read", "payload.read", lambda command: on_loop(lambda: self.ask(command)))
+        desk.register_command("payload.read", "payload.read", lambda command: self.ask(command, on_loop))
         desk.register_query("payload", self.fetch)  # in the asking thread: a query takes none of the loop's time
 
     def fetch(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """What a ticket stands for, once. Raises NotAllowedError: no such ticket."""
         return self._tickets.take(arguments)
 
-    def ask(self, command: VerifiedCommand) -> dict[str, Any]:
+    def ask(
+        self, command: VerifiedCommand, on_loop: Callable[[Callable[[], Any]], Any] = lambda work: work()
+    ) -> dict[str, Any]:
         """A ticket for what left under a decision; recorded with who asked before it is handed out.
 
         Args:
             command: arguments {seq}: number of the decision, or of its outcome.
+            on_loop: runs work on the loop's thread and waits for it; what is shown is made in the asking thread.
 
         Raises:
-            UsageError: no number.
+            UsageError: no number, or too big to be read by a person.
             NotFoundError: nothing left under that record, or its payload is not archived any more.
             VerificationError: the file is not what left (`PAYLOAD_CHANGED`).
         """
         seq = command.arguments.get("seq")
         if not isinstance(seq, int) or isinstance(seq, bool) or seq < 0:
             raise UsageError("which record? its number is needed")
-        entry = self._entry(seq)
+        entry: OutboxItem = on_loop(lambda: self._entry(seq))
         if entry.digest not in self._ledger.payloads:
             raise NotFoundError(
                 f"the payload of record {seq} is not archived",
                 hint="the policy did not ask for it then, or retention has deleted it since",
             )
+        require_readable(entry.kind, entry.payload_bytes)
+        self._ledger.payloads.read(entry.digest)
+        on_loop(
+            lambda: self._record(
+                "payload.read", kind=entry.kind, run=entry.run, round=entry.round, step=entry.step,
+                detail={"person": command.person, "certificate": command.certificate_fingerprint},
+                link={"decision": entry.decision_seq},
+            )
+        )  # fmt: skip
+        return {"ticket": self._tickets.hand_out(lambda: self._content(entry))}
+
+    def _content(self, entry: OutboxItem) -> dict[str, Any]:
         payload = self._ledger.payloads.read(entry.digest)
-        shown = {
+        return {
             "seq": entry.decision_seq, "kind": entry.kind, "run": entry.run, "round": entry.round, "step": entry.step,
             "bytes": len(payload), "sha256": entry.digest, "content": content(payload, entry.kind),
         }  # fmt: skip
-        self._audit.append(
-            "payload.read", kind=entry.kind, run=entry.run, round=entry.round, step=entry.step,
-            detail={"person": command.person, "certificate": command.certificate_fingerprint},
-            link={"decision": entry.decision_seq},
-        )  # fmt: skip
-        return {"ticket": self._tickets.hand_out(shown)}
 
     def _entry(self, seq: int) -> OutboxItem:
         """Raises NotFoundError."""
@@ -187,7 +210,7 @@ class Archive:
         decision = seq
         if record is not None and record["seq"] == seq and record["event"].startswith("egress."):
             decision = record["link"].get("decision", seq)
-        found = next((entry for entry in self._ledger.outbox() if entry.decision_seq == decision), None)
+        found = self._ledger.outbox_item(decision)
         if found is None:
             raise NotFoundError(
                 f"nothing was released under record {seq}",
@@ -198,8 +221,6 @@ class Archive:
 
 def content(payload: bytes, kind: str) -> Any:
     """A payload as JSON values: all of a small message, and of tensors what they are called and their shapes."""
+    require_readable(kind, len(payload))
     body, _ = parsed(kind, payload, OUTBOUND_KINDS)
-    values: dict[str, Any] = json_format.MessageToDict(body, preserving_proto_field_name=True)
-    if kind not in TENSOR_KINDS and len(payload) > SHOWN_BYTES_MAX:
-        raise UsageError(f"the payload has {len(payload)} bytes; at most {SHOWN_BYTES_MAX} are shown")
-    return values
+    return json_format.MessageToDict(body, preserving_proto_field_name=True)

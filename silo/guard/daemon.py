@@ -43,11 +43,12 @@ from silo.guard.in_force import RECORDS_LOOKED_AT
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
 from silo.guard.orders import Orders
-from silo.guard.panel import Panel, ValuesUnusable
+from silo.guard.panel import Panel
 from silo.guard.releases import Releases
 from silo.guard.runs import AdapterRefused, RunKeeper
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
+from silo.guard.trainer_report import ValuesUnusable, plain
 from silo.guard.transcripts import EQUIVOCATION, Agreement
 from silo.guard.witnessing import Witnessing
 from silo.link import LinkClosed, LinkMessage
@@ -245,8 +246,9 @@ class Guard:
                     event.result.set_exception(error)
             case TrainerGone(_, confused) if confused:
                 raise OperationError(
-                    f"the trainer breaks the rules of its link: {confused}", hint=self._trainer_log, code=CONFUSED
-                )
+                    f"the trainer breaks the rules of its link: {plain(confused)}", hint=self._trainer_log,
+                    code=CONFUSED,
+                )  # fmt: skip
             case TrainerGone(status):
                 raise OperationError(
                     f"the trainer is gone (exit status {status})" if status is not None else "the trainer is gone",
@@ -354,8 +356,8 @@ class Guard:
                     run.planned(message.fields)
             case "failed":
                 raise OperationError(
-                    f"the trainer reports {str(message.fields.get('code', ''))[:64]}: "
-                    f"{str(message.fields.get('message', ''))[:500]}",
+                    f"the trainer reports {plain(message.fields.get('code', ''), 64)}: "
+                    f"{plain(message.fields.get('message', ''), 500)}",
                     hint=self._trainer_log, code="TRAINER_FAILED",
                 )  # fmt: skip
 
@@ -422,7 +424,7 @@ class Guard:
         except Equivocation as equivocation:
             self._equivocated(equivocation)
             return
-        _log.error("%s\n%s", error.message, error.hint)
+        _log.error("%s; %s", error.message, error.hint.replace("\n", "; "))
         self.panel.publish("ingress.denied", {"kind": envelope.kind, "round": envelope.round})
         if envelope.kind == "global.adapter":
             self.keeper.abandon_round()

@@ -42,6 +42,7 @@ class FigureHistory:
         self._path = path
         self._lock = threading.Lock()
         self._tell = True  # the first failure of a disk is told, the others are not
+        self._lines = 0  # of the file, whatever they hold
         self._entries = self._read()
 
     def add(self, *, run: str, task: str, number: int, step: int, at: float, figures: Mapping[str, Any]) -> None:
@@ -66,11 +67,14 @@ class FigureHistory:
         with self._lock:
             self._entries.append(entry)
             try:
-                if len(self._entries) > LINES_MAX:
-                    del self._entries[: len(self._entries) - LINES_MAX // 2]
+                if self._lines >= LINES_MAX:
+                    del self._entries[: -(LINES_MAX // 2)]
+                    # counted when it is written: while that fails, nothing is appended to a file that is full
                     write_durably(self._path, b"".join(map(_line, self._entries)), MODE)
+                    self._lines = len(self._entries)
                 else:
                     self._append(line)
+                    self._lines += 1
             except (OSError, FedSiloError) as error:
                 if self._tell:
                     _log.warning("%s: the curves of this silo are not kept: %s", self._path, error)
@@ -90,6 +94,7 @@ class FigureHistory:
         try:
             with self._path.open("rb") as stream:
                 lines = stream.read((LINES_MAX + 1) * LINE_BYTES_MAX).split(b"\n")
+                self._lines = LINES_MAX if stream.read(1) else len(lines) - 1
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -104,6 +109,7 @@ class FigureHistory:
         """A torn last line would hide the next one."""
         try:
             write_durably(self._path, b"".join(map(_line, entries)), MODE)
+            self._lines = len(entries)
         except (OSError, FedSiloError) as error:
             _log.warning("%s: its torn last line stays: %s", self._path, error)
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,35 +21,28 @@ from fedsilo.edge.read_only import read_only_address
 from fedsilo.treaty.audit.record import COUNT_MAX
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.treaty.wire.codec import Buffer
-from silo.guard.ledger_rows import Approval, OutboxItem, PolicyInForce, Release
+from silo.guard.ledger_rows import (
+    SCHEMA,
+    Approval,
+    OutboxItem,
+    PolicyInForce,
+    Release,
+    add_missing_columns,
+    approval_of,
+    outbox_item_of,
+    release_of,
+)
+from silo.guard.ledger_store import LedgerStore
 from silo.guard.payloads import FOLDER, Payloads
 
 __all__ = ["Approval", "Ledger", "OutboxItem", "PolicyInForce", "Release"]
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS sequences (direction TEXT, run TEXT, value INTEGER NOT NULL, PRIMARY KEY (direction, run));
-CREATE TABLE IF NOT EXISTS outbox (
-  id INTEGER PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
-  digest TEXT NOT NULL, payload_bytes INTEGER NOT NULL, decision_seq INTEGER NOT NULL, at REAL NOT NULL,
-  state TEXT NOT NULL, attempts INTEGER NOT NULL, archived INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS releases (
-  id TEXT PRIMARY KEY, run TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, kind TEXT NOT NULL,
-  digest TEXT NOT NULL, policy_digest TEXT NOT NULL, payload_bytes INTEGER NOT NULL, recorded TEXT NOT NULL,
-  facts TEXT NOT NULL, rules TEXT NOT NULL, persons INTEGER NOT NULL, requested_at REAL NOT NULL,
-  expires_at REAL NOT NULL, expiry_outcome TEXT NOT NULL, state TEXT NOT NULL, revision INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS approvals (
-  release_id TEXT, person TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL, verdict TEXT NOT NULL,
-  reason TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (release_id, person));
-CREATE TABLE IF NOT EXISTS policy_changes (proposal TEXT PRIMARY KEY, digest TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state TEXT NOT NULL, view TEXT NOT NULL);
-"""
 _REFERRED = (
     "SELECT digest FROM outbox WHERE state='allowed' OR archived UNION SELECT digest FROM releases WHERE state='held'"
 )
 
 
-class Ledger:
+class Ledger(LedgerStore):
     """Thread-safe: the control socket reads while the daemon writes.
 
     Args:
@@ -65,7 +56,7 @@ class Ledger:
     payloads: Payloads
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self._read_only = read_only
         try:
             if read_only:
@@ -77,7 +68,9 @@ class Ledger:
             self._database.row_factory = sqlite3.Row
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
-            self._database.executescript(_SCHEMA)
+            self._database.executescript(SCHEMA)
+            add_missing_columns(self._database)
+            self._make_finding_key()
         except sqlite3.Error as error:
             raise OperationError(f"cannot open {path}: {error}") from error
         self.payloads = Payloads(path.parent / FOLDER)
@@ -182,13 +175,31 @@ class Ledger:
         """Content messages that were allowed, oldest first."""
         where, arguments = ("", ()) if state is None else (" WHERE state=?", (state,))
         rows = self._all(f"SELECT * FROM outbox{where} ORDER BY id", arguments)  # noqa: S608  # constant text
-        return [OutboxItem(**{**dict(row), "archived": bool(row["archived"])}) for row in rows]
+        return [outbox_item_of(row) for row in rows]
+
+    def outbox_item(self, decision_seq: int) -> OutboxItem | None:
+        """What left under a decision."""
+        row = self._one("SELECT * FROM outbox WHERE decision_seq=? ORDER BY id LIMIT 1", (decision_seq,))
+        return None if row is None else outbox_item_of(row)
+
+    def outbox_before(self, release: Release, limit: int, *, same_place: bool = False) -> list[OutboxItem]:
+        """The newest `limit` messages of a release's kind that left before it, oldest first; all that left, while it is
+        held. same_place: of its run, round and step only."""
+        held, where, arguments = release.state == "held", "", tuple[Any, ...]()
+        if same_place:
+            where, arguments = " AND run=? AND round=? AND step=?", (release.run, release.round, release.step)
+        rows = self._all(
+            f"SELECT * FROM outbox WHERE kind=?{where} AND (? OR (digest<>? AND at<=?)) "  # noqa: S608  # constant text
+            "ORDER BY id DESC LIMIT ?",
+            (release.kind, *arguments, held, release.digest, release.requested_at, limit),
+        )
+        return [outbox_item_of(row) for row in reversed(rows)]
 
     def outbox_page(self, before: int | None, limit: int) -> tuple[list[OutboxItem], int]:
         """The newest `limit` of them below the id `before`, newest first, and how many there are in all."""
         rows = self._all("SELECT * FROM outbox WHERE id<? ORDER BY id DESC LIMIT ?", (_below(before), limit))
         total = self._all("SELECT COUNT(*) AS total FROM outbox", ())[0]["total"]
-        return [OutboxItem(**{**dict(row), "archived": bool(row["archived"])}) for row in rows], int(total)
+        return [outbox_item_of(row) for row in rows], int(total)
 
     # ---- held releases -----------------------------------------------------------------------------
 
@@ -210,13 +221,22 @@ class Ledger:
         row = self._one("SELECT * FROM releases WHERE id=?", (release_id,))
         if row is None:
             raise NotFoundError(f"there is no release {release_id!r}", hint="silo approvals list shows them")
-        return _release(row)
+        return release_of(row)
 
     def releases(self, state: str | None = None) -> list[Release]:
         if state is None:
-            return [_release(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
+            return [release_of(row) for row in self._all("SELECT * FROM releases ORDER BY requested_at", ())]
         rows = self._all("SELECT * FROM releases WHERE state=? ORDER BY requested_at", (state,))
-        return [_release(row) for row in rows]
+        return [release_of(row) for row in rows]
+
+    def approved_release(self, item: OutboxItem) -> Release | None:
+        """The newest one that persons let go as this message."""
+        row = self._one(
+            "SELECT * FROM releases WHERE state='approved' AND kind=? AND digest=? AND run=? "
+            "ORDER BY rowid DESC LIMIT 1",
+            (item.kind, item.digest, item.run),
+        )
+        return None if row is None else release_of(row)
 
     def release_page(
         self, *, state: str, kind: str, before: int | None, limit: int
@@ -230,7 +250,7 @@ class Ledger:
             (*chosen, _below(before), limit),
         )
         total = self._all(f"SELECT COUNT(*) AS total FROM releases {where}", chosen)[0]["total"]  # noqa: S608
-        return [(int(row["number"]), _release(row)) for row in rows], int(total)
+        return [(int(row["number"]), release_of(row)) for row in rows], int(total)
 
     def defer(self, release_id: str, person: str, until: float) -> None:
         """This person is not asked for it until then; nothing else changes. until: seconds since 1970."""
@@ -243,14 +263,12 @@ class Ledger:
     def finding_key(self) -> bytes:
         """The secret that ids of findings are made with, the same for this ledger's life; none for a reader of one
         that has not made it yet."""
-        text = self._fact("finding_key")
-        if text is None:
-            if self._read_only:
-                return b""
-            with self._writing() as database:
-                database.execute("INSERT OR IGNORE INTO facts VALUES ('finding_key', ?)", (secrets.token_hex(32),))
-            text = self._fact("finding_key")
-        return bytes.fromhex(text or "")
+        return bytes.fromhex(self._fact("finding_key") or "")
+
+    def _make_finding_key(self) -> None:
+        """When it is opened, so that showing a release writes nothing."""
+        made = secrets.token_hex(32)
+        self._database.execute("INSERT OR IGNORE INTO facts VALUES ('finding_key', ?)", (made,))
 
     def keep_of_release(self, release_id: str, kept: Mapping[str, Any]) -> None:
         """What is shown of a release beside its facts: base, destination, places of hits; no text."""
@@ -258,6 +276,27 @@ class Ledger:
 
     def kept_of_release(self, release_id: str) -> dict[str, Any]:
         return dict(json.loads(self._fact(f"release/{release_id}") or "{}"))
+
+    def found_since(
+        self, release_id: str, facts: Mapping[str, Any], rules: list[dict[str, Any]], kept: Mapping[str, Any]
+    ) -> None:
+        """Its screens find something else by now: facts, verdicts and places of a held release; its approvals are
+        void."""
+        with self._writing() as database:
+            database.execute(
+                "UPDATE releases SET facts=?, rules=?, revision=revision+1 WHERE id=? AND state='held'",
+                (json.dumps(facts), json.dumps(rules), release_id),
+            )
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (f"release/{release_id}", json.dumps(kept)))
+            database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
+
+    @property
+    def far_end(self) -> dict[str, Any]:
+        """Where releases go, and since which one without a break: {destination, release, run, round, at}."""
+        return dict(json.loads(self._fact("far_end") or "{}"))
+
+    def keep_far_end(self, told: Mapping[str, Any]) -> None:
+        self._set_fact("far_end", json.dumps(told))
 
     def keep_policy_of_sent(self, kind: str, policy: PolicyInForce) -> None:
         """By which policy the newest release of a kind left."""
@@ -298,28 +337,37 @@ class Ledger:
             )
             database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
 
-    def approve(self, approval: Approval) -> None:
-        """Raises ConflictError: this person has given an answer already; nobody counts twice."""
+    def approve(self, approval: Approval, *, again: bool = False) -> None:
+        """Keep one person's answer.
+
+        Args:
+            approval: the answer.
+            again: it takes the place of one that this person gave.
+
+        Raises:
+            ConflictError: this person has given an answer already; nobody counts twice.
+        """
+        values = asdict(approval) | {"acknowledged": json.dumps(approval.acknowledged)}
         try:
             with self._writing() as database:
                 database.execute(
-                    "INSERT INTO approvals VALUES (?,?,?,?,?,?,?)",
-                    (
-                        approval.release_id, approval.person, approval.fingerprint, approval.digest, approval.verdict,
-                        approval.reason, approval.at,
-                    ),
-                )  # fmt: skip
+                    f"INSERT {'OR REPLACE ' if again else ''}INTO approvals ({', '.join(values)}) "  # noqa: S608
+                    f"VALUES ({', '.join('?' * len(values))})",
+                    tuple(values.values()),
+                )
         except sqlite3.IntegrityError as error:
             raise ConflictError(f"{approval.person} has answered for {approval.release_id!r} already") from error
 
-    def forget_approvals(self, release_id: str) -> None:
-        """They have had their effect."""
+    def forget_approvals(self, release_id: str, person: str | None = None) -> None:
+        """They have had their effect, or have none. person: of this one alone."""
         with self._writing() as database:
-            database.execute("DELETE FROM approvals WHERE release_id=?", (release_id,))
+            database.execute(
+                "DELETE FROM approvals WHERE release_id=? AND (? IS NULL OR person=?)", (release_id, person, person)
+            )
 
     def approvals(self, release_id: str) -> list[Approval]:
         rows = self._all("SELECT * FROM approvals WHERE release_id=? ORDER BY at", (release_id,))
-        return [Approval(**dict(row)) for row in rows]
+        return [approval_of(row) for row in rows]
 
     # ---- the policy in force -------------------------------------------------------------------------
 
@@ -397,6 +445,13 @@ class Ledger:
     def remembered_of_run(self, run: str, name: str) -> list[str]:
         return [str(value) for value in json.loads(self._fact(f"run/{run}/{name}") or "[]")]
 
+    def keep_paused(self, run: str, paused: bool) -> None:
+        """Persons paused a run here, or let it go on: a restart does not."""
+        self._set_fact(f"run/{run}/paused", str(int(paused)))
+
+    def is_paused(self, run: str) -> bool:
+        return self._fact(f"run/{run}/paused") == "1"
+
     def last_run(self) -> tuple[str, str]:
         """(run, state) of the newest run, however it stands; empty texts before the first."""
         row = self._one("SELECT run, state FROM runs ORDER BY rowid DESC LIMIT 1", ())
@@ -429,47 +484,6 @@ class Ledger:
         """Empty evidence ends the halt."""
         self._set_fact("equivocation", json.dumps(evidence))
 
-    # ---- storage -----------------------------------------------------------------------------------
-
-    def _fact(self, name: str) -> str | None:
-        row = self._one("SELECT value FROM facts WHERE name=?", (name,))
-        return None if row is None else str(row["value"])
-
-    def _set_fact(self, name: str, value: str) -> None:
-        with self._writing() as database:
-            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, flushed at the end. Raises OperationError: the disk refused (then nothing was sent)."""
-        with self._lock:
-            try:
-                self._database.execute("BEGIN IMMEDIATE")
-                yield self._database
-                self._database.execute("COMMIT")
-            except sqlite3.IntegrityError:
-                self._roll_back()
-                raise
-            except sqlite3.Error as error:
-                self._roll_back()
-                raise OperationError(
-                    f"the ledger cannot be written: {error}", hint="is the disk full?", code="LEDGER_UNWRITABLE"
-                ) from error
-            except BaseException:
-                self._roll_back()
-                raise
-
-    def _roll_back(self) -> None:
-        if self._database.in_transaction:
-            self._database.execute("ROLLBACK")
-
-    def _one(self, query: str, arguments: tuple[Any, ...]) -> sqlite3.Row | None:
-        return next(iter(self._all(query, arguments)), None)
-
-    def _all(self, query: str, arguments: tuple[Any, ...]) -> list[sqlite3.Row]:
-        with self._lock:
-            return list(self._database.execute(query, arguments).fetchall())
-
 
 def _advance(database: sqlite3.Connection, run: str) -> int:
     row = database.execute("SELECT value FROM sequences WHERE direction='out' AND run=?", (run,)).fetchone()
@@ -480,8 +494,3 @@ def _advance(database: sqlite3.Connection, run: str) -> int:
 
 def _below(before: int | None) -> int:
     return COUNT_MAX if before is None else before
-
-
-def _release(row: sqlite3.Row) -> Release:
-    values = {name: row[name] for name in row.keys() if name != "number"}  # noqa: SIM118  # a row is no mapping
-    return Release(**values | {name: json.loads(values[name]) for name in ("recorded", "facts", "rules")})

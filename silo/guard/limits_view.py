@@ -30,6 +30,7 @@ from silo.guard.ledger import Ledger
 RELEASES_SHOWN = 50
 ROUND_ROWS, ROUND_ROWS_MAX = 250, 2_000  # messages looked at to find the last complete round, at a time and in all
 ROUNDS_BESIDE = 4
+FIGURES = ("metrics.eval", "diag.drift", "count.examples")  # content, and no round's worth of it
 _GB = 10**9
 ALL, CONTENT, CONTROL, POLL = "all", "content", "control.*", "control.poll"
 # What a kind's `max_per_day` and `per_round` count.
@@ -127,22 +128,29 @@ class LimitsView:
         }  # fmt: skip
 
     def _last_round(self, view: RunView) -> list[dict[str, Any]]:
-        """What the newest round let out that is over, or the open one where there was none before it."""
+        """What the newest round let out that is over, or the open one where there was none before it and nothing of it
+        is held: while its update waits for people, what left says little of what a round takes. Figures alone are no
+        round's worth of content.
+        """
         rounds: dict[tuple[str, int], list[dict[str, Any]]] = {}
         before: int | None = None
         for _ in range(ROUND_ROWS_MAX // ROUND_ROWS):
             page = self._index.page("egress", before=before, limit=ROUND_ROWS, verdict="allow")
             for row in page.rows:
-                if row["run"] and row["round"] and not row["kind"].startswith("control."):
-                    rounds.setdefault((row["run"], row["round"]), []).append(row)
+                here = row["run"], row["round"]
+                if all(here) and not row["kind"].startswith("control."):
+                    rounds.setdefault(here, []).append(row)
             before = page.next
             # An evaluation may leave some rounds late, so messages of neighbouring rounds stand between each other.
             if before is None or len(rounds) > ROUNDS_BESIDE:
                 break
-        places = list(rounds)
-        if len(places) > 1 and places[0] == (view.run, view.round) and places[1][0] == view.run:
-            return rounds[places[1]]
-        return rounds[places[0]] if places else []
+        whole = [place for place, rows in rounds.items() if any(row["kind"] not in FIGURES for row in rows)]
+        open_round = view.run, view.round
+        held = any((release.run, release.round) == open_round for release in self._ledger.releases("held"))
+        before = any(place != open_round and place[0] == view.run for place in whole)
+        if open_round in whole and (held or before):
+            whole.remove(open_round)
+        return rounds[whole[0]] if whole else []
 
 
 # ---- what counts -----------------------------------------------------------------------------------

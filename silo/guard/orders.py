@@ -14,7 +14,7 @@ from typing import Any
 from certs.commands import VerifiedCommand
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
 from silo.guard.held_payloads import HeldPayloads
@@ -65,7 +65,11 @@ class Orders:
             ("policy.reload", "change.propose", self.reload),
         ):
             desk.register_command(name, action, self._on_loop_with(work))
-        HeldPayloads(self.ledger, self.audit, lambda: self.site.public.rows).register(desk, self.on_loop)
+        payloads = HeldPayloads(
+            self.ledger, self.audit, lambda: self.site.public.rows,
+            record=lambda event, **fields: self.gate.record(event, **fields),  # noqa: PLW0108  # looked up when used
+        )  # fmt: skip
+        payloads.register(desk, self.on_loop)
 
     def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
         return lambda command: self.on_loop(lambda: work(command))
@@ -104,28 +108,48 @@ class Orders:
         return {**answer, "audit_size": self.audit.size}
 
     def pause(self, command: VerifiedCommand) -> dict[str, Any]:
-        """Begin no further step. Carried out also where the log takes nothing: it lets nothing out."""
-        run = self._run()
+        """Begin no further step, also after a restart. Carried out also where nothing can be written: it lets nothing
+        out; then it holds until the guard ends, and says so."""
+        run = self._run(command)
         told = self._recorded("silo.pause", command, needed=False)
         run.paused = True
+        try:
+            self.ledger.keep_paused(run.plan.run, True)
+        except OperationError:
+            told["until_restart"] = True
         self.panel.publish("paused", {"by": command.person})
         self.panel.show(run, link_fault=self.gate.counters.last_fault)
         return {"paused": True, **told}
 
     def resume(self, command: VerifiedCommand) -> dict[str, Any]:
-        """Raises OperationError: the log takes nothing."""
-        run = self._run()
+        """Raises OperationError: the log, or the ledger, takes nothing."""
+        run = self._run(command)
         told = self._recorded("silo.resume", command, needed=True)
+        self.ledger.keep_paused(run.plan.run, False)
         run.paused = False
         self.panel.publish("resumed", {"by": command.person})
         run.advance()
         self.panel.show(run, link_fault=self.gate.counters.last_fault)
         return {"paused": False, **told}
 
-    def _run(self) -> Participation:
+    def _run(self, command: VerifiedCommand) -> Participation:
+        self._require_same_run(command)
         if self.keeper.run is None:
             raise NotFoundError("there is no run to pause or resume")
         return self.keeper.run
+
+    def _require_same_run(self, command: VerifiedCommand) -> None:
+        """An order that names the run it was given in, or "" for none, holds for that one alone (T36).
+
+        Raises:
+            ConflictError: STALE_VIEW.
+        """
+        shown, here = command.arguments.get("run"), self.keeper.run.plan.run if self.keeper.run else ""
+        if shown is not None and shown != here:
+            now = f"in run {here!r}" if here else "in no run"
+            raise ConflictError(
+                f"this silo is {now}, the order is of {str(shown)[:64]!r}", hint="look again", code="STALE_VIEW"
+            )
 
     def _recorded(self, event: str, command: VerifiedCommand, *, needed: bool) -> dict[str, int]:
         """The record of who ordered it, before it is done.
@@ -167,6 +191,7 @@ class Orders:
 
     def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:
         """Guard and trainer end, also where the log takes nothing."""
+        self._require_same_run(command)
         told = self._recorded("silo.stop", command, needed=False)
         self.stop()
         return {"stopping": True, "by": command.person, **told}

@@ -32,20 +32,13 @@ from silo.guard.releases import Releases
 from silo.guard.round_view import RoundView
 from silo.guard.site_view import SiteView
 from silo.guard.startup import Site
+from silo.guard.trainer_report import PROMPT_SETS, ValuesUnusable, counts, number, phase_in, ready_facts
 
 # Of what the trainer reports with a finished task, this is shown.
 _METRICS_SHOWN = (
     "reward_mean", "zero_variance_share", "tokens", "kl", "clip_share", "donors_used", "donors_wanted", "donors_found",
     "donors_rejected", "drift", "pass_at_1", "pass_at_1_greedy", "seconds",
 )  # fmt: skip
-
-
-_NUMBER_MAX = 1 << 53
-_NAMES_MAX = 64
-
-
-class ValuesUnusable(ValueError):
-    """What the trainer reports cannot be shown."""
 
 
 class Panel:
@@ -112,8 +105,10 @@ class Panel:
         self._desk.publish(name, fields)
 
     def trainer(self, description: Mapping[str, Any]) -> None:
-        """Isolation rung, probe results and what the trainer said when it was ready."""
+        """Isolation rung, probe results and, of what the trainer said when it was ready, what has a plain form."""
         self._trainer = dict(description)
+        if "ready" in self._trainer:
+            self._trainer["ready"] = ready_facts(self._trainer["ready"])
 
     def task(self, fields: Mapping[str, Any]) -> None:
         self._task = {"name": fields.get("task"), "round": fields.get("round"), "step": fields.get("step", 0)}
@@ -121,18 +116,18 @@ class Panel:
 
     def step(self, fields: Mapping[str, Any], task: TrainerTask) -> None:
         """What the trainer does now, at the step that it was given. Raises ValuesUnusable."""
-        self._phase = {"round": task.round, "step": getattr(task, "step", 0), "phase": _name("phase", fields)}
+        self._phase = {"round": task.round, "step": getattr(task, "step", 0), "phase": phase_in(fields)}
 
     def planned(self, fields: Mapping[str, Any]) -> None:
         """Raises ValuesUnusable."""
-        self._overlong = _counts("overlong", fields.get("overlong", {}))
+        self._overlong = counts("overlong", fields.get("overlong", {}), PROMPT_SETS)
 
     def metrics(self, fields: Mapping[str, Any], task: TrainerTask) -> None:
         """Keep the last value of each figure with where it comes from, and tell the watchers. Raises ValuesUnusable."""
         reported = fields.get("metrics", {})
         if not isinstance(reported, Mapping):
             raise ValuesUnusable("metrics is no mapping")
-        shown = {name: _figure(name, reported[name]) for name in _METRICS_SHOWN if name in reported}
+        shown = {name: self._figure(name, reported[name]) for name in _METRICS_SHOWN if name in reported}
         where = {"task": type(task).__name__, "round": task.round, "step": getattr(task, "step", 0)}
         for name, value in shown.items():
             self._metrics[name] = {"value": value, "source": "local", **where}
@@ -141,6 +136,12 @@ class Panel:
         self._keep(where, shown)
         self._task = {}
         self.publish("task.done", {**where, "metrics": shown})
+
+    def _figure(self, name: str, value: Any) -> Any:
+        if name == "donors_rejected":  # by the silo that an answer came from
+            plan = self._gate.view.plan
+            return counts(name, value, plan.silos if plan else ())
+        return None if value is None else number(name, value)
 
     def _keep(self, where: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
         """For the curves; a pass rate together with the prompts behind it."""
@@ -209,7 +210,7 @@ class Panel:
                 "fault": link_fault,
                 "last_contact": counters.last_contact,
             },
-            "audit": {"size": self._audit.size},
+            "audit": {"size": self._audit.size, "broken": self._records.broken},
             "certificate_until": self._site.identity.not_after.astimezone(UTC).isoformat(),
             "dp": "off",
         }
@@ -262,28 +263,3 @@ class Panel:
     def ledger_view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """What the guard remembers: runs, budget counts, a page of outgoing content. Raises UsageError."""
         return ledger_page(self._ledger, arguments)
-
-
-def _figure(name: str, value: Any) -> Any:
-    if name == "donors_rejected":
-        return _counts(name, value)
-    return None if value is None else _number(name, value)
-
-
-def _number(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or not -_NUMBER_MAX <= value <= _NUMBER_MAX:
-        raise ValuesUnusable(f"{name} is no number")
-    return value
-
-
-def _counts(name: str, value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping) or len(value) > _NAMES_MAX:
-        raise ValuesUnusable(f"{name} is no short list of counts")
-    return {str(key)[:_NAMES_MAX]: _number(name, count) for key, count in value.items()}
-
-
-def _name(name: str, fields: Mapping[str, Any]) -> str:
-    value = fields.get(name, "")
-    if not isinstance(value, str) or len(value) > _NAMES_MAX or not value.isprintable():
-        raise ValuesUnusable(f"{name} is no name")
-    return value

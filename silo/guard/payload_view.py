@@ -38,9 +38,8 @@ def payload_view(payload: bytes, kind: str, prompts: Sequence[Task]) -> dict[str
     Raises:
         UsageError: too big to be read by a person.
     """
+    require_readable(kind, len(payload))
     kinds = OUTBOUND_KINDS if kind in OUTBOUND_KINDS else INBOUND_KINDS
-    if kind not in TENSOR_KINDS and len(payload) > SHOWN_BYTES_MAX:
-        raise UsageError(f"the payload has {len(payload)} bytes; at most {SHOWN_BYTES_MAX} are shown")
     body, tensors = parsed(kind, payload, kinds)
     if tensors is not None:
         rows = [tensor_row(name, values) for name, values in sorted(tensors.items())[:TENSORS_MAX]]
@@ -48,6 +47,12 @@ def payload_view(payload: bytes, kind: str, prompts: Sequence[Task]) -> dict[str
     if isinstance(body, pb.PublicResponses):
         return {"answers": [_answered(prompt, prompts) for prompt in body.prompts]}
     return {"content": json_format.MessageToDict(body, preserving_proto_field_name=True)}
+
+
+def require_readable(kind: str, size_bytes: int) -> None:
+    """Raises UsageError: too big to be read by a person."""
+    if kind not in TENSOR_KINDS and size_bytes > SHOWN_BYTES_MAX:
+        raise UsageError(f"the payload has {size_bytes} bytes; at most {SHOWN_BYTES_MAX} are shown")
 
 
 def _answered(prompt: pb.PromptResponses, prompts: Sequence[Task]) -> dict[str, Any]:

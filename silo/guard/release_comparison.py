@@ -73,13 +73,8 @@ class ReleaseComparison:
         }  # fmt: skip
 
     def _approved_by(self, last: Against) -> list[str]:
-        item = last.item
-        held = [
-            one
-            for one in self._ledger.releases("approved")
-            if (one.kind, one.digest, one.run) == (item.kind, item.digest, item.run)
-        ]
-        answers = self._ledger.approvals(held[-1].id) if held else []
+        held = self._ledger.approved_release(last.item)
+        answers = self._ledger.approvals(held.id) if held else []
         return [one.person for one in answers if one.verdict == "approve"]
 
     # ---- what lies in both messages ----------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any
 from policies.compare import compare
 from policies.model import PolicyFile
 from policies.screening import hits_in_words
-from silo.guard.ledger import OutboxItem, PolicyInForce, Release
+from silo.guard.ledger import Approval, OutboxItem, PolicyInForce, Release
 
 Finding = dict[str, Any]
 
@@ -130,6 +130,11 @@ def unread(noticed: Sequence[Finding], acknowledged: Collection[str]) -> list[Fi
     return [one for one in noticed if one["id"] not in acknowledged]
 
 
+def counts(approval: Approval, noticed: Sequence[Finding]) -> bool:
+    """Whether a yes counts beside these findings: it stands in the log, and its person opened each of them."""
+    return approval.verdict == "approve" and approval.record >= 0 and not unread(noticed, approval.acknowledged)
+
+
 def _look(code: str, says: str, *evidence: tuple[str, Any, Any]) -> Finding:
     """evidence: what was compared, how it was before, how it is now; whole, where the sentence is short."""
     told = [{"what": what, "before": str(before), "now": str(now)} for what, before, now in evidence]
@@ -226,7 +231,9 @@ def _limits_noticed(release: Release, rules: list[dict[str, Any]]) -> Iterator[F
         if rule == "day bytes" and left > 0 and added > DAY_SHARE_MAX * left:
             more = (most - used) // added
             taken = f"takes {100 * added / left:.0f} % of the day's bytes LEFT"
-            yield _look("BUDGET", f"{taken}; room for {more} more like it", ("bytes of the day", used - added, used))
+            # Two digits: each poll adds a few bytes, and would make another finding of the one that was opened.
+            evidence = "bytes of the day, about", f"{used - added:.2g}", f"{used:.2g}"
+            yield _look("BUDGET", f"{taken}; room for {more} more like it", evidence)
 
 
 def _screens_noticed(facts: Mapping[str, Any], kept: Mapping[str, Any]) -> Iterator[Finding]:

@@ -22,9 +22,19 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.model import PolicyFile
 from policies.screening import hits_in_words
-from silo.guard.ledger import Ledger, OutboxItem, PolicyInForce, Release
+from silo.guard.ledger import Ledger, PolicyInForce, Release
 from silo.guard.messages import parsed
-from silo.guard.release_findings import SIZES, Against, Before, apart, counting, ends_of, findings
+from silo.guard.release_findings import (
+    EVIDENCE_MAX,
+    SIZES,
+    Against,
+    Before,
+    apart,
+    counting,
+    counts,
+    ends_of,
+    findings,
+)
 
 STAYS = ("prompts", "answers", "per-sample rewards", "gradients", "optimiser", "rollouts")
 ON_APPROVE = "these bytes are sent once; sending cannot be called back"
@@ -70,11 +80,18 @@ class ReleaseView:
             roles: who may answer.
         """
         facts = release.facts
+        kept = self._ledger.kept_of_release(release.id)
+        last, since = self._last(release), self._used_since(release, destination)
+        noticed = findings(
+            release, self._before(release, kept, last), key=self._ledger.finding_key(), rules=release.rules,
+            policy=policy, policy_digest=policy_digest, destination=destination,
+        )  # fmt: skip
         given = [
             {"person": item.person, "verdict": item.verdict, "at": item.at}
             for item in self._ledger.approvals(release.id)
+            if release.state != "held" or item.verdict != "approve" or counts(item, noticed)
         ]
-        # The rules were judged when the hold began; who said yes since then belongs to what is shown.
+        # Who said yes since the rules were judged belongs to what is shown.
         count = sum(item["verdict"] == "approve" for item in given)
         rules = [
             {**rule, "measured": count, "outcome": "ok" if count >= release.persons else "hold"}
@@ -82,12 +99,6 @@ class ReleaseView:
             else rule
             for rule in release.rules
         ]
-        kept = self._ledger.kept_of_release(release.id)
-        last, since = self._last(release), self._used_since(release, destination)
-        noticed = findings(
-            release, self._before(release, kept, last), key=self._ledger.finding_key(), rules=rules, policy=policy,
-            policy_digest=policy_digest, destination=destination,
-        )  # fmt: skip
         looks = [
             {
                 "rule": one["code"].lower().replace("_", " "), "reason": one["code"], "outcome": one["outcome"],
@@ -149,42 +160,27 @@ class ReleaseView:
         return self._last(release)
 
     def _before(self, release: Release, kept: Mapping[str, Any], last: Against | None) -> Before:
-        place = release.run, release.round, release.step
-        same = [item for item in self._earlier(release) if (item.run, item.round, item.step) == place]
+        same = self._ledger.outbox_before(release, EVIDENCE_MAX, same_place=True)
         return Before(kept, last, same, self._ledger.policy_of_sent(release.kind))
 
-    def _earlier(self, release: Release) -> list[OutboxItem]:
-        """Messages of its kind that left before it; all of them while it is held."""
-        items = (item for item in self._ledger.outbox() if item.kind == release.kind)
-        if release.state == "held":
-            return list(items)
-        return [item for item in items if item.digest != release.digest and item.at <= release.requested_at]
-
     def _last(self, release: Release) -> Against | None:
-        items = self._earlier(release)
+        items = self._ledger.outbox_before(release, 1)
         if not items:
             return None
-        item = items[-1]
-        held = [
-            one
-            for one in self._ledger.releases("approved")
-            if (one.kind, one.digest, one.run) == (item.kind, item.digest, item.run)
-        ]
-        if not held:
+        item = items[0]
+        held = self._ledger.approved_release(item)
+        if held is None:
             return Against(item)
-        return Against(item, held[-1].facts, held[-1].policy_digest, self._ledger.kept_of_release(held[-1].id))
+        return Against(item, held.facts, held.policy_digest, self._ledger.kept_of_release(held.id))
 
     def _used_since(self, release: Release, destination: Mapping[str, str]) -> dict[str, Any]:
         """Since which round this address and this certificate are used without a break, over all kinds."""
-        since: dict[str, Any] = {}
-        for one in reversed(self._ledger.releases("approved")):
-            if one.requested_at > release.requested_at or one.id == release.id:
-                continue
-            went = self._ledger.kept_of_release(one.id).get("destination", {})
-            if ends_of(went) != ends_of(destination):
-                break
-            since = {"since_round": one.round, "since_run": one.run, "since": one.requested_at}
-        return since
+        known = self._ledger.far_end
+        if ends_of(known.get("destination", {})) != ends_of(destination):
+            return {}
+        if known["release"] == release.id or known["at"] > release.requested_at:
+            return {}
+        return {"since_round": known["round"], "since_run": known["run"], "since": known["at"]}
 
     def _difference(
         self, release: Release, kept: Mapping[str, Any], last: Against | None, policy_digest: str,

@@ -9,7 +9,7 @@ Does not stop: a person who approves what he did not understand; that a finding 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from certs.commands import VerifiedCommand
@@ -24,16 +24,18 @@ from fedsilo.treaty.errors import (
     VerificationError,
 )
 from fedsilo.treaty.wire.codec import Buffer, sha256_hex
-from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS, TENSOR_KINDS
+from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies import engine
 from policies.engine import Decision, Facts
 from policies.fields import Approvals
+from policies.load import Policy
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, parsed
 from silo.guard.release_comparison import ReleaseComparison
-from silo.guard.release_findings import Finding, unread
-from silo.guard.release_view import ReleaseView, hit_places, policy_content
+from silo.guard.release_findings import Finding, counts, unread
+from silo.guard.release_keeping import ReleaseKeeping, judged_by_now
+from silo.guard.release_view import ReleaseView
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
 ACKNOWLEDGED_MAX = 64
@@ -65,8 +67,8 @@ class Releases:
         self._silo = silo
         self._shows = ReleaseView(ledger)
         self._compares = ReleaseComparison(ledger)
+        self._keeping = ReleaseKeeping(gate, ledger)
         self.destination = dict(destination)
-        self._grants: dict[tuple[str, str], int] = {}  # (release, person) -> number of the record of the yes
 
     # ---- hold --------------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class Releases:
         )
         self._ledger.hold(release, payload)
         if kind in OUTBOUND_KINDS:
-            self._keep_beside(release, payload)
+            self._keeping.keep_beside(release, payload)
         self._record("approval.request", release, reasons=list(decision.reasons))
         return release
 
@@ -144,8 +146,8 @@ class Releases:
                 them; acknowledged: ids of the findings that the person opened.
 
         Raises:
-            NotFoundError, ConflictError: no such release, no longer held, or what was shown is not what is held; or a
-                finding that is seen here was not opened (`FINDINGS_UNREAD`).
+            NotFoundError, ConflictError: no such release, no longer held, or what was shown is not what is held, or
+                not what its screens find by now; or a finding that is seen here was not opened (`FINDINGS_UNREAD`).
             NotAllowedError: the person has no role that the policy names.
             UsageError: acknowledged is no list of ids.
         """
@@ -160,19 +162,52 @@ class Releases:
             raise NotAllowedError(
                 f"{command.person} may not approve {release.kind}: the policy asks for {', '.join(sorted(roles))}"
             )
-        opened = self._opened(release, command)
-        self._answer(release, command, "approve", "")
-        self._grants[release.id, command.person] = self._record(
+        destination = dict(self.destination)  # it may change in another thread
+        self._screen_again(release)
+        noticed = self._opened(release, command, destination)
+        self._void_unread(release, noticed)
+        self._refuse_second(release, command, "approve")
+        opened = [str(one["id"]) for one in noticed]
+        # Recorded first: no yes counts that nobody finds in the log.
+        number = self._record(
             "approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint,
             acknowledged=opened,
         )  # fmt: skip
+        self._answer(release, command, "approve", "", opened, number)
         approvals = self._given(release)
         if len(approvals) < release.persons:
             return self._ledger.release(release.id), None
-        return self._free(release, approvals)
+        return self._free(release, approvals, destination)
 
-    def _opened(self, release: Release, command: VerifiedCommand) -> list[str]:
-        """Ids of the findings of this release, each opened by the person.
+    def _screen_again(self, release: Release) -> None:
+        """Raises ConflictError: the screens find something else in its texts than people were shown."""
+        if "screens" not in release.facts:
+            return
+        found = self._keeping.found_since(release, self._payload(release))
+        if found is None:
+            return
+        facts, kept = found
+        rules = judged_by_now(self._ledger, replace(release, facts=facts), self._gate.policy)
+        self._record("approval.request", release, reasons=["SCREEN_HIT"])
+        self._ledger.found_since(release.id, facts, rules, kept)
+        raise ConflictError(
+            f"the screens find something else in {release.id} than was shown",
+            hint=f"read it again: silo approvals show {release.id}",
+            code="STALE_VIEW",
+        )
+
+    def _void_unread(self, release: Release, noticed: list[Finding]) -> None:
+        """A yes whose person has not opened what is seen by now counts no more; whoever gave it is asked again."""
+        for one in self._ledger.approvals(release.id):
+            if one.verdict == "approve" and not counts(one, noticed):
+                self._record(
+                    "approval.request", release, person=one.person, fingerprint=one.fingerprint,
+                    reasons=["FINDINGS_UNREAD"],
+                )  # fmt: skip
+                self._ledger.forget_approvals(release.id, one.person)
+
+    def _opened(self, release: Release, command: VerifiedCommand, destination: Mapping[str, str]) -> list[Finding]:
+        """The findings of this release, each opened by the person.
 
         Raises:
             ConflictError: one was not (`FINDINGS_UNREAD`). UsageError: no list of ids.
@@ -182,7 +217,7 @@ class Releases:
         if not listed or not all(isinstance(one, str) for one in given):
             raise UsageError(f"acknowledged is a list of at most {ACKNOWLEDGED_MAX} ids of findings")
         # As they are seen here, at this moment: what has been found since the person looked counts as not opened.
-        noticed: list[Finding] = self.view(release)["noticed"]
+        noticed: list[Finding] = self._view(release, destination)["noticed"]
         if left := unread(noticed, given):
             names = ", ".join(one["id"] for one in left)
             raise ConflictError(
@@ -190,30 +225,24 @@ class Releases:
                 hint=f"read them (silo approvals show {release.id}), then name each with --ack-finding",
                 code="FINDINGS_UNREAD",
             )
-        return [str(one["id"]) for one in noticed]
+        return noticed
+
+    def _yeses(self, release: Release) -> list[Approval]:
+        """Those that stand in the log."""
+        return [one for one in self._ledger.approvals(release.id) if counts(one, ()) and one.digest == release.digest]
 
     def _given(self, release: Release) -> tuple[engine.Approval, ...]:
         roles = tuple(sorted(self._asked(release.kind).roles))
-        return tuple(
-            engine.Approval(approval.person, roles)
-            for approval in self._ledger.approvals(release.id)
-            if approval.verdict == "approve" and approval.digest == release.digest
-        )
+        return tuple(engine.Approval(one.person, roles) for one in self._yeses(release))
 
-    def _granted(self, release: Release, approvals: tuple[engine.Approval, ...]) -> list[int]:
-        """Numbers of the records of these persons' yes: what a decision names in place of the persons."""
-        wanted = {(release.id, approval.person) for approval in approvals}
-        if not wanted <= self._grants.keys():  # given before a restart, which is rare enough to read the log for it
-            for record in self._gate.records():
-                place = (record.get("detail", {}).get("release"), record.get("detail", {}).get("person"))
-                if record["event"] == "approval.grant" and place in wanted:
-                    self._grants[place] = record["seq"]
-        return sorted(self._grants[place] for place in wanted if place in self._grants)
+    def _granted(self, release: Release) -> list[int]:
+        """Numbers of the records of each person's yes: what a decision names in place of the persons."""
+        return sorted(one.record for one in self._yeses(release))
 
     def still_allowed(self, release: Release, inbound: Inbound) -> bool:
         """Whether an approved plan passes: judged again, since whoever was killed in between left no word of it."""
         approvals = self._given(release)
-        return self._gate.decide_inbound(inbound, approvals, self._granted(release, approvals)).verdict == "allow"
+        return self._gate.decide_inbound(inbound, approvals, self._granted(release)).verdict == "allow"
 
     def deny_approved_plan(self, run: str) -> None:
         """Persons approved a run's plan, and it did not begin: it cannot, or another rule forbids it."""
@@ -221,18 +250,21 @@ class Releases:
             if release.kind == "run.plan" and release.run == run:
                 self._ledger.settle_release(release.id, "denied", was="approved")
 
-    def _free(self, release: Release, approvals: tuple[engine.Approval, ...]) -> tuple[Release, Settled | None]:
+    def _payload(self, release: Release) -> bytes:
+        """Raises ConflictError: they are not what was held, which ends the hold (`TAMPERED`)."""
         try:
-            payload = self._ledger.payloads.read(release.digest)
+            return self._ledger.payloads.read(release.digest)
         except (NotFoundError, VerificationError) as error:
             self._record("approval.deny", release, reasons=["DIGEST"])
             self._settle(release, "denied")
             raise ConflictError(
                 f"the stored bytes of {release.id} are not those that were held", code="TAMPERED"
             ) from error
-        granted = self._granted(release, approvals)
-        if release.kind in OUTBOUND_KINDS:
-            self._keep_sent(release)
+
+    def _free(
+        self, release: Release, approvals: tuple[engine.Approval, ...], destination: Mapping[str, str]
+    ) -> tuple[Release, Settled | None]:
+        payload, granted = self._payload(release), self._granted(release)
         # Ended first: whatever happens next, this approval frees nothing a second time.
         release = self._ledger.settle_release(release.id, "approved")
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
@@ -248,6 +280,7 @@ class Releases:
         )
         self._ledger.drop_payloads([release.digest])
         if isinstance(decided, Allowed):
+            self._keeping.keep_sent(release, destination)
             return release, Settled(release, "allowed", allowed=decided)
         release = self._ledger.settle_release(release.id, "denied", was="approved")
         return release, Settled(release, "denied")
@@ -266,6 +299,7 @@ class Releases:
         if code not in REJECT_CODES:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
         release = self._shown(command)
+        self._refuse_second(release, command, "reject")
         self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))))
         return self._deny(release, command.person, command.certificate_fingerprint, code)
 
@@ -332,20 +366,25 @@ class Releases:
         if self._gate.halted:
             raise OperationError(f"nothing is approved or rejected: {self._gate.halted}", code="HALTED")
 
-    def _answer(self, release: Release, command: VerifiedCommand, verdict: str, reason: str) -> None:
+    def _refuse_second(self, release: Release, command: VerifiedCommand, verdict: str) -> None:
         """Raises ConflictError: the person has answered, and that answer was or will be acted upon."""
+        for one in self._ledger.approvals(release.id):
+            if one.person != command.person:
+                continue
+            # Killed between a no, or the last yes, and its effect: whoever gave it gives it again.
+            effective = verdict == "reject" or len(self._given(release)) >= release.persons
+            if not effective or (one.verdict, one.digest) != (verdict, release.digest):
+                raise ConflictError(f"{command.person} has answered for {release.id!r} already")
+
+    def _answer(
+        self, release: Release, command: VerifiedCommand, verdict: str, reason: str, opened: Sequence[str] = (),
+        record: int = -1,
+    ) -> None:  # fmt: skip
         given = Approval(
             release.id, command.person, command.certificate_fingerprint, release.digest, verdict, reason,
-            self._gate.now(),
+            self._gate.now(), tuple(opened), record,
         )  # fmt: skip
-        try:
-            self._ledger.approve(given)
-        except ConflictError:
-            # Killed between a no, or the last yes, and its effect: whoever gave it gives it again.
-            same = {(one.person, one.verdict, one.digest) for one in self._ledger.approvals(release.id)}
-            effective = verdict == "reject" or len(self._given(release)) >= release.persons
-            if not effective or (given.person, verdict, release.digest) not in same:
-                raise
+        self._ledger.approve(given, again=True)
 
     # ---- without persons ---------------------------------------------------------------------------
 
@@ -405,8 +444,9 @@ class Releases:
                 ended.append(self._end(release, "denied", "POLICY_CHANGED"))
                 continue
             latest = release.requested_at + policy.file.approvals.expiry_hours * 3600.0
+            # What left meanwhile is counted: it may not end a hold, for a day is over some time, but people see it.
             self._ledger.judge_again(
-                release.id, policy.digest, [result.to_json() for result in decision.results],
+                release.id, policy.digest, judged_by_now(self._ledger, release, policy),
                 persons=self._asked(release.kind).persons, expires_at=min(release.expires_at, latest),
             )  # fmt: skip
         return ended
@@ -440,10 +480,15 @@ class Releases:
 
     def view(self, release: Release) -> dict[str, Any]:
         """Everything a person must see before answering (console design 5); facts and digests, never content."""
+        return self._view(release, dict(self.destination))
+
+    def _view(self, release: Release, destination: Mapping[str, str]) -> dict[str, Any]:
         policy = self._gate.policy
+        if release.state == "held" and isinstance(policy, Policy):  # a reader beside the daemon knows no more than kept
+            release = replace(release, rules=judged_by_now(self._ledger, release, policy))
         return self._shows.view(
             release, policy_name=policy.file.name, policy_digest=policy.digest, policy=policy.file,
-            destination=self.destination, roles=list(self._asked(release.kind).roles),
+            destination=destination, roles=list(self._asked(release.kind).roles),
         )  # fmt: skip
 
     def comparison(self, release: Release) -> dict[str, Any]:
@@ -451,27 +496,3 @@ class Releases:
         return self._compares.comparison(
             release, self._shows.last(release), policy_digest=self._gate.policy.digest, destination=self.destination
         )
-
-    def _keep_beside(self, release: Release, payload: Buffer) -> None:
-        """What a later look at this release is compared with, and where its screens found something."""
-        view = self._gate.view
-        kept: dict[str, Any] = {}
-        if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
-            kept = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
-        if release.facts.get("responses_hit"):
-            kept["hits"] = self._hit_places(release, payload)
-        self._ledger.keep_of_release(release.id, kept)
-
-    def _hit_places(self, release: Release, payload: Buffer) -> list[tuple[str, list[str]]]:
-        """Which answers the screens found something in, and which screens: one run more, for a held message only, whose
-        time nobody outside can tell from a person's (T18)."""
-        message, found = self._gate.found_again(release.kind, release.run, release.round, release.step, payload)
-        screened = found.screened
-        return [] if screened is None or screened.failed else hit_places(message.body, screened.hits)
-
-    def _keep_sent(self, release: Release) -> None:
-        """Where it goes and by which policy, for the next release of its kind."""
-        kept = self._ledger.kept_of_release(release.id) | {"destination": self.destination}
-        policy = self._gate.policy
-        self._ledger.keep_of_release(release.id, kept)
-        self._ledger.keep_policy_of_sent(release.kind, policy_content(policy.file, policy.digest))

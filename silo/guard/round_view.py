@@ -26,6 +26,7 @@ from silo.guard.context import RunView
 from silo.guard.ledger import Ledger
 
 ROUNDS_LISTED = 200  # the newest
+NOT_READ_YET = "the log is not read to its end yet"
 HIDDEN = ("quorum.given", "awaited", "silos.phases", "silos.step", "silos.received_bytes", "silos.last_seen",
           "silos.code", "silos.policy")  # fmt: skip
 _OPENED, _AGREED, _RESULT = ("ingress.decision", "round.open"), "round.agreed", "round.result"
@@ -74,6 +75,11 @@ class RoundView:
         plan = plan_from_canonical(text) if text else None
         rounds = [each for each in self._marks.rounds_of(run) if _at(self._marks.of(run, each), *_OPENED) is not None]
         if number is not None and number not in rounds:
+            if not self._marks.complete:
+                raise NotFoundError(
+                    f"round {number} of run {run} is not in the part of this silo's log that was read so far",
+                    hint="ask again: each question reads on", code="NOT_READ_YET",
+                )  # fmt: skip
             raise NotFoundError(f"this silo knows of no round {number} of run {run}", hint="silo round")
         here = number or (rounds[-1] if rounds else 0)
         marks = self._marks.of(run, here) if here else ()
@@ -93,8 +99,7 @@ class RoundView:
         return {
             "party": "silo", "run": run, "run_state": state, "method": plan.method if plan else "", "round": number,
             "rounds_planned": plan.rounds if plan else 0, "rounds": self._listed(run, rounds, number if running else 0),
-            "state": "no round yet" if not number else "open" if running and result is None
-            else "closed" if result is not None else "left",
+            "state": self._state_word(number, running=running, ended=result is not None),
             "opened_at": utc(opened) if opened is not None else None,
             "closed_at": utc(closed) if closed is not None else None,
             "elapsed_seconds": _between(opened, elapsed), "closed_seconds": _between(opened, closed), "paused": False,
@@ -112,6 +117,13 @@ class RoundView:
             },
             "hidden": list(HIDDEN),
         }  # fmt: skip
+
+    def _state_word(self, number: int, *, running: bool, ended: bool) -> str:
+        if not self._marks.complete:
+            return NOT_READ_YET
+        if not number:
+            return "no round yet"
+        return "closed" if ended else "open" if running else "left"
 
     def _listed(self, run: str, rounds: list[int], open_round: int) -> list[dict[str, Any]]:
         listed = []

@@ -226,6 +226,7 @@ class RunKeeper:
         self._ledger.remember_of_run(plan.run, "trained_with", trained_with(self._site.config))
         self._gate.view = RunView(plan=plan)
         self.run = Participation(plan, method_named(plan.method), self._site.config.silo, self)
+        self.run.paused = self._ledger.is_paused(plan.run)
         schema = self._site.schema
         self._trainer.send(
             LinkMessage(

@@ -25,6 +25,7 @@ from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.message_index import MessageIndex
+from fedsilo.edge.one_line import keep_to_one_line
 from fedsilo.treaty.errors import FedSiloError, UnreachableError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from policies.load import Policy
@@ -57,6 +58,7 @@ from silo.guard.startup import (
 )
 from silo.guard.supervisor import Supervisor, TrainerHandle
 from silo.guard.trainer_link import probe_fields
+from silo.guard.trainer_report import plain, ready_facts
 from silo.link import LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
@@ -261,10 +263,11 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     told = trainer.description["ready"]
     left_out = told.get("left_out")
     for text in left_out if isinstance(left_out, list) else ():
-        _log.warning("private lines left out: %s", "".join(filter(str.isprintable, str(text))))
+        _log.warning("private lines left out: %s", plain(text))
+    facts = ready_facts(told)
     ready(
         {
-            "private": {name: told.get(name) for name in ("private_rows", "holdout_rows", "dropped")},
+            "private": {name: facts.get(name) for name in ("private_rows", "holdout_rows", "dropped")},
             "silo": config.silo,
             "federation": config.federation,
             "isolation": trainer.rung,
@@ -313,3 +316,4 @@ def prepare_logging(config: SiloConfig, *, to_stderr: bool) -> None:
         handlers=handlers,
         force=True,
     )
+    keep_to_one_line(logging.getLogger())

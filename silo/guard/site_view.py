@@ -22,8 +22,8 @@ LINES_DEFAULT, LINES_MAX = 200, 1_000
 LOG_BYTES_MAX = 1 << 20  # of the end of a log that is looked at
 LINE_CHARACTERS_MAX = 500
 _OWN_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ ")
-# The guard's own words, behind which the trainer's begin.
-_QUOTED = re.compile(r"(the trainer(?:'s| reports| breaks)|private lines left out:).*")
+# The guard's own words, behind which the trainer's may begin.
+_QUOTED = re.compile(r"(the trainer(?:'s| is gone| went away| \w+)?(?!\w)|private lines left out:|cannot run:).+")
 
 
 class SiteView:

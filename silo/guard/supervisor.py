@@ -187,6 +187,8 @@ class Supervisor:
             "site_secret": site_secret.hex(),
             "threads": config.threads,
             "microbatch_tokens": config.trainer.microbatch_tokens,
+            "cache_bytes": config.trainer.cache_bytes,
+            "checkpointing": config.trainer.checkpointing,
             "scratch": str(scratch) if scratch else "",  # an external trainer names its own
             "screen_index": None if screen_index is None else dict(screen_index),
         }

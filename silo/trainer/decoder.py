@@ -4,32 +4,36 @@ The weights are the Hugging Face model's own: projections of one input lie side 
 parameters become views of it, so nothing is held twice. Tokens are one stream without padding; attention alone sees
 rows. The K answers to a prompt share it: it is computed once, and gradients flow through its keys and values.
 
-Axes: N tokens of a stream, S of them of prompts, P prompts, R answers, L longest prefix, T longest answer, D hidden,
-H heads, G key-value heads, E numbers of a head.
+Axes: N tokens of a stream, S of them of prompts, P prompts, L longest prefix, r answers of a block, t the longest of
+them, D hidden, H heads, G key-value heads, E numbers of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedsilo.treaty.errors import UsageError
 from silo.trainer.batch import Stream
-from silo.trainer.layers import Factors, low_rank_linear, rms_norm, rotate, swiglu
+from silo.trainer.layers import Factors, attention, gather_rows, low_rank_linear, rms_norm, rotate, swiglu
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Kinds of rotary positions whose angles depend on the position alone, not on how long the text turns out to be.
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 ADAPTABLE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+ACTIVATIONS = ("silu", "swish")
+
 Angles: TypeAlias = tuple[Tensor, Tensor]
+# A second decoder would join the weights anew, and the first would hold a whole model of its own from then on.
+_DECODED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ class Decoder:
 
     Attributes:
         adapted: whether the factors count.
+        heads, key_value_heads, head_width: H, G and E.
 
     Raises:
-        UsageError: another architecture, sliding windows, or factors of a layer that is none of `ADAPTABLE`.
+        UsageError: the model is not computed as written here (architecture, activation, positions, sliding windows,
+            quantised or mixed weights), has a decoder already, or factors belong to no layer of `ADAPTABLE`.
     """
 
     def __init__(self, model: Any, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> None:
@@ -75,8 +81,8 @@ class Decoder:
             parameter.requires_grad_(False)
         self.adapted = True
         self.heads: int = config.num_attention_heads
-        self.groups: int = config.num_key_value_heads
-        self.width: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.key_value_heads: int = config.num_key_value_heads
+        self.head_width = _head_width(config)
         self.embedding: Tensor = core.embed_tokens.weight.data
         self.head: Tensor = model.lm_head.weight.data
         self._scale = scale
@@ -84,6 +90,7 @@ class Decoder:
         self._final_norm: Tensor = core.norm.weight.data
         self._rotary = core.rotary_emb
         self.layers = [_layer(f"model.layers.{place}", layer, factors) for place, layer in enumerate(core.layers)]
+        _DECODED.add(model)
 
     @property
     def device(self) -> torch.device:
@@ -103,13 +110,14 @@ class Decoder:
     def angles(self, positions: Tensor) -> Angles:
         """Cosine and sine of each position, [N, 1, E / 2] each. positions: [N]."""
         cosine, sine = self._rotary(self.embedding, positions.unsqueeze(0))
-        half = self.width // 2
+        half = self.head_width // 2
         return cosine[0, :, None, :half], sine[0, :, None, :half]
 
     def heads_of(self, x: Tensor, layer: Layer, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [N, H, E], keys and values [N, G, E]. x: [N, D]."""
         joined = self._project(rms_norm(x, layer.input_norm, self._epsilon), layer.qkv)  # [N, (H + 2 G) E]
-        query, key, value = joined.view(len(x), -1, self.width).split([self.heads, self.groups, self.groups], dim=1)
+        sides = [self.heads, self.key_value_heads, self.key_value_heads]
+        query, key, value = joined.view(len(x), -1, self.head_width).split(sides, dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query = rms_norm(query, layer.query_norm, self._epsilon)
             key = rms_norm(key, layer.key_norm, self._epsilon)
@@ -134,14 +142,9 @@ class Decoder:
         Returns:
             [S, H * E].
         """
-        found = functional.scaled_dot_product_attention(
-            query[places].transpose(1, 2),
-            key[places].transpose(1, 2),
-            value[places].transpose(1, 2),
-            is_causal=True,  # what pads a prefix comes after it
-            enable_gqa=self.heads != self.groups,
-        )  # [P, H, L, E]
-        return found.transpose(1, 2).flatten(0, 1)[inside].flatten(1)
+        rows = (gather_rows(each, places).transpose(1, 2) for each in (query, key, value))
+        found = attention(*rows, causal=True)  # [P, H, L, E]; what pads a prefix comes after it
+        return gather_rows(found.transpose(1, 2).flatten(0, 1), inside).flatten(1)
 
     def final(self, x: Tensor) -> Tensor:
         """What the head reads. x: [N, D]."""
@@ -165,24 +168,29 @@ class Decoder:
         """
         x = self.embedding[stream.ids]  # [N, D]
         angles = self.angles(stream.positions)
+        masks = [block.mask(x.dtype) for block in stream.blocks]  # held for this pass only
         for place, layer in enumerate(self.layers):
             last = place == len(self.layers) - 1
             if checkpointing:
-                x = checkpoint(self._layer_of, x, layer, angles, stream, last, use_reentrant=False)
+                x = checkpoint(self._layer_of, x, layer, angles, stream, masks, last, use_reentrant=False)
             else:
-                x = self._layer_of(x, layer, angles, stream, last)
+                x = self._layer_of(x, layer, angles, stream, masks, last)
         return self.final(x)
 
-    def _layer_of(self, x: Tensor, layer: Layer, angles: Angles, stream: Stream, last: bool) -> Tensor:
+    def _layer_of(
+        self, x: Tensor, layer: Layer, angles: Angles, stream: Stream, masks: Sequence[Tensor], last: bool
+    ) -> Tensor:
         query, key, value = self.heads_of(x, layer, angles)
-        answered = functional.scaled_dot_product_attention(
-            query[stream.query_places].transpose(1, 2),
-            key[stream.key_places].transpose(1, 2),
-            value[stream.key_places].transpose(1, 2),
-            attn_mask=stream.mask,
-            enable_gqa=self.heads != self.groups,
-        )  # [R, H, T, E]
-        attended = answered.transpose(1, 2).flatten(0, 1)[stream.query_of].flatten(1)  # [N - S, H * E]
+        found = []
+        for block, mask in zip(stream.blocks, masks, strict=True):
+            answered = attention(
+                gather_rows(query, block.query_places).transpose(1, 2),
+                gather_rows(key, block.key_places).transpose(1, 2),
+                gather_rows(value, block.key_places).transpose(1, 2),
+                mask=mask,
+            )  # [r, H, t, E]
+            found.append(answered.transpose(1, 2).flatten(0, 1))
+        attended = gather_rows(torch.cat(found), stream.query_of).flatten(1)  # [N - S, H * E]
         prefix_tokens = len(stream.prefix_of)
         if last:  # of the prompts, nobody reads more than keys and values
             return self.after_attention(x[prefix_tokens:], attended, layer)
@@ -229,15 +237,47 @@ def _side_by_side(
     return Projection(weight, bias, tuple(found))
 
 
+def _head_width(config: Any) -> int:
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width
+
+
 def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     kind, config = type(model).__name__, model.config
     if kind not in ARCHITECTURES:
         raise UsageError(f"the base model is a {kind}", hint=f"supported are {', '.join(ARCHITECTURES)}")
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotary not in ROTARY_KINDS:
-        raise UsageError(f"the base model's positions are of kind {rotary!r}", hint=f"one of {', '.join(ROTARY_KINDS)}")
+    if model in _DECODED:
+        raise UsageError("the base model has a decoder already", hint="load the model again for another")
+    if config.hidden_act not in ACTIVATIONS:
+        raise UsageError(
+            f"the base model's activation is {config.hidden_act!r}", hint=f"one of {', '.join(ACTIVATIONS)}"
+        )
+    _check_positions(model)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise UsageError("the base model has layers with a sliding window, which are not supported")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UsageError("the base model is quantised, which is not supported", hint="load it in bf16 or float32")
+    dtype = model.model.embed_tokens.weight.dtype
+    for name, module in model.named_modules():
+        adaptable = name.rpartition(".")[2] in ADAPTABLE
+        if (adaptable or name == "lm_head") and type(module) is not nn.Linear:
+            raise UsageError(f"the base model's {name} is a {type(module).__name__}, not a plain linear layer")
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != dtype:
+            raise UsageError(f"the base model's {name} is {parameter.dtype}, its embedding {dtype}")
     other = sorted(name for name in factors if name.rpartition(".")[2] not in ADAPTABLE)
     if other:
         raise UsageError(f"the LoRA schema names {other[0]!r}", hint=f"adapted can be {', '.join(ADAPTABLE)}")
+    loose = sorted(set(factors) - {name for name, _ in model.named_modules()})
+    if loose:
+        raise UsageError(f"the LoRA schema names {loose[0]!r}, which is no layer of the base model")
+
+
+def _check_positions(model: Any) -> None:
+    config = model.config
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary not in ROTARY_KINDS:
+        raise UsageError(f"the base model's positions are of kind {rotary!r}", hint=f"one of {', '.join(ROTARY_KINDS)}")
+    turned, width = 2 * len(model.model.rotary_emb.inv_freq), _head_width(config)
+    if turned != width:
+        raise UsageError(f"the base model turns {turned} of a head's {width} numbers; only all of them is supported")

@@ -3,7 +3,7 @@
 Only activations and the LoRA factors get gradients, so a frozen weight costs one product in the backward pass and not
 two, and less is kept for it than automatic differentiation would keep. All of it is plain torch.
 
-Axes: N tokens of a stream, D inputs, M outputs, H heads, E numbers of a head, r rank, V vocabulary.
+Axes: N tokens of a stream, D inputs, M outputs, H heads, G key-value heads, E numbers of a head, r rank, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -53,6 +54,7 @@ class _LowRankLinear(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight, a, u, *bs = ctx.saved_tensors
         scale, rows, rank = ctx.scale, ctx.rows, ctx.rank
@@ -75,7 +77,8 @@ class _LowRankLinear(torch.autograd.Function):
 def low_rank_linear(x: Tensor, weight: Tensor, bias: Tensor | None, factors: Sequence[Factors], scale: float) -> Tensor:
     """x W^T + bias, and on the rows that have factors scale * x A^T B^T (Hu et al. 2021).
 
-    The two products stay apart: added to W in bfloat16, a step of lr 1e-5 would be rounded away.
+    The two products stay apart: added to W in bfloat16, a step of lr 1e-5 survives in the mean over entries alone. Some
+    nine in ten stay as they are and the others jump by a whole spacing: noise of four times the step (measured).
 
     Args:
         x: [N, D].
@@ -104,6 +107,7 @@ class _RmsNorm(torch.autograd.Function):
         return (wide * inverse).to(x.dtype) * weight
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, inverse, weight = ctx.saved_tensors
         wide = x.float()
@@ -134,6 +138,7 @@ class _Rotate(torch.autograd.Function):
         return _turned(x, cosine, sine)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         cosine, sine = ctx.saved_tensors
         return _turned(dy, cosine, -sine), None, None  # the inverse of a rotation turns back
@@ -153,6 +158,7 @@ class _SwiGlu(torch.autograd.Function):
         return functional.silu(gate).mul_(up)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         (both,) = ctx.saved_tensors
         gate, up = both.chunk(2, dim=-1)
@@ -167,6 +173,65 @@ def swiglu(both: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020). both: [N, 2 I], gate beside up; returns [N, I]."""
     y: Tensor = _SwiGlu.apply(both)
     return y
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = len(x)
+        return x.index_select(0, places.flatten()).view(*places.shape, *x.shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (places,) = ctx.saved_tensors
+        flat = dy.flatten(0, places.dim() - 1)
+        dx = torch.zeros(ctx.rows, *flat.shape[1:], dtype=torch.float32, device=dy.device)
+        return dx.index_add_(0, places.flatten(), flat.float()).to(dy.dtype), None
+
+
+def gather_rows(x: Tensor, places: Tensor) -> Tensor:
+    """x[places], whose gradient sums in float32 and, on a CPU, in one order whatever the number of threads.
+
+    Plain indexing adds its gradients atomically and in the dtype of x. On CUDA `index_add_` is atomic too, unless
+    `torch.use_deterministic_algorithms` is on.
+
+    Args:
+        x: [N, ...].
+        places: [...] of int64, of any shape; a row may be named many times.
+    """
+    y: Tensor = _GatherRows.apply(x, places)
+    return y
+
+
+def repeats_heads(device: torch.device) -> bool:
+    """Whether masked attention with shared keys wants them repeated: on CUDA the fused kernels take shared keys without
+    a mask alone, and torch falls back to one that writes all scores out (transformers, `integrations/sdpa_attention`).
+    """
+    return device.type == "cuda"
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """softmax(q k^T / sqrt(E)) v.
+
+    Args:
+        query: [R, H, T, E].
+        key: [R, G, W, E], each for H / G heads that lie side by side.
+        value: [R, G, W, E].
+        mask: [R or 1, 1, T, W], added to the scores.
+        causal: query t sees keys 0 to t.
+
+    Returns:
+        [R, H, T, E].
+    """
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and mask is not None and repeats_heads(query.device):
+        key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+        shared = 1
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1
+    )
 
 
 # Numbers of one chunk of logits: 64 MiB in float32, so that [tokens, vocabulary] is never whole in memory.
@@ -186,33 +251,41 @@ class _TokenLogp(torch.autograd.Function):
         entropy_slope = torch.empty_like(hidden) if wanted and with_entropy else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
+            chosen_place = targets[part, None]
             logits = (hidden[part] @ head.T).float()  # [rows, V]
             if temperature != 1.0:
                 logits /= temperature
-            chosen = logits.gather(1, targets[part, None])
-            total = logits.logsumexp(1, keepdim=True)
-            logp[part] = (chosen - total).squeeze(1)
+            logits -= logits.amax(1, keepdim=True)
+            chosen = logits.gather(1, chosen_place)
+            probability = logits.exp() if with_entropy else logits.exp_()
+            total = probability.sum(1, keepdim=True)
+            log_total = total.log()
+            logp[part] = (chosen - log_total).squeeze(1)
             if not wanted and entropy is None:
                 continue
-            logits -= total  # log p
+            probability /= total
             if entropy is not None:
-                probability = logits.exp()
-                each = -(probability * logits).sum(1, keepdim=True)
+                logits -= log_total  # log p
+                each = -torch.bmm(probability.unsqueeze(1), logits.unsqueeze(2)).squeeze(2)  # [rows, 1]
                 entropy[part] = each.squeeze(1)
                 if entropy_slope is not None:
                     # dH / dlogit_j = -p_j (log p_j + H)
-                    entropy_slope[part] = -((probability * (logits + each)).to(hidden.dtype) @ head) / temperature
-            else:
-                probability = logits.exp_()
+                    logits.add_(each).mul_(probability)
+                    torch.mul(logits.to(hidden.dtype) @ head, -1 / temperature, out=entropy_slope[part])
             if slope is not None:
-                expected = probability.to(hidden.dtype) @ head  # [rows, D]
-                torch.sub(head[targets[part]], expected, out=slope[part])
+                # 1 - p of the target before anything is rounded to the head's dtype: a near-certain token keeps its own
+                one = torch.ones_like(chosen)
+                torch.matmul(
+                    probability.neg_().scatter_add_(1, chosen_place, one).to(hidden.dtype), head, out=slope[part]
+                )
                 if temperature != 1.0:
                     slope[part] /= temperature
+            del logits, probability  # else the next chunk's first product is made beside them
         ctx.save_for_backward(slope, entropy_slope)
         return logp, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dlogp: Tensor, dentropy: Tensor | None) -> Any:
         slope, entropy_slope = ctx.saved_tensors
         dhidden = dlogp.unsqueeze(1).to(slope.dtype) * slope
@@ -227,7 +300,9 @@ def token_logp(
     """Log-probability of each target under the policy that the sampler used, logits / temperature, and the entropy.
 
     The head is frozen, so the gradient to `hidden` is known in the forward pass, and is kept in place of the logits:
-    d logp / d hidden = (head[target] - sum_v p_v head[v]) / temperature. At most `LOGITS_MAX` logits exist at a time.
+    d logp / d hidden = sum_v (1[v = target] - p_v) head[v] / temperature. Beside what it returns and keeps, [N, D] in
+    the dtype of `hidden` once for each of the two, it holds at its peak one float32 buffer of `LOGITS_MAX` numbers, two
+    with the entropy, and where the head is narrower than float32 one more of the head's dtype.
 
     Args:
         hidden: [N, D].

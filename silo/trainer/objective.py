@@ -17,6 +17,9 @@ from torch import Tensor
 
 # Rewards closer together than this are one value: the group carries no signal (methods 1.3).
 ZERO_VARIANCE_RANGE = 1e-12
+# A log-ratio counts up to here: exp(20) is 5e8. Beyond 88 exp overflows, and the gradient of a clipped token, 0 x inf,
+# would be NaN.
+LOG_RATIO_MAX = 20.0
 
 
 def has_zero_variance(rewards: Tensor) -> bool:
@@ -38,6 +41,11 @@ def group_advantages(rewards: Tensor, *, std: Literal["sample", "population"], e
     return (rewards - rewards.mean()) / (deviation + epsilon)  # [K]
 
 
+def ratio_of(logp: Tensor, logp_old: Tensor) -> Tensor:
+    """rho_kt of PubSwap Eq. 2, its logarithm kept within +-`LOG_RATIO_MAX`; a token beyond has no gradient. All [M]."""
+    return (logp - logp_old).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()  # [M]
+
+
 def policy_gain(
     logp: Tensor,
     logp_old: Tensor,
@@ -57,7 +65,7 @@ def policy_gain(
         clip_high: eps_high of the band.
         dual_clip: bound the loss at this multiple of |A| where A < 0; None is off.
     """
-    ratio = (logp - logp_old).exp()  # [M]  rho_kt of PubSwap Eq. 2
+    ratio = ratio_of(logp, logp_old)  # [M]
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages  # [M]
     gain = torch.minimum(ratio * advantages, clipped)  # [M]
     if dual_clip is not None:
@@ -67,13 +75,17 @@ def policy_gain(
 
 def is_clipped(logp: Tensor, logp_old: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
     """Tokens whose gradient the clip removes: ratio outside the band on the side that A pushes to. All [M]."""
-    ratio = (logp - logp_old).exp()  # [M]
+    ratio = ratio_of(logp, logp_old)  # [M]
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))  # [M]
 
 
 def k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """KL(policy || reference) per token, estimated as exp(d) - d - 1 >= 0 with d = logp_ref - logp. All [M]."""
-    difference = logp_reference - logp  # [M]
+    """KL(policy || reference) per token, estimated as exp(d) - d - 1 >= 0 with d = logp_ref - logp. All [M].
+
+    d counts up to `LOG_RATIO_MAX`, beyond which a token has no gradient. Far below 0 nothing overflows: there the value
+    and its pull towards the reference stay exact.
+    """
+    difference = (logp_reference - logp).clamp(max=LOG_RATIO_MAX)  # [M]
     return difference.exp() - difference - 1  # [M]
 
 

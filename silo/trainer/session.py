@@ -37,7 +37,7 @@ from silo.trainer.data import Prompt, PromptSet, TaskRow, encode_prompts, split_
 from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.public import DonorIntake, OwnAnswers, SwapFigures, responses_message
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.rollout.embedded import CACHE_BYTES, EmbeddedEngine, Question
 from silo.trainer.step import Learner
 from silo.trainer.text import TextCodec
 
@@ -56,7 +56,9 @@ class Material:
         holdout_share: of the private rows, set aside by group and prompt; never trained on.
         private_grader, public_grader, held_out_grader: the verifier of each file.
         site_secret: key of private draws.
-        microbatch_tokens: budget of one pass through the model.
+        microbatch_tokens: budget of one training pass through the model.
+        cache_bytes: budget of the keys and values of answers that are sampled together.
+        checkpointing: train in less memory and more time (`Learner`).
     """
 
     silo: str
@@ -70,6 +72,8 @@ class Material:
     held_out_grader: Grader
     site_secret: bytes
     microbatch_tokens: int = 16384
+    cache_bytes: int = CACHE_BYTES
+    checkpointing: bool = False
     holdout_share: float = 0.0
 
 
@@ -154,10 +158,13 @@ class Session:
         self._run = _Run(
             plan=plan,
             adapter=adapter,
-            learner=Learner(adapter, plan, microbatch_tokens=material.microbatch_tokens),
-            engine=EmbeddedEngine(
-                adapter.decoder, stop_ids=material.codec.stop_ids, batch_tokens=material.microbatch_tokens
+            learner=Learner(
+                adapter,
+                plan,
+                microbatch_tokens=material.microbatch_tokens,
+                checkpointing=material.checkpointing,
             ),
+            engine=EmbeddedEngine(adapter.decoder, stop_ids=material.codec.stop_ids, cache_bytes=material.cache_bytes),
             private=private,
             public=public,
             held_out=held_out,

@@ -22,8 +22,13 @@ from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.plan import Plan
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
-from silo.trainer.batch import Answer, Group, Stream, stream_of
+from silo.trainer.batch import Answer, Group, Padding, Stream, stream_of
 from silo.trainer.layers import token_logp
+
+# Scores of one head that a part's attention may compute, padding included. Masks of as many numbers at most are held
+# for a pass, 128 MiB in float32. A kernel that writes scores out holds them for every head, and until the backward pass
+# for every layer.
+SCORES_MAX = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,13 @@ class StepFigures:
 
 @dataclass
 class _Part:
-    """A slice of the batch that fits the token budget, as one stream; all [M] but the stream."""
+    """A slice of the batch that fits the budgets, as one stream; tensors are [M]."""
 
     stream: Stream
     weights: Tensor
     advantages: Tensor
     is_donor: Tensor
+    donor_tokens: int
     logp_old: Tensor | None = None
     logp_reference: Tensor | None = None
 
@@ -78,12 +84,16 @@ class Learner:
         adapter: the factors to train.
         plan: objective, optimiser and temperature.
         microbatch_tokens: budget of one forward and backward pass, prompts counted once.
+        checkpointing: keep each layer's input alone and compute the rest again in the backward pass.
     """
 
-    def __init__(self, adapter: LoraAdapter, plan: Plan, *, microbatch_tokens: int) -> None:
+    def __init__(
+        self, adapter: LoraAdapter, plan: Plan, *, microbatch_tokens: int, checkpointing: bool = False
+    ) -> None:
         self._adapter = adapter
         self._plan = plan
         self._microbatch_tokens = microbatch_tokens
+        self._checkpointing = checkpointing
         self._device = adapter.parameters[0].device
         self._optimiser = self._fresh_optimiser()
 
@@ -93,7 +103,19 @@ class Learner:
             self._optimiser = self._fresh_optimiser()
 
     def update(self, groups: Sequence[Group]) -> StepFigures:
-        """Raises OperationError: a gradient is not finite; factors and optimiser are as they were before the step."""
+        """Whatever is raised, memory that does not suffice among it, factors and optimiser are as before the step.
+
+        Raises:
+            OperationError: a gradient is not finite.
+        """
+        before = self._snapshot()
+        try:
+            return self._update(groups)
+        except BaseException:
+            self._restore(before)
+            raise
+
+    def _update(self, groups: Sequence[Group]) -> StepFigures:
         plan, objective_plan = self._plan, self._plan.objective
         parts = self._parts(groups)
         if objective_plan.kl_coefficient > 0:
@@ -101,7 +123,6 @@ class Learner:
                 for part in parts:
                     part.logp_reference = self._logp(part)[0]  # [M]
         figures = _Figures()
-        before = self._snapshot() if plan.optimiser.epochs > 1 else None
         for epoch in range(plan.optimiser.epochs):
             self._optimiser.zero_grad(set_to_none=True)
             figures.start_epoch()
@@ -118,18 +139,17 @@ class Learner:
             norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters, plan.optimiser.grad_norm_max)
             figures.grad_norm = float(norm)
             if not math.isfinite(figures.grad_norm):
-                if before is not None:
-                    self._restore(before)
                 raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
             self._optimiser.step()
         return figures.summary()
 
     def _snapshot(self) -> _Snapshot:
-        """Copies to go back to when a later epoch fails after an earlier one was applied."""
+        """Copies to go back to. They are made first: where memory does not suffice, going back takes none."""
         factors = [parameter.detach().clone() for parameter in self._adapter.parameters]
         return _Snapshot(factors, copy.deepcopy(self._optimiser.state_dict()))
 
     def _restore(self, before: _Snapshot) -> None:
+        self._optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
             for parameter, value in zip(self._adapter.parameters, before.factors, strict=True):
                 parameter.copy_(value)
@@ -185,28 +205,32 @@ class Learner:
                 each.to(self._device).repeat_interleave(stream.lengths)
                 for each in (weights[chosen], advantage[chosen], donors)
             )
-            parts.append(_Part(stream, weights_of, advantages_of, is_donor))
+            donor_tokens = sum(len(answers[row][1].ids) for row in chosen if answers[row][1].donor)
+            parts.append(_Part(stream, weights_of, advantages_of, is_donor, donor_tokens))
         return parts
 
     def _cut(
         self, groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int]
     ) -> list[list[int]]:
-        """Cut rows into parts within the token budget. Answers to one prompt stay together as far as they fit, and
-        groups of like lengths meet, since attention pads."""
+        """Cut rows into parts within the token budget and `SCORES_MAX`; a single row that exceeds them is a part of its
+        own. Answers to one prompt stay together as far as they fit, and groups of like lengths meet."""
         longest: dict[int, int] = {}
         for row in rows:
             place, answer = answers[row]
             longest[place] = max(longest.get(place, 0), len(answer.ids))
         parts: list[list[int]] = []
-        tokens, seen = 0, set[int]()
+        tokens, seen, padding = 0, set[int](), Padding()
         for row in sorted(rows, key=lambda row: (-longest[answers[row][0]], answers[row][0])):
             place, answer = answers[row]
-            more = len(answer.ids) + (0 if place in seen else len(groups[place].prompt_ids))
-            if not parts or tokens + more > self._microbatch_tokens:
+            prompt, length = len(groups[place].prompt_ids), len(answer.ids)
+            more = length + (0 if place in seen else prompt)
+            padded = padding.with_answer(prompt - 1, length, more_prompts=int(place not in seen))
+            if not parts or tokens + more > self._microbatch_tokens or padded.scores > SCORES_MAX:
                 parts.append([])
                 tokens, seen = 0, set()
-                more = len(answer.ids) + len(groups[place].prompt_ids)
+                more, padded = length + prompt, Padding().with_answer(prompt - 1, length, more_prompts=1)
             parts[-1].append(row)
+            padding = padded
             tokens += more
             seen.add(place)
         return parts
@@ -215,7 +239,7 @@ class Learner:
         """Log-probability of every answer token, and the entropy where the plan asks for it. Both [M]."""
         decoder = self._adapter.decoder
         return token_logp(
-            decoder.hidden(part.stream),
+            decoder.hidden(part.stream, checkpointing=self._checkpointing),
             decoder.head,
             part.stream.targets,
             self._plan.rollout.temperature,
@@ -240,58 +264,70 @@ class Learner:
             kl = objective.k3(logp, part.logp_reference)  # [M]
             loss = loss + settings.kl_coefficient * (kl * weights).sum()
             if first:
-                figures.add_mean("kl", kl)
+                figures.add_sum("kl", kl)
         if entropy is not None:
             loss = loss - settings.entropy_coefficient * (entropy * weights).sum()
             if first:
-                figures.add_mean("entropy", entropy)
+                figures.add_sum("entropy", entropy)
         loss.backward()
         with torch.no_grad():
             figures.add_ratio(logp, part, settings.clip_low, settings.clip_high, first=first)
 
 
 class _Figures:
-    """Sums over the parts of a step."""
+    """Sums over the parts of a step, on the device until `summary` reads them all at once."""
 
     def __init__(self) -> None:
         self.grad_norm = 0.0
-        self._sums: dict[str, float] = {}
-        self._tokens: dict[str, int] = {}
-        self._clipped = self._clippable = 0
-        self._deviation_first = self._deviation = 0.0
+        self._sums: dict[str, Tensor] = {}
+        self._tokens = self._donor_tokens = self._clippable = 0
+        self._deviation_first: list[Tensor] = []
+        self._deviation: list[Tensor] = []
 
     def start_epoch(self) -> None:
-        self._deviation = 0.0
+        self._deviation = []
 
-    def add_mean(self, name: str, per_token: Tensor) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(per_token.detach().sum())
-        self._tokens[name] = self._tokens.get(name, 0) + len(per_token)
+    def add_sum(self, name: str, per_token: Tensor) -> None:
+        more = per_token.detach().sum(dtype=torch.float64)
+        self._sums[name] = self._sums[name] + more if name in self._sums else more
 
     def add_ratio(self, logp: Tensor, part: _Part, clip_low: float, clip_high: float, *, first: bool) -> None:
         assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
-        self._deviation = max(self._deviation, float(((logp - part.logp_old).exp() - 1).abs().max()))
+        self._deviation.append((objective.ratio_of(logp, part.logp_old) - 1).abs().max().double())
         if first:
             self._deviation_first = self._deviation
-            self.add_mean("tokens", torch.zeros_like(logp))
-            self.add_mean("own", logp[~part.is_donor])
-            self.add_mean("donor", logp[part.is_donor])
+            self._tokens += len(logp)
+            self._donor_tokens += part.donor_tokens
+            self.add_sum("own", logp.masked_fill(part.is_donor, 0.0))
+            self.add_sum("donor", logp.masked_fill(~part.is_donor, 0.0))
             return
         clipped = objective.is_clipped(logp, part.logp_old, part.advantages, clip_low=clip_low, clip_high=clip_high)
-        self._clipped += int(clipped.sum())
+        self.add_sum("clipped", clipped)
         self._clippable += len(clipped)
 
-    def _mean(self, name: str) -> float | None:
-        return self._sums[name] / self._tokens[name] if self._tokens.get(name) else None
-
     def summary(self) -> StepFigures:
+        collected = {
+            **self._sums,
+            **{f"first {place}": each for place, each in enumerate(self._deviation_first)},
+            **{f"last {place}": each for place, each in enumerate(self._deviation)},
+        }
+        values = torch.stack(list(collected.values())).tolist() if collected else []
+        read = dict(zip(collected, values, strict=True))
+
+        def mean(name: str, tokens: int) -> float | None:
+            return read[name] / tokens if name in read and tokens else None
+
+        def largest(prefix: str) -> float:
+            return max((value for name, value in read.items() if name.startswith(prefix)), default=0.0)
+
         return StepFigures(
-            clip_share=self._clipped / max(1, self._clippable),
-            kl=self._mean("kl"),
-            entropy=self._mean("entropy"),
-            logp_own=self._mean("own"),
-            logp_donor=self._mean("donor"),
-            ratio_deviation_first=self._deviation_first,
-            ratio_deviation_last=self._deviation,
+            clip_share=mean("clipped", self._clippable) or 0.0,
+            kl=mean("kl", self._tokens),
+            entropy=mean("entropy", self._tokens),
+            logp_own=mean("own", self._tokens - self._donor_tokens),
+            logp_donor=mean("donor", self._donor_tokens),
+            ratio_deviation_first=largest("first "),
+            ratio_deviation_last=largest("last "),
             grad_norm=self.grad_norm,
-            trained_tokens=self._tokens.get("tokens", 0),
+            trained_tokens=self._tokens,
         )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from silo.trainer.session import Session
 
 MICROBATCH_TOKENS = 16384
+CACHE_BYTES = 2 << 30
 DIAL_PAUSE_SECONDS = 0.5
 
 
@@ -55,6 +56,8 @@ class Configuration:
     site_secret: bytes = field(repr=False)
     threads: int
     microbatch_tokens: int
+    cache_bytes: int
+    checkpointing: bool
     scratch: Path | None
     holdout_share: float = 0.0
     screen_index: IndexSettings | None = None
@@ -77,6 +80,8 @@ def configuration_from(fields: dict[str, Any]) -> Configuration:
             site_secret=bytes.fromhex(fields["site_secret"]),
             threads=int(fields.get("threads") or 1),
             microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
+            cache_bytes=int(fields.get("cache_bytes") or CACHE_BYTES),
+            checkpointing=bool(fields.get("checkpointing")),
             scratch=Path(scratch) if scratch else None,
             holdout_share=float(fields.get("holdout_share") or 0.0),
             screen_index=settings_from(fields.get("screen_index")),
@@ -211,6 +216,8 @@ class Worker:
             held_out_grader=graders[configuration.held_out_verifier],
             site_secret=configuration.site_secret,
             microbatch_tokens=configuration.microbatch_tokens,
+            cache_bytes=configuration.cache_bytes,
+            checkpointing=configuration.checkpointing,
             holdout_share=configuration.holdout_share,
         )
         self._session = session = Session(material, on_phase=self._report_phase)
@@ -283,7 +290,8 @@ class Worker:
             done = self._begun().carry_out(task, message.body)
         except torch.OutOfMemoryError as error:
             raise OperationError(
-                "the accelerator's memory does not suffice; lower trainer.microbatch_tokens", code="OUT_OF_MEMORY"
+                "the accelerator's memory does not suffice; lower trainer.microbatch_tokens or trainer.cache_bytes",
+                code="OUT_OF_MEMORY",
             ) from error
         fields = {"task": type(task).__name__, "round": task.round, "step": getattr(task, "step", 0)}
         failures = {

@@ -239,3 +239,24 @@ def test_fedprox_minimiser() -> None:
         (gradient,) = torch.autograd.grad(loss, x)
         x = (x - 0.2 * gradient).detach().requires_grad_()
     assert x.item() == pytest.approx((a * c + mu * 1.0) / (a + mu), rel=1e-5)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("distance", [0.1, 25.0, 100.0, 1000.0, -1000.0])
+def test_no_log_ratio_makes_a_gradient_that_is_not_finite(advantage: float, distance: float) -> None:
+    """exp overflows beyond 88; a clipped token's gradient would be 0 x inf."""
+    logp = torch.tensor([-1.0, -1.0], requires_grad=True)
+    old = torch.tensor([-1.0 - distance, -1.0])
+    gain = objective.policy_gain(logp, old, torch.full((2,), advantage), clip_low=0.2, clip_high=0.25, dual_clip=3.0)
+    (gradient,) = torch.autograd.grad(gain.sum(), logp)
+    assert torch.isfinite(gain).all() and torch.isfinite(gradient).all()
+    assert float(gradient[1]) == advantage  # the token beside it is what it would be alone
+    if abs(distance) < objective.LOG_RATIO_MAX:
+        assert float(gradient[0]) == pytest.approx(advantage * math.exp(distance), rel=1e-5)
+    else:
+        assert float(gradient[0]) == 0.0
+    kl = objective.k3(logp, torch.tensor([-1.0 + distance, -1.0]))
+    (gradient,) = torch.autograd.grad(kl.sum(), logp)
+    assert torch.isfinite(kl).all() and torch.isfinite(gradient).all()
+    if distance < 0:  # nothing overflows there, and the pull stays
+        assert float(gradient[0]) == 1.0

@@ -49,8 +49,12 @@ class Desk:
     def now(self) -> float:
         return self._time[0]
 
-    async def wait(self, seconds: float) -> None:
+    def pass_time(self, seconds: float) -> None:
+        """The clock alone moves, as in suspend: nothing that waits for it is told."""
         self._time[0] += seconds
+
+    async def wait(self, seconds: float) -> None:
+        self.pass_time(seconds)
         self.app.settle_keys()
         await self.pilot.pause()
 
@@ -121,6 +125,8 @@ async def open_dialog(desk: Desk, key: str = "A", state: dict[str, Any] | None =
 
 
 async def type_word(desk: Desk, word: str) -> None:
+    """As quick hands do: before the view that it is about is stale."""
     for key in word:
+        desk.pass_time(0.05)
         await desk.pilot.press(key)
     await desk.pilot.pause()

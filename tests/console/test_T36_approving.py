@@ -9,14 +9,17 @@ from textual.widgets import Button
 
 from console.actions import ACTIONS
 from console.drawing import UNICODE, to_text
+from console.export import released
 from console.release_lines import comparison_lines, finding_lines, payload_lines
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
 from console.screens.confirm import ConfirmDialog, TextDialog
 from console.screens.defer import DeferDialog
+from console.screens.exports import sheet_of
 from console.screens.history import HistoryScreen
 from console.screens.orders import OrderDialog
 from console.screens.release_texts import ComparisonScreen, PayloadScreen
+from console.screens.tables import TablePane
 from console.values import Evidence, Finding
 from fedsilo.treaty.errors import ConflictError, NotAllowedError
 from tests.console import dumps
@@ -147,6 +150,28 @@ async def test_T36_a_no_needs_nothing_opened_and_the_daemons_refusal_is_shown() 
         await desk.press("tab", "enter")
         await desk.answers_sent()
         assert "FINDINGS_UNREAD" in desk.text
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30)])
+@pytest.mark.parametrize("items", ["16 tensors, rank 8, float32, 8192 values", ", ".join(["32 tensors, rank 8"] * 9)])
+async def test_all_facts_of_a_release_with_a_finding_stand_on_one_screen(size: tuple[int, int], items: str) -> None:
+    """In the lengths that a guard writes: its budget, its comparison, and a sentence of two lines for a no."""
+    leaves = release()["leaves"]
+    kinds = [{**leaves["kinds"][0], "items": items}]
+    state = noticed(
+        DESTINATION, leaves={**leaves, "kinds": kinds},
+        budget="DP off; round 0->33K of 124K 27 %; day 34K->67K of 352K 19 %; sets 0->1 of 2 50 %",
+        difference="+0 bytes against round 1 of this run; L2 0.166->0.166 +0 %; cosine 0.00; form, base, policy same; "
+        "cert to 2027-01-22",
+    )  # fmt: skip
+    async with console(size) as desk:
+        await opened(desk, state, "f", "escape")
+        screen = desk.app.top
+        assert isinstance(screen, ApprovalScreen) and screen.query_one("#body").max_scroll_y == 0
+        assert screen.why_not(approve=True) == ""
+        facts = "NEW destination", "cosine 0.00", "cert to 2027-01-22", "sets 0->1 of 2 50 %", "the quorum is met"
+        for fact in facts:
+            assert fact in " ".join(desk.text.split()), fact
 
 
 async def test_what_was_opened_is_opened_again_from_the_first_one() -> None:
@@ -361,15 +386,20 @@ async def test_to_put_off_takes_a_choice_and_a_labelled_key_and_is_for_this_pers
         assert isinstance(desk.app.screen, ConfirmDialog)
 
 
-@pytest.mark.parametrize(("person", "word"), [("alice", "later"), ("bob", "held"), ("", "held")])
-async def test_in_the_inbox_it_says_later_to_that_person_alone(person: str, word: str) -> None:
+@pytest.mark.parametrize(("person", "later"), [("alice", "29:59"), ("bob", "-"), ("", "-")])
+async def test_in_the_inbox_it_says_later_to_that_person_alone_and_the_state_is_the_releases(
+    person: str, later: str
+) -> None:
     async with console((100, 30)) as desk:
         if person:
             desk.unlock(person)
         await desk.show(noticed(deferred={"alice": NOW + 1800}))
         await desk.press("3")
         (row,) = (line for line in desk.text.splitlines() if "r1/hospital_a/0" in line and "▸" in line)
-        assert word in row.split()
+        assert "held" in row.split() and later in row.split() and "later" in desk.text
+        # the state is a released field: a file that is shared has it, and nothing of who put what off
+        (shared,) = released(sheet_of(desk.app.top.query_one(TablePane))).rows
+        assert shared["state"] == "held" and "later" not in shared
 
 
 async def test_what_was_put_off_does_not_need_that_person_until_then() -> None:

@@ -264,7 +264,7 @@ async def test_a_filter_asks_the_daemon_for_the_event_and_the_text() -> None:
         assert rows.kept >= 100 and {item.row["event"] for item in rows.shown} == {"egress.sent"}
         await filter_by(desk, "event:egress.sent* prompt_id decision:deny")
         await answer_all(desk, log)
-        assert "such records" in desk.text  # a denial is a decision and was not sent
+        assert "rows passes the filter" in desk.text  # a denial is a decision and was not sent
         await desk.press("escape")
         await answer_all(desk, log)
         assert len(screen.table.rows.shown) == 100 and isinstance(desk.app.screen, AuditScreen)
@@ -294,6 +294,19 @@ async def test_a_filter_that_little_passes_goes_through_the_whole_log_and_keeps_
 )  # fmt: skip
 def test_what_the_daemon_looks_for_and_what_the_console_compares(typed: str, event: str, text: str, rest: str) -> None:
     assert chain.asked_of(typed) == chain.Asked(event, text, rest)
+
+
+async def test_a_filter_that_nothing_passes_says_of_how_many_and_how_a_rejection_is_called() -> None:
+    told = "rows passes the filter; a rejection is event approval.deny"
+    async with console() as desk:
+        log = Log(300)
+        await opened(desk, log)
+        await filter_by(desk, "reject")
+        await answer_all(desk, log)
+        assert f"none of 300 {told}" in " ".join(desk.text.replace("│", " ").split()) and "yet" not in desk.text
+        await filter_by(desk, "event:egress")
+        await answer_all(desk, log)
+        assert told not in " ".join(desk.text.split())
 
 
 async def test_to_a_record_by_its_number() -> None:

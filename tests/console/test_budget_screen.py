@@ -112,7 +112,7 @@ def test_the_head_names_what_is_nearly_used_up_what_binds_and_what_is_not_counte
     rows = limits.limit_rows(LIMITS, NOW, UNICODE)
     text = to_text(limits.head_lines(LIMITS, rows, 200, UNICODE, brief=False))
     assert "look      per_round lora.factors 100 % · day_bytes all 87 % · max_per_day reward.scalar 81 %" in text
-    assert "about 16 more, if every round is like the last one" in text
+    assert "about 16 more rounds, if each is like the last one" in text
     assert "bound by day_bytes of this UTC day (policy.yaml:13)" in text
     assert "DP off: no privacy budget is kept and none is claimed" in text
     assert "at most 9,390,904 bits (1.1 MiB) a round" in text
@@ -125,7 +125,7 @@ def test_the_head_names_what_is_nearly_used_up_what_binds_and_what_is_not_counte
     [({"rounds_left": None, "bound_by": "no round has let anything out yet"},
       "no forecast: no round has let anything out yet"),
      ({"rounds_left": 0, "bound_by": "day_bytes"}, "no further round fits: bound by day_bytes"),
-     ({"rounds_left": 1200, "bound_by": "day_bytes"}, "about 1,200 more"), (None, "no forecast: not told")],
+     ({"rounds_left": 1200, "bound_by": "day_bytes"}, "about 1,200 more rounds,"), (None, "no forecast: not told")],
 )  # fmt: skip
 def test_a_forecast_that_is_none_says_why(forecast: Any, said: str) -> None:
     assert said in to_text(limits.forecast_lines({"forecast": forecast}, 120))
@@ -173,6 +173,18 @@ async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
         await desk.press("tab")
         assert screen.twin() == "silo ledger limits"
         assert await desk.answers_sent() == []
+
+
+async def test_at_a_coordinator_no_key_is_offered_that_does_nothing() -> None:
+    async with console() as desk:
+        await desk.show(silo())
+        await desk.press("7")
+        assert "tab Next table  enter Open" in desk.text
+        await desk.show(coordinator())
+        assert "limits are counted at each silo" in desk.text
+        assert not any(key in desk.text for key in ("tab Next", "enter Open", "/ Filter", "s Sort"))
+        await desk.press("tab")
+        assert not desk.app.screen.query_one("#capacity").display  # which no coordinator has
 
 
 async def test_rows_that_move_do_not_take_the_cursor_along() -> None:

@@ -67,8 +67,13 @@ def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> No
         return " ".join(to_text(certificates.head_lines(made, snapshot, 78, UNICODE)).split())
 
     good = [certificate("x", "silo", -300, 200)]
-    assert "1 certificates, none of them needs anybody" in head(good)
-    assert "! 5 of 8 need somebody: the link to the trainer, the operator bob" in head(CERTIFICATES)
+    assert "1 certificates, none is near its end for its kind ends next x in 200 d" in head(good)
+    assert "! 5 of 8 need somebody: the operator bob, the link to the trainer" in head(CERTIFICATES)
+    people = [certificate(f"the operator {name}", "operator", -0.04, 0.29) for name in ("alice", "bob", "carol")]
+    told = head([*good, *people])
+    assert "4 certificates, none is near" in told and "!" not in told
+    assert "ends next the operator alice in 6 h, the operator bob in 6 h and 1 more; a person's lasts some" in told
+    assert "a person's" not in head(good)
     assert "clock skew 0 s between" in head(good)
     ahead, behind = head(good, skew_seconds=95.0), head(good, skew_seconds=-40.0)
     assert "the daemon's clock is 95 s ahead of this machine's" in ahead and "by the daemon's" in ahead
@@ -107,10 +112,14 @@ def test_a_command_for_a_file_with_a_space_is_one_that_a_shell_takes() -> None:
 
 
 async def test_enter_opens_one_and_i_has_no_more_than_the_daemon_said() -> None:
+    by_end = sorted(CERTIFICATES[:-1], key=lambda row: row["not_after"])
     async with console((100, 42)) as desk:
         screen = await opened(desk)
-        assert screen.twin() == "silo certs" and screen.inspected() == CERTIFICATES[0]
-        await desk.press("j", "j", "j", "j", "j", "enter")
+        assert [item.row["whose"] for item in screen.table.rows.shown] == [
+            row["whose"] for row in [*by_end, UNREADABLE]
+        ]
+        assert screen.twin() == "silo certs" and screen.inspected() == by_end[0]  # what ends first
+        await desk.press("enter")
         assert "the operator bob" in desk.text and "ended 2 d ago" in desk.text
         assert "fedsilo certs invite operator/bob" in desk.text
 

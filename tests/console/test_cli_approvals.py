@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,19 @@ def test_a_wrong_reason_is_told_before_anything_else(answering: Site) -> None:
         assert code == 2 and "reason code 'WRONG' is not known" in text and "CONTENT, TIMING" in text
     code, text = ask("reject", "r1/hospital_a/0", "--reason", "TIMING")
     assert code == 2 and "reason code" not in text and "--expect-digest" in text
+
+
+def test_an_approval_that_is_not_the_last_one_needed_ends_with_9(answering: Site) -> None:
+    counted = {"release": "r1/hospital_a/0", "state": "held", "given": ["alice"], "needed": 2, "audit_size": 8}
+    answers = [counted, counted | {"state": "sent", "given": ["alice", "bob"]}]
+    del answering.desk._commands["approvals.approve"]  # the one that the fixture's desk has
+    answering.desk.register_command("approvals.approve", "release.approve", lambda command: answers.pop(0))
+    proof = ["--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST, "--json"]
+    code, text = ask("approve", "r1/hospital_a/0", *proof)
+    told = json.loads(text)
+    assert (code, told["ok"], told["error"]["code"], told["data"]) == (9, False, "HELD", counted)
+    code, text = ask("approve", "r1/hospital_a/0", *proof)
+    assert code == 0 and json.loads(text)["data"]["state"] == "sent"
 
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,19 @@ def silo(tmp_path: Path) -> Iterator[release_site.Site]:
         yield made
 
 
+def test_a_rejection_is_no_approval_and_says_whose_it_is() -> None:
+    approvers = {"needed": 1, "roles": ["approver"], "given": [
+        {"person": "bob", "verdict": "reject", "at": 1_796_119_200.0, "reason": "CONTENT"},
+    ]}  # fmt: skip
+    assert cli_approvals_reading.answered_lines(approvers) == [
+        "approvals 0 of 1 given, by approver", "  REJECTED by bob at 2026-12-01T10:00:00Z reason CONTENT",
+    ]  # fmt: skip
+    approvers["given"] = [{"person": "alice", "verdict": "approve", "at": 1_796_119_200.0}]
+    assert cli_approvals_reading.answered_lines(approvers) == [
+        "approvals 1 of 1 given, by approver", "  approved by alice at 2026-12-01T10:00:00Z",
+    ]  # fmt: skip
+
+
 @pytest.fixture
 def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) -> Ask:
     bench, now = silo.bench, lambda work: work()
@@ -39,7 +53,9 @@ def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) ->
 
     def approve(command: Any) -> Any:
         release, settled = releases.approve(command)
-        return {"release": release.id, "state": settled.outcome if settled else "held", "given": [], "needed": 1}
+        given = [item.person for item in ledger.approvals(release.id) if item.verdict == "approve"]
+        state = settled.outcome if settled else "held"
+        return {"release": release.id, "state": state, "given": given, "needed": release.persons}
 
     def defer(command: Any) -> Any:
         release = releases.defer(command)
@@ -150,12 +166,25 @@ def test_later_is_signed_by_who_may_answer(ask: Ask, silo: release_site.Site, mo
     clock = SimpleNamespace(time=lambda: silo.bench.clock_now, gmtime=cli_approvals.time.gmtime,
                             strftime=cli_approvals.time.strftime)  # fmt: skip
     monkeypatch.setattr(cli_approvals, "time", clock)
-    assert ask("defer", held.id, "--operator", "bob", "--minutes", "5")[0] == 4  # a viewer
-    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "600")
+    shown = ["--expect-policy", held.policy_digest]
+    digests = ["--expect-digest", held.digest, *shown]
+    assert ask("defer", held.id, "--operator", "bob", "--minutes", "5", *digests)[0] == 4  # a viewer
+    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "600", *digests)
     assert (code, told["error"]["code"]) == (6, "TOO_LATE")
-    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "5", "--expect-digest", "0" * 64)
+    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "5", "--expect-digest", "0" * 64, *shown)
     assert (code, told["error"]["code"]) == (6, "STALE_VIEW")
+    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "5")  # of what, nobody was shown
+    assert code == 2 and "--expect-digest" in told["error"]["message"]
+    for wrong in ([], ["--minutes", "5", "--until", "2099-01-01T00:00:00Z"], ["--until", "soon"],
+                  ["--until", "2099-01-01T00:00:00"], ["--minutes", "5", "--request-id", "r1"]):  # fmt: skip
+        assert ask("defer", held.id, "--operator", "alice", *wrong, *digests)[0] == 2
     assert silo.bench.events("release.defer") == []
-    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "5")
+    until = f"{datetime.fromtimestamp(int(silo.bench.clock_now) + 300, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    again = ["--until", until, "--request-id", "request-0001"]
+    code, told = ask("defer", held.id, "--operator", "alice", *again, *digests)
+    assert code == 0 and told["data"]["deferred_until"] == int(silo.bench.clock_now) + 300
+    assert ask("defer", held.id, "--operator", "alice", *again, *digests) == (code, told)
+    assert len(silo.bench.events("release.defer")) == 1
+    code, told = ask("defer", held.id, "--operator", "alice", "--minutes", "5", *digests)
     assert code == 0 and told["data"]["deferred_until"] == pytest.approx(silo.bench.clock_now + 300)
     assert "put off by alice until" in ask("show", held.id, text=True)[1]

@@ -103,6 +103,9 @@ def test_once_prints_a_folder_without_a_daemon(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["--from", str(tmp_path / "state"), "--once"])
     assert shown.exit_code == 0, shown.stderr
     assert "OFFLINE, as of" in shown.stdout and "r1/hospital_a/0 held" in shown.stdout
+    assert "● live" not in shown.stdout and "OFFLINE" in shown.stdout.splitlines()[1]
+    audit = CliRunner().invoke(app, ["--from", str(tmp_path / "state"), "--once", "--screen", "6"])
+    assert audit.exit_code == 0 and "not verified yet" not in audit.stdout and "verified to" in audit.stdout
     nothing = CliRunner().invoke(app, ["--from", str(tmp_path), "--once"])
     assert nothing.exit_code == 8 and "hint" in nothing.stderr
 

@@ -14,9 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from console.offline import Offline
+from coordinator.curve_view import CurveView
+from coordinator.round_view import RoundView
 from fedsilo.edge.audit_segments import segments
 from fedsilo.launch import cli_coordinator
 from fedsilo.launch.coordinator_folder import read_coordinator
+from fedsilo.treaty.errors import NotFoundError
 from tests.console import states
 from tests.console.test_real_desk import Site, site
 from tests.coordinator_folder import write_coordinator
@@ -115,6 +118,19 @@ def test_one_silo_is_shown_and_a_stranger_is_not(ask: Any) -> None:
     assert code == 0 and "tokenizer expected a, got b" in text and "said isolation" in text
     code, refused = ask("silos", "show", "\x1b[2J")
     assert (code, refused["error"]["code"]) == (8, "NOT_FOUND") and refused["error"]["message"].isprintable()
+
+
+def test_a_round_and_curves_are_answered_in_the_folder(house: House) -> None:
+    offline = Offline(house.folder, read_coordinator)
+    assert offline.query("curves", {}) == CurveView(house.driver).curves({})
+    assert offline.query("curves", {})["series"]
+    name = house.record()["run"]
+    alive, found = RoundView(house.driver, "").round({"run": name}), offline.query("round", {"run": name})
+    for key in ("run", "run_state", "method", "round", "rounds", "state", "opened_at", "closed_at", "parameters"):
+        assert found[key] == alive[key], key
+    assert all(row["last_seen"] is None for row in found["silos"])
+    with pytest.raises(NotFoundError):
+        offline.query("round", {"run": "no-such-run"})
 
 
 def test_a_folder_without_its_daemon_answers_the_same(house: House) -> None:

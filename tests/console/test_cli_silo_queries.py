@@ -102,7 +102,8 @@ def test_ledger_limits_and_forecast(ask: Any) -> None:
 def test_the_daemon_verifies_its_own_log_and_a_break_is_exit_status_7(bench: Bench, ask: Any) -> None:
     bench.audit.checkpoint()
     assert ask("audit", "status")[1]["data"]["verified_to"] is None
-    assert ask("audit", "verify")[0] == 0
+    code, verified = ask("audit", "verify")
+    assert code == 0 and verified["data"]["verified_to"] == bench.audit.size and not verified["data"]["verifying"]
 
     def ended() -> Any:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -116,9 +117,25 @@ def test_the_daemon_verifies_its_own_log_and_a_break_is_exit_status_7(bench: Ben
     lines = path.read_bytes().splitlines(keepends=True)
     assert lines[3].count(b'"round":1') > 0
     path.write_bytes(b"".join([*lines[:3], lines[3].replace(b'"round":1', b'"round":2', 1), *lines[4:]]))
-    ask("audit", "verify")
+    assert ask("audit", "verify")[0] == 7  # at once, not only when it is asked again
     code, status = ended()
     assert (code, status["error"]["code"]) == (7, "VERIFICATION_FAILED") and status["data"]["broken"]["seq"] == 3
+
+
+def test_a_verification_that_goes_on_is_no_pass(site: Site, ask: Any) -> None:
+    status = ask("audit", "status")[1]["data"]
+    for name in ("audit.verify", "audit.status"):
+        # in place of the log's own answer: a log of some gigabytes takes that long
+        site.desk._queries[name] = lambda _: status | {"verifying": True, "looked_at": 2, "of": 9}
+    for given in (["--no-wait"], ["--timeout", "0.3"]):
+        code, told = ask("audit", "verify", *given)
+        assert (code, told["ok"], told["error"]["code"]) == (3, False, "NOT_VERIFIED_YET")
+        assert "2 of 9 records" in told["error"]["message"] and told["data"]["verifying"]
+
+
+def test_the_argument_is_named_as_the_person_gave_it(ask: Any) -> None:
+    code, told = ask("audit", "show", "9" * 30)
+    assert code == 2 and told["error"]["message"].startswith("SEQ 999")
 
 
 def test_audit_records_of_a_running_silo(bench: Bench, ask: Any) -> None:

@@ -7,17 +7,20 @@ import stat
 import tarfile
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from certs.roles import load_roles
 from console.client import ControlClient
 from fedsilo.launch import cli, cli_bundle
-from fedsilo.launch.cli_bundle import collected, without_paths
+from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, without_paths
 from fedsilo.launch.common_options import Common
 from fedsilo.launch.daemons import Daemon
+from fedsilo.launch.desk_answers import silent_for
 from fedsilo.treaty.errors import UnreachableError
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
@@ -71,7 +74,34 @@ def test_jsonl_ends_so_when_it_fails_too(happened: Site, tmp_path: Path) -> None
     assert {"terminal": True, "why": "UNREACHABLE", "events": 0}.items() <= json.loads(lines[0]).items()
     code, lines, _ = watch("--socket", happened.socket, "--jsonl", "--timeout", "0.2")  # until the time is over
     last = json.loads(lines[-1])
-    assert (code, last["terminal"], last["why"], last["events"]) == (3, True, "UNREACHABLE", 3)
+    assert (code, last["terminal"], last["why"], last["events"]) == (3, True, "TIMEOUT", 3)
+    assert last["message"] == "the 0.2 s of --timeout are over"
+    code, _, told = watch("--socket", happened.socket, "--timeout", "0.2")
+    assert code == 3 and "the 0.2 s of --timeout are over [TIMEOUT]" in told
+
+
+def test_once_with_json_is_one_envelope(happened: Site) -> None:
+    code, lines, _ = watch("--socket", happened.socket, "--once", "--json")
+    (told,) = map(json.loads, lines)
+    assert code == 0 and told["ok"] and told["data"]["state"]["name"] == "state" and told["data"]["missed"] == 0
+    assert [event["fields"]["seq"] for event in told["data"]["events"]] == [0, 1, 2]
+    assert len(watch("--socket", happened.socket, "--json", "--timeout", "0.2")[1]) == 5  # a stream: a line each
+
+
+def test_a_silo_that_is_down_is_not_told_as_joined_alone(site: Site) -> None:
+    state = coordinator()
+    state["silos"] = [row | {"state": "joined", "last_seen": ""} for row in state["silos"][:2]]
+    site.desk.set_state(state, policy_digest=POLICY_DIGEST)
+    assert "2 of 2 silos joined (hospital_a not seen since start, " in watch("--socket", site.socket, "--once")[1][0]
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    site.desk.register_query("silos", lambda _: [row | {"last_seen": now} for row in state["silos"]])
+    assert "2 of 2 silos joined, " in watch("--socket", site.socket, "--once")[1][0]  # a poll is no event, and counts
+
+
+def test_how_long_a_silo_was_silent() -> None:
+    at = "2027-01-01T12:00:00Z"
+    assert silent_for("", at) == "not seen since start" and silent_for("2027-01-01T11:58:01Z", at) == ""
+    assert silent_for("2027-01-01T11:57:30Z", at) == "silent for 2 min"
 
 
 def test_a_gap_is_told_with_its_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +195,75 @@ def test_paths_are_left_out_and_other_slashes_stay() -> None:
     kept = ["r1/hospital_a/0", "spiffe://x/silo/a", "fedsilo/launch/cli.py:41 main", "2 of 3 / 4", "https://x.org/y"]
     assert without_paths(kept) == kept
     cut = {"a": "see /root/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
-    assert without_paths(cut) == {"a": "see (path): no", "b": ["(path)", "(path) b"], "(path)": 1}
+    assert without_paths(cut) == {"a": "see (path)", "b": ["(path)", "(path)"], "(path)": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("read /srv/Anna Beispiel/a.jsonl", "read (path)"),
+        ("cannot open '/srv/Anna Beispiel/a.jsonl': refused", "cannot open '(path)': refused"),
+        ("cannot open '/srv/O'Brien/a.jsonl': refused", "cannot open '(path)': refused"),
+        ('Anna\'s "see ~anna/My Files/x" and "../anna b/x" end', 'Anna\'s "see (path)" and "(path)" end'),
+        ("in ~anna/x, or ../y", "in (path)"), ("./anna/x", "(path)"), ("~anna", "(path)"),
+        ("one /a/b c\ntwo", "one (path)\ntwo"), ("within ~3 s of 1/2, and 3 ~ 4", "within ~3 s of 1/2, and 3 ~ 4"),
+        ("/srv/state: no daemon is running", "(path): no daemon is running"),
+        ("/srv/state/x: no", "(path)"), ("/srv/state Anna/x: no", "(path)"), ("C:\\Users\\anna", "(path)"),
+    ],
+)  # fmt: skip
+def test_a_path_is_cut_with_all_that_may_belong_to_it(text: str, shared: str) -> None:
+    assert without_paths(text, ["/srv/state"]) == shared
+
+
+def test_people_of_the_site_are_not_named(bundled: tuple[Site, PolicySite]) -> None:
+    desk, place = bundled
+    config = place.folder / "silo.yaml"
+    (person, *_) = load_roles((place.folder / "id" / "roles.yaml").read_bytes(), "").people
+    lines = [f"2026 INFO {person.upper()} approved r1, spiffe://a/operator/{person}, of {person}x"]
+    desk.desk.register_query("logs", lambda arguments: {"lines": lines, "left_out": 0})
+    daemon = Daemon(desk.socket, "silo", "hospital_a", config)
+    told = json.loads(collected(daemon)["log.json"])["lines"]
+    assert told == [f"2026 INFO (person) approved r1, spiffe://a/operator/(person), of {person}x"]
+    (place.folder / "id" / "roles.yaml").unlink()
+    for unknown in (daemon, Daemon(desk.socket)):
+        assert "roles.yaml was not read" in json.loads(collected(unknown)["log.json"])["not_told"]
+
+
+def test_settings_tell_numbers_and_fixed_words_only(bundled: tuple[Site, PolicySite]) -> None:
+    desk, place = bundled
+    config = place.folder / "anna.yaml"
+    text = (place.folder / "silo.yaml").read_text()
+    trainer = "trainer:\n  user: anna\n  must_not_reach: [anna.example.org:22]\n  threads: 3\n  scratch: ../anna x/y\n"
+    assert "trainer:" not in text
+    config.write_text(text + trainer)
+    parts = collected(Daemon(desk.socket, "silo", "hospital_a", config))
+    rows = {row["key"]: row for row in json.loads(parts["settings.json"])["settings"]}
+    for key in ("trainer.user", "trainer.must_not_reach", "trainer.scratch", "coordinator.address", "policy",
+                "state_dir", "data.private", "identity.key", "control.socket", "trainer.address"):  # fmt: skip
+        assert rows[key]["value"] == "(set)", key
+    assert rows["trainer.threads"]["value"] == 3 and rows["trainer.launch"]["value"] == "child"
+    assert rows["trainer.user"]["origin"].startswith("silo.yaml:") and "anna" not in "".join(parts.values()).lower()
+    texts = {key for key, row in rows.items() if isinstance(row["value"], str | list) and row["value"] != "(set)"}
+    assert {key for key in texts if rows[key]["value"]} <= SHOWN_TEXTS
+
+
+def test_a_configuration_that_is_wrong_is_named_in_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("FEDSILO_CONTEXTS", str(tmp_path / "contexts.yaml"))
+    wrong, out = tmp_path / "silo.yaml", tmp_path / "b.tar.gz"
+    wrong.write_text("silo: hospital_a\nsate_dir: x\n")
+    answer = CliRunner().invoke(cli.fedsilo_app, ["bundle", "--out", str(out), "--config", str(wrong), "--json"])
+    told = json.loads(answer.stdout)
+    assert answer.exit_code == 0 and any("sate_dir" in each for each in told["warnings"])
+    with tarfile.open(out) as archive:
+        files = {each.name.partition("/")[2]: archive.extractfile(each) for each in archive.getmembers()}
+        parts = {name: file.read().decode() for name, file in files.items() if file is not None}
+    assert json.loads(parts["configuration.json"])["not_told"] == "INVALID_INPUT"
+    assert "sate_dir" in parts["configuration.json"] and str(tmp_path) not in "".join(parts.values())
+    missing = CliRunner().invoke(cli.fedsilo_app, ["bundle", "--out", str(tmp_path / "c"), "--config", "none.yaml"])
+    assert missing.exit_code == 8 and not (tmp_path / "c").exists()
+    both = ["bundle", "--out", str(tmp_path / "c"), "--config", str(wrong), "--socket", "x"]
+    assert CliRunner().invoke(cli.fedsilo_app, both).exit_code == 2
 
 
 # ---- --timeout -------------------------------------------------------------------------------------

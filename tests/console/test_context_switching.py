@@ -114,6 +114,16 @@ async def test_nothing_of_the_former_daemon_is_left() -> None:
         assert "ctx preview" not in desk.text  # what was typed there is not here
 
 
+async def test_the_terminals_title_counts_only_what_the_attached_daemon_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with console() as (desk, app):
+        written: list[str] = []
+        monkeypatch.setattr(app._driver, "write", written.append)
+        await desk.show(silo(release()))
+        await go(desk, "ctx preview")
+        titles = [text for text in written if "]2;" in text]  # before the other one has answered
+        assert titles == ["\x1b]2;(1) fedconsole\x07", "\x1b]2;fedconsole\x07"] and app.title == "fedconsole"
+
+
 async def test_what_the_former_reader_still_had_on_its_way_is_not_shown_under_another_name() -> None:
     async with console() as (desk, app):
         app._arrived_in(0, live(silo(release())))

@@ -82,6 +82,25 @@ def test_a_point_stands_where_it_belongs() -> None:
     assert to_text(lines).splitlines()[-1].strip().startswith("└r0") and to_text(lines).endswith("r10")
 
 
+def test_series_that_meet_keep_a_letter_each() -> None:
+    meeting = [Curve(letter, (Point(0.0, 0.5), Point(9.0, 0.5)), place) for place, letter in enumerate("abcd")]
+    for ascii_only in (False, True):
+        drawn = to_text(plot_lines(meeting, frame(), 80, 10, ascii_only=ascii_only))
+        assert all(drawn.count(letter) == 2 for letter in "abcd")
+
+
+def test_one_place_is_drawn_as_a_point_and_not_as_a_whole_plot() -> None:
+    points = [{"x": 4, "value": 0.3, "n": 90, "low": 0.2, "high": 0.4, "n_exact": True}]
+    answer = {"x": "round", "series": [{"name": "pass_at_1", "silo": "hospital_a", "points": points}]}
+    lines = curves.plot_of(answer, curves.View("pass_at_1", 4.0), 80, 30, ascii_only=True)
+    text = to_text(lines)
+    assert len(lines) == curves.ROWS_OF_ONE_PLACE + 1 and "one round so far: a point each, no curve yet" in text
+    assert text.count("r4") == 1 and "r3" not in text and "r5" not in text and ":" not in text.split("one round")[0]
+    two = {**answer, "series": [{**answer["series"][0], "points": [*points, {**points[0], "x": 5}]}]}
+    lines = curves.plot_of(two, curves.View("pass_at_1", 4.0), 80, 30, ascii_only=True)
+    assert len(lines) == 30 and "so far" not in to_text(lines)
+
+
 def test_nothing_is_drawn_beyond_the_last_point_or_of_what_is_no_number() -> None:
     short = plot_lines([Curve("a", (Point(0.0, 0.5), Point(5.0, 0.5)))], frame(), 48, 8, ascii_only=False)
     body = [row[8:] for row in to_text(short).splitlines()[:-1]]

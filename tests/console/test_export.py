@@ -7,6 +7,7 @@ import io
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,25 @@ def test_no_local_value_is_in_a_file_that_is_shared(tmp_path: Path) -> None:
     mark = "CANARY-7f3a"
     rows = [{**message(seq), **dict.fromkeys(LOCAL_COLUMNS, mark)} for seq in range(30, 0, -1)]
     made = sheet(rows, filter_text=mark, shown=rows)
+    made = replace(made, twin=f"silo outbox show {mark}", list_twin="silo outbox list")
     for form in export.FORMS:
         write_export(tmp_path / f"a.{form}", made, local=False)
         assert mark not in (tmp_path / f"a.{form}").read_text()
         write_export(tmp_path / f"b.{form}", made, local=True)
         assert mark in (tmp_path / f"b.{form}").read_text()
+
+
+def test_the_head_of_a_file_that_is_shared_counts_nothing_that_was_not_released() -> None:
+    made = sheet(total=41_977, twin="silo outbox show 12", list_twin="silo outbox list")
+    shared, whole = (json.loads(text_in("json", made, taken, local=local)) for local, taken in (
+        (False, released(made)), (True, everything(made)),
+    ))  # fmt: skip
+    assert "41977" not in json.dumps(shared) and shared["rows_in_all"] is None and whole["rows_in_all"] == 41_977
+    assert shared["rows_left_out"] is True and whole["rows_left_out"] is False
+    assert (shared["twin"], whole["twin"]) == ("silo outbox list", "silo outbox show 12")
+    held = sheet([release()], query=("approvals", {}), rows_in="releases", total=7)
+    told = json.loads(text_in("json", held, released(held), local=False))
+    assert told["rows_in_all"] == 7 and told["rows_left_out"] is False  # by its rule that count is released
 
 
 def test_each_form_reads_back_as_what_was_taken() -> None:
@@ -122,7 +137,10 @@ def test_each_form_reads_back_as_what_was_taken() -> None:
     assert [int(row["seq"]) for row in rows] == [row["seq"] for row in shared.rows]
 
 
-@pytest.mark.parametrize("text", ["=cmd|'/c calc'!A0", "+1", "-1+2", "@SUM(A1)", "\t=1", *TOGETHER.values(), "\ud800"])
+@pytest.mark.parametrize(
+    "text",
+    ["=cmd|'/c calc'!A0", "+1", "-1+2", "@SUM(A1)", "\t=1", "\uff1d1", " =1", "\r@x", *TOGETHER.values(), "\ud800"],
+)
 def test_T37_no_form_holds_what_a_terminal_or_a_spreadsheet_obeys(text: str, tmp_path: Path) -> None:
     made = sheet([{"seq": 1, "a": text, text: [text]}])
     for form in export.FORMS:
@@ -130,7 +148,7 @@ def test_T37_no_form_holds_what_a_terminal_or_a_spreadsheet_obeys(text: str, tmp
         found = (tmp_path / f"a.{form}").read_text("utf-8")
         assert all(character.isprintable() or character == "\n" for character in found)
     rows = list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text("utf-8"))))[1:]
-    assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@"))]
+    assert not [cell for row in rows for cell in row if cell.lstrip().startswith(("=", "+", "-", "@", "\uff1d"))]
     assert json.loads((tmp_path / "a.json").read_text())["rows"][0]["a"] == text
 
 
@@ -193,7 +211,9 @@ def test_every_place_with_a_table_has_a_list_command_with_json() -> None:
 
 
 async def type_in(desk: Desk, text: str) -> None:
-    await desk.pilot.press(*({".": "full_stop"}.get(character, character) for character in text))
+    for character in text:
+        desk.pass_time(0.05)  # as quick hands do
+        await desk.pilot.press({".": "full_stop", "/": "slash"}.get(character, character))
     await desk.pilot.pause()
 
 
@@ -226,7 +246,7 @@ async def test_a_table_is_shared_or_taken_whole_with_the_word(tmp_path: Path, mo
         whole = json.loads((tmp_path / "a.json").read_text())
         assert whole["holds"] == "released" and whole["daemon"] == "silo:hospital_a"
         assert "digest" not in whole["rows"][0]
-        assert whole["as_of"].startswith("2026-12-01T10:00") and whole["twin"] == "silo outbox show 250"
+        assert whole["as_of"].startswith("2026-12-01T10:00") and whole["twin"] == "silo outbox list"
         await desk.press("e")
         await type_in(desk, "a.json")
         await enter(desk)
@@ -245,6 +265,80 @@ async def test_a_table_is_shared_or_taken_whole_with_the_word(tmp_path: Path, mo
         lines = (tmp_path / "ab.jsonl").read_text().splitlines()
         assert len(lines) == 101 and "digest" in lines[1] and export.LOCAL_MARK in lines[0]
         assert await desk.answers_sent() == []
+
+
+async def test_each_list_twin_is_a_command_and_names_no_row() -> None:
+    async with console((100, 30)) as desk:
+        for state, key, more, name, twin in (
+            (silo(release()), "3", "", "", "silo approvals list"), (silo(), "5", "", "outbox", "silo outbox list"),
+            (silo(), "5", "tab", "inbox", "silo inbox list"),
+            (coordinator(), "5", "", "inbox", "coordinator inbox list"),
+        ):  # fmt: skip
+            await desk.show(state)
+            await desk.press(key, *([more] if more else []))
+            if name:
+                await desk.answer(name, page(5))
+            await desk.press("e")
+            assert isinstance(desk.app.screen, ExportDialog)
+            assert desk.app.screen._sheet.list_twin == twin and refusal((*twin.split(),)) == ""
+            assert desk.app.screen._sheet.twin != twin
+            await desk.press("escape")
+
+
+async def test_a_fault_while_it_writes_is_said_and_the_dialog_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.chdir(tmp_path)
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("5")
+        await desk.answer("outbox", page(5))
+        await desk.press("e")
+        await type_in(desk, "a.csv")
+        with monkeypatch.context() as patch:
+            patch.setattr(export, "write_all", broken)
+            await enter(desk)
+        assert "(MemoryError)" in desk.text and "writing" not in desk.text.replace("the writing", "")
+        assert not list(tmp_path.iterdir())
+        await enter(desk)
+        assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24)])
+async def test_a_refusal_is_seen_on_a_low_screen(
+    size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("mine")
+    async with console(size) as desk:
+        await desk.show(silo())
+        await desk.press("5")
+        await desk.answer("outbox", page(250))
+        await desk.press("e")
+        assert "Enter writes, esc leaves" in desk.text and "empty: what was released" in desk.text
+        await type_in(desk, "a.csv")
+        await enter(desk)
+        said = " ".join(desk.text.replace("│", " ").split())
+        assert "exists already" in said and "give another name" in said and "empty: what was released" in said
+        assert "a.csv" in desk.text.split("form, the")[0].splitlines()[-2]
+
+
+async def test_a_paste_that_comes_as_keys_is_no_word() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("5")
+        await desk.answer("outbox", page(5))
+        await desk.press("e", "tab")
+        await desk.pilot.press(*"LOCAL")
+        await desk.pilot.pause()
+        assert desk.app.screen.query_one("#word", Input).value != "LOCAL"
+        await desk.wait(1)
+        desk.app.screen.query_one("#word", Input).value = ""
+        await type_in(desk, "LOCAL")
+        assert desk.app.screen.query_one("#word", Input).value == "LOCAL"
 
 
 async def test_a_paste_into_the_word_is_no_typing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.release_cases import site as made
 from benchmarks.release_site import DeskSource
-from console.offline import Offline, log_only
-from console.sharing import COORDINATOR, unclassified
+from console.chain import head_lines
+from console.drawing import UNICODE, to_text
+from console.offline import NOT_LOOKED_AT, Offline, log_only
+from console.sharing import COORDINATOR, SILO, unclassified
 from console.store import Store
 from console.values import CoordinatorState
 from coordinator import store as db
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.launch.coordinator_folder import read_coordinator
 from fedsilo.launch.silo_folder import MISSING, read_silo
+from fedsilo.treaty.audit.checkpoint import cosign, cosigner_key, log_key
 from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
+from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.ledger import PolicyInForce
 from tests.policies import setting
 from tests.simulated.guarded import COORDINATOR_KEY
@@ -137,6 +142,64 @@ def test_verification_still_works_and_names_the_record_that_was_changed(left: Le
     assert broken is not None and "record" in broken["why"]
 
 
+def test_nobody_is_named_a_witness_before_the_log_was_looked_at(left: Left) -> None:
+    offline = opened(left)
+    assert offline.query("audit.status")["coordinator"] == NOT_LOOKED_AT
+    assert offline.snapshot().state["audit"]["broken"] is None
+    assert offline.verify_now(WAIT_SECONDS) and offline.query("audit.status")["coordinator"] == "not seen"
+
+
+def test_a_break_stands_in_the_state_for_the_first_screen(left: Left, tmp_path: Path) -> None:
+    copy = copied(left.folder, tmp_path / "copy")
+    segment = next((copy / "audit").glob("*.jsonl"))
+    segment.write_bytes(segment.read_bytes().replace(b'"round":1', b'"round":2', 1))
+    offline = Offline(copy, read_silo)
+    offline.verify_now(WAIT_SECONDS)
+    assert offline.snapshot().state["audit"]["broken"]["why"]
+
+
+def test_a_running_guards_state_tells_a_break_that_its_verification_found(tmp_path: Path) -> None:
+    with closing(made(tmp_path, "run-1", 1)) as site:
+        site.let_go(site.hold_responses(6, 9))
+        panel, log = site.guard.panel, site.bench.audit.directory
+
+        def broken() -> Any:
+            verify, status = panel.queries()["audit.verify"], panel.queries()["audit.status"]
+            verify({})
+            deadline = time.monotonic() + WAIT_SECONDS
+            while status({})["verifying"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            state = panel.state(None, link_fault="")
+            assert list(unclassified(state, SILO)) == []
+            return state["audit"]["broken"]
+
+        assert broken() is None
+        segment = next(log.glob("*.jsonl"))
+        segment.write_bytes(segment.read_bytes().replace(b'"round":1', b'"round":2', 1))
+        assert isinstance(broken()["seq"], int)
+
+
+def test_figures_and_log_lines_are_read_and_not_mended(left: Left, tmp_path: Path) -> None:
+    folder = copied(left.folder, tmp_path / "copy")
+    with pytest.raises(NotFoundError):
+        Offline(folder, read_silo).query("logs")
+    history = FigureHistory(folder / FILE)
+    for step in (1, 2):
+        history.add(run="run-1", task="t", number=1, step=step, at=setting.NOW, figures={"reward_mean": 0.25 * step})
+    with (folder / FILE).open("ab") as stream:
+        stream.write(b'{"torn')
+    (folder / "logs").mkdir()
+    (folder / "logs" / "guard.log").write_text("2027-01-01 INFO fedsilo.silo: began\nprivate words\n")
+    before = list(digests(folder))
+    offline = Offline(folder, read_silo)
+    (series,) = offline.query("curves", {"run": "run-1"})["series"]
+    assert [point["value"] for point in series["points"]] == [0.25, 0.5] and series["name"] == "reward_mean"
+    told = offline.query("logs", {"lines": 10})
+    assert "private words" not in "".join(told["lines"]) and len(told["lines"]) + told["left_out"] == 2
+    assert list(digests(folder)) == before
+
+
 def copied(folder: Path, to: Path) -> Path:
     for path in folder.rglob("*"):
         if path.is_file():
@@ -230,6 +293,26 @@ def test_a_coordinators_folder_tells_runs_members_and_traffic(coordinator: Path)
     with pytest.raises(NotFoundError):
         offline.query("run", {"run": "run-2"})
     assert sorted(path.name for path in coordinator.iterdir()) == before
+
+
+def test_before_a_verification_witnesses_are_named_and_not_called_nobody(coordinator: Path) -> None:
+    with AuditLog(
+        coordinator / "audit", origin=setting.COORDINATOR, key=COORDINATOR_KEY, actor=setting.COORDINATOR
+    ) as log:
+        log.checkpoint()
+    silo, key = "spiffe://cardio-net/silo/hospital_a", Ed25519PrivateKey.generate()
+    lines = (log_key(silo, key.public_key()), cosigner_key(silo, key.public_key()))
+    (coordinator / "audit" / "keys" / "hospital_a.vkey").write_text("".join(f"{each.text}\n" for each in lines))
+    note = max((coordinator / "audit" / "checkpoints").glob("*.note"))
+    note.write_text(cosign(note.read_text(), silo, key, 1_800_000_000))
+    offline = Offline(coordinator, read_coordinator)
+
+    def shown() -> str:
+        return to_text(head_lines(offline.query("audit.status"), 0.0, 400, UNICODE, at_coordinator=True))
+
+    assert "countersigned by silo/hospital_a" in shown() and "nobody" not in shown()
+    assert "not looked at: v verifies: hospital_a" in shown() and "matches" not in shown()
+    assert offline.verify_now(WAIT_SECONDS) and "matches hospital_a" in shown() and "not looked at" not in shown()
 
 
 def test_a_coordinators_database_that_is_none_or_elsewhere_is_said(coordinator: Path) -> None:

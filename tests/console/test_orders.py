@@ -13,17 +13,28 @@ from textual.widgets import Button, Input
 from console.client import Operator
 from console.feed import Person
 from console.orders import Order, order_of
+from console.release_orders import clock_text, deferral
 from console.screens.orders import OrderDialog
 from console.screens.overview import OverviewScreen
 from console.signing import Outcome, Signing, record_text
 from console.values import Link, Snapshot
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, UnreachableError
 from tests.console.desk import SIZES, Desk, Signer, console
-from tests.console.states import NOW, coordinator, live, silo
+from tests.console.states import NOW, coordinator, live, release, silo
 
 RUN = coordinator()["runs"][0]
 HALT = {"kind": "public.responses", "since": NOW - 600, "digest": "ab" * 32, "needed": 2, "given": ["bob"]}
 HALTED = silo(screens={"halts": ["public.responses"], "troubles": []})
+
+
+class Unreadable:
+    """An answer of another shape."""
+
+    def __str__(self) -> str:
+        raise TypeError("no such text")
+
+
+STARTED = {"run": "run-1", "silos": ["hospital_a", "hospital_b"]}
 
 
 def at_coordinator(**run: Any) -> dict[str, Any]:
@@ -47,11 +58,13 @@ def made(action: str, snapshot: Snapshot, kind: str = "") -> Order:
     ("action", "state", "command", "bound", "key", "word"),
     [("pause", at_coordinator(), "run.pause", {"run": "run-1"}, "p", ""),
      ("pause", at_coordinator(state="paused"), "run.resume", {"run": "run-1"}, "r", ""),
-     ("start", at_coordinator(state="waiting", silos=[], round=0), "run.start", {"run": "run-1"}, "s", ""),
+     ("start", at_coordinator(state="waiting", silos=[], round=0), "run.start", STARTED, "s", ""),
      ("abort", at_coordinator(), "run.abort", {"run": "run-1", "round": 2}, "", "2"),
      ("abort", at_coordinator(state="waiting", silos=[], round=0), "run.abort", {"run": "run-1", "round": 0}, "", "0"),
-     ("pause", silo(), "pause", {}, "p", ""), ("pause", silo(paused=True), "resume", {}, "r", ""),
-     ("stop", silo(), "stop", {}, "", "hospital_a"), ("stop", silo(run=""), "stop", {}, "", "hospital_a")],
+     ("pause", silo(), "pause", {"run": "run-1"}, "p", ""),
+     ("pause", silo(paused=True), "resume", {"run": "run-1"}, "r", ""),
+     ("stop", silo(), "stop", {"run": "run-1"}, "", "hospital_a"),
+     ("stop", silo(run=""), "stop", {"run": ""}, "", "hospital_a")],
 )  # fmt: skip
 def test_an_order_says_what_it_is_about_and_takes_a_key_or_a_word(
     action: str, state: dict[str, Any], command: str, bound: dict[str, Any], key: str, word: str
@@ -136,11 +149,9 @@ def test_what_may_have_arrived_keeps_its_request_id_for_two_minutes() -> None:
     assert not lost.ok and "not known whether it arrived" in lost.text
     time[0] = 60.0
     assert give()[1] == first
-    signer.refusal = ConflictError("the request id was used", code="REQUEST_ID_REUSED")
+    signer.refusal = None  # the daemon tells again what it told the first time
     there, again = give()
-    assert there.ok and "had arrived the first time" in there.text and again == first
-    refused, fresh = give()
-    assert not refused.ok and "REQUEST_ID_REUSED" in refused.text and fresh != first
+    assert there.ok and again == first and give()[1] != first
     signer.refusal = UnreachableError("no answer within 30 s")
     _, lost_id = give()
     give("paused")  # another order in between: the first is settled, whatever came of it
@@ -148,6 +159,28 @@ def test_what_may_have_arrived_keeps_its_request_id_for_two_minutes() -> None:
     _, late = give()
     time[0] += 121.0
     assert give()[1] != late
+
+
+@pytest.mark.parametrize(
+    ("refusal", "result"),
+    [(RuntimeError("channel closed"), {}), (ValueError("PRIVATE"), {}), (None, {"needed": 1, "record": Unreadable()})],
+)  # fmt: skip
+def test_what_nobody_foresaw_is_not_known_and_keeps_its_request_id(refusal: Any, result: dict[str, Any]) -> None:
+    signer = Signer()
+    signing = Signing(signer, None, "", False, lambda: 0.0)
+    alice = Person("alice", Operator("consortium", Path("none.crt"), Path("none.key")))
+    signer.refusal, signer.result = refusal, result
+    lost = signing.carry_out(made("pause", live(at_coordinator())), alice)
+    assert not lost.ok and "not known whether it arrived" in lost.text and "PRIVATE" not in lost.text
+    signer.refusal, signer.result = None, {"audit_size": 72}
+    assert signing.carry_out(made("pause", live(at_coordinator())), alice).ok
+    assert signer.commands[0][3] == signer.commands[1][3]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1e20, "23:59Z"), (-1e20, "00:00Z"), (1_800_000_000.0, "08:00Z")])
+def test_a_time_that_no_calendar_has_is_told_as_the_nearest(seconds: float, text: str) -> None:
+    put_off = deferral(live(silo(release())).held[0], 10, 0.0).told("alice", {"deferred_until": seconds})
+    assert clock_text(seconds) == text and f"until {text}" in put_off
 
 
 def test_a_console_that_only_looks_signs_nothing() -> None:

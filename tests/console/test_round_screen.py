@@ -78,6 +78,29 @@ def test_what_nobody_kept_is_said_to_be_and_what_is_others_is_hidden() -> None:
     assert "how many are in: hidden" in to_text(rounds.head_lines(seen, None, 200, UNICODE))
 
 
+def test_a_silent_silo_is_training_or_held_and_the_quorum_says_what_it_waits_for() -> None:
+    answer = at_coordinator()
+
+    def head(**changes: Any) -> str:
+        return " ".join(to_text(rounds.head_lines(answer | changes, None, 300, UNICODE)).split())
+
+    told = "no update since 04:01: training, or held by its people; train 8, others took 01:36"
+    assert f"late uni_c {told}" in head() and "straggler" not in head()
+    assert "2 in, there at 05:31 · the others have until 10:00" in head()
+    quorum = answer["quorum"] | {"needed": 3, "reached_seconds": None}
+    assert "2 in, not there yet · waits for 1 more until 10:00" in head(quorum=quorum)
+    assert "waits for" not in head(quorum=quorum, state="abandoned")
+    (late,) = [row for row in answer["silos"] if row.get("straggler")]
+    assert "no update since 04:01: training, or held by its people" in " ".join(
+        to_text(rounds.silo_text(late, answer, None, 200)).split()
+    )
+
+
+def test_how_long_people_have_held_a_release_is_never_cut() -> None:
+    now = next(column for column in rounds.COLUMNS if column.name == "now")
+    assert now.cells >= len("approval 9:59:59")
+
+
 def test_two_rounds_are_compared_by_time_updates_and_what_was_changed() -> None:
     before = round_before()
     text = to_text(rounds.compare_lines(at_coordinator(), before, 200, UNICODE))
@@ -118,7 +141,8 @@ async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
             "quorum 2 of 5 updates, 2 in, there at 05:31",
             "deadline at 10:00 in 03:19",
             "hospital_b update, uni_c train 8",
-            "uni_c train 8 04:01, others 01:36",
+            "uni_c no update since 04:01: training, or held by its people",
+            "train 8, others took 01:36",
             "sits out",
             "┊ quorum was there",
             "┃ deadline",

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.widgets import Button, Input
 
+from console.app import FedConsole
+from console.safe import _spelled
 from console.screens.approval import ApprovalScreen
 from console.screens.confirm import ConfirmDialog
+from console.screens.fields import TYPED_SECONDS_MIN, drawable
 from console.screens.overview import OverviewScreen
-from console.signing import KeyFiles
+from console.signing import IDLE_LOCK_SECONDS, KeyFiles
 from console.values import Link
+from console.words import Lock
 from fedsilo.treaty.errors import ConflictError
 from tests.console.desk import SIZES, console, open_dialog, type_word
 from tests.console.states import DIGEST, POLICY_DIGEST, Happened, coordinator, live, release, rule, silo
-from tests.console.test_safe import TOGETHER
+from tests.console.test_safe import HOSTILE, TOGETHER
 
 # ---- refusals --------------------------------------------------------------------------------------
 
@@ -118,13 +124,44 @@ async def test_enter_after_the_wrong_word_says_so_and_the_next_keys_replace_it(
         await desk.press("enter")
         assert told in desk.text and await desk.answers_sent() == []
         if wrong:
-            await desk.pilot.press(*wrong, "enter", *right)  # in one burst
+            for each in (*wrong, "enter", *right):  # as fast as hands can
+                desk.pass_time(2 * TYPED_SECONDS_MIN)
+                await desk.pilot.press(each)
+            await desk.pilot.pause()
         else:
             await type_word(desk, right)
         field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)
         assert field.value == right and not button.disabled and told not in desk.text
+        await desk.show(silo(release()))
         await desk.press(*way.lower().split(", "))
         assert len(await desk.answers_sent()) == 1
+
+
+@pytest.mark.parametrize(("key", "word"), [("A", DIGEST[-4:]), ("R", "TIMING")])
+async def test_T36_a_paste_that_arrives_as_keys_is_no_typing(key: str, word: str) -> None:
+    async with console() as desk:
+        await open_dialog(desk, key)
+        field, button = desk.app.screen.query_one("#word", Input), desk.app.screen.query_one("#confirm", Button)
+        await desk.pilot.press(*word)  # the clock stands
+        assert field.value == "" and button.disabled and "keys came faster than hands type" in desk.text
+        await type_word(desk, word)
+        assert field.value == word and not button.disabled
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_T37_a_reason_keeps_nothing_that_a_terminal_obeys_or_hides(name: str) -> None:
+    async with console() as desk:
+        await open_dialog(desk, "R")
+        field = desk.app.screen.query_one("#reason", Input)
+        field.focus()
+        await desk.pilot.pause()
+        field.post_message(events.Paste(HOSTILE[name][:150]))
+        await desk.pilot.pause()
+        field.post_message(events.Paste(" odd"))
+        await desk.pilot.pause()
+        assert field.value == drawable(HOSTILE[name][:150]) + " odd"
+        assert all(_spelled(character) == character for character in field.value)
+        assert not re.search(r"[\u0300-\u036f]{3}", field.value)
 
 
 async def test_enter_in_the_field_of_the_reason_signs_nothing() -> None:
@@ -209,6 +246,26 @@ async def test_it_locks_itself_after_fifteen_idle_minutes() -> None:
         desk.app.tick()
         await desk.show(silo(release()))
         assert "LOCKED" in desk.text and "UNLOCKED" not in desk.text
+
+
+@pytest.mark.parametrize("seconds", [IDLE_LOCK_SECONDS - 1, IDLE_LOCK_SECONDS + 1])
+async def test_T36_the_first_key_after_the_idle_time_finds_it_locked(seconds: float) -> None:
+    """No tick comes in suspend: the lid opens, and somebody presses a key."""
+    async with console() as desk:
+        await open_dialog(desk)
+        await type_word(desk, DIGEST[-4:])
+        desk.pass_time(seconds)
+        await desk.pilot.press("tab")
+        locked = seconds > IDLE_LOCK_SECONDS
+        assert ("LOCKED: press L to unlock" in desk.text) is locked
+        await desk.show(silo(release()))
+        await desk.press("enter")
+        assert (desk.app.signing.person is None, await desk.answers_sent() == []) == (locked, locked)
+
+
+def test_a_lock_without_time_left_is_shut_and_its_clock_counts_suspend() -> None:
+    assert Lock("alice", 1.0).open and not Lock("alice", 0.0).open and not Lock("alice", 1.0, read_only=True).open
+    assert abs(FedConsole().now() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5.0  # of a machine that is busy
 
 
 async def test_lower_case_keys_change_nothing() -> None:

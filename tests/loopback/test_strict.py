@@ -47,12 +47,13 @@ def approve(sites: Federation, silo: str, number: int) -> str:
     sent = len([line for line in lines_of(sites, silo, "egress.sent", "strict") if line["kind"] == row["kind"]])
     noticed = command("silo", "approvals", "show", row["id"], *config).data["noticed"]
     opened = [word for one in noticed for word in ("--ack-finding", one["id"])]
-    for person, given in (("alice", ["alice"]), ("bob", ["alice", "bob"])):
+    for person, given, status in (("alice", ["alice"], 9), ("bob", ["alice", "bob"], 0)):
         answer = command(
             "silo", "approvals", "approve", row["id"], "--operator", person, "--expect-digest", row["digest"],
             "--expect-policy", row["policy_digest"], *opened, *config,
-        ).data  # fmt: skip
-        assert (answer["given"], answer["needed"]) == (given, 2)
+        )  # fmt: skip
+        told = answer.envelope["data"]
+        assert (answer.exit_code, told["given"], told["needed"]) == (status, given, 2)
         leaves = [line for line in lines_of(sites, silo, "egress.sent", "strict") if line["kind"] == row["kind"]]
         assert len(leaves) == sent + (person == "bob")
     return str(row["digest"])

@@ -159,9 +159,9 @@ PLACES: dict[str, Callable[[Served], tuple[Any, str]]] = {
 EFFECTS: dict[str, tuple[str, Any, str]] = {
     "control.hello": ("_hello", hello(), ""),
     "control.poll": ("_acknowledge", pb.Poll(), ""),
-    "control.fetch": ("_fetch", pb.Fetch(digest="0" * 64), "run-1"),
-    "control.abstain": ("_abstain", pb.Abstain(), "run-1"),
-    "control.declined": ("_abstain", pb.Declined(kind="lora.factors", round=1), "run-1"),
+    "control.fetch": ("_adapter", pb.Fetch(digest="0" * 64), "run-1"),
+    "control.abstain": ("_run_of", pb.Abstain(), "run-1"),
+    "control.declined": ("_run_of", pb.Declined(kind="lora.factors", round=1), "run-1"),
 }
 
 

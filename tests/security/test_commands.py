@@ -16,7 +16,15 @@ from certs.authority import create_ca
 from certs.commands import VerifiedCommand, sign_command, verify_command
 from certs.roles import ACTIONS, ROLES, Roles, load_roles, may, render_roles
 from fedsilo.edge.control_desk import EVENTS_KEPT_MAX, ControlDesk, raise_for_reply
-from fedsilo.treaty.errors import ConflictError, FedSiloError, HeldError, NotAllowedError, NotFoundError, UsageError
+from fedsilo.treaty.errors import (
+    ConflictError,
+    FedSiloError,
+    HeldError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UsageError,
+)
 from fedsilo.treaty.wire._generated import control_pb2
 from tests.security.people import NOW, forge, new_keys
 
@@ -190,10 +198,55 @@ def test_T36_a_request_may_be_asked_again_with_a_later_expiry_for_an_hour(tmp_pa
     assert len(world.done) == 1
     restarted = a_world(tmp_path / "requests.jsonl", world.clock)
     assert restarted.desk.execute(signed_anew) == first and restarted.done == []
-    # after that hour it is a request like any other
+    # after that hour it is a request like any other, and what was captured is refused for its age
     world.clock.now = NOW + timedelta(hours=2)
+    assert "expired" in refused(world.desk.execute(signed_anew)).message and len(world.done) == 1
     raise_for_reply(world.desk.execute(ALICE.signs(expires=world.clock.now + timedelta(minutes=4))))
     assert len(world.done) == 2
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["same-process", "restarted"])
+def test_T36_no_signature_outlives_what_is_remembered_of_its_request(tmp_path: Path, restarts: bool) -> None:
+    """Whoever captured the later signature of a request that was asked twice, or one refused, tries it every minute."""
+    journal = tmp_path / "requests.jsonl"
+    world = a_world(journal)
+    raise_for_reply(world.desk.execute(ALICE.signs()))
+    captured, times = [], 1
+    for minute in (55, 100):  # as late as the entry is there, and signed for as long as may be
+        world.clock.now = NOW + timedelta(minutes=minute)
+        captured.append(ALICE.signs(expires=world.clock.now + timedelta(minutes=60)))
+        raise_for_reply(world.desk.execute(captured[-1]))
+        captured.append(ALICE.signs("silo.pause", expires=world.clock.now + timedelta(minutes=59)))
+        captured.append(ALICE.signs(arguments={"release": "r15"}, expires=world.clock.now + timedelta(minutes=60)))
+        for other in captured[-2:]:
+            assert refused(world.desk.execute(other)).code == "REQUEST_ID_REUSED"
+    for minute in range(101, 260):
+        world.clock.now = NOW + timedelta(minutes=minute)
+        if restarts and minute % 20 == 0:
+            world = a_world(journal, world.clock)
+            times = 0
+        for command in captured:
+            world.desk.execute(command)
+        assert len(world.done) == times
+    raise_for_reply(world.desk.execute(ALICE.signs(expires=world.clock.now + timedelta(minutes=4))))
+    assert len(world.done) == times + 1  # the request id is free again
+
+
+def test_T36_a_later_signature_that_cannot_be_remembered_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = a_world(tmp_path / "requests.jsonl")
+    first = world.desk.execute(ALICE.signs())
+    later = ALICE.signs(expires=NOW + timedelta(minutes=9))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsilo.edge.request_journal.write_all", no_space)
+        assert isinstance(refused(world.desk.execute(later)), OperationError)
+        assert world.desk.execute(ALICE.signs()) == first  # nothing more is to be remembered of this one
+    assert world.desk.execute(later) == first and len(world.done) == 1
+
+
+def no_space(descriptor: int, data: bytes) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_T36_a_captured_command_is_not_replayed_into_a_fresh_process(tmp_path: Path) -> None:

@@ -39,8 +39,10 @@ from fedsilo.treaty.errors import (
     VerificationError,
 )
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import sha256_hex
 from policies.compare import effective
 from policies.load import load_policy
+from silo.guard.ledger_rows import Release
 from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop
@@ -565,6 +567,35 @@ def test_the_last_round_is_the_newest_that_is_over_whatever_stands_between_its_m
     for open_round, cost in ((2, 30 + 20 + 3), (3, 7 + 5)):
         bench.gate.view = replace(bench.gate.view, round=open_round)
         assert queries["limits"]({})["forecast"]["rounds_left"] == day // cost
+
+
+def test_a_round_that_is_held_and_one_of_figures_alone_are_no_measure_of_the_next(bench: Bench) -> None:
+    queries = queries_of(bench)
+    day = setting.policy_of(setting.policy_text()).file.budgets.day_bytes
+
+    def left() -> Any:
+        return queries["limits"]({})["forecast"]["rounds_left"]
+
+    def leaves(number: int, kind: str, size: int) -> None:
+        bench.audit.append(
+            "egress.decision", kind=kind, decision="allow", run="run-1", round=number, payload={"bytes": size}
+        )
+
+    leaves(1, "metrics.eval", 20)
+    assert left() is None
+    leaves(1, "public.responses", 7)
+    assert bench.gate.view.round == 1 and left() == day // 27
+    kept = Release(
+        id="r1/hospital_a/0", run="run-1", round=1, step=0, kind="lora.factors", digest=sha256_hex(b"held"),
+        policy_digest="0" * 64, payload_bytes=4, recorded={}, facts={}, rules=[], persons=1, requested_at=0.0,
+        expires_at=1.0, expiry_outcome="denied", state="held", revision=1,
+    )  # fmt: skip
+    bench.ledger.hold(kept, b"held")
+    assert left() is None  # its update waits: 27 bytes are not what a round takes
+    bench.gate.view = replace(bench.gate.view, round=2)
+    assert left() == day // 27  # over, and this is what it let out
+    leaves(2, "metrics.eval", 3)
+    assert left() == day // 27
 
 
 # ---- who asks --------------------------------------------------------------------------------------

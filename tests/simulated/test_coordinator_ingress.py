@@ -17,6 +17,7 @@ from coordinator.blobs import DiskFullError
 from fedsilo.treaty.grading import Verdict
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.replay import replay
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import House, PlainGrader, SimulatedSilo, federation, until_quiet
 
@@ -299,12 +300,63 @@ def test_T28_a_silo_whose_last_hello_was_refused_contributes_nothing(tmp_path: P
     assert kept == [] and not house.blobs.find(codec.sha256_hex(payload))
     assert code_of(silo.join()) == "ok"
     assert code_of(silo.say("lora.factors", payload, run="run-1", number=1)) == "ok"
+    told = decisions(house, "hospital_a", "control.hello", "lora.factors")
+    assert told == [
+        ("control.hello", "allow", [], True), ("control.hello", "deny", ["BASE_MODEL_MISMATCH"], False),
+        ("lora.factors", "deny", ["NOT_A_MEMBER"], False), ("control.hello", "allow", [], True),
+        ("lora.factors", "allow", [], True),
+    ]  # fmt: skip
+    house.close()
+
+
+def decisions(house: House, silo: str, *kinds: str) -> list[tuple[str, str, list[str], bool]]:
+    """What the log says became of a silo's messages, and whether with facts; and that no policy says otherwise."""
+    records = [
+        record for record in house.audit.records()
+        if record["event"] == "ingress.decision" and record["peer"].endswith(f"/{silo}") and record["kind"] in kinds
+    ]  # fmt: skip
+    assert not any(each.changed for each in replay(records, house.policy))
+    return [(each["kind"], each["decision"], each["reasons"], bool(each.get("facts"))) for each in records]
+
+
+def test_T28_what_is_refused_though_the_rules_allow_it_is_not_on_record_as_let_in(tmp_path: Path) -> None:
+    house, (silo, *_) = in_open_round(tmp_path)
+    base = house.run().base_digest
+    for digest, code in (("9" * 64, "NOT_FOUND"), (base, "ok")):
+        assert code_of(silo.say("control.fetch", pb.Fetch(digest=digest))) == code
+    counted = house.rows(lambda session: db.counts_of(session, "hospital_a"))
+    assert code_of(silo.say("control.fetch", pb.Fetch(digest="9" * 64))) == "NOT_FOUND"
+    assert house.rows(lambda session: db.counts_of(session, "hospital_a")) != counted  # its rate holds for these too
+    assert decisions(house, "hospital_a", "control.fetch")[-3:] == [
+        ("control.fetch", "deny", ["NOT_FOUND"], False), ("control.fetch", "allow", [], True),
+        ("control.fetch", "deny", ["NOT_FOUND"], False),
+    ]  # fmt: skip
     house.close()
 
 
 def _with_a_wrong_one(body: pb.PublicResponses) -> pb.PublicResponses:
     body.prompts[0].responses[0].text = "wrong"
     return body
+
+
+def test_T11_T28_an_error_that_nobody_thought_of_is_on_record_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, (silo, *_) = in_open_round(tmp_path)
+
+    def fails(*_: Any) -> Any:
+        raise ValueError("nobody thought of it")
+
+    before = decisions(house, "hospital_a", "control.fetch")
+    counted = house.rows(lambda session: db.counts_of(session, "hospital_a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(house.driver.effects, "_adapter", fails)  # before anything is done for it
+        with pytest.raises(ValueError, match="nobody thought"):
+            silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest))
+    assert decisions(house, "hospital_a", "control.fetch") == [*before, ("control.fetch", "allow", [], True)]
+    assert house.rows(lambda session: db.counts_of(session, "hospital_a")) != counted
+    assert not isinstance(silo.say("control.fetch", pb.Fetch(digest=house.run().base_digest)), pb.Refusal)
+    house.close()
 
 
 def test_an_upload_of_another_silo_cannot_be_fetched(tmp_path: Path) -> None:
@@ -387,4 +439,8 @@ def test_T38_checkpoints_are_countersigned_both_ways_and_a_shortened_log_is_not(
     note = forked.checkpoint()
     assert code_of(silo.say("control.checkpoint", pb.Checkpoint(note=note))) == "CHECKPOINT_INCONSISTENT"
     forked.close()
+    assert decisions(house, "hospital_a", "control.checkpoint") == [
+        *[("control.checkpoint", "allow", [], True)] * 3,
+        ("control.checkpoint", "deny", ["CHECKPOINT_INCONSISTENT"], False),
+    ]
     house.close()

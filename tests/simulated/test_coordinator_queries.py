@@ -341,6 +341,11 @@ def test_the_log_is_the_newest_events_and_no_trainer_has_one_here(ended: House) 
     lines = logs({"lines": 2})["lines"]
     assert lines[0] == '2027-01-15T08:00:00.000Z INFO round.opened {"run":"run-1","round":2}'
     assert " WARNING silo.error " in lines[1] and lines[1].isprintable() and len(lines[1]) == 500
+    hostile = "\x9b2J\u202e\u2028\x7f\u200b"  # CSI as one character, bidi, a line break, DEL, nothing to see (T37)
+    desk.publish("silo.refused", {"silo": hostile, "field": "Grüße"})
+    (line,) = logs({"lines": 1})["lines"]
+    assert line.isascii() and line.isprintable() and not set(hostile) - {"2", "J"} & set(line)
+    assert json.loads(line.partition("silo.refused ")[2]) == {"silo": hostile, "field": "Grüße"}
     assert logs({"source": "guard"}) == logs({"source": "coordinator"}) == logs({}) != {"lines": [], "left_out": 0}
     with pytest.raises(NotFoundError):
         logs({"source": "trainer"})

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from typer.testing import CliRunner
 
 from certs.authority import create_ca
 from certs.commands import sign_command
 from certs.roles import Roles
 from coordinator.control import Control
 from fedsilo.edge.control_desk import ControlDesk, raise_for_reply
+from fedsilo.edge.files import write_private
+from fedsilo.launch import cli_run
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
+from silo.guard.control import ControlServer
 from tests.policies import setting
 from tests.security.people import new_keys
 from tests.simulated.coordinator_parts import House, federation
@@ -106,7 +112,12 @@ def test_a_waiting_run_is_submitted_started_and_aborted_by_persons(tmp_path: Pat
         give("run.start", request_id="request-2", run="run-1")
     for silo in silos[:2]:
         silo.join()
-    assert give("run.start", request_id="request-3", run="run-1")["silos"] == ["hospital_a", "hospital_b"]
+    shown = ["hospital_a"]  # what was on the screen when hospital_b had not joined
+    with pytest.raises(ConflictError) as stale:
+        give("run.start", request_id="request-2b", run="run-1", silos=shown)
+    assert stale.value.code == "STALE_VIEW" and house.submissions.waiting
+    shown.append("hospital_b")
+    assert give("run.start", request_id="request-3", run="run-1", silos=shown)["silos"] == shown
     assert [each[1] for each in orders_in(house.audit.records())] == ["run.submit", "run.start"]
     give("run.abort", request_id="request-4", run="run-1")
     give("run.submit", request_id="request-5", text=text.replace("run-1", "run-2"))
@@ -143,6 +154,37 @@ def test_the_same_request_again_does_it_once(running: tuple[House, Orders]) -> N
     assert len(orders_in(house.audit.records())) == 1 and house.run().state == "paused"
 
 
+def test_the_command_line_repeats_an_order_without_doing_it_twice_and_aborts_what_is_named_twice(
+    running: tuple[House, Orders], tmp_path: Path
+) -> None:
+    house, give = running
+    (tmp_path / "alice.crt").write_bytes(PEOPLE["alice"])
+    pem = KEYS["alice"][0].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(tmp_path / "alice.key", pem)
+    give.desk.set_state({"site": "consortium"})
+
+    def ask(*words: str) -> tuple[int, Any]:
+        proof = ["--as", str(tmp_path / "alice.crt"), "--socket", str(tmp_path / "c.sock"), "--json"]
+        done = CliRunner().invoke(cli_run.app, [*words, *proof])
+        return done.exit_code, json.loads(done.stdout)
+
+    with closing(ControlServer(give.desk, tmp_path / "c.sock", "no-such-group")):
+        paused = ask("pause", "run-1", "--request-id", "pause-00001")
+        assert paused[0] == 0 and ask("resume", "run-1", "--request-id", "resume-00001")[0] == 0
+        assert ask("pause", "run-1", "--request-id", "pause-00001") == paused and house.run().state == "running"
+        for words in ([], ["--confirm", "run-2"]):
+            code, refused = ask("abort", "run-1", *words)
+            assert code == 2 and refused["error"]["code"] == "INVALID_INPUT" and house.run().state == "running"
+        code, refused = ask("abort", "run-1", "--confirm", "run-1", "--round", "7")
+        assert (code, refused["error"]["code"], house.run().state) == (6, "STALE_VIEW", "running")
+        words = ["abort", "run-1", "--confirm", "run-1", "--round", "1", "--request-id", "abort-00001"]
+        code, aborted = ask(*words)
+        assert (code, aborted["data"]["state"], house.run().state) == (0, "aborted", "aborted")
+        assert ask(*words) == (code, aborted)
+    told = [each[1] for each in orders_in(house.audit.records())]
+    assert told == ["run.pause", "run.resume", "run.abort"]
+
+
 def test_T39_an_order_that_cannot_be_recorded_halts_the_coordinator(
     running: tuple[House, Orders], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +217,12 @@ def test_a_silos_orders_are_done_and_recorded(tmp_path: Path, monkeypatch: pytes
     loop.turn()
     run = loop.guard.keeper.run
     assert run is not None
-    paused = give("pause", request_id="request-2")
+    for verb in ("pause", "resume", "stop"):  # each from a screen that showed another run, or none
+        for other in ("run-0", ""):
+            with pytest.raises(ConflictError) as stale:
+                give(verb, request_id=f"{verb}-of-{other}", run=other)
+            assert stale.value.code == "STALE_VIEW" and not run.paused and stopped == []
+    paused = give("pause", request_id="request-2", run=run.plan.run)
     assert paused["paused"] and run.paused
     assert not give("resume", request_id="request-3")["paused"] and not run.paused
     with pytest.raises(NotAllowedError):
@@ -187,7 +234,7 @@ def test_a_silos_orders_are_done_and_recorded(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(OperationError):
             give("resume", request_id="request-6")
         assert run.paused
-    assert give("stop", request_id="request-7")["by"] == "alice" and stopped == [True]
+    assert give("stop", request_id="request-7", run=run.plan.run)["by"] == "alice" and stopped == [True]
     told = orders_in(loop.bench.audit.records())
     assert [each[1] for each in told] == ["silo.pause", "silo.resume", "silo.stop"]
     assert told[0] == (paused["record"], "silo.pause", run.plan.run, "alice")

@@ -16,7 +16,7 @@ from coordinator.round_view import RoundView
 from fedsilo.edge import round_marks
 from fedsilo.edge.audit_pages import LogPages
 from fedsilo.edge.round_marks import RoundMarks
-from fedsilo.treaty.errors import NotFoundError, UsageError
+from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
 from fedsilo.treaty.intervals import wilson_interval
 from fedsilo.treaty.plan import plan_from_canonical
 from fedsilo.treaty.wire import codec
@@ -374,6 +374,51 @@ def test_what_is_no_number_is_not_kept_and_a_damaged_line_is_passed_over(tmp_pat
     assert [entry["figures"] for entry in FigureHistory(path).of("run-1")] == [{"kl": 0.5}]
 
 
+def test_T23_while_the_file_cannot_be_rewritten_it_does_not_outgrow_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figure_history, "LINES_MAX", 16)
+    path = tmp_path / "figures.jsonl"
+    history = FigureHistory(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(figure_history, "write_durably", refused_by_the_disk)
+        for step in range(1, 101):
+            add(history, step)
+            assert len(path.read_bytes().splitlines()) <= 16
+        add(FigureHistory(path), 0)  # nor after a restart
+        assert len(path.read_bytes().splitlines()) == 16
+        assert [entry["step"] for entry in history.of("run-1")][-8:] == list(range(93, 101))
+    add(history, 101)
+    assert [entry["step"] for entry in FigureHistory(path).of("run-1")] == list(range(94, 102))
+    path.write_bytes(b"damaged\n" * 40)
+    add(FigureHistory(path), 1)
+    assert len(path.read_bytes().splitlines()) == 1
+
+
+def refused_by_the_disk(path: Path, data: bytes, mode: int) -> None:
+    raise OperationError(f"cannot write {path}: no space")
+
+
+def test_T23_a_line_beyond_its_bound_is_not_kept(tmp_path: Path) -> None:
+    history = FigureHistory(tmp_path / "figures.jsonl")
+    add(history, 1, **{"n" * 1_800: 1.0})
+    add(history, 2, **{"n" * 2_000: 1.0})
+    assert [entry["step"] for entry in history.of("run-1")] == [1]
+    assert len((tmp_path / "figures.jsonl").read_bytes()) <= figure_history.LINE_BYTES_MAX == 2_048
+
+
+def test_T31_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "figures.jsonl"
+    elsewhere.write_text("")
+    history = FigureHistory(path)
+    path.symlink_to(elsewhere)
+    add(history, 1)
+    assert elsewhere.read_text() == "" and len(history.of("run-1")) == 1
+    path.unlink()
+    add(history, 2)
+    assert [entry["step"] for entry in FigureHistory(path).of("run-1")] == [2]
+
+
 def test_a_disk_that_takes_nothing_costs_the_curve_and_not_the_run(tmp_path: Path, caplog: Any) -> None:
     history = FigureHistory(tmp_path / "nowhere" / "figures.jsonl")
     add(history, 1)
@@ -383,6 +428,21 @@ def test_a_disk_that_takes_nothing_costs_the_curve_and_not_the_run(tmp_path: Pat
 
 
 # ---- marks -----------------------------------------------------------------------------------------
+
+
+def test_over_a_log_that_is_not_read_to_its_end_the_answer_says_so(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_round(loop)
+    ask = loop.guard.panel.queries()["round"]
+    with monkeypatch.context() as patch:
+        patch.setattr(round_marks, "FOLD_RECORDS", 1)
+        with pytest.raises(NotFoundError, match="read so far") as early:
+            ask({"round": 1})
+        assert early.value.code == "NOT_READ_YET" and "ask again" in early.value.hint
+        answer = ask({})
+        assert (answer["state"], answer["round"]) == ("the log is not read to its end yet", 0)
+    assert ask({"round": 1})["state"] == ask({})["state"] == "open"
+    with pytest.raises(NotFoundError, match="knows of no round 2"):
+        ask({"round": 2})
 
 
 def test_a_long_log_is_folded_a_part_at_a_time_and_never_beyond_its_bounds(

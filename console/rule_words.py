@@ -1,0 +1,91 @@
+"""A policy rule in words for a person: what it asks, what was measured, and the limit with the way it binds.
+
+A rule's own name stays in the log, the policy's messages and every command's JSON; here stands what it means. One that
+is not named here is shown with its name, its measured value and its limit as the daemon gave them. Pure.
+
+Does not show: why a rule exists, nor its line in the policy; `silo approvals show` and `silo policy show` do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from console.values import Rule
+
+# What each of the rules asks whose own name says it to nobody who did not write it.
+_NAMES: Mapping[str, str] = {
+    "measured": "the message could be measured whole",
+    "kind": "kind that the policy names",
+    "fields": "fields with something that they may not hold",
+    "sender": "sender",
+    "valid": "day, of the days that the policy is in force",
+    "run": "belongs to the run that is open",
+    "kind of the method": "kind that the run's method sends",
+    "round": "place in the run",
+    "schema": "adapter schema",
+    "tensor set": "tensors missing, added or repeated",
+    "tensor shapes": "tensors of another shape",
+    "tensor dtype": "type of the numbers",
+    "rank and scale": "rank",
+    "finite values": "values that are no number",
+    "canonical values": "values written in another way than the usual one",
+    "base adapter": "made on top of the adapter that the round began with",
+    "records of the round": "private records behind it",
+    "local epochs of the round": "times that each record was used",
+    "steps of the round": "training steps behind it",
+    "approvals": "people's approvals",
+}  # fmt: skip
+_BRIEF: Mapping[str, str] = {
+    "measured": "measured whole", "fields": "fields as allowed", "valid": "policy in force", "run": "run is open",
+    "round": "place in the run",
+}  # fmt: skip
+_LEAST = frozenset({"records of the round", "approvals"})  # a limit that binds from below
+_ROUND_STEP = re.compile(r"(?:round\.step )?(\d+)\.(\d+)")
+_NUMBER = re.compile(r"[\d.,]+(?:[eE][+-]?\d+)?[kKMGT]?(?: (?:[KMG]i)?B)?")
+_YES, _NO = "yes", "no"
+
+
+def name_of(rule: Rule) -> str:
+    return _NAMES.get(rule.rule, rule.rule)
+
+
+def says(rule: Rule) -> str:
+    """One rule whole, without its outcome."""
+    told = _told(rule)
+    return f"{name_of(rule)}: {told}" if told else name_of(rule)
+
+
+def short(rule: Rule) -> tuple[str, str]:
+    """For a list of many that are ok: a brief name and, where there is something to compare, measured and limit."""
+    name = _BRIEF.get(rule.rule, rule.rule)
+    return name, "" if rule.measured == rule.limit or not rule.limit else _told(rule)
+
+
+def _told(rule: Rule) -> str:
+    measured, limit = rule.measured, rule.limit
+    if rule.rule == "round" and (here := _place(measured)) and (there := _place(limit)):
+        return f"{here}; open is {there}"
+    if rule.rule == "approvals":
+        return f"{measured or '0'} given, {limit or '-'} needed"
+    if rule.rule in _LEAST and limit:
+        return f"{measured or '-'}, at least {limit}"
+    if limit == _YES and measured in (_YES, _NO):
+        return measured
+    if not limit:
+        return measured
+    if limit == "0" and _NUMBER.fullmatch(measured):
+        return "none" if measured == "0" else f"{measured}, none is allowed"
+    if measured == limit:
+        return measured
+    if _NUMBER.fullmatch(measured) and _NUMBER.fullmatch(limit):
+        return f"{measured} of at most {limit}"
+    return f"{measured or '-'}; allowed: {limit}"
+
+
+def _place(text: str) -> str:
+    """`1.20` as round 1, step 20; a message of a whole round has step 0."""
+    found = _ROUND_STEP.fullmatch(text)
+    if found is None:
+        return ""
+    return f"round {found[1]}" + (f", step {found[2]}" if found[2] != "0" else "")

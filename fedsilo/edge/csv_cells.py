@@ -1,0 +1,33 @@
+"""A value as a cell of a CSV file that people open in a spreadsheet (OWASP, CSV injection; threat T37).
+
+Does not stop: a spreadsheet that takes what follows the apostrophe for a formula all the same, or that cells are joined
+to one there; a separator or quote in a text, which is the CSV writer's to quote.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+FORMULA_SIGNS = ("=", "+", "-", "@")
+_NEXT_CELL = ("\t", "\r", "\n")  # what follows may be taken for the beginning of another cell
+
+
+def csv_cell(value: Any) -> str:
+    """Text of one cell: numbers as they are, None empty, what is no text as JSON.
+
+    A text that a spreadsheet would compute begins with an apostrophe, whatever blanks stand before the sign and also if
+    it is the sign's full-width or small form; characters that a terminal obeys are spelt out as in JSON.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])
+    computed = first in FORMULA_SIGNS or text.startswith(_NEXT_CELL)
+    shown = text if text.isprintable() else json.dumps(text)[1:-1]
+    return f"'{shown}" if computed else shown

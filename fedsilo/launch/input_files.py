@@ -1,0 +1,36 @@
+"""Files that somebody names on the command line: what is wrong with one is wrong usage, with the file's name in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsilo.edge.files import read_regular
+from fedsilo.treaty.errors import NotAllowedError, UsageError
+
+DOCUMENT_BYTES_MAX = 1 << 20
+
+
+def read_document(path: Path) -> str:
+    """The text of a file. Raises NotFoundError: none; UsageError: no plain file, too large, or not UTF-8."""
+    data = read_regular(path, bytes_max=DOCUMENT_BYTES_MAX)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}:{line}: not UTF-8 text", hint="is it the right file? save it as UTF-8") from error
+
+
+@contextmanager
+def named_as_input(path: Path) -> Iterator[None]:
+    """Around reading a file that is only looked at: of another type it is a wrong argument, not a missing right.
+
+    Raises:
+        UsageError: in place of NotAllowedError, which says that a person or a party is not who it must be.
+    """
+    try:
+        yield
+    except NotAllowedError as error:
+        told = error.message if str(path) in error.message else f"{path}: {error.message}"
+        raise UsageError(told, hint=error.hint) from error

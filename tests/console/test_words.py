@@ -1,0 +1,46 @@
+"""What the overview says that no screen test looks at: which steps are over, and the newest events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from console import words
+from console.drawing import UNICODE, to_text
+from console.values import Happening
+from tests.console.desk import console
+from tests.console.states import Happened, live, release, silo
+
+
+def steps(*held: Any, **changes: Any) -> str:
+    return to_text(words.round_lines(live(silo(*held, local_steps=20, **changes)), 100, UNICODE))
+
+
+def test_while_a_rounds_update_is_held_all_its_steps_are_over() -> None:
+    assert "step 20/20 held: approval" in steps(release(), step=0) and UNICODE.empty not in steps(release(), step=0)
+    assert "step 0/20 training" in steps(step=0)
+    assert "step 0/20 held: approval" in steps(release(round=1), step=0, round=2)  # of the round before
+    figures = release()
+    figures["leaves"]["kinds"][0]["kind"] = "metrics.eval"
+    assert "step 0/20 held: approval" in steps(figures, step=0)
+    assert "step 7/20 held: approval" in steps(release(), step=7)
+
+
+def test_events_begin_with_the_newest_and_take_a_line_each() -> None:
+    snapshot = live(silo())
+    events = tuple(
+        Happening(1, "2026-12-01T09:59:58.000Z", name, "long " * 60) for name in ("first", "second", "third")
+    )  # fmt: skip
+    lines = words.event_lines(replace(snapshot, events=events), 60, UNICODE, most=2)
+    assert [to_text([row]).split()[1] for row in lines] == ["third", "second"]
+    assert all(len(to_text([row]).rstrip("\n")) <= 60 for row in lines)
+
+
+async def test_the_newest_event_is_in_sight_however_much_needs_somebody() -> None:
+    many = [release(id=f"r1/hospital_a/{number}") for number in range(5)]
+    happened = [Happened(number, f"event{number}", {"text": "x" * 300}) for number in range(3, 9)]
+    async with console() as desk:
+        await desk.show(silo(*many), events=happened)
+        assert "event8" in desk.text
+        await desk.show(silo(), events=[])
+        assert "Left this silo" in desk.text

@@ -1,0 +1,176 @@
+"""T8: what a trainer says in a report may quote a private prompt, so of its words nothing reaches the control socket.
+
+The whole way: the guard's own logging to its file, the guard's loop, and the query `logs` over that file; the state and
+the events beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsilo.edge.one_line import keep_to_one_line, one_line
+from fedsilo.edge.task_files import read_tasks, refuse_bad_references
+from fedsilo.treaty.errors import OperationError
+from silo.guard.service import prepare_logging
+from silo.guard.site_view import SiteView
+from silo.guard.trainer_report import OTHER, REASONS, ValuesUnusable, counts, ready_facts
+from silo.link import LinkMessage
+from tests.policies import setting
+from tests.simulated.guard_loop import Loop
+
+PRIVATE = "Jane Doe, positive"
+IN_OUR_FORM = f"first\n2026-11-22T17:00:00.000Z INFO hospital_a {PRIVATE}\r{PRIVATE}\u2028{PRIVATE}\x1b[2J\u202e\x9b2J"
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    made.offer_plan()
+    made.turn()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Any]:
+    """A site whose guard logs as `silo start` makes it; the root logger is as before afterwards."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, logging.raiseExceptions, logging.Formatter.converter
+    config: Any = SimpleNamespace(state_dir=tmp_path / "state", silo="hospital_a", log_level="info")
+    for handler in before[0]:  # those of the tests stay open
+        root.removeHandler(handler)
+    prepare_logging(config, to_stderr=False)
+    yield SimpleNamespace(config=config)
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    root.handlers[:], root.level, logging.raiseExceptions = before[:3]
+    logging.Formatter.converter = before[3]
+
+
+def logs_of(site: Any) -> dict[str, Any]:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    return SiteView(site, lambda: 0.0).logs({})
+
+
+def test_T08_a_failure_that_the_trainer_words_is_one_line_without_its_words(loop: Loop, site: Any) -> None:
+    said = LinkMessage("failed", {"code": IN_OUR_FORM, "message": IN_OUR_FORM})
+    with pytest.raises(OperationError) as caught:
+        loop.guard._trainer_said(said)
+    assert caught.value.message.isprintable() and PRIVATE in caught.value.message
+    loop.guard._trainer_failed(caught.value)
+    shown = logs_of(site)
+    assert PRIVATE not in json.dumps(shown)
+    assert [line.partition("hospital_a ")[2] for line in shown["lines"][-1:]] == ["the trainer reports (left out)"]
+    assert PRIVATE in (site.config.state_dir / "logs" / "guard.log").read_text()  # for the daemon's own user
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "the trainer refuses to configure: {}", "the trainer is gone: the link ended; its last words: {}",
+        "the trainer went away while it was asked to probe; its last words: {}", "what the trainer offers is no x: {}",
+        "the trainer ended with status 1 before it connected: {}", "the trainer's 'planned' says what cannot be: {}",
+        "policy.yaml:3: metrics.eval is denied while its screen overlap cannot run: it made none: {}", "{} the trainer",
+    ],
+)  # fmt: skip
+def test_T08_whoever_quotes_it_the_line_ends_with_our_words(site: Any, words: str) -> None:
+    log = logging.getLogger("fedsilo.silo")
+    log.warning("policy 1234 is in force")
+    log.error("%s", words.format(IN_OUR_FORM) if not words.startswith("{}") else words.format("ours:"))
+    shown = logs_of(site)
+    assert PRIVATE not in json.dumps(shown) and len(shown["lines"]) == 2
+    assert shown["lines"][0].endswith("policy 1234 is in force")
+    assert shown["left_out"] == (0 if words.startswith("{}") else 1)
+
+
+def test_T08_T37_every_record_is_one_line_a_traceback_too(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    logger = logging.Logger("apart")
+    logger.addHandler(logging.FileHandler(path, encoding="utf-8"))
+    keep_to_one_line(logger)
+    try:
+        raise ValueError(IN_OUR_FORM)
+    except ValueError:
+        logger.exception("%s \ud800", IN_OUR_FORM)
+    logger.handlers[0].close()
+    (line, end) = path.read_text(encoding="utf-8").split("\n")
+    assert line.isprintable() and end == "" and "\\n" in line and "\\x9b" in line and "\\u202e" in line
+    assert one_line("Grüße, 1 von 2, gut") == "Grüße, 1 von 2, gut"
+
+
+def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: Loop) -> None:
+    panel = loop.guard.panel
+    task: Any = SimpleNamespace(round=1, step=2)
+    made_up = {f"{PRIVATE} {number}": 1 for number in range(8)}
+    panel.metrics({"metrics": {"reward_mean": 1.0, "donors_rejected": {"hospital_b": 2, **made_up}}}, task)
+    panel.planned({"overlong": {"private": 3, **made_up}})
+    panel.step({"phase": PRIVATE}, task)
+    assert panel._phase["phase"] == ""
+    panel.trainer(
+        {"isolation": "user", "ready": {
+            "private_rows": 9, "held_out_rows": True, "public_rows": PRIVATE, "left_out": [PRIVATE], "note": PRIVATE,
+            "split": "ab" * 32, "device": PRIVATE, "topics": [PRIVATE], "screen_index": {"why": PRIVATE},
+            "versions": {"python": "3.11.4", "torch": PRIVATE, PRIVATE: "1"},
+            "dropped": {"broken JSON": 2, PRIVATE: 1},
+        }}
+    )  # fmt: skip
+    panel.show(loop.guard.keeper.run, link_fault="")
+    state = panel.state(loop.guard.keeper.run, link_fault="")
+    assert PRIVATE not in json.dumps(state)
+    assert state["metrics"]["donors_rejected"]["value"] == {"hospital_b": 2, OTHER: 8}
+    assert state["overlong"] == {"private": 3, OTHER: 8}
+    assert state["trainer"] == {
+        "isolation": "user",
+        "ready": {
+            "private_rows": 9, "split": "ab" * 32, "versions": {"python": "3.11.4"},
+            "dropped": {"broken JSON": 2, OTHER: 1},
+        },
+    }  # fmt: skip
+    panel.step({"phase": "rollout"}, task)
+    assert panel._phase["phase"] == "rollout"
+    said = json.dumps(loop.desk.published)
+    assert "donors_rejected" in said and PRIVATE not in said
+
+
+def test_what_is_no_count_is_refused_and_a_ready_of_no_shape_tells_nothing() -> None:
+    for wrong in ([1], {"private": "x"}, {str(number): 1 for number in range(65)}):
+        with pytest.raises(ValuesUnusable):
+            counts("overlong", wrong, ("private",))
+    assert ready_facts([PRIVATE]) == {} and ready_facts({"dropped": [PRIVATE]}) == {}
+    versions = {"python": "3.11.14", "torch": "2.5.1+cpu", "transformers": "4.57.0.dev0"}
+    told = {"versions": versions, "device": "cuda:0", "dropped": {}}
+    assert ready_facts(told) == told
+
+
+def test_every_reason_for_leaving_out_a_line_has_its_name(tmp_path: Path) -> None:
+    good = {"id": "1", "prompt": "p", "answer": "a", "topic": "t"}
+    lines = [
+        "x" * ((1 << 20) + 1), "{", "[]", json.dumps(good | {"prompt": "\ud800"}), json.dumps(good | {"id": "3"}),
+        json.dumps(good | {"id": "3"}), json.dumps(good | {"group": 1}),
+        *(json.dumps({key: good[key] for key in good if key != name}) for name in good),
+        *(json.dumps(good | {name: 1}) for name in good),
+        *(json.dumps(good | {"id": f"g{number}"}) for number in range(600)),
+    ]  # fmt: skip
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b"\xff\n" + "\n".join(lines).encode())
+    file = refuse_bad_references(read_tasks(path), lambda answer: True)
+    assert set(file.reasons) | {"unparseable reference answer"} == set(REASONS)
+    read = refuse_bad_references(replace_first(tmp_path), lambda answer: answer != "bad")
+    assert set(read.reasons) == {"unparseable reference answer"}
+
+
+def replace_first(folder: Path) -> Any:
+    good = {"id": "1", "prompt": "p", "answer": "a", "topic": "t"}
+    path = folder / "more.jsonl"
+    rows = [good | {"id": "bad", "answer": "bad"}, *(good | {"id": str(number)} for number in range(40))]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return read_tasks(path)
