@@ -8,8 +8,8 @@ and where that file cannot be read, the log lines are left out. The daemon leave
 before it gives them away.
 
 Does not stop: names of silos, runs, kinds and times, which tell who works with whom and when; the site's own numbers in
-`settings`; a name of somebody whom roles.yaml does not have, or no longer; a relative path that begins with a name. What
-is in the file is listed before it is written, and whoever shares it can read it.
+`settings`; a name of somebody whom roles.yaml does not have, or no longer; a relative path that begins with a name.
+What is in the file is listed before it is written, and whoever shares it can read it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ PATH_SHOWN, SET_SHOWN, PERSON_SHOWN = "(path)", "(set)", "(person)"
 # of an identity or of a run's id.
 _PATH = re.compile(r"(?<![\w./~-])(?:file:(?://)?)?(?:~[A-Za-z_][\w.-]*|~?/(?![/\s])|\.\.?/(?![\s])|[A-Za-z]:\\)")
 _QUOTES = "'\"`"
+_QUOTATION = re.compile(r"(?<!\w)(['\"`]).*\1(?!\w)")
+QUOTATION_SHOWN = "(left out)"
 _HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
 # Of settings that are text: names that every message carries, and words of a fixed choice.
 SHOWN_TEXTS = frozenset({
@@ -111,11 +113,12 @@ def collected(
     kind = (daemon.kind if daemon is not None else "") or "fedsilo"
     made: dict[str, Any] = {
         "versions.json": versions(),
-        "doctor.json": [vars(each) for each in findings(kind, config)],
+        "doctor.json": _each_text([vars(each) for each in findings(kind, config)], _without_quotations),
         "settings.json": _told(lambda: _settings(config)),
     }
     if trouble is not None:
-        made["configuration.json"] = {"not_told": trouble.code, "message": trouble.message, "hint": trouble.hint}
+        said = {"not_told": trouble.code, "message": trouble.message, "hint": trouble.hint}
+        made["configuration.json"] = _each_text(said, _without_quotations)
     people = None if config is None else _people(config)
     if daemon is not None:
         made |= _asked(daemon)
@@ -162,6 +165,11 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_each_text(inner, change) for inner in value]
     return change(value) if isinstance(value, str) else value
+
+
+def _without_quotations(text: str) -> str:
+    """What is wrong in a configuration quotes it: from the first quotation mark to the last of its kind is left out."""
+    return _QUOTATION.sub(QUOTATION_SHOWN, text)
 
 
 def _cut(text: str) -> str:
@@ -296,8 +304,9 @@ Diagnostics of FedSilo, made by `fedsilo bundle`. Each file is JSON; `not_told` 
 Left out on purpose: prompts, answers, tensors, keys, certificates, file contents, quoted words of log lines; every
 setting that is text, but for names of silos, federation and coordinator and words of a fixed choice, and all values of
 `data`, `identity`, `model` and `control` (they read {SET_SHOWN}); absolute paths and those from a home folder or from
-`./` and `../`, with what follows them up to the end of the line or quotation (they read {PATH_SHOWN}); names of people in
-roles.yaml (they read {PERSON_SHOWN}). Without that file there are no log lines.
+`./` and `../`, with what follows them up to the end of the line or quotation (they read {PATH_SHOWN}); names of
+people in roles.yaml (they read {PERSON_SHOWN}); what findings quote ({QUOTATION_SHOWN}). Without roles.yaml there are
+no log lines.
 In it are names of silos and runs, times, versions, limits and other numbers of the configuration, and the daemon's log
 lines. A name that roles.yaml does not have may stand in them. Read it before you pass it on.
 """

@@ -198,6 +198,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         audit,
         lambda: gate.policy,
         now_seconds=lambda: gate.now(),  # noqa: PLW0108  # the gate is made with it
+        record=lambda event, **fields: gate.record(event, **fields),  # noqa: PLW0108  # the same
     )
     adapters = AdapterStore(config.state_dir / "adapters")
     gate = Gate(

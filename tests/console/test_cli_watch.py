@@ -133,6 +133,9 @@ def test_one_daemon_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 PRIVATE = "Anna Beispiel"
+LINES_GIVEN = [
+    "2026 INFO read /srv/anna.jsonl", "2026 INFO ALICE approved r1, spiffe://a/operator/alice, of alicex",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -141,7 +144,7 @@ def bundled(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     place = PolicySite(tmp_path / "place")
     place.policy_is(text_of())
-    site.desk.register_query("logs", lambda arguments: {"lines": ["2026 INFO read /srv/anna.jsonl"], "left_out": 1})
+    site.desk.register_query("logs", lambda arguments: {"lines": LINES_GIVEN, "left_out": 1})
     site.desk.register_query("audit.status", lambda arguments: {"size": 12, "path": "/var/lib/x", "note": PRIVATE})
     yield site, place
 
@@ -152,7 +155,7 @@ def test_a_bundle_may_be_shared(bundled: tuple[Site, PolicySite], tmp_path: Path
     whole = "".join(parts.values())
     assert PRIVATE not in whole and "anna" not in whole
     assert str(tmp_path) not in whole and str(place.folder) not in whole
-    assert json.loads(parts["log.json"])["lines"] == ["2026 INFO read (path)"]
+    assert json.loads(parts["log.json"])["lines"][0] == "2026 INFO read (path)"
     settings = {row["key"]: row for row in json.loads(parts["settings.json"])["settings"]}
     assert settings["data.private"]["value"] == "(set)"
     assert settings["data.private"]["origin"].startswith("silo.yaml:")
@@ -218,12 +221,10 @@ def test_a_path_is_cut_with_all_that_may_belong_to_it(text: str, shared: str) ->
 def test_people_of_the_site_are_not_named(bundled: tuple[Site, PolicySite]) -> None:
     desk, place = bundled
     config = place.folder / "silo.yaml"
-    (person, *_) = load_roles((place.folder / "id" / "roles.yaml").read_bytes(), "").people
-    lines = [f"2026 INFO {person.upper()} approved r1, spiffe://a/operator/{person}, of {person}x"]
-    desk.desk.register_query("logs", lambda arguments: {"lines": lines, "left_out": 0})
+    assert "alice" in load_roles((place.folder / "id" / "roles.yaml").read_bytes(), "").people
     daemon = Daemon(desk.socket, "silo", "hospital_a", config)
     told = json.loads(collected(daemon)["log.json"])["lines"]
-    assert told == [f"2026 INFO (person) approved r1, spiffe://a/operator/(person), of {person}x"]
+    assert told[1:] == ["2026 INFO (person) approved r1, spiffe://a/operator/(person), of alicex"]
     (place.folder / "id" / "roles.yaml").unlink()
     for unknown in (daemon, Daemon(desk.socket)):
         assert "roles.yaml was not read" in json.loads(collected(unknown)["log.json"])["not_told"]
@@ -233,16 +234,21 @@ def test_settings_tell_numbers_and_fixed_words_only(bundled: tuple[Site, PolicyS
     desk, place = bundled
     config = place.folder / "anna.yaml"
     text = (place.folder / "silo.yaml").read_text()
-    trainer = "trainer:\n  user: anna\n  must_not_reach: [anna.example.org:22]\n  threads: 3\n  scratch: ../anna x/y\n"
+    trainer = "trainer:\n  user: anna\n  launch: external\n  must_not_reach: ['tcp:192.0.2.7:22']\n  threads: 3\n"
     assert "trainer:" not in text
-    config.write_text(text + trainer)
+    config.write_text(f"{text}{trainer}  scratch: ../anna x/y\n")
     parts = collected(Daemon(desk.socket, "silo", "hospital_a", config))
     rows = {row["key"]: row for row in json.loads(parts["settings.json"])["settings"]}
     for key in ("trainer.user", "trainer.must_not_reach", "trainer.scratch", "coordinator.address", "policy",
                 "state_dir", "data.private", "identity.key", "control.socket", "trainer.address"):  # fmt: skip
         assert rows[key]["value"] == "(set)", key
-    assert rows["trainer.threads"]["value"] == 3 and rows["trainer.launch"]["value"] == "child"
+    assert rows["trainer.threads"]["value"] == 3 and rows["trainer.launch"]["value"] == "external"
     assert rows["trainer.user"]["origin"].startswith("silo.yaml:") and "anna" not in "".join(parts.values()).lower()
+    assert "192.0.2.7" not in "".join(parts.values())
+    config.write_text(config.read_text().replace("tcp:192", "192"))
+    refused = collected(Daemon(desk.socket, "silo", "hospital_a", config))
+    assert json.loads(refused["settings.json"])["not_told"] and "192.0.2.7" not in "".join(refused.values())
+    assert "trainer.must_not_reach: (left out) is not tcp:" in refused["doctor.json"]
     texts = {key for key, row in rows.items() if isinstance(row["value"], str | list) and row["value"] != "(set)"}
     assert {key for key in texts if rows[key]["value"]} <= SHOWN_TEXTS
 
@@ -259,7 +265,9 @@ def test_a_configuration_that_is_wrong_is_named_in_a_bundle(tmp_path: Path, monk
         files = {each.name.partition("/")[2]: archive.extractfile(each) for each in archive.getmembers()}
         parts = {name: file.read().decode() for name, file in files.items() if file is not None}
     assert json.loads(parts["configuration.json"])["not_told"] == "INVALID_INPUT"
-    assert "sate_dir" in parts["configuration.json"] and str(tmp_path) not in "".join(parts.values())
+    assert ":2: " in parts["configuration.json"] and "(left out)" in parts["configuration.json"]
+    whole = "".join(parts.values())
+    assert "sate_dir" not in whole and str(tmp_path) not in whole  # what is quoted may be anything
     missing = CliRunner().invoke(cli.fedsilo_app, ["bundle", "--out", str(tmp_path / "c"), "--config", "none.yaml"])
     assert missing.exit_code == 8 and not (tmp_path / "c").exists()
     both = ["bundle", "--out", str(tmp_path / "c"), "--config", str(wrong), "--socket", "x"]

@@ -110,7 +110,10 @@ def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites:
     assert read["sha256"] == shown["digest"] and read["tensors"][0]["shape"] and "ticket" not in read
     newest = [line for line in records(sites.site(HOLDS).audit_log) if line["event"] == "payload.read"][-1]
     assert newest["detail"]["person"] == "bob" and newest["detail"]["release"] == shown["id"]
-    assert approvals(sites, "defer", shown["id"], "--operator", "bob", "--minutes", "600000").exit_code == 6
+    digests = ("--expect-digest", shown["digest"], "--expect-policy", shown["policy"]["digest"])
+    assert approvals(sites, "defer", shown["id"], "--operator", "bob", "--minutes", "5").exit_code == 2  # no proof
+    too_late = approvals(sites, "defer", shown["id"], "--operator", "bob", "--minutes", "600000", *digests)
+    assert too_late.exit_code == 6
     assert approvals(sites, "diff", shown["id"]).data["against"]["approved_by"] == ["bob"]
     assert [row["state"] for row in approvals(sites, "history").data["releases"]] == ["held", "approved"]
     assert answer(sites, "reject", shown, "dave").exit_code == 4
