@@ -45,8 +45,9 @@ def use(context_name: NameArgument, json_output: JsonOption = False) -> None:
     """Make this the context of commands that name none."""
     from fedsilo.launch import contexts
 
-    contexts.context_named(context_name)
-    path = contexts.write(contexts.contexts(), context_name)
+    with contexts.changing():
+        contexts.context_named(context_name)
+        path = contexts.write(contexts.contexts(), context_name)
     emit(
         "context use",
         {"file": str(path), "current": context_name},
@@ -81,9 +82,6 @@ def add(
 
     if (config is None) == (socket is None) or (config is not None and silo):
         raise UsageError("say which daemon: --config FILE, or --socket PATH with --silo NAME for a silo's")
-    known = dict(contexts.contexts())
-    if name in known and not force:
-        raise ConflictError(f"there is a context {name!r} already: {known[name].place}", hint="--force replaces it")
     if config is not None:
         found = chosen_daemon(config=config.absolute())
         entry = contexts.ContextEntry(name, found.kind, found.socket.absolute(), found.site, config.absolute())
@@ -91,9 +89,14 @@ def add(
         place = Path(socket or "").absolute()
         entry = contexts.ContextEntry(name, "silo" if silo else "coordinator", place, silo)
     files = [None if each is None else each.absolute() for each in (operator_certificate, operator_key)]
-    known[name] = contexts.ContextEntry(name, entry.kind, entry.socket, entry.site, entry.config, files[0], files[1])
-    current = contexts.current_context() or name
-    path = contexts.write(known, current)
+    entry = contexts.ContextEntry(name, entry.kind, entry.socket, entry.site, entry.config, files[0], files[1])
+    with contexts.changing():
+        known = dict(contexts.contexts())
+        if name in known and not force:
+            raise ConflictError(f"there is a context {name!r} already: {known[name].place}", hint="--force replaces it")
+        known[name] = entry
+        current = contexts.current_context() or name
+        path = contexts.write(known, current)
     emit(
         "context add", {"file": str(path), "name": name, "current": current}, json_output=json_output,
         text=f"{name} stands for the {entry.kind} {entry.site} at {entry.socket}".replace("  ", " "),
@@ -106,11 +109,12 @@ def remove(context_name: NameArgument, json_output: JsonOption = False) -> None:
     """Forget a context; the daemon is not touched."""
     from fedsilo.launch import contexts
 
-    contexts.context_named(context_name)
-    current = contexts.current_context()
-    left = {name: entry for name, entry in contexts.contexts().items() if name != context_name}
-    current = "" if current == context_name else current
-    path = contexts.write(left, current)
+    with contexts.changing():
+        contexts.context_named(context_name)
+        current = contexts.current_context()
+        left = {name: entry for name, entry in contexts.contexts().items() if name != context_name}
+        current = "" if current == context_name else current
+        path = contexts.write(left, current)
     emit(
         "context remove",
         {"file": str(path), "current": current},

@@ -53,8 +53,9 @@ def within(seconds: float, work: Callable[[], list[str]]) -> list[str]:
 
 
 def _fits(value: str, incomplete: str) -> bool:
-    """Only what can be typed: an id with another character than these came from elsewhere (threat T37)."""
-    typed = value.isascii() and all(each.isalnum() or each in "._:/-" for each in value)
+    """Only what can be typed: an id with another character than these came from elsewhere (threat T37), and a shell
+    would act on some of them. One that begins with a dash would be read as an option."""
+    typed = value.isascii() and all(each.isalnum() or each in "._:/-" for each in value) and not value.startswith("-")
     return typed and value.startswith(incomplete)
 
 

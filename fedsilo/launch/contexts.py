@@ -20,17 +20,20 @@ than the one named here.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedsilo.edge.dry_run import is_active
 from fedsilo.edge.files import make_private_directory, write_durably
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, OperationError, UsageError
@@ -90,10 +93,13 @@ def contexts_path(environment: Mapping[str, str] | None = None) -> Path:
 
     Args:
         environment: of the process, by default.
+
+    Returns:
+        An absolute path: a relative one counts from the working folder, and paths in the file count from the file's.
     """
     known = os.environ if environment is None else environment
     if named := known.get(VARIABLE):
-        return Path(named)
+        return Path(named).absolute()
     # the XDG specification has a relative path ignored
     base = known.get("XDG_CONFIG_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".config") / "fedsilo" / "contexts.yaml"
@@ -105,7 +111,7 @@ def contexts(path: Path | None = None) -> Mapping[str, ContextEntry]:
     Raises:
         UsageError: FILE:LINE of what is wrong. NotAllowedError: others may write it. OperationError: unreadable.
     """
-    return _read(path or contexts_path())[0]
+    return _read((path or contexts_path()).absolute())[0]
 
 
 def current_context(path: Path | None = None) -> str:
@@ -141,13 +147,44 @@ def write(entries: Mapping[str, ContextEntry], current: str = "", path: Path | N
     Raises:
         UsageError: a name, a path or `current` that could not be read back. OperationError: the disk refused.
     """
-    file = path or contexts_path()
+    file = (path or contexts_path()).absolute()
     text = _text_of(entries, current)
     _parse(text.encode(), file)
     if not file.parent.is_dir():
         make_private_directory(file.parent)
     write_durably(file, text.encode(), FILE_MODE)
     return file
+
+
+@contextmanager
+def changing(path: Path | None = None) -> Iterator[None]:
+    """Around reading the file, changing what was read and writing it back: one process at a time does so.
+
+    The lock is on a file beside it, as the file itself is replaced. Whoever comes second waits, which takes as long as
+    the first one reads and writes a small file. Readers need no lock, as the file is replaced in one step; a dry run
+    takes none, as it writes nothing.
+
+    Does not stop: an editor, or a network disk on which the kernel's locks do not hold.
+
+    Raises:
+        OperationError: the lock's file cannot be made.
+    """
+    if is_active():
+        yield
+        return
+    file = path or contexts_path()
+    if not file.parent.is_dir():
+        make_private_directory(file.parent)
+    beside = file.with_name(f".{file.name}.lock")
+    try:
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise OperationError(f"cannot open lock file {beside}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def context_given(text: str, path: Path | None = None) -> ContextEntry:

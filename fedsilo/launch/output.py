@@ -173,17 +173,27 @@ def in_one_envelope(app: typer.Typer) -> int:
     """
     try:
         status = app(standalone_mode=False)
-    except typer.Abort:  # where a question found nobody, or Ctrl-C; which command asked it is not known here
-        told = OperationError("a question was left without an answer", hint="give the answer as an option")
+    except typer.Abort as error:  # where a question found nobody, or Ctrl-C; which command asked it is not known here
+        told: FedSiloError = OperationError(
+            "a question was left without an answer", hint="give the answer as an option"
+        )
+        if isinstance(error.__context__, KeyboardInterrupt):
+            told = _InterruptedError()
         sys.stdout.write(envelope("", None, error=told) + "\n")
-        return OperationError.exit_code
+        return told.exit_code
     except typer.TyperException as error:  # what is wrong with a command line
         context = getattr(error, "ctx", None)
-        _, _, command = (context.command_path if context is not None else "").partition(" ")
+        command = "" if context is None else _command_name(context.command_path)
         wrong = UsageError(error.format_message(), hint=f"{context.command_path} --help" if context else "")
         sys.stdout.write(envelope(command, None, error=wrong) + "\n")
         return UsageError.exit_code
     return status if isinstance(status, int) else 0
+
+
+def _command_name(path: str) -> str:
+    """A command as `guarded` has it: with the program's name in front, unless that is fedsilo's."""
+    program, _, command = path.partition(" ")
+    return path if program in _NAMED_PROGRAMS else command
 
 
 class guarded:  # noqa: N801 - used as a decorator and as a context, both of which read in lower case
@@ -236,6 +246,8 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         if isinstance(raised, KeyboardInterrupt):
             sys.stderr.write("interrupted\n")
             raise typer.Exit(INTERRUPTED_EXIT_CODE) from raised
+        if isinstance(raised, typer.Abort) and isinstance(raised.__context__, KeyboardInterrupt):
+            raised = _InterruptedError()  # Ctrl-C at a question, of which typer makes its own exception
         if isinstance(raised, BrokenPipeError):
             # The reader of a pipe went away (`| head`). What is still buffered goes nowhere, or the interpreter would
             # complain a second time when it flushes at exit.
@@ -268,6 +280,16 @@ def ended_by(*, json_output: bool) -> Iterator[None]:
         sys.exit(end.exit_code)
 
 
+class _InterruptedError(FedSiloError):
+    """Ctrl-C at a question."""
+
+    exit_code = INTERRUPTED_EXIT_CODE
+    default_code = "INTERRUPTED"
+
+    def __init__(self) -> None:
+        super().__init__("interrupted at a question", hint="nothing was answered; give the answer as an option")
+
+
 class _BugError(FedSiloError):
     """A fault of ours. The exception's own text may be private, so only its type is told."""
 
@@ -285,6 +307,7 @@ class _BugError(FedSiloError):
         )
 
 
+_NAMED_PROGRAMS = ("silo", "coordinator", "fedconsole")
 _OF_TYPER = (typer.Exit, typer.Abort, typer.TyperException)
 _dry_run: ContextVar[DryRun | None] = ContextVar("dry_run", default=None)
 

@@ -16,6 +16,8 @@ import pytest
 from fedsilo.launch.completion import OFFERED_MAX, SECONDS_MAX, within
 from tests.simulated.policy_site import PolicySite, text_of
 
+HOSTILE = ("$(touch x)", "r`id`", "r;id", "r&id", "r|id", "r>x", "r x", "r\nx", "r'x", 'r"x', "r*", "r\\x", "~r", "r!x",
+           "-r", "--config=x", "r\u202ex", "r\uff1bid", "r{a,b}", "r#x")  # fmt: skip
 PROGRAM = "import sys; sys.argv = [{0!r}]; from fedsilo.launch import cli; cli.{0}_main()"
 
 
@@ -46,7 +48,8 @@ def folder(tmp_path: Path) -> Path:
     database(
         tmp_path / "at_coordinator" / "coordinator.db", "CREATE TABLE runs(name, ordinal)",
         "INSERT INTO runs VALUES (?,?)",
-        [("r1", 1), ("r2", 2), ("r\x1b[2Jx", 3), ("other", 4)],
+        [("r1", 1), ("r2", 2), ("r\x1b[2Jx", 3), ("other", 4),
+         *((text, at) for at, text in enumerate(HOSTILE, start=5))],
     )  # fmt: skip
     database(
         tmp_path / "at_silo" / "ledger.sqlite3", "CREATE TABLE releases(id, state, requested_at)",
@@ -62,6 +65,7 @@ def folder(tmp_path: Path) -> Path:
 def test_ids_complete_in_a_process(folder: Path) -> None:
     before = sorted(path.name for path in folder.rglob("*"))
     assert completed("fedsilo run show r", folder) == ["r2", "r1"]
+    assert completed("fedsilo run show ", folder) == ["other", "r2", "r1"]  # none of the hostile ones
     assert completed("silo approvals show ", folder) == ["r1/hospital_a/1", "r1/hospital_a/0"]
     assert completed("coordinator silos show hospital_", folder) == ["hospital_a", "hospital_b"]
     assert completed("fedsilo context use p", folder, FEDSILO_CONTEXTS=str(folder / "contexts.yaml")) == ["prod"]

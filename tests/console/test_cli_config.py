@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from typer.testing import CliRunner
 
 from fedsilo.edge.files import lock_exclusively
 from fedsilo.launch import cli, cli_coordinator, cli_silo, doctor
+from fedsilo.launch.contexts import changing
 from fedsilo.launch.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
 from fedsilo.launch.processes import holder_of
 from tests.console.test_real_desk import Site, site
@@ -96,6 +101,34 @@ def test_contexts_are_kept_used_and_forgotten(place: PolicySite, tmp_path: Path)
     assert [row["name"] for row in run("context", "list")[1]["data"]["contexts"]] == ["here"]
 
 
+def test_commands_at_once_lose_no_context(place: PolicySite, tmp_path: Path) -> None:
+    folder, names = tmp_path / "kept", [f"c{number}" for number in range(4)]
+    program = "import sys; from fedsilo.launch import cli; sys.argv[0] = 'fedsilo'; cli.fedsilo_main()"
+    with changing():  # so that they all come at one time
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, "context", "add", name, "--socket", f"{name}.sock", "--json"],
+                stdout=subprocess.DEVNULL,
+            ) for name in names
+        ]  # fmt: skip
+        assert wait_for(lambda: all(waits_for_a_lock(each.pid) for each in started))
+        assert not (folder / "contexts.yaml").exists()
+    assert [each.wait(60) for each in started] == [0] * 4
+    assert {row["name"] for row in run("context", "list")[1]["data"]["contexts"]} == set(names)
+
+
+def waits_for_a_lock(process: int) -> bool:
+    rows = [row.split() for row in Path("/proc/locks").read_text().splitlines()]
+    return any(row[1] == "->" and str(process) == row[5] for row in rows)
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 60) -> bool:
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.02)
+    return holds()
+
+
 def test_a_context_is_not_replaced_by_accident(place: PolicySite) -> None:
     assert run("context", "add", "here", "--config", "silo.yaml")[0] == 0
     assert run("context", "add", "here", "--socket", "c.sock")[0] == 6
@@ -152,6 +185,28 @@ def test_doctor_finds_a_clock_behind_the_log_and_a_full_disk(
     told = json.loads(answer.stdout)
     assert answer.exit_code == 1 and "disk" in told["error"]["message"] and "clock" in told["error"]["message"]
     assert told["data"]["checks"]
+
+
+def test_a_check_that_cannot_be_done_is_a_finding_and_the_others_go_on(
+    place: PolicySite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = place.folder / "silo.yaml"
+    place.start()
+
+    def refused(*arguments: Any) -> Any:
+        raise PermissionError(13, "Permission denied", "/srv/x")
+
+    good = found("silo", config)
+    assert all(good[name].ok is not False for name in ("configuration", "disk", "clock", "control socket"))
+    for check, where, what in (
+        ("disk", doctor.shutil, "disk_usage"), ("clock", Path, "iterdir"),
+        ("configuration", Path, "exists"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(where, what, refused)
+            told = found("silo", config)
+        assert told[check].ok is False and told[check].found == "/srv/x: Permission denied" and told[check].hint
+        assert "isolation of the trainer" in told
 
 
 # ---- who holds a lock ------------------------------------------------------------------------------

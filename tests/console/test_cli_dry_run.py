@@ -281,7 +281,9 @@ class _Registered:
 
 def test_commands_stand_for_the_actions_that_the_daemons_register() -> None:
     desk: Any = _Registered()
-    nothing: dict[str, Any] = {each.name: SimpleNamespace(queries=dict) for each in dataclasses.fields(Orders)}
+    nothing: dict[str, Any] = {
+        each.name: SimpleNamespace(queries=dict, record=dict) for each in dataclasses.fields(Orders)
+    }
     Orders(**nothing).register(desk)
     assert len(desk.actions) >= 8
     for name, action in desk.actions.items():

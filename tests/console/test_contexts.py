@@ -116,6 +116,18 @@ def test_what_is_written_is_read_back_and_is_the_persons_own(tmp_path: Path) -> 
     assert contexts(path) == {} and current_context(path) == ""
 
 
+def test_a_relative_file_may_be_written_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    kept(tmp_path / "sub")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSILO_CONTEXTS", "sub/contexts.yaml")
+    for given in (None, Path("sub/contexts.yaml")):
+        for _ in range(2):
+            write(contexts(given), current_context(given), given)
+        found = contexts(given)["prod"]
+        assert found.socket == tmp_path / "sub/a/control.sock" and found.operator_key == tmp_path / "sub/alice.key"
+
+
 @pytest.mark.parametrize(
     ("entry", "current"),
     [
@@ -166,5 +178,6 @@ def test_a_name_alone_is_one_that_is_kept(tmp_path: Path) -> None:
 
 def test_where_the_file_lies_follows_the_person() -> None:
     assert contexts_path({"FEDSILO_CONTEXTS": "/x/c.yaml"}) == Path("/x/c.yaml")
+    assert contexts_path({"FEDSILO_CONTEXTS": "x/c.yaml"}) == Path.cwd() / "x" / "c.yaml"
     assert contexts_path({"XDG_CONFIG_HOME": "/x"}) == Path("/x/fedsilo/contexts.yaml")
     assert contexts_path({"XDG_CONFIG_HOME": "x"}) == Path.home() / ".config/fedsilo/contexts.yaml"

@@ -9,7 +9,7 @@ import sys
 import pytest
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, in_one_envelope
+from fedsilo.launch.output import JsonOption, emit, guarded, in_one_envelope
 
 
 def program() -> typer.Typer:
@@ -21,9 +21,22 @@ def program() -> typer.Typer:
         emit("ask", {"answer": answer}, json_output=json_output, text=answer)
 
     @app.command()
+    @guarded("whoami")
+    def asked(json_output: JsonOption = False) -> None:
+        answer = typer.confirm("sure", err=True)
+        emit("whoami", {"answer": answer}, json_output=json_output, text=str(answer))
+
+    @app.command()
     def other() -> None: ...
 
     return app
+
+
+class Interrupted(io.StringIO):
+    """A keyboard at which somebody presses Ctrl-C."""
+
+    def readline(self, size: int | None = -1) -> str:
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -49,3 +62,39 @@ def test_what_ends_a_command_is_answered_in_one_envelope(
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == "fedsilo.cli/1" and answer["ok"] == (code is None)
     assert (answer["error"] and answer["error"]["code"]) == code
+
+
+@pytest.mark.parametrize(("word", "command"), [("ask", ""), ("asked", "whoami")])
+def test_control_c_at_a_question_ends_as_an_interrupt(
+    word: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    monkeypatch.setattr(sys, "argv", ["program", word, "--json"])
+    assert in_one_envelope(program()) == 130
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["command"], answer["error"]["code"]) == (command, "INTERRUPTED")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert in_one_envelope(program()) == 0
+
+
+def test_control_c_at_a_question_without_json_ends_with_the_same_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    monkeypatch.setattr(sys, "argv", ["program", "asked"])
+    with pytest.raises(SystemExit) as ended:
+        program()()
+    said = capsys.readouterr()
+    assert ended.value.code == 130 and said.out.strip() == "" and "interrupted" in said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("fedsilo", "ask"), ("silo", "silo ask"), ("coordinator", "coordinator ask"), ("fedconsole", "fedconsole ask")],
+)
+def test_a_usage_error_names_the_command_as_its_other_answers_do(
+    name: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/usr/bin/{name}", "ask", "--jsn", "--json"])
+    assert in_one_envelope(program()) == 2
+    assert json.loads(capsys.readouterr().out)["command"] == command
