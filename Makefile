@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests and demo start hundreds of processes; without bytecode each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test threats check fix install proto reference pictures clean
+.PHONY: demo test threats threats-in-memory threats-federations check fix install proto reference pictures clean
 
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
@@ -24,7 +24,13 @@ test: $(VENV)/.dev
 # runs them too. A name is matched in any case, so the first digit keeps test_the_... out.
 THREATS := test_T0 or test_T1 or test_T2 or test_T3 or test_T4 or test_T5 or test_X0 or test_X1
 threats: $(VENV)/.dev
+	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target threats-federations threats-in-memory
+
+# A federation waits most of its time: both halves at once, so that the other works meanwhile.
+threats-in-memory: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
+
+threats-federations: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2 tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
 
 check: $(VENV)/.dev

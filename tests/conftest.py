@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ settings.load_profile("fedsilo")
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108  # a folder of ours is made in it, as in /tmp
 MEMORY_BYTES_MIN = 4 << 30
+GARBAGE_THRESHOLD = 20_000  # new objects between two searches
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,6 +23,14 @@ def pytest_configure(config: pytest.Config) -> None:
     a kill leaves is the same there; what a power cut leaves no test asks. `--basetemp` says another place."""
     if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ and _has_room():
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY_FOLDER)
+
+
+def pytest_collection_finish() -> None:
+    """Libraries, modules and thousands of tests stay to the end: each search for garbage would walk them all, which is
+    a tenth of the suite's processor time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_THRESHOLD, 20, 20)
 
 
 def _has_room() -> bool:
