@@ -3,11 +3,14 @@
 The child stays alive across batches and grades one item after the other; it answers with one byte an item, so the
 parent knows on which item it hangs. An item past its deadline, or that kills the child, scores 0 and is counted; the
 child is started again for the rest (methods 1.2). The child gets an almost empty environment, limits on memory and
-core files, and no descriptor but its pipes. What this does not stop: a verifier that writes files or opens sockets;
-none here does, and the one that would run programs (`code`) is refused.
+core files, and no descriptor but its pipes. `code` runs programs: it is refused unless the caller says that it may,
+and the child then runs each in a sandbox (code_sandbox.py) or does not start. Verifiers that a site brought itself
+are loaded in the child alone. What this does not stop: a verifier that writes files or opens sockets; none of ours
+does.
 
     request   4-byte little-endian length, JSON [[response, reference], ...]
-    reply     one byte when ready, then one byte an item: the index of its VerdictCode
+    reply     READY, or REFUSED and one line why; then nine bytes an item: the index of its VerdictCode, and its
+              reward as a little-endian float64
 """
 
 from __future__ import annotations
@@ -26,17 +29,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from fedsilo.treaty import grading
-from fedsilo.treaty.errors import OperationError, UsageError
-from fedsilo.treaty.grading.verdict import CRASHED, ERROR, TIMEOUT, Verdict, VerdictCode
+from fedsilo.edge.own_verifiers import Grade, find_verifier, load_grade
+from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
+from fedsilo.treaty.grading import RESPONSE_CHARACTERS_MAX
+from fedsilo.treaty.grading.verdict import CRASHED, ERROR, TIMEOUT, TOO_COSTLY, Verdict, VerdictCode
 
 DEADLINE_SECONDS = 5.0
+CODE_DEADLINE_SECONDS = 20.0  # a correct program may compute for seconds, and machines are busy
+CODE_MARGIN_SECONDS = 0.5  # by which the sandbox's own deadline comes first: the child then need not be started again
 START_TIMEOUT_SECONDS = 120.0
 CLOSE_TIMEOUT_SECONDS = 2.0
 MEMORY_BYTES_MAX = 4 << 30
 _LENGTH = struct.Struct("<I")
 _CODES = tuple(VerdictCode)
-_READY = 255
+_READY, _REFUSED = 255, 254
+_REPLY = struct.Struct("<Bd")
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "TMPDIR")
 
 
@@ -54,23 +61,33 @@ class GradingProcess:
     """One child for one verifier; safe to use from several threads, one batch at a time.
 
     Args:
-        verifier: a name of `treaty.grading.VERIFIERS`, not one that runs programs.
-        deadline_seconds: what one item may take.
+        verifier: a name of `treaty.grading.VERIFIERS`, of an own verifier, or a mixture.
+        deadline_seconds: what one item may take; None: DEADLINE_SECONDS, or CODE_DEADLINE_SECONDS.
         memory_bytes_max: address space of the child.
+        runs_programs: a verifier that runs programs is taken; a coordinator never says so (design 8.1).
 
     Raises:
         UsageError: unknown verifier, or one that runs programs.
     """
 
     def __init__(
-        self, verifier: str, *, deadline_seconds: float = DEADLINE_SECONDS, memory_bytes_max: int = MEMORY_BYTES_MAX
+        self,
+        verifier: str,
+        *,
+        deadline_seconds: float | None = None,
+        memory_bytes_max: int = MEMORY_BYTES_MAX,
+        runs_programs: bool = False,
     ) -> None:
-        if grading.require_verifier(verifier).executes:
+        found = find_verifier(verifier)
+        if found.executes and not runs_programs:
             raise UsageError(
-                f"the verifier {verifier!r} runs a program and there is no sandbox for it here",
+                f"the verifier {verifier!r} runs a program; outside of a silo there is no sandbox for it",
                 code="VERIFIER_EXECUTES",
             )
+        if deadline_seconds is None:
+            deadline_seconds = CODE_DEADLINE_SECONDS if found.executes else DEADLINE_SECONDS
         self.verifier = verifier
+        self.origin = found.origin
         self.counts = GradingCounts()
         self._deadline_seconds = deadline_seconds
         self._memory_bytes_max = memory_bytes_max
@@ -87,6 +104,15 @@ class GradingProcess:
         with self._lock:
             self._start()
 
+    def wait_ready(self) -> None:
+        """Start the child, if none runs, and wait until it can grade.
+
+        Raises:
+            OperationError: it does not start. UsageError: it says why it cannot, such as for want of a sandbox.
+        """
+        with self._lock:
+            self._wait_ready()
+
     def grade_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Grade (response, reference) pairs; one verdict each, in order.
 
@@ -99,6 +125,7 @@ class GradingProcess:
                 self._grade_until_stopped(pairs, verdicts)
             self.counts.graded += len(pairs)
             self.counts.errors += sum(verdict.code is VerdictCode.ERROR for verdict in verdicts)
+            self.counts.timeouts += sum(verdict.code is VerdictCode.TIMEOUT for verdict in verdicts)
             return verdicts
 
     def grade(self, response: str, reference: str) -> Verdict:
@@ -120,20 +147,24 @@ class GradingProcess:
     def _grade_until_stopped(self, pairs: Sequence[tuple[str, str]], verdicts: list[Verdict]) -> None:
         """Add verdicts until all are there or the child is gone; then the item it was at is judged as well."""
         child = self._wait_ready()
+        said = b""
         request = json.dumps(pairs[len(verdicts) :]).encode("utf-8")
         try:
             _write_all(child, _LENGTH.pack(len(request)) + request)
             while len(verdicts) < len(pairs):
                 reply = self._read(child, self._deadline_seconds)
                 if reply is None:
-                    self.counts.timeouts += 1
                     verdicts.append(TIMEOUT)
                     self._stop(politely=False)
                     return
                 if not reply:
                     break
-                verdicts.extend(Verdict(code is VerdictCode.CORRECT, code) for code in map(_CODES.__getitem__, reply))
-        except (OSError, IndexError):
+                said += reply
+                while len(said) >= _REPLY.size:
+                    index, reward = _REPLY.unpack_from(said)
+                    said = said[_REPLY.size :]
+                    verdicts.append(Verdict(_CODES[index] is VerdictCode.CORRECT, _CODES[index], reward))
+        except (OSError, IndexError, ValueError):
             pass  # the pipe broke, or the child spoke nonsense: it is gone for us either way
         if len(verdicts) < len(pairs):
             self.counts.crashes += 1
@@ -171,6 +202,9 @@ class GradingProcess:
             if said != bytes([_READY]):
                 status = child.poll()
                 self._stop(politely=False)
+                if said and said[0] == _REFUSED:
+                    code, message, hint = json.loads(said[1:])
+                    raise UsageError(message, hint=hint, code=code)
                 raise OperationError(
                     f"the grading process for {self.verifier!r} did not start (exit status {status})",
                     hint=f"try: {sys.executable} -P -m fedsilo.edge.grading_process {self.verifier} < /dev/null",
@@ -216,12 +250,19 @@ def _write_all(child: subprocess.Popen[bytes], data: bytes) -> None:
 
 def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int) -> None:
     """The child's whole life: grade what comes on standard input until it is closed."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes_max, memory_bytes_max))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = memory_bytes_max if hard == resource.RLIM_INFINITY else min(memory_bytes_max, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # whatever a library prints must not mix with the replies
     replies = os.dup(1)
     os.dup2(2, 1)
-    grading.prepare(verifier)
+    try:
+        # only a parent that may run programs starts a child for such a verifier
+        grade = load_grade(verifier, _sandbox(deadline_seconds) if find_verifier(verifier).executes else None)
+    except FedSiloError as error:
+        os.write(replies, bytes([_REFUSED]) + json.dumps([error.code, error.message, error.hint]).encode())
+        return
     os.write(replies, bytes([_READY]))
     while (head := _read_exactly(_LENGTH.size)) is not None:
         request = _read_exactly(_LENGTH.unpack(head)[0])
@@ -231,11 +272,28 @@ def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int) -> None
             # when the parent is killed nobody is left to stop a hanging item, so the alarm ends this process
             signal.setitimer(signal.ITIMER_REAL, 2 * deadline_seconds + 1)
             try:
-                verdict = grading.grade(verifier, response, reference)
+                verdict = grade(response, reference) if len(response) <= RESPONSE_CHARACTERS_MAX else TOO_COSTLY
             except (MemoryError, RecursionError):
                 verdict = ERROR
-            os.write(replies, bytes([_CODES.index(verdict.code)]))
+            os.write(replies, _REPLY.pack(_CODES.index(verdict.code), verdict.reward))
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _sandbox(deadline_seconds: float) -> Grade:
+    """Raises UsageError: no sandbox can be built here."""
+    from fedsilo.edge.code_sandbox import CodeSandbox
+
+    def start(arguments: Sequence[str], standard_input: int, handed_on: Sequence[int]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            arguments,
+            stdin=standard_input,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=tuple(handed_on),
+            env={},
+        )
+
+    return CodeSandbox(start, deadline_seconds=max(CODE_MARGIN_SECONDS, deadline_seconds - CODE_MARGIN_SECONDS)).grade
 
 
 def _read_exactly(size: int) -> bytes | None:

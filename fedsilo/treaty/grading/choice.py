@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from fedsilo.treaty.grading.exact import normalise
 from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, last_boxed, outside_thinking
@@ -11,7 +12,7 @@ from fedsilo.treaty.grading.verdict import BAD_REFERENCE, NO_ANSWER, Verdict, ju
 _REFERENCE = re.compile(r"[A-Z]|yes|no|maybe", re.IGNORECASE)
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mathit)\s*\{([^{}]*)\}")
 # the option's own text may follow its letter only behind a sign that ends the letter: "B. Report it", "(B) Report it"
-_LETTER = re.compile(r"\(?\s*([A-Za-z])\s*(?:[).:]\s*(.*))?", re.DOTALL)
+_LETTER = re.compile(r"(?:[Oo]ption\s+|[Cc]hoice\s+)?[(\[]?\s*([A-Za-z])\s*(?:[)\].:]\s*(.*))?", re.DOTALL)
 _BARE_AFTER_CUE = re.compile(r"(?:option|choice|answer)?\s*\(?([A-Z])\)?\b(.*)", re.DOTALL)
 _WORD = re.compile(r"(yes|no|maybe)\b(.*)", re.IGNORECASE | re.DOTALL)
 _SECOND_LETTER = re.compile(r"^\s*(?:,|/|&|;|\bor\b|\band\b)\s*\(?[A-Za-z]\b(?![a-z'])", re.IGNORECASE)
@@ -34,16 +35,17 @@ def extract(response: str) -> str | None:
     try:
         said = outside_thinking(response)
         boxed = last_boxed(said)
+        cued = after_last_cue(said) if boxed is None else None
     except CutOff:
         return None
     if boxed is not None:
         return _whole(boxed)
-    cued = after_last_cue(said)
     return _after_cue(cued) if cued is not None else _whole(said)
 
 
 def _plain(text: str) -> str:
-    return _WRAPPED.sub(r"\1", text).replace("**", "").strip(_DECORATION)
+    plain = unicodedata.normalize("NFKC", text)
+    return _WRAPPED.sub(r"\1", plain).replace("**", "").strip(_DECORATION)
 
 
 def _whole(text: str) -> str | None:

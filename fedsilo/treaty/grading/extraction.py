@@ -12,6 +12,7 @@ _CUE = re.compile(
     r"(?:\s+(?:is|are|would\s+be|must\s+be|equals)\b\s*:?|\s*[:=])\s*",
     re.IGNORECASE,
 )
+_ANSWER_START, _ANSWER_END = "<answer>", "</answer>"
 _THINKING_END = "</think>"
 _THINKING_START = "<think>"
 
@@ -73,7 +74,17 @@ def _closing_brace(text: str, position: int) -> int:
 
 
 def after_last_cue(text: str) -> str | None:
-    """What follows the last `####`, or else the last cue such as "the answer is", up to the end of its line."""
+    """What stands in the last `<answer>` tags; else what follows the last `####`, or the last cue such as "the answer
+    is", up to the end of its line.
+
+    Raises:
+        CutOff: `<answer>` was opened and not closed.
+    """
+    opened, closed = text.rfind(_ANSWER_START), text.rfind(_ANSWER_END)
+    if opened > closed:
+        raise CutOff
+    if opened >= 0:
+        return text[opened + len(_ANSWER_START) : closed].strip()
     _, separator, after = text.rpartition("####")
     if not separator:
         ends = [cue.end() for cue in _CUE.finditer(text)]

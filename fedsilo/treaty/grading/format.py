@@ -1,25 +1,39 @@
-r"""`format`: only the form counts. The reference names it: `boxed`, `number`, `choice`, `json` or `think`."""
+r"""`format`: only the form counts, not what is said in it.
+
+    tags     `<think>...</think>` and then `<answer>...</answer>`, each once, and nothing else
+    think    thinking that ends, and something behind it
+    boxed    a box that is not empty           number, choice    one can be read
+    json     the whole response is JSON
+
+The reference may name a form; any other reference, such as the answer itself, stands for `tags`. As a part of a
+mixture (`math*0.9+format*0.1`, `format:boxed`) the form stands in the name.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 
 from fedsilo.treaty.grading import choice, numeric
 from fedsilo.treaty.grading.extraction import CutOff, last_boxed, outside_thinking
 from fedsilo.treaty.grading.verdict import BAD_REFERENCE, TOO_COSTLY, Verdict, judged
 
-FORMS = ("boxed", "number", "choice", "json", "think")
+FORMS = ("tags", "think", "boxed", "number", "choice", "json")
+DEFAULT_FORM = FORMS[0]
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 JSON_CHARACTERS_MAX = 100_000
 
 
 def check_reference(reference: str) -> bool:
-    return reference.strip() in FORMS
+    return bool(reference.strip())
 
 
 def grade(response: str, reference: str) -> Verdict:
-    form = reference.strip()
-    if form not in FORMS:
+    if not check_reference(reference):
         return BAD_REFERENCE
+    form = reference.strip() if reference.strip() in FORMS else DEFAULT_FORM
+    if form == "tags":
+        return judged(_is_tagged(response))
     if form == "json":
         return _is_json(response)
     try:
@@ -32,6 +46,17 @@ def grade(response: str, reference: str) -> Verdict:
         return judged(False)
     found = numeric.extract(response) if form == "number" else choice.extract(response)
     return judged(found is not None)
+
+
+def _is_tagged(response: str) -> bool:
+    whole = response.strip()
+    if any(whole.count(tag) != 1 for tag in _TAGS):
+        return False
+    begin, end, opened, closed = (whole.index(tag) for tag in _TAGS)
+    if begin != 0 or not end < opened < closed or closed + len(_TAGS[3]) != len(whole):
+        return False
+    between = whole[end + len(_TAGS[1]) : opened]
+    return not between.strip() and bool(re.search(r"\S", whole[opened + len(_TAGS[2]) : closed]))
 
 
 def _is_json(response: str) -> Verdict:

@@ -12,12 +12,20 @@ _CHARACTERS = str.maketrans(
     {
         "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u03c0": "\\pi ",
         "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u222a": "\\cup ", "\u00b1": "\\pm ",
-        "\u00b2": "^2", "\u00b3": "^3", "\u00b0": "", "\u20ac": "", "\u00a3": "", "\u2032": "'",
+        "\u00b0": "", "\u20ac": "", "\u00a3": "", "\u2032": "'", "\u2010": "-", "\u2011": "-", "\u2044": "/",
+        "\u00f7": "/", "\u2217": "*", "\u22c5": "\\cdot ", "\u2205": "\\emptyset ", "\u2208": "\\in ",
+        "\u211d": "\\mathbb{R}",
     }
 )  # fmt: skip
+_RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207f"
+_RAISED_RUN = re.compile(f"[{_RAISED}]+")
+_LOWERED_RUN = re.compile("[\u2080-\u2089]+")
+_FRACTION_SIGN = re.compile("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])")
+_ROOT_SIGN = re.compile(r"\u221a\s*(?:\(([^()]*)\)|(\d+|[a-z]))")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SPACING = re.compile(
-    r"\\(?:[!,;:> ]|quad|qquad|displaystyle|left(?![a-z])|right(?![a-z])|bigl?|bigr?|Bigl?|Bigr?|limits|mathstrut)"
-    r"(?![a-zA-Z])|~"
+    r"(?<!\\)\\(?:[!,;:> ]|quad|qquad|displaystyle|left(?![a-z])|right(?![a-z])|bigl?|bigr?|Bigl?|Bigr?|limits"
+    r"|mathstrut)(?![a-zA-Z])|~"
 )
 _SAME = (
     (re.compile(r"\\[dtc]frac(?![a-z])"), r"\\frac"),
@@ -28,43 +36,84 @@ _SAME = (
     (re.compile(r"\\lt(?![a-z])"), "<"),
     (re.compile(r"\\gt(?![a-z])"), ">"),
     (re.compile(r"\\l?dots(?![a-z])"), "..."),
+    (re.compile(r"(?<=\d)\{,\}(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\s*\\text\s*\{\s*percent\s*\}|(?<=\d)\s+percent(?![a-z])"), "%"),
+    (re.compile(r"\\frac\s*\{\s*\\text\{ ?([a-z]+) ?\}\s*\}\s*\{\s*\\text\{ ?([a-z]+) ?\}\s*\}"), r"\\text{ \1/\2}"),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\\\$|\$|\\[()]|(?<!\\)\\[\[\]](?![0-9])"), ""),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])"), ""),
     (re.compile(r"\\frac\s*(\d)\s*(\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\sqrt\s*(\d)"), r"\\sqrt{\1}"),
-    (re.compile(r"\\(?:mathbb|mathbf|mathrm|boldsymbol|bm)\s*\{([A-Za-z]+)\}"), r"\1"),
-    (re.compile(r"\\[pbvBV]matrix|\{[bvBV]matrix\}|\{array\}\{[a-z|]*\}"), "{pmatrix}"),
+    (re.compile(r"\\mathbb\s*\{\s*R\s*\}|\\(?:R|Reals)(?![A-Za-z])"), r"(-\\infty,\\infty)"),
+    (re.compile(r"\\(?:mathbb|mathbf|mathrm|mathit|boldsymbol|bm)\s*\{([A-Za-z0-9]+)\}"), r"\1"),
+    (re.compile(r"\{[bB]matrix\}|\{smallmatrix\}|\{array\}\{[a-z|]*\}"), "{pmatrix}"),
+    (re.compile(r"\\varnothing(?![a-z])|^\s*\\\{\s*\\\}\s*$"), r"\\emptyset "),
+    (re.compile(r"(?<!\\);"), ", "),
 )
 _SEPARATING_WORD = re.compile(
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
 )
+_OR = re.compile(
+    r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*,?\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\(?:lor|vee)(?![a-z])"
+)
+_RELATION = re.compile(r"<|>|\\[lg]e(?![a-z])")
+_WHOLE_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|textit|mbox|mathbf)\s*\{([^{}]*)\}")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|textit|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(
     r"^(?P<value>-?[\d.,]+%?|-?\\frac\{\d+\}\{\d+\}|-?\d+\s*/\s*\d+|-?[\d.]+\s*\\times\s*10\^\{?-?\d+\}?)\s*"
-    r"(?P<unit>(?:\\(?:text|mathrm|textrm|mbox)\s*\{[^{}]*\}|(?<=[\s\d])(?!pi|sqrt|and|or)[A-Za-z]{2,}[A-Za-z ./]*)"
+    r"(?P<unit>(?:\\(?:text|mathrm|textrm|mbox)\s*\{[^{}]*\}"
+    r"|(?<=[\s\d])(?:cm|mm|km|kg|mg|ml|ft|hr|hrs|min|sec|mph|kmh|mi|lbs?|oz)(?![A-Za-z])(?:/[a-z]+)?"
+    r"|(?<=\s)[mg](?:/s)?(?![A-Za-z])|(?<=\s)(?!pi|sqrt|sin|cos|tan|log|and)[A-Za-z]{3,}[A-Za-z ./]*)"
     r"(?:\s*\^\s*\{?-?\d\}?)?)$"
 )
-_ASSIGNED = re.compile(
-    r"^\s*[A-Za-z](?:_\{?\w+\}?)?\s*(?:\(\s*[a-z]\s*\))?\s*(?:=|\\in(?![a-z])|:=)\s*(?P<value>[^=]+)$"
+# a number, root, constant or variable with a unit in a text wrapper: what stands before must be an expression's end
+_WRAPPED_UNIT = re.compile(
+    r"^(?P<value>.*[\w})\]])\s*\\(?:text|mathrm|textrm|mbox)\s*\{(?P<unit>[^{}]*)\}(?P<power>\s*\^\s*\{?-?\d\}?)?$"
 )
+_ASSIGNED = re.compile(
+    r"^\s*(?:[A-Za-z](?:_\{?\w+\}?)?'?\s*(?:\(\s*[a-z](?:\s*,\s*[a-z])*\s*\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)"
+    r"|\\[a-z]+(?<!\\frac)(?<!\\sqrt))\s*(?:=|\\in(?![a-z])|:=)\s*(?P<value>[^=]+)$"
+)
+_BOUND = re.compile(r"\s*([a-zA-Z])\s*(<|>|\\[lg]e(?![a-z]))\s*([^<>,=]+)")
+_LEAD = re.compile(r"^\\(?:text|mathrm|textrm|mbox)\s*\{[^{}]*(?:is|are|:|=)\s*\}(?=.)")
+_NAME = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=(?!=)")
+_NAMED_POINT = re.compile(r"[A-Z]\s*(\([^()]*,[^()]*\))")
+_SET_BUILDER = re.compile(r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?(?:\\mid|\\vert|\||:)(.+)\\\}")
+_DIGIT_GAP = re.compile(r"(?<=\d) (?=\d{3}(?![\d/]))")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
 
 
 def normalise(text: str) -> str:
     """One layout for all: compatibility forms, spacing commands, synonyms of commands, currency and degree signs."""
-    plain = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
+    plain = _FRACTION_SIGN.sub(" ", text)
+    plain = _RAISED_RUN.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}".replace("\u2212", "-"), plain)
+    plain = _LOWERED_RUN.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", plain)
+    plain = _ROOT_SIGN.sub(lambda root: f"\\sqrt{{{root[1] or root[2]}}}", plain)
+    plain = unicodedata.normalize("NFKC", plain.translate(_CHARACTERS)).translate(_CHARACTERS)
     plain = _SPACING.sub(" ", plain)
     for pattern, same in _SAME:
         plain = pattern.sub(same, plain)
+    whole = _WHOLE_TEXT.fullmatch(plain.strip(" ."))
+    if whole is not None:
+        plain = whole[1]
+    plain = _LEAD.sub("", plain.strip())
+    alternatives = _OR.split(plain)
+    if len(alternatives) > 1 and all(_RELATION.search(each) for each in alternatives):
+        plain = "\\cup ".join(alternatives)
     plain = _SEPARATING_WORD.sub(",", plain)
-    return " ".join(plain.split()).strip(" .;")
+    # a full stop ends a sentence, but begins a decimal
+    return _DIGIT_GAP.sub("", " ".join(plain.split()).rstrip(" .,").lstrip(" ,"))
+
+
+def has_control_characters(text: str) -> bool:
+    """Characters that print nothing, or turn the direction of the text: no honest answer holds them."""
+    return _CONTROL.search(text) is not None
 
 
 def tight(text: str) -> str:
     """For comparing as text: no white space, no needless braces around one character, text wrappers opened."""
-    plain = re.sub(r"\s+", "", _TEXT.sub(r"\1", text))
+    plain = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", _TEXT.sub(r"\1", text))
     return re.sub(r"\{([A-Za-z0-9])\}", r"\1", plain)
 
 
@@ -72,14 +121,23 @@ def split_unit(text: str) -> tuple[str, str]:
     r"""A bare number and the unit behind it, or the whole text and nothing: `8\text{ apples}` -> ("8", "apples")."""
     found = _UNIT.match(text)
     if found is None:
-        return text, ""
+        wrapped = _WRAPPED_UNIT.match(text)
+        if wrapped is None or not _balanced(wrapped["value"]) or not re.search(r"[A-Za-z]", wrapped["unit"]):
+            return text, ""
+        return wrapped["value"].strip(), "".join((wrapped["unit"] + (wrapped["power"] or "")).lower().split())
     return found.group("value").strip(), "".join(_TEXT.sub(r"\1", found.group("unit")).lower().split())
 
 
 def drop_assignment(text: str) -> str:
-    """`x = 3` -> `3`, `f(x) = 2x` -> `2x`; other text unchanged."""
-    found = _ASSIGNED.match(text)
-    return found.group("value").strip() if found is not None else text
+    """`x = 3` -> `3`, `f(x) = 2x` -> `2x`, `(x,y) = (1,2)` and `P(1,2)` -> `(1,2)`; other text unchanged."""
+    found = _ASSIGNED.match(text) or _NAMED_POINT.fullmatch(text)
+    return found[found.lastindex or 0].strip() if found is not None else text
+
+
+def assigned_name(text: str) -> str:
+    """The variable that a text gives a value to: `x_{1} = 3` -> `x_{1}`; empty for other text."""
+    found = _NAME.match(text)
+    return found[1] if found is not None and text.count("=") == 1 else ""
 
 
 def is_thousands(text: str) -> bool:
@@ -138,7 +196,16 @@ def matrix(text: str) -> list[list[str]] | None:
 
 
 def as_interval(text: str) -> str:
-    """An inequality in one variable as its interval; other text unchanged."""
+    """An inequality in one variable, or the set it describes, as its interval; other text unchanged."""
+    builder = _SET_BUILDER.fullmatch(text.strip())
+    if builder is not None and _RELATION.search(builder[2]):
+        text = builder[2]
+    both = [_BOUND.fullmatch(part) for part in text.split(",")]
+    if len(both) == 2 and both[0] and both[1] and both[0][1] == both[1][1]:
+        below, above = sorted(both, key=lambda found: found[2] in {"<", "\\le"} if found else False)
+        if below and above and below[2] in {">", "\\ge"} and above[2] in {"<", "\\le"}:
+            sign = "<" if below[2] == ">" else "\\le "
+            text = f"{below[3]}{sign}{below[1]}{above[2]} {above[3]}"
     parts = re.split(r"(\\le(?![a-z])|\\ge(?![a-z])|<|>)", text)
     values = [part.strip() for part in parts[::2]]
     signs = [part.strip() for part in parts[1::2]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from itertools import product
+from math import inf
 
 from fedsilo.treaty.grading import layout, numeric, symbols
 from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, last_boxed, outside_thinking
@@ -22,8 +23,13 @@ _DEPTH_MAX = 4
 _MIXED = re.compile(r"(-?)(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|\s(\d+)\s*/\s*(\d+))")
 _PLAIN_FRACTION = re.compile(r"(-?)\s*\\frac\{\s*(-?[\d.]+)\s*\}\{\s*(-?[\d.]+)\s*\}")
 _SCIENTIFIC = re.compile(r"(-?[\d.]+)\s*(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?\s*(-?\d{1,3})\s*\}?")
+_REPEATING = re.compile(r"(-?)(\d{0,30})\.(\d{0,30})\\overline\s*\{(\d{1,30})\}")
+_LATEX_FRACTION = re.compile(r"[-\u2212]?\s*\\[dt]?frac\s*\{\s*-?\d+\s*\}\s*\{\s*\d+\s*\}")
 _SENTENCE_END = re.compile(r"[.;!?]\s+(?=[A-Z])|\.$")
 _WORDS = re.compile(r"[A-Za-z]{3,}\s+[A-Za-z]{2,}\s+[A-Za-z]")
+
+
+_Bound = tuple[Fraction | float, bool]
 
 
 def grade(response: str, reference: str) -> Verdict:
@@ -37,6 +43,8 @@ def grade(response: str, reference: str) -> Verdict:
         return NO_ANSWER
     if len(answer) > ANSWER_CHARACTERS_MAX:
         return TOO_COSTLY
+    if layout.has_control_characters(answer):
+        return NO_ANSWER
     try:
         return judged(agree(reference, answer))
     except symbols.TooCostly:
@@ -77,10 +85,27 @@ def extract(response: str, reference: str) -> str | None:
             return numbers[0] if numbers else sentence
         return sentence
     whole = said.strip()
-    if len(whole) <= ANSWER_CHARACTERS_MAX and "\n" not in whole and not _WORDS.search(whole):
+    is_short = len(whole) <= ANSWER_CHARACTERS_MAX and "\n" not in whole and not _WORDS.search(whole)
+    if is_short and (_bare_number(reference) is None or _bare_number(whole) is not None):
         return whole
-    numbers = numeric.last_numbers(said[-ANSWER_CHARACTERS_MAX:])
-    return numbers[-1] if numbers else None
+    return _last_number(said[-ANSWER_CHARACTERS_MAX:])
+
+
+def _bare_number(text: str) -> Fraction | None:
+    """The value of a text that is a number and nothing else but layout, an assignment or a unit."""
+    if len(text) > ANSWER_CHARACTERS_MAX:
+        return None
+    return _number(layout.drop_assignment(layout.split_unit(layout.normalise(text))[0]))
+
+
+def _last_number(text: str) -> str | None:
+    """The last number of a text, be it a fraction in LaTeX. Of currency and other signs before it none is kept."""
+    plain = text.replace("{,}", ",").replace("$", " ")
+    fractions = list(_LATEX_FRACTION.finditer(plain))
+    numbers = numeric.last_numbers(plain[fractions[-1].end() :] if fractions else plain)
+    if numbers:
+        return numbers[-1]
+    return fractions[-1][0] if fractions else None
 
 
 def agree(gold: str, got: str) -> bool:
@@ -102,13 +127,28 @@ def _agree(gold: str, got: str, depth: int) -> bool:
     (gold, gold_unit), (got, got_unit) = layout.split_unit(gold), layout.split_unit(got)
     if gold_unit and got_unit and gold_unit != got_unit:
         return False
+    if gold.count("=") == got.count("=") == 1 and symbols.same_equation(gold, got):
+        return True
     gold, got = layout.drop_assignment(gold), layout.drop_assignment(got)
     gold_number, got_number = _number(gold), _number(got)
     if gold_number is not None and got_number is not None:
         as_percentage = got.endswith("%") and not gold.endswith("%") and gold_number == got_number * 100
         return gold_number == got_number or as_percentage
     structured = _agree_structures(gold, got, depth)
-    return structured if structured is not None else symbols.same(gold, got)
+    if structured is not None:
+        return structured
+    if "=" in got and "=" not in gold:
+        return _agree_chain(gold, got, depth)
+    return "=" not in gold and "=" not in got and symbols.same(gold, got)
+
+
+def _agree_chain(gold: str, got: str, depth: int) -> bool:
+    r"""`S = 2 \cdot 3 = 6` or `6 = S`: every part is the reference, or at either end the name of a variable."""
+    parts = [part.strip() for part in got.split("=")]
+    values = [part for part in parts if re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", part) is None]
+    if len(parts) > MEMBERS_MAX or len(parts) - len(values) > 1:
+        return False
+    return bool(values) and all(_agree(gold, value, depth - 1) for value in values)
 
 
 def _agree_structures(gold: str, got: str, depth: int) -> bool | None:
@@ -128,6 +168,9 @@ def _agree_structures(gold: str, got: str, depth: int) -> bool | None:
     gold, got = layout.as_interval(gold), layout.as_interval(got)
     gold_parts, got_parts = layout.split_top_level(gold, "\\cup"), layout.split_top_level(got, "\\cup")
     if len(gold_parts) > 1 or len(got_parts) > 1:
+        joined = _joined(gold_parts), _joined(got_parts)
+        if joined[0] is not None and joined[1] is not None:
+            return joined[0] == joined[1]
         return _agree_unordered(gold_parts, got_parts, depth)
     gold_pair, got_pair = _ordered(gold), _ordered(got)
     if gold_pair is not None or got_pair is not None:
@@ -138,6 +181,9 @@ def _agree_structures(gold: str, got: str, depth: int) -> bool | None:
             and len(gold_pair[1]) == len(got_pair[1])
             and all(_agree(first, second, depth - 1) for first, second in zip(gold_pair[1], got_pair[1], strict=True))
         )
+    gold_named, got_named = _named(gold), _named(got)
+    if gold_named is not None and got_named is not None and set(gold_named) == set(got_named):
+        return all(_agree(value, got_named[name], depth - 1) for name, value in gold_named.items())
     gold_members, got_members = _members(gold), _members(got)
     if len(gold_members) == len(got_members) == 1:
         return (
@@ -146,6 +192,33 @@ def _agree_structures(gold: str, got: str, depth: int) -> bool | None:
             else _agree(gold_members[0], got_members[0], depth - 1)
         )
     return _agree_unordered(gold_members, got_members, depth)
+
+
+def _joined(parts: list[str]) -> list[tuple[_Bound, _Bound]] | None:
+    """Intervals between numbers, as the fewest that make the same set; None where a part is something else."""
+    found: list[tuple[_Bound, _Bound]] = []
+    for part in parts:
+        interval = layout.brackets(layout.as_interval(part))
+        ends = layout.split_top_level(interval[1], ",") if interval is not None else []
+        if interval is None or len(ends) != 2 or interval[0] not in "([":
+            return None
+        low, high = _end(ends[0]), _end(ends[1])
+        if low is None or high is None:
+            return None
+        # a closed end lies before its number on the left and behind it on the right
+        found.append(((low, interval[0] == "("), (high, interval[2] == "]")))
+    whole: list[tuple[_Bound, _Bound]] = []
+    for low_end, high_end in sorted(each for each in found if each[0] < each[1]):
+        if whole and low_end <= whole[-1][1]:
+            whole[-1] = (whole[-1][0], max(whole[-1][1], high_end))
+        else:
+            whole.append((low_end, high_end))
+    return whole
+
+
+def _end(text: str) -> Fraction | float | None:
+    plain = text.replace(" ", "").removeprefix("+")
+    return {"\\infty": inf, "-\\infty": -inf}.get(plain) or _number(text)
 
 
 def _agree_unordered(gold: list[str], got: list[str], depth: int) -> bool:
@@ -168,6 +241,13 @@ def _ordered(text: str) -> tuple[str, list[str]] | None:
         return None
     members = layout.split_top_level(found[1], ",")
     return (found[0] + found[2], members) if len(members) > 1 else None
+
+
+def _named(text: str) -> dict[str, str] | None:
+    """`x = 2, y = 3` by variable; None where a part has none, or two have the same."""
+    parts = layout.split_top_level(text, ",")
+    named = {layout.assigned_name(part): layout.drop_assignment(part) for part in parts}
+    return named if len(named) == len(parts) > 1 and "" not in named else None
 
 
 def _members(text: str) -> list[str]:
@@ -202,6 +282,11 @@ def _number(text: str) -> Fraction | None:
         if above is None or below is None or below == 0:
             return None
         return above / below * (-1 if fraction.group(1) else 1)
+    if (repeating := _REPEATING.fullmatch(plain)) is not None:
+        sign, whole, fixed, period = repeating.groups()
+        before = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
+        value = before + Fraction(int(period), 10 ** len(fixed) * (10 ** len(period) - 1))
+        return -value if sign else value
     if (scientific := _SCIENTIFIC.fullmatch(plain)) is not None:
         mantissa = numeric.parse(scientific.group(1))
         return None if mantissa is None else mantissa * Fraction(10) ** int(scientific.group(2))

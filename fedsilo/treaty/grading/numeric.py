@@ -53,11 +53,11 @@ def extract(response: str) -> Fraction | None:
     try:
         said = outside_thinking(response)
         boxed = last_boxed(said)
+        cued = after_last_cue(said) if boxed is None else None
     except CutOff:
         return None
     if boxed is not None:
         return parse(boxed)
-    cued = after_last_cue(said)
     numbers = last_numbers(said if cued is None else cued)
     if not numbers:
         return None

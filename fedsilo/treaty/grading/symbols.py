@@ -7,6 +7,7 @@ or binomials. What is not bounded here (a simplification that takes long) ends a
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -19,6 +20,20 @@ _COSTLY = re.compile(
     r"!|\\(?:sum|prod|int|iint|oint|lim|binom|dbinom|Gamma|zeta|mod|bmod|pmod|begin|operatorname)(?![a-z])"
 )
 _ALLOWED = re.compile(r"[A-Za-z0-9\s+\-*/^_{}()\[\]\\.,|<>=%]*")
+# what a parser may drop without a word, such as \phantom, is not on the list
+_COMMANDS = re.compile(
+    r"frac|sqrt|cdot|times|div|pi|infty|pm|mp|ln|log|exp|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh"
+    r"|alpha|beta|gamma|delta|(?:var)?epsilon|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi|chi|psi"
+    r"|omega|Gamma|Delta|Theta|Lambda|Xi|Phi|Psi|Omega|le|ge|lfloor|rfloor|lceil|rceil|vert|mid|[{}|]"
+)
+_COMMAND = re.compile(r"\\([A-Za-z]+|.)")
+_FUNCTIONS = "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|exp"
+FACTORIAL_MAX = 20
+SYMBOLIC_EXPONENTS_MAX = 4
+GROWING_MAX = 3  # exponentials beside each other; one within another is refused by its exponent or bracket
+_GROWING = re.compile(r"\\(?:exp|sinh|cosh|tanh)(?![a-z])|(?<![A-Za-z\\])e\s*\^")
+_GROWING_WITHIN = re.compile(r"\\(?:exp|sinh|cosh|tanh)\s*[({][^)}]*(?:\\(?:exp|sinh|cosh|tanh)|\^)")
+BINOMIAL_MAX = 60
 _EXPONENT = re.compile(r"\^\s*(?:\{\s*\(?\s*(-?\d+)(?:\s*/\s*\d+)?\s*\)?\s*\}|(\d+))")
 _SYMPY_FAILS = (ValueError, TypeError, ArithmeticError, AttributeError, LookupError, RuntimeError, AssertionError)
 
@@ -29,9 +44,13 @@ class TooCostly(Exception):  # a verdict, not an error
 
 def to_latex(text: str) -> str:
     r"""Plain notation made LaTeX: `2*x**2` -> `2 \cdot x^{2}`, `sqrt(3)` -> `\sqrt{3}`, 0.5 -> \frac{5}{10}."""
-    plain = text.replace("**", "^")
+    plain = re.sub(r"(?<![\d.!)}])(\d{1,2})\s*!(?![!=])", _small_factorial, text.replace("**", "^"))
+    plain = re.sub(r"\\[dt]?binom\s*\{\s*(\d{1,2})\s*\}\s*\{\s*(\d{1,2})\s*\}", _small_binomial, plain)
+    plain = re.sub(rf"(?<![A-Za-z\\])({_FUNCTIONS})(?=\s*[(\d\\{{^]|\s+[a-z](?![a-z]))", r"\\\1 ", plain)
     plain = re.sub(r"(?<!\\)\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", plain)
     plain = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", plain)
+    # letters in a row are factors; the parser would take some rows for one name
+    plain = re.sub(r"(?<![A-Za-z\\])[A-Za-z]{2,4}(?![A-Za-z])", lambda run: " ".join(run[0]), plain)
     plain = re.sub(r"\^\s*(-?\d+)", r"^{\1}", plain)
     plain = re.sub(r"\^\s*\(([^()]*)\)", r"^{(\1)}", plain)
     plain = plain.replace("*", " \\cdot ")
@@ -41,9 +60,22 @@ def to_latex(text: str) -> str:
     )
 
 
+def _small_factorial(found: re.Match[str]) -> str:
+    return f"({math.factorial(int(found[1]))})" if int(found[1]) <= FACTORIAL_MAX else found[0]
+
+
+def _small_binomial(found: re.Match[str]) -> str:
+    above, below = int(found[1]), int(found[2])
+    return f"({math.comb(above, below)})" if above <= BINOMIAL_MAX else found[0]
+
+
 def require_cheap(latex: str) -> None:
     """Raises TooCostly."""
     if len(latex) > CHARACTERS_MAX or _COSTLY.search(latex) or _ALLOWED.fullmatch(latex) is None or "__" in latex:
+        raise TooCostly
+    if any(_COMMANDS.fullmatch(name) is None for name in _COMMAND.findall(latex)):
+        raise TooCostly
+    if len(_GROWING.findall(latex)) > GROWING_MAX or _GROWING_WITHIN.search(latex):
         raise TooCostly
     product = 1
     found = 0
@@ -53,7 +85,11 @@ def require_cheap(latex: str) -> None:
     if product > EXPONENTS_PRODUCT_MAX or _depth(latex) > NESTING_MAX:
         raise TooCostly
     # an exponent that is not a written number may be anything, but not with another one above or below it
-    if latex.count("^") - found > 1 or (latex.count("^") > found and re.search(r"\^\s*\{[^{}]*\^", latex)):
+    if re.search(r"\^\s*\{[^{}]*\}\s*\^", latex):
+        raise TooCostly
+    if latex.count("^") - found > SYMBOLIC_EXPONENTS_MAX:
+        raise TooCostly
+    if latex.count("^") > found and re.search(r"\^\s*\{[^{}]*\^", latex):
         raise TooCostly
     if latex.count("^") > found and re.search(r"\^\s*\{[^{}]*\d{3,}", latex):
         raise TooCostly
@@ -93,12 +129,38 @@ def parse(text: str) -> Any:
     return found[0]
 
 
+def _without_capitals(gold: str, got: str) -> tuple[str, str]:
+    """Both texts with capital variables replaced by small letters that neither has: the parser knows no capitals.
+
+    Raises:
+        TooCostly: there are more of them than letters.
+    """
+    letters = set("".join(re.sub(r"\\[A-Za-z]+", " ", text) for text in (gold, got)))
+    capitals = sorted(letter for letter in letters if "A" <= letter <= "Z")
+    free = [letter for letter in "abcfghjklmnopqrstuvwxyz" if letter not in letters]
+    if len(capitals) > len(free):
+        raise TooCostly
+    small = dict(zip(capitals, free, strict=False))
+    return (
+        re.sub(r"\\[A-Za-z]+|[A-Z]", lambda found: small.get(found[0], found[0]), gold),
+        re.sub(r"\\[A-Za-z]+|[A-Z]", lambda found: small.get(found[0], found[0]), got),
+    )
+
+
+def _is_endless(text: str) -> bool:
+    r"""Infinity is a bound, and nothing to calculate with: `1/\infty` is no number."""
+    return "infty" in text
+
+
 def same(gold: str, got: str) -> bool:
     """Whether the two texts denote the same expression. What cannot be parsed, or is not finite, equals nothing.
 
     Raises:
         TooCostly: one of them is outside the limits.
     """
+    if _is_endless(gold) != _is_endless(got):
+        return False
+    gold, got = _without_capitals(gold, got)
     first, second = parse(gold), parse(got)
     if first is None or second is None:
         return False
@@ -108,15 +170,44 @@ def same(gold: str, got: str) -> bool:
         return False
 
 
-def _same_expression(first: Any, second: Any) -> bool:
+def same_equation(gold: str, got: str) -> bool:
+    """Whether two texts with one equals sign each say the same: the differences of their sides are proportional.
+
+    Raises:
+        TooCostly: one of them is outside the limits.
+    """
+    sides = [parse(side) for text in _without_capitals(gold, got) for side in text.split("=")]
+    if any(side is None for side in sides):
+        return False
+    try:
+        return _proportional(sides[0] - sides[1], sides[2] - sides[3])
+    except _SYMPY_FAILS:
+        return False
+
+
+def _proportional(first: Any, second: Any) -> bool:
     import sympy  # type: ignore[import-untyped]  # published without type information
+
+    if not first.free_symbols or first.free_symbols != second.free_symbols:
+        return False
+    ratio = sympy.cancel(sympy.expand(first) / sympy.expand(second))
+    return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+
+
+def _same_expression(first: Any, second: Any) -> bool:
+    import sympy
 
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
         return type(first) is type(second) and bool(first == second)
-    imaginary = sympy.Symbol("i")
-    first, second = (side.doit().subs(imaginary, sympy.I) for side in (first, second))
-    if any(side.has(sympy.zoo, sympy.nan, sympy.oo, -sympy.oo) for side in (first, second)):
-        return bool(first == second and first in (sympy.oo, -sympy.oo))
+    first, second = first.doit(), second.doit()
+    symbols = first.free_symbols | second.free_symbols
+    if any(each.name == "i" for each in symbols):
+        # the parser takes variables for real numbers, except where the imaginary unit stands beside them
+        plain = {each: sympy.I if each.name == "i" else sympy.Symbol(each.name) for each in symbols}
+        first, second = first.subs(plain), second.subs(plain)
+    endless = (sympy.oo, -sympy.oo)
+    if any(side.has(sympy.zoo, sympy.nan, *endless) for side in (first, second)):
+        return bool(first == second and first in endless)
     difference = first - second
     if difference == 0:
         return True

@@ -1,7 +1,8 @@
-"""What a verifier says of one response. One bit counts; the code says why, from a closed list."""
+"""What a verifier says of one response: correct or not, why (from a closed list), and what reward that earns."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,10 +20,24 @@ class VerdictCode(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
+    """One verdict.
+
+    Attributes:
+        correct: of a mixture: what its first verifier says. Donors, rewards in {0, 1} and counts of correct answers
+            go by this.
+        code: why; of a mixture the first verifier's.
+        reward: what the learner gets, 0 to 1; by default 1 for correct and 0 otherwise. Only a mixture has others.
+    """
+
     correct: bool
     code: VerdictCode
+    reward: float = math.nan
 
     def __post_init__(self) -> None:
+        if math.isnan(self.reward):
+            object.__setattr__(self, "reward", float(self.correct))
+        if not 0 <= self.reward <= 1:
+            raise ValueError(f"a reward of {self.reward} is not 0 to 1")
         if self.correct != (self.code is VerdictCode.CORRECT):
             raise ValueError(f"a verdict {self.code.value} cannot say correct={self.correct}")
 

@@ -1,0 +1,223 @@
+"""The verifier `code`: programs behind walls, a verdict that they cannot forge, and a refusal where no wall stands."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fedsilo.edge import code_sandbox
+from fedsilo.edge.code_sandbox import RUNGS, CodeSandbox, system_call_filter
+from fedsilo.edge.grading_process import GradingProcess
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.grading import VerdictCode, check_reference, code, require_verifier
+from tests.algorithms.hostile_programs import FORGED, GOOD, HARMFUL, REFUSED, TEST
+from tests.algorithms.sets_folder import set_file
+
+DEADLINE_SECONDS = 2.0
+ENDED_SECONDS = DEADLINE_SECONDS + 2.0  # two processes are ended and waited for, on a machine that does other work too
+REFERENCE_SECONDS = 60.0  # one reference solution computes for four seconds where nothing else runs
+ROOT = Path(__file__).parents[2]
+
+
+def start(arguments: Sequence[str], standard_input: int, handed_on: Sequence[int]) -> subprocess.Popen[bytes]:
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        arguments, stdin=standard_input, stdout=null, stderr=null, pass_fds=tuple(handed_on), env={}
+    )
+
+
+@pytest.fixture(scope="module", params=RUNGS)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[CodeSandbox]:
+    try:
+        yield CodeSandbox(start, deadline_seconds=DEADLINE_SECONDS, rungs=[request.param])
+    except UsageError as error:
+        pytest.skip(f"this machine cannot build the rung: {error.message}")
+
+
+def indented(program: str) -> str:
+    return "".join(f"    {line}\n" for line in program.splitlines())
+
+
+def test_a_right_program_passes_and_a_wrong_one_does_not(sandbox: CodeSandbox) -> None:
+    assert sandbox.grade(GOOD, TEST).code is VerdictCode.CORRECT
+    assert sandbox.grade(GOOD.replace("+ 1", "+ 2"), TEST).code is VerdictCode.WRONG
+    assert sandbox.grade(f"Here:\n```python\n{GOOD}```\nIt adds one.", TEST).correct
+    assert sandbox.grade(GOOD, "assert f(1) == ").code is VerdictCode.BAD_REFERENCE
+    assert sandbox.grade("```python\n" + GOOD, TEST).code is VerdictCode.NO_ANSWER
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_T22_the_walls_refuse_and_the_program_goes_on(sandbox: CodeSandbox, name: str) -> None:
+    reached = "\nelse:\n    raise SystemExit('it was let through')\n"
+    caught = f"try:\n{indented(REFUSED[name])}except (OSError, ValueError, MemoryError):\n    pass{reached}"
+    assert sandbox.grade(caught + GOOD, TEST).correct
+    assert not sandbox.grade(REFUSED[name] + "\n" + GOOD, TEST).correct
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_T22_harmful_programs_end_in_time_and_earn_nothing(sandbox: CodeSandbox, name: str) -> None:
+    began = time.monotonic()
+    program = HARMFUL[name] if "def f" in HARMFUL[name] else f"{HARMFUL[name]}\n{GOOD}"
+    assert not sandbox.grade(program, TEST).correct
+    assert time.monotonic() - began < ENDED_SECONDS
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_T22_success_cannot_be_forged(sandbox: CodeSandbox, name: str) -> None:
+    began = time.monotonic()
+    assert not sandbox.grade(FORGED[name], TEST).correct
+    assert time.monotonic() - began < ENDED_SECONDS
+
+
+def test_T22_nothing_is_left_running(sandbox: CodeSandbox) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def watched(arguments: Sequence[str], standard_input: int, handed_on: Sequence[int]) -> subprocess.Popen[bytes]:
+        started.append(start(arguments, standard_input, handed_on))
+        return started[-1]
+
+    own = CodeSandbox(watched, deadline_seconds=DEADLINE_SECONDS, rungs=[sandbox.rung])
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    own.grade(HARMFUL["endless_loop"], TEST)
+    assert len(started) >= 6 and all(process.returncode is not None for process in started)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        ("def f(x):\n    x.append(1)\n", "a = []\nf(a)\nassert a == [1]"),
+        ("def f(n):\n    yield from range(n)\n", "assert list(f(3)) == [0, 1, 2]"),
+        ("class Node:\n    def __init__(self, v):\n        self.v = v\ndef total(n):\n    return n.v + n.left.v\n",
+         "a = Node(1)\na.left = Node(2)\nassert total(a) == 3 and a.left.v == 2"),
+        ("def f(g, x):\n    return g(x) + 1\n", "assert f(lambda x: 2 * x, 3) == 7"),
+        ("def f(x):\n    raise ValueError('no')\n",
+         "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert 0"),
+        ("import collections\ndef f(x):\n    return collections.Counter(x)\n", "assert f('aab') == {'a': 2, 'b': 1}"),
+        ("def f():\n    return {(1, 2): {3}, 'x': b'y', 'z': [1j, 2 ** 300, float('inf'), None]}\n",
+         "assert f() == {(1, 2): {3}, 'x': b'y', 'z': [1j, 2 ** 300, float('inf'), None]}"),
+        ("def f(kind, x):\n    return isinstance(x, kind)\n", "assert f(int, 3) and not f(str, 3)"),
+        ("import enum\nclass Two(enum.IntEnum):\n    TWO = 2\ndef f():\n    return Two.TWO\n", "assert f() == 2"),
+        ("import math\ndef f(x):\n    return math.sqrt(x)\n", "assert math.isclose(f(2), 2 ** 0.5)"),
+        ("def sum(a, b):\n    return a * b\n", "assert sum(3, 4) == 12"),
+    ],
+)  # fmt: skip
+def test_what_tests_do_with_a_solution(sandbox: CodeSandbox, program: str, test: str) -> None:
+    assert sandbox.grade(program, test).correct
+    assert not sandbox.grade(program, test + "\nassert False").correct
+
+
+def test_T22_a_solution_lends_the_test_no_builtin_of_its_own(sandbox: CodeSandbox) -> None:
+    near = "assert abs(f(2) - 4) < 1"
+    assert sandbox.grade("def f(x):\n    return x * x\ndef abs(x):\n    return 9\n", near).correct
+    assert not sandbox.grade("def f(x):\n    return 0\ndef abs(x):\n    return 0\n", near).correct
+
+
+def test_T22_a_test_program_that_leaves_early_is_no_success(sandbox: CodeSandbox) -> None:
+    assert sandbox.grade(GOOD, TEST + "import os\n").correct
+    assert sandbox.grade(GOOD, TEST + "import os\nos._exit(0)\n").code is VerdictCode.WRONG
+
+
+def reference_rows() -> list[tuple[str, str, str]]:
+    solutions = {
+        row["id"]: row["solution"]
+        for row in map(json.loads, set_file("code_reference_solutions.jsonl").read_text("utf-8").splitlines())
+    }
+    rows = []
+    for name in ("humaneval.jsonl", "mbpp.jsonl"):
+        for row in map(json.loads, set_file(name).read_text("utf-8").splitlines()):
+            rows.append((row["id"], solutions[row["id"]], row["answer"]))
+    return rows
+
+
+def failing(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    sandbox = CodeSandbox(start, deadline_seconds=REFERENCE_SECONDS)
+    return [name for name, solution, test in rows if not sandbox.grade(solution, test).correct]
+
+
+def test_some_reference_solutions_pass() -> None:
+    """All 976: `python -m benchmarks.code_sandbox`."""
+    rows = reference_rows()[::48]
+    assert len(rows) >= 20 and failing(rows) == []
+
+
+def test_T22_programs_are_run_where_it_was_said_that_they_may() -> None:
+    with pytest.raises(UsageError, match="runs a program"):
+        GradingProcess("code")
+    with pytest.raises(UsageError, match="runs a program"):
+        GradingProcess("code*0.9+format*0.1")
+    with GradingProcess("code", runs_programs=True) as process:
+        codes = [verdict.code for verdict in process.grade_many([(GOOD, TEST), (FORGED["wrong"], TEST), ("", TEST)])]
+        assert codes == [VerdictCode.CORRECT, VerdictCode.WRONG, VerdictCode.NO_ANSWER]
+    with GradingProcess("code*0.75+exact*0.25", runs_programs=True) as process:
+        assert process.grade(GOOD, TEST).reward == 0.75
+    with GradingProcess("code", runs_programs=True, deadline_seconds=DEADLINE_SECONDS) as process:
+        codes = [each.code for each in process.grade_many([(HARMFUL["endless_loop"], TEST), (GOOD, TEST)])]
+        assert codes == [VerdictCode.TIMEOUT, VerdictCode.CORRECT] and process.counts.timeouts == 1
+
+
+def test_T22_the_coordinator_never_runs_programs() -> None:
+    """It skips verifiers that execute (design 8.1), and nothing in it could say that they may run."""
+    assert require_verifier("code").executes and require_verifier("code*0.5+exact*0.5").executes
+    assert not require_verifier("math*0.5+exact*0.5").executes
+    for path in sorted((ROOT / "coordinator").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        keywords = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert "runs_programs" not in keywords and "fedsilo.edge.code_sandbox" not in modules, path
+
+
+def test_T22_without_walls_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_sandbox, "readable_paths", lambda: [str(tmp_path / "nowhere")])
+    with pytest.raises(UsageError, match="no sandbox can be built here") as raised:
+        CodeSandbox(start)
+    assert raised.value.code == "NO_SANDBOX" and all(rung in raised.value.message for rung in RUNGS)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import fedsilo.edge.code_sandbox as sandbox\nsandbox.readable_paths = lambda: ['/nowhere/at/all']\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    with GradingProcess("code", runs_programs=True) as process, pytest.raises(UsageError, match="no sandbox"):
+        process.grade(GOOD, TEST)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_has_no_call_twice_and_ends_with_a_refusal(machine: str) -> None:
+    program = system_call_filter(machine)
+    steps = [program[place : place + 8] for place in range(0, len(program), 8)]
+    compared = [step for step in steps if step[:2] == b"\x15\x00"][1:]  # the first compares the architecture
+    assert len(compared) == len(set(compared)) > 40
+    assert steps[-1] == bytes.fromhex("0600000001000500")
+    with pytest.raises(UsageError, match="no sandbox"):
+        system_call_filter("riscv64")
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("x = 1\n", "x = 1\n"),
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```py\ndef f(): pass\n```\nRun it:\n```python\nf()\n```", "def f(): pass\n"),
+        ("```bash\nls\n```\n```\nx = 1\n```", "x = 1\n"),
+        ("<think>```python\nx = 2\n```</think>```python\nx = 1\n```", "x = 1\n"),
+        ("```python\nx = 1", None),
+        ("```bash\nls\n```", None),
+        ("<think>x = 1", None),
+        ("  ", None),
+    ],
+)
+def test_which_block_is_the_program(response: str, program: str | None) -> None:
+    assert code.extract(response) == program
+
+
+@pytest.mark.parametrize(
+    ("reference", "usable"), [(TEST, True), ("", False), ("# no test\n", False), ("assert (", False)]
+)
+def test_which_reference_is_a_test_program(reference: str, usable: bool) -> None:
+    assert check_reference("code", reference) is usable

@@ -1,0 +1,191 @@
+"""`fedsilo grade` as a program: order, streams, lines that cannot be read, limits on time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "tests" / "vectors" / "math_grading_examples.jsonl"
+CASE_SECONDS_MAX = 5.0
+ANSWER_SECONDS_MAX = 60.0  # for a start on a machine that does other work
+WHOLE_SECONDS_MAX = 30.0
+ENTRY = "import sys\nfrom fedsilo.launch.cli import fedsilo_main\nsys.argv[0] = 'fedsilo'\nfedsilo_main()"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", ENTRY, "grade", *arguments]
+
+
+def graded(text: str | bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    data = text.encode() if isinstance(text, str) else text
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command(*arguments), input=data, capture_output=True, env=environment, check=False)
+
+
+def rows(output: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_T22_the_example_file_is_graded_in_seconds_in_its_order() -> None:
+    began = time.monotonic()
+    examples = rows(EXAMPLES.read_bytes())
+    for verifier in ("math", "choice"):
+        told = rows(graded(b"", "--verifier", verifier, str(EXAMPLES)).stdout)
+        assert [row["id"] for row in told] == [row["id"] for row in examples]
+        for row, example in zip(told, examples, strict=True):
+            assert row.items() >= example.items()
+            if (example["category"] == "choice") == (verifier == "choice"):
+                assert row["correct"] is example["expected_correct"], row
+    assert time.monotonic() - began < WHOLE_SECONDS_MAX
+
+
+def test_lines_that_cannot_be_read_stay_in_their_place() -> None:
+    good = json.dumps({"id": 7, "gold": "5", "response": "5"})
+    bad = [
+        (b"not JSON", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"response": "5"}', '"gold"'),
+        (b'{"gold": 5, "response": "5"}', '"gold"'),
+        (b'{"gold": "5"}', '"response"'),
+        (b'{"gold": "5", "response": null}', '"response"'),
+        (b'{"gold": "5", "response_parts": [["5"]]}', "[text, count]"),
+        (b'{"gold": "5", "response_parts": [["5", true]]}', "[text, count]"),
+        (b'{"gold": "5", "response_parts": [["5", -1]]}', "negative"),
+        (b'{"gold": "5", "response": "' + b"5" * (9 << 20) + b'"}', "longer than"),
+    ]
+    text = b"".join(line + b"\n" + good.encode() + b"\n" for line, _ in bad)
+    ended = graded(text, "--verifier", "exact")
+    told = rows(ended.stdout)
+    assert ended.returncode == 0 and len(told) == 2 * len(bad)
+    for (_, why), unread, read in zip(bad, told[::2], told[1::2], strict=True):
+        assert unread["correct"] is False and why in unread["error"]
+        assert read == {"id": 7, "gold": "5", "response": "5", "correct": True, "code": "correct"}
+    assert told[0] == {"line": 1, "correct": False, "error": "not JSON"}
+    assert f"{len(bad)} lines could not be read".encode() in ended.stderr
+
+
+def test_answer_is_taken_for_gold_and_odd_texts_cross() -> None:
+    text = "\u65e5\u672c \u2028\u0000 \ud83d"
+    lines = [{"answer": "B", "response": "B"}, {"gold": text, "response": text}, {"gold": "x", "response": text}]
+    told = rows(graded("\n\n".join(map(json.dumps, lines)), "--verifier", "exact", "-").stdout)
+    assert [row["correct"] for row in told] == [True, True, False]
+    assert told[1]["response"] == text
+
+
+def test_a_reader_sees_each_line_as_it_comes() -> None:
+    with subprocess.Popen(
+        command("--verifier", "exact"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, bufsize=0
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for number in range(3):
+            process.stdin.write(json.dumps({"gold": str(number), "response": "1"}).encode() + b"\n")
+            assert select.select([process.stdout], [], [], ANSWER_SECONDS_MAX)[0], "no answer while the input is open"
+            assert json.loads(process.stdout.readline())["correct"] is (number == 1)
+        process.stdin.close()
+        assert process.wait(ANSWER_SECONDS_MAX) == 0
+
+
+def test_T22_a_case_that_hangs_takes_five_seconds_at_most_and_the_next_is_graded(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import fedsilo.treaty.grading.math as math\nreal = math.grade\n"
+        "def grade(response, reference):\n    while response == 'hang':\n        pass\n"
+        "    return real(response, reference)\nmath.grade = grade\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with subprocess.Popen(
+        command("--verifier", "math"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def answer(response: str) -> dict[str, Any]:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps({"gold": "x+1", "response": response}).encode() + b"\n")
+            return dict(json.loads(process.stdout.readline()))
+
+        assert answer("1+x")["correct"]
+        began = time.monotonic()
+        assert answer("hang")["code"] == "timeout"
+        assert time.monotonic() - began < CASE_SECONDS_MAX
+        assert answer("1+x")["correct"]
+        process.stdin.close()
+        assert process.wait(ANSWER_SECONDS_MAX) == 0
+
+
+def test_a_huge_response_is_never_put_together(tmp_path: Path) -> None:
+    """Also a count of 10**15 costs no memory: the command runs with 1 GiB of address space, and the grading child
+    takes its own."""
+    lines = [
+        {"gold": "8", "response_parts": [["8", 10**15]]},
+        {"gold": "8", "response_parts": [["\\boxed{", 1], ["8", 1], ["}", 1]]},
+    ]
+    limit = 1 << 30
+    ended = subprocess.run(
+        command("--verifier", "numeric"), input="\n".join(map(json.dumps, lines)).encode(), capture_output=True,
+        cwd=ROOT, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert [row["correct"] for row in rows(ended.stdout)] == [False, True]
+    assert rows(ended.stdout)[0]["code"] == "too_costly"
+
+
+def test_json_is_one_envelope_with_counts() -> None:
+    lines = [
+        {"gold": "5", "response": "<think>a</think><answer>5</answer>"},
+        {"gold": "5", "response": "5"},
+        {"gold": "5", "response": "6"},
+    ]
+    text = "\n".join([*map(json.dumps, lines), "x"])
+    ended = graded(text, "--verifier", "math*0.9+format*0.1", "--json")
+    [envelope] = rows(ended.stdout)
+    assert envelope["ok"] and envelope["command"] == "grade" and len(envelope["warnings"]) == 1
+    data = envelope["data"]
+    assert data["verifier"] == "math*0.9+format*0.1"
+    assert (data["cases"], data["correct"]) == (4, 2)
+    assert data["codes"] == {"correct": 2, "unreadable": 1, "wrong": 1}
+    assert data["reward_mean"] == pytest.approx(1.9 / 4, abs=1e-12)  # float sums
+    told = rows(graded(text, "--verifier", "math*0.9+format*0.1").stdout)
+    assert [row.get("reward") for row in told] == [None, 0.9, None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code"),
+    [
+        (["--verifier", "guess"], 2, "INVALID_INPUT"),
+        (["--verifier", "math*2"], 2, "INVALID_INPUT"),
+        (["--verifier", "exact", "nowhere.jsonl"], 8, "NOT_FOUND"),
+        (["--verifier", "exact", "."], 2, "INVALID_INPUT"),
+        (["--verifier", "exact"], 0, None),
+    ],
+)
+def test_exit_statuses(arguments: list[str], status: int, code: str | None) -> None:
+    ended = graded("", *arguments, "--json")
+    assert ended.returncode == status
+    [envelope] = rows(ended.stdout)
+    assert (envelope["error"] or {}).get("code") == code
+
+
+def test_T22_programs_are_graded_in_a_sandbox() -> None:
+    test = "assert f(1) == 2"
+    lines = [
+        {"gold": test, "response": "def f(x):\n    return x + 1\n"},
+        {"gold": test, "response": "import os\nos._exit(0)\n"},
+        {"gold": test, "response": "while True:\n    pass\n"},
+        {"gold": test, "response": "```python\ndef f(x):\n    return 2\n```"},
+    ]
+    began = time.monotonic()
+    ended = graded("\n".join(map(json.dumps, lines)), "--verifier", "code")
+    if b"NO_SANDBOX" in ended.stderr:
+        pytest.skip("this machine cannot build a sandbox")
+    assert [row["correct"] for row in rows(ended.stdout)] == [True, False, False, True]
+    assert time.monotonic() - began < WHOLE_SECONDS_MAX
