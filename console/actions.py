@@ -220,6 +220,7 @@ ACTIONS: tuple[Action, ...] = (
            twin=lambda context: (_program(context), "inbox", "list"), also=("h", "l")),
     Action("control", "c", frozenset({"outbox"}), "with allowed polls and heartbeats, and without",
            twin=lambda context: (_program(context), "outbox", "list", "--control")),
+    Action("control", "c", frozenset({"audit"}), "without allowed polls and other control messages, and with them"),
     Action("copy_digest", "y", frozenset({"outbox", "message"}), "copy the digest"),
     Action("verify", "v", frozenset({"audit"}), "have the daemon read its whole log again; that changes nothing",
            twin=_verify_twin),

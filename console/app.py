@@ -29,19 +29,20 @@ from console.navigation import PLACES, History
 from console.safe import safe
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
+from console.screens.asking import AskingDialog
 from console.screens.audit import AuditScreen
 from console.screens.base import FedScreen, content_of
 from console.screens.budget import BudgetScreen
 from console.screens.certs import CertsScreen
-from console.screens.confirm import Answer, ConfirmDialog, TextDialog
+from console.screens.confirm import Answer, TextDialog
 from console.screens.curves import CurvesScreen
 from console.screens.logs import LogsScreen
-from console.screens.orders import OrderDialog
 from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
-from console.screens.palette import ChooseDialog, Entry, by_beginning, by_letters, places_to_go, things_to_do
+from console.screens.palette import ChooseDialog, Entry, by_letters, by_place, places_to_go, things_to_do
 from console.screens.round import RoundScreen
 from console.screens.settings import SettingsScreen
+from console.screens.terminal_size import follow_terminal, forget_pinned_size
 from console.signing import Decision, Given, KeyFiles, Signer, Signing, why_not_release
 from console.store import HALTS
 from console.themes import THEMES, draw_without_colour
@@ -205,6 +206,7 @@ class FedConsole(LetsThrough):
             connect: makes the source, again after each loss.
             options: of `run_to_the_end`.
         """
+        forget_pinned_size()
         self.read_from(connect)
         try:
             run_to_the_end(self, **options)
@@ -221,7 +223,8 @@ class FedConsole(LetsThrough):
         self._redraw()
 
     def tick(self) -> None:
-        """Ages grow, locks close."""
+        """Ages grow, locks close, and a resize that was lost is drawn."""
+        follow_terminal(self)
         self._lock_when_idle()
         self._redraw()
 
@@ -234,7 +237,7 @@ class FedConsole(LetsThrough):
         stack, top = self.screen_stack, self.top
         # what is below redraws when it comes on again
         for screen in stack[stack.index(top) :] if top in stack else ():
-            if isinstance(screen, FedScreen | ConfirmDialog | OrderDialog):
+            if isinstance(screen, FedScreen | AskingDialog):
                 screen.redraw()
 
     def ask(self) -> None:
@@ -403,7 +406,7 @@ class FedConsole(LetsThrough):
         screen = self.screen
         if name == "lock":
             self._toggle_lock()
-        elif name == "confirm" and isinstance(screen, ConfirmDialog | OrderDialog):
+        elif name == "confirm" and isinstance(screen, AskingDialog):
             screen.confirm()
         elif name == "choose" and isinstance(screen, ChooseDialog):
             screen.choose()
@@ -438,7 +441,7 @@ class FedConsole(LetsThrough):
             self.push_screen(TextDialog("JSON", json_lines(value, max(self.size.width * 96 // 100 - 6, 30))))
 
     def action_go_to(self) -> None:
-        self.push_screen(ChooseDialog("Go to", places_to_go(self), by_beginning, history=self._typed))
+        self.push_screen(ChooseDialog("Go to", places_to_go(self), by_place(self), history=self._typed))
 
     def action_palette(self) -> None:
         self.push_screen(ChooseDialog("What shall be done?", things_to_do(self), by_letters))

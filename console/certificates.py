@@ -149,6 +149,12 @@ def _minute(moment: Any) -> str:
     return text_of(moment)[:16].replace("T", " ")
 
 
+def _second(moment: Any) -> str:
+    """As in the table, with the seconds."""
+    text = text_of(moment)
+    return f"{text[:19].replace('T', ' ')} UTC" if time_of(text) else text
+
+
 def ends_of(fingerprint: str) -> str:
     """Both ends of a fingerprint, which people compare by telephone; the whole one is a key away."""
     return f"{fingerprint[:6]}…{fingerprint[-6:]}" if len(fingerprint) > 13 else fingerprint
@@ -165,7 +171,7 @@ def head_lines(rows: Sequence[Row], snapshot: Snapshot, cells: int, glyphs: Glyp
         names = ", ".join(text_of(row.get("whose")) for row in (*by_style["bad"], *by_style["warn"])[:3])
         count = len(by_style["bad"]) + len(by_style["warn"])
         more = f" and {count - 3} more" if count > 3 else ""
-        text = f"{glyphs.need} {count} of {len(rows)} need{'s' if count == 1 else ''} somebody: {names}{more}"
+        text = f"{glyphs.need} {count} of {len(rows)} to put right, enter on one says how: {names}{more}"
         told += wrap(text, cells, "bad" if by_style["bad"] else "warn")[:2]
     elif rows:
         told += wrap(f"{glyphs.live} {len(rows)} certificates, none is near its end for its kind", cells, "ok")[:1]
@@ -182,10 +188,11 @@ def _next_lines(rows: Sequence[Row], cells: int) -> list[Line]:
     told = [f"{text_of(row.get('whose'))} in {text_of(_shown(row, 'left'))}" for row in soon[:ENDS_NAMED_MAX]]
     more = f" and {len(soon) - ENDS_NAMED_MAX} more" if len(soon) > ENDS_NAMED_MAX else ""
     people = any(_life_seconds(row) <= DAY_SECONDS and row.get("role") == "operator" for row in soon)
-    text = f"{', '.join(told)}{more}" + ("; a person's lasts some hours and is made anew when needed" * people)
     name = "ends next "
-    shown = wrap(text, max(cells - len(name), 20))
-    return [line((name if not index else " " * len(name), "dim"), *row) for index, row in enumerate(shown[:2])]
+    shown = wrap(f"{', '.join(told)}{more}", max(cells - len(name), 20))
+    lines = [line((name if not index else " " * len(name), "dim"), *row) for index, row in enumerate(shown[:2])]
+    hint = "a person's certificate lasts some hours and is made anew when needed"
+    return [*lines, *(wrap(hint, cells, "dim")[:1] if people else [])]
 
 
 def _life_seconds(row: Row) -> float:
@@ -212,7 +219,7 @@ def clock_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
 
 
 def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
-    """One certificate with everything that is told of it, what happens when it ends, and what renews it."""
+    """One certificate: how it stands, what happens when it ends, what renews it, and everything else that is told."""
     state, style = state_of(row, now, glyphs)
     left = ends_in_seconds(row, now)
     lines = [*field("whose", text_of(row.get("whose")), cells, "strong"), *field("state", state, cells, style)]
@@ -221,14 +228,22 @@ def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]
         lines += field("file", text_of(row.get("file")), cells)
         return [*lines, line(""), *field("look", f"fedsilo certs show {shlex.quote(text_of(row.get('file')))}", cells)]
     life = time_of(text_of(row.get("not_after"))) - time_of(text_of(row.get("not_before")))
-    until = f"{text_of(row.get('not_after'))}  {_left_words(left)}"
+    until = f"{_second(row.get('not_after'))}  {_left_words(left)}"
     names = row.get("names")
+    lines += field("valid until", until, cells)
+    role = text_of(row.get("role"))
+    lines += [line(""), line(("when it ends", "strong")), *wrap(_ENDS.get(role, _UNKNOWN_END), cells)]
+    lines += [line(""), line(("what renews it", "strong"))]
+    for who, command in renewal_of(row):
+        lines += wrap(who, cells, "dim")
+        lines += [line("  ", *each) for each in whole(command, cells - 2, "accent")]
+    lines.append(line(""))
     facts = [
         ("subject", text_of(row.get("subject"))), ("role", text_of(row.get("role"))),
         *(("names" if not index else "", text_of(name)) for index, name in enumerate(
             names if isinstance(names, list) and names else ["none"])),
         ("issuer", text_of(row.get("issuer"))), ("fingerprint", text_of(row.get("fingerprint"))),
-        ("valid from", text_of(row.get("not_before"))), ("valid until", until),
+        ("valid from", _second(row.get("not_before"))),
         ("life", f"{left_text(life)} in all" if life > 0 else ""),
         ("pinned", {
             "root": "yes: a root that this daemon takes nobody else's word for",
@@ -241,12 +256,6 @@ def detail_lines(row: Row, now: float, cells: int, glyphs: Glyphs) -> list[Line]
     ]  # fmt: skip
     for name, text in facts:
         lines += field(name, text, cells) if text else []
-    role = text_of(row.get("role"))
-    lines += [line(""), line(("when it ends", "strong")), *wrap(_ENDS.get(role, _UNKNOWN_END), cells)]
-    lines += [line(""), line(("what renews it", "strong"))]
-    for who, command in renewal_of(row):
-        lines += wrap(who, cells, "dim")
-        lines += [line("  ", *each) for each in whole(command, cells - 2, "accent")]
     return lines
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from console.drawing import Glyphs, Line, Part, bar, bytes_text, clip, flow, line, width_of, wrap
 from console.feed import Question
 from console.reading import mapping, number, text_of, whole
-from console.rows import Column, Row, Rows, parse_filter
+from console.rows import Column, Filter, Row, Rows, Term, parse_filter
 from console.safe import Shown
 
 STATE_FOLDER = "STATE_DIR"  # the console knows a socket, not where the daemon keeps its log
@@ -60,6 +60,14 @@ def reasons_of(record: Row) -> str:
     return ", ".join(map(text_of, reasons)) if isinstance(reasons, list) else ""
 
 
+def why_line(record: Row, cells: int, more: str) -> Line:
+    """The record under the cursor in one line: its number and all that its reasons say."""
+    decision, style = _decision(record)
+    told = reasons_of(record) or ("allowed, so no reason is on record" if decision == "allow" else "decides nothing")
+    word = f"{decision}: " if decision not in ("-", "allow") else ""
+    return clip(line((f"record {text_of(record.get('seq'))} ", "dim"), (word, style), told), cells, more)
+
+
 def _event(row: Row) -> Part:
     event = text_of(row.get("event"))
     return ("DAMAGED", "bad") if event == "damaged" else (event, "bad" if event == "halt" else "")
@@ -68,6 +76,8 @@ def _event(row: Row) -> Part:
 def _decision(row: Row) -> Part:
     word = text_of(row.get("decision"))
     style = {"allow": "ok", "deny": "bad", "hold": "warn"}.get(word, "")
+    if not word:
+        return "-", "dim"
     return {"deny": "DENY", "hold": "HOLD"}.get(word, word), style
 
 
@@ -125,18 +135,38 @@ def asked_of(typed: str) -> Asked:
     return Asked(event, text, " ".join(rest))
 
 
-def question_of(typed: str) -> Question:
+def question_of(typed: str, *, control: bool = True) -> Question:
+    """The query of a filter.
+
+    Args:
+        typed: after `/`.
+        control: polls and the other control messages too.
+    """
     asked = asked_of(typed)
-    arguments = {name: value for name, value in (("event", asked.event), ("text", asked.text)) if value}
-    return "audit", arguments
+    arguments: dict[str, Any] = {name: value for name, value in (("event", asked.event), ("text", asked.text)) if value}
+    return "audit", arguments if control else {**arguments, "control": False}
+
+
+@dataclass(frozen=True)
+class WithoutControl(Filter):
+    """What its terms let pass, without control messages that were not refused."""
+
+    def passes(self, texts: Mapping[str, str]) -> bool:
+        polls = texts["kind"].startswith("control.") and texts["decision"] != "deny"
+        return not polls and super().passes(texts)
 
 
 class ChainRows(Rows):
     """Rows of a log: a filter's first event and text are the daemon's to compare."""
 
+    control: bool = True  # False: control messages are left out here, for a daemon that cannot
+
     def filter(self, text: str) -> None:
         self._filter_text = text
-        self._filter = parse_filter(asked_of(text).rest, [column.name for column in self.columns])
+        names = [column.name for column in self.columns]
+        self._filter = parse_filter(asked_of(text).rest, names)
+        if not self.control:
+            self._filter = WithoutControl((*self._filter.terms, Term("")))  # one that every row has, so that it counts
         self._settle()
 
 

@@ -5,6 +5,7 @@ Each state says what is the matter and what to do, in words; none of them clears
 
 from __future__ import annotations
 
+from console import rule_words
 from console.drawing import Line, duration_text, line, wrap
 from console.values import Snapshot
 
@@ -55,5 +56,6 @@ def empty_lines(what: str, makes: str, cells: int) -> list[Line]:
 
 def denied_lines(rule: str, measured: str, limit: str, would_pass: str, cells: int) -> list[Line]:
     """Denied by policy is no error: the rule, what it measured, its limit, and what would pass."""
-    rows = wrap(f"DENY {rule}: measured {measured or '-'}, limit {limit or '-'}", cells, "bad")
+    bound = "at least" if rule_words.binds_from_below(rule, limit) else "limit"
+    rows = wrap(f"DENY {rule}: measured {measured or '-'}, {bound} {limit or '-'}", cells, "bad")
     return [*rows, *wrap(f"would pass: {would_pass}", cells)] if would_pass else rows

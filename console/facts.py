@@ -40,6 +40,7 @@ def header(
     digest = f"sha256:{release.digest}" if cells >= 140 else f"sha256:{digest_text(release.digest)}"
     age = f"held {duration_text(time - release.held_since)}"
     who = f"{len(release.given)} of {release.needed} given" + (f": {', '.join(release.given)}" if release.given else "")
+    no = "; ".join(f"{name} said no: {rule_words.reason_text(code) or NOT_TOLD}" for name, code in release.refused)
     roles = " or ".join(release.roles) or NOT_TOLD
     until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
     put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
@@ -49,6 +50,7 @@ def header(
             [
                 line(("asked by ", "dim"), release.asked_by or NOT_TOLD),
                 line(("approvals ", "dim"), who, (f", by {roles}", "dim")),
+                *([line((no, "bad"))] if no else []),
             ],
             cells,
         ),

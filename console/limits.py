@@ -91,7 +91,7 @@ def limit_rows(answer: Mapping[str, Any], now: float, glyphs: Glyphs) -> list[di
             {
                 **item, "state": state_of(item), "share": share,
                 "amount": of_text(item, unit),
-                "bar": f"{bar_text(share, BAR_CELLS, glyphs)} {percent_text(share):>5}",
+                "bar": bar_text(share, BAR_CELLS, glyphs), "percent": percent_text(share),
                 "resets": resets_text(text_of(item.get("window")), now),
             }
         )  # fmt: skip
@@ -116,16 +116,18 @@ def _text(name: str, style: str = "") -> Any:
 
 LIMIT_COLUMNS = (
     Column("state", _state, 5, worth=0),
-    Column("limit", _text("limit", "strong"), 17, worth=0, grows=True),
-    Column("kind", _text("kind"), 12, worth=0, grows=True),
+    Column("limit", _text("limit", "strong"), 23, worth=0, grows=True),
+    Column("kind", _text("kind"), 13, worth=0, grows=True),
     Column("used of max", _text("amount"), 20, worth=0, right=True, order=lambda row: number(row.get("share"))),
-    Column("share", lambda row: (text_of(row.get("bar")), _state(row)[1]), 12, worth=0,
+    Column("share", lambda row: (text_of(row.get("percent")), _state(row)[1]), 5, worth=0, right=True,
+           order=lambda row: number(row.get("share"))),
+    Column("full", lambda row: (text_of(row.get("bar")), _state(row)[1]), BAR_CELLS, worth=1,
            order=lambda row: number(row.get("share"))),
     # wide, so that it takes no room that the names need
-    Column("unit", _text("unit"), 14, worth=4),
-    Column("window", _text("window"), 6, worth=1),
-    Column("resets", _text("resets"), 16, worth=2),
-    Column("policy", _text("line", "dim"), 20, worth=3),
+    Column("unit", _text("unit"), 14, worth=5),
+    Column("window", _text("window"), 6, worth=2),
+    Column("resets", _text("resets"), 16, worth=3),
+    Column("policy", _text("line", "dim"), 20, worth=4),
 )  # fmt: skip
 
 
@@ -180,8 +182,8 @@ def release_id(row: Row) -> str:
 # ---- head ------------------------------------------------------------------------------------------
 
 
-def look_lines(rows: Sequence[Row], cells: int, glyphs: Glyphs) -> list[Line]:
-    """The limits above `LOOK_SHARE` by name."""
+def look_lines(rows: Sequence[Row], cells: int, glyphs: Glyphs, *, most: int = LOOK_NAMED_MAX) -> list[Line]:
+    """The limits above `LOOK_SHARE` by name, at most so many; the table has all of them on top."""
     named = [row for row in rows if row.get("state") != "ok"]
     if not named:
         return [line((f"{'ok':{NAME_CELLS}}", "ok"), f"no limit is above {LOOK_SHARE:.0%}".replace("%", " %"))]
@@ -189,10 +191,10 @@ def look_lines(rows: Sequence[Row], cells: int, glyphs: Glyphs) -> list[Line]:
         line((f"{text_of(row.get('limit'))} ", ""), (f"{text_of(row.get('kind'))} ", "dim"),
              (percent_text(number(row.get("share")) if math.isfinite(row["share"]) else 2.0),
               _STATE_STYLES.get(text_of(row.get("state")), "")))
-        for row in named[:LOOK_NAMED_MAX]
+        for row in named[:most]
     ]  # fmt: skip
-    if len(named) > LOOK_NAMED_MAX:
-        pieces.append(line((f"and {len(named) - LOOK_NAMED_MAX} more", "warn")))
+    if len(named) > most:
+        pieces.append(line((f"and {len(named) - most} more", "warn")))
     return _named("look", flow(pieces, cells - NAME_CELLS, between=glyphs.dot), "warn")
 
 
@@ -219,10 +221,7 @@ def capacity_lines(answer: Mapping[str, Any], cells: int) -> list[Line]:
     total = capacity_total(answer)
     if not total:
         return _named("capacity", wrap("no kind whose values the trainer chooses may leave", cells - NAME_CELLS))
-    text = (
-        f"a hostile trainer could carry out at most {total:,.0f} bits ({bytes_text(total / 8)}) a round within this "
-        "policy"
-    )
+    text = f"at most {total:,.0f} bits ({bytes_text(total / 8)}) a round by a hostile trainer"
     return _named("capacity", wrap(text, cells - NAME_CELLS))
 
 
@@ -237,7 +236,8 @@ def head_lines(
     """What stands above the rows; `brief` leaves what is not covered to the help of the row (`enter`) and the twin."""
     if not answer:
         return []
-    lines = [*look_lines(rows, cells, glyphs), *forecast_lines(answer, cells), dp_line(answer)]
+    look = look_lines(rows, cells, glyphs, most=1 if brief else LOOK_NAMED_MAX)
+    lines = [*look, *forecast_lines(answer, cells), dp_line(answer)]
     lines += capacity_lines(answer, cells)
     return lines + ([] if brief else not_covered_lines(answer, cells))
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import re2
 
-from console.drawing import Glyphs, Line, Part, line, pad, wrap
+from console.drawing import Glyphs, Line, Part, clip, line, pad, wrap
 from console.reading import mapping, text_of
 from console.reading import whole as whole_number
 from console.rows import GAP_CELLS, MARK_CELLS, Column, Filter, Item, Row, Rows, Term, choose_columns
@@ -29,6 +29,8 @@ from console.safe import Shown
 from console.whole_lines import field as named
 from console.whole_lines import whole
 
+LEFT_OUT = "(left out)"  # stands in a line in place of what a trainer said
+CURSOR_ROWS = 2
 LINES_FIRST, LINES_STEP, LINES_MAX = 200, 200, 1_000
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SHOWN_FROM = ("DEBUG", "WARNING", "ERROR")  # in the order of `v`
@@ -69,9 +71,14 @@ def from_level(rows: Sequence[dict[str, Any]], least: str) -> list[dict[str, Any
     return [row for row in rows if row["level"] not in LEVELS or LEVELS.index(row["level"]) >= first]
 
 
+def _style(row: Row) -> str:
+    """A line that has little to read stands back, unless it is an error; how many there are stands in the head."""
+    style = _STYLES.get(text_of(row.get("level")), "")
+    return "dim" if style != "bad" and LEFT_OUT in text_of(row.get("text")) else style
+
+
 def _level(row: Row) -> Part:
-    level = text_of(row.get("level"))
-    return level, _STYLES.get(level, "")
+    return text_of(row.get("level")), _style(row)
 
 
 COLUMNS = (
@@ -79,8 +86,7 @@ COLUMNS = (
     Column("level", _level, 8, worth=0),
     Column("day", lambda row: (text_of(row.get("time"))[:10], "dim"), 10, worth=3),
     Column("source", lambda row: (text_of(row.get("source")), "dim"), 12, worth=4),
-    Column("text", lambda row: (text_of(row.get("text")), _STYLES.get(text_of(row.get("level")), "")), 60, worth=0,
-           grows=True),
+    Column("text", lambda row: (text_of(row.get("text")), _style(row)), 60, worth=0, grows=True),
 )  # fmt: skip
 TEXT = "text"
 
@@ -231,19 +237,32 @@ def head_lines(
         return []
     level = "all levels" if least == LEVELS[0] else f"{least} and above"
     way = "follows the newest" if not rows.moved else "stays here; g follows again"
-    told = wrap(f"{level} (v) · {'whole lines' if rows.wrapped else 'one line each'} (w) · {way}", cells, "dim")[:2]
+    form = "whole lines" if rows.wrapped else "one line each"
+    told = wrap(f"newest first · {level} (v) · {form} (w) · {way}", cells, "dim")[:2]
     left_out = whole_number(mapping(answer).get("left_out"))
     if rows.why_not:
         told += wrap(f"not filtered: what follows {REGEX_SIGN} {rows.why_not}", cells, "warn")[:2]
     if left_out:
-        text = f"redaction on: {left_out} line{'s' if left_out != 1 else ''} left out or shortened (trainer's words)"
-        told += wrap(text, cells, "warn")[:2]
+        text = f"redaction on: {left_out} line{'s' if left_out != 1 else ''} left out or cut (trainer's words)"
+        told += wrap(f"{text}; /!(left hides", cells, "warn")[:2]
     elif not coordinator:
         told += wrap("redaction on: nothing had to be left out of these lines", cells, "dim")[:1]
     if len(mapping(answer).get("lines") or ()) >= LINES_MAX <= asked_lines:
         older = "are not shown by its desk" if coordinator else f"silo logs --lines {10 * LINES_MAX}"
         told += wrap(f"the newest {LINES_MAX}; older ones: {older}", cells, "dim")
     return told
+
+
+def cursor_lines(item: Item | None, cells: int, glyphs: Glyphs) -> list[Line]:
+    """The text under the cursor whole where it fits, always in as many lines, so that the rows stay where they are."""
+    if item is None:
+        return []
+    rows = wrap(text_of(item.row.get("text")), cells - MARK_CELLS)
+    if len(rows) > CURSOR_ROWS:
+        last = clip(rows[CURSOR_ROWS - 1], cells - 20, glyphs.more)
+        rows = [*rows[: CURSOR_ROWS - 1], (*last, ("  enter: the rest", "dim"))]
+    rows += [line()] * (CURSOR_ROWS - len(rows))
+    return [line((f"{glyphs.cursor} " if not index else "  ", "accent"), *row) for index, row in enumerate(rows)]
 
 
 def trainer_lines(cells: int) -> list[Line]:

@@ -14,8 +14,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from console import rule_words
 from console.conditions import denied_lines
-from console.drawing import Line, Part, bytes_text, flow, line, table, wrap
+from console.drawing import Line, Part, bytes_text, clip, flow, line, table, wrap
 from console.reading import mapping, number, text_of, value_text, whole
 from console.rows import Column, Row
 
@@ -96,12 +97,13 @@ def columns_of(direction: str, *, at_coordinator: bool = False) -> tuple[Column,
                order=_by("bytes")),
         Column("verdict", verdict_part, 7, worth=0),
         Column("left", left_part, 7, worth=0),
-        Column("rule", rule_part, 16, worth=2, grows=True),
+        Column("rule", rule_part, 10, worth=2, grows=True),  # short: that of the cursor's row stands below, whole
         Column("digest", digest_part, 9, worth=5),
         Column("ms", _milliseconds_part, 5, worth=6, right=True, order=_by("milliseconds")),
     ]  # fmt: skip
     if direction == "inbox":  # what came in leaves nowhere, and takes no time on its way out
         rows = [column for column in rows if column.name not in ("left", "ms")]
+        rows = [replace(column, cells=16) if column.name == "rule" else column for column in rows]
         if at_coordinator:
             name = Column("silo", lambda row: (peer_name(text_of(row.get("peer"))).rpartition("/")[2], ""), 12, worth=0)
             rows.insert([column.name for column in rows].index("kind") + 1, name)
@@ -157,7 +159,8 @@ def summary_lines(
             line((f"{denied} denied", "bad" if denied else "dim")),
         ]
     if direction == "outbox" and sent_bytes is not None:
-        pieces.append(line(f"{bytes_text(sent_bytes)} out", (" since start", "dim")))
+        told = " left since the daemon began, polls included"
+        pieces.append(line(bytes_text(sent_bytes), (told, "dim")))
     pieces.append(line(("c hides polls" if control else "c adds polls", "dim")))
     return flow(pieces, cells)
 
@@ -183,6 +186,13 @@ def brief_lines(direction: str, row: Row, answer: Mapping[str, Any], command: st
     rows += _digest_lines(digest, cells, keyed=row.get("digest_keyed") is True)
     rows += why_lines(mapping(answer.get("message")) or row, answer, cells)
     return [*rows, *_labelled("as command", command, cells)]
+
+
+def why_line(row: Row, cells: int, more: str) -> Line:
+    """The message under the cursor in one line, where `brief_lines` have no room: its verdict and the whole cause."""
+    (verdict, style), (rule, _) = verdict_part(row), rule_part(row)
+    told = f" {rule}" if rule != "-" else ": no rule stood against it"
+    return clip(line((f"record {text_of(row.get('seq'))} ", "dim"), (verdict, style), told), cells, more)
 
 
 def detail_lines(
@@ -317,10 +327,12 @@ def _rules_lines(record: Mapping[str, Any], cells: int) -> list[Line]:
     for rule in rules:
         name, outcome = text_of(rule.get("rule")), text_of(rule.get("outcome"))
         style = {"ok": "ok", "deny": "bad"}.get(outcome, "warn")
+        limit = value_text(rule.get("limit"), name)
+        limit = f"at least {limit}" if rule_words.binds_from_below(name, limit) else limit
         file = text_of(rule.get("file")) or "policy"
         cells_of.append(
             [(outcome, style), (name, ""), (value_text(rule.get("measured"), name), ""),
-             (value_text(rule.get("limit"), name), ""), (f"{file}:{text_of(rule.get('line'))}", "dim")]
+             (limit, ""), (f"{file}:{text_of(rule.get('line'))}", "dim")]
         )  # fmt: skip
     rows = table(("rule says", "rule", "measured", "limit", "where"), cells_of, cells)
     return [*rows, line((f"{rest} more rules do not apply to this kind", "dim"))] if rest else rows

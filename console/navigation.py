@@ -23,26 +23,35 @@ class Place:
         name: one word, as typed after `:`.
         title: as shown.
         says: what one sees there, for the help and the palette.
+        brief: its title where the whole line of tabs does not fit; as `title` by default.
     """
 
     key: str
     name: str
     title: str
     says: str
+    brief: str = ""
 
 
 PLACES: tuple[Place, ...] = (
-    Place("1", "overview", "Overview", "what the silo or the federation does, and what needs a person"),
-    Place("2", "round", "Round", "one round: each silo's phases, who is awaited, quorum, deadlines, digests"),
-    Place("3", "approvals", "Approvals", "what is held and waits for an answer, and what was answered"),
-    Place("4", "curves", "Curves", "figures by round or step: pass@1 with its interval, reward, KL, norms, the gap"),
-    Place("5", "outbox", "Outbox", "every message that was to leave, and with tab what came in: verdict, rule, bytes"),
+    Place("1", "overview", "Overview", "what the silo or the federation does, and what needs a person", "Over"),
+    Place("2", "round", "Round", "one round: each silo's phases, who is awaited, quorum, deadlines, digests", "Rnd"),
+    Place("3", "approvals", "Approvals", "what is held and waits for an answer, and what was answered", "Appr"),
+    Place("4", "curves", "Curves", "figures by round or step: pass@1 with its interval, reward, KL, norms, the gap",
+          "Curv"),
+    Place("5", "outbox", "Outbox", "every message that was to leave, and with tab what came in: verdict, rule, bytes",
+          "Out"),
     Place("6", "audit", "Audit", "every record of this party's log, and whether its chain holds"),
-    Place("7", "budget", "Budget", "limits over messages: used, left, for how many rounds, and what is not counted"),
-    Place("8", "certs", "Certs", "certificates: whose, until when, what happens when one ends, what renews it"),
+    Place("7", "budget", "Budget", "limits over messages: used, left, for how many rounds, and what is not counted",
+          "Budg"),
+    Place("8", "certs", "Certs", "certificates: whose, until when, what happens when one ends, what renews it", "Cert"),
     Place("9", "logs", "Logs", "the newest lines of this daemon's own log, without private text"),
-    Place("0", "settings", "Settings", "what the daemon runs with and where it is set, and this console's own"),
+    Place("0", "settings", "Settings", "what the daemon runs with and where it is set, and this console's own", "Set"),
 )
+
+
+# Which titles become brief first where the line is too long; what is left over loses its name from the right.
+BRIEF_FIRST = ("settings", "approvals", "overview", "outbox", "budget", "curves", "certs", "round")
 
 
 def place_of(name: str) -> Place | None:
@@ -50,12 +59,16 @@ def place_of(name: str) -> Place | None:
 
 
 def tabs_line(here: str, snapshot: Snapshot, cells: int, glyphs: Glyphs) -> Line:
-    """Every place with its key, the present one marked; names go from the right when they do not fit."""
-    for names in range(len(PLACES), -1, -1):
+    """Every place with its key, the present one marked. Where they do not fit, titles become brief one by one, and then
+    names go from the right; the present one stays whole."""
+    steps = [(brief, len(PLACES)) for brief in range(len(BRIEF_FIRST) + 1)]
+    for brief, names in [*steps, *((len(BRIEF_FIRST), left) for left in range(len(PLACES) - 1, -1, -1))]:
         parts: list[Part] = []
         for index, place in enumerate(PLACES):
             count = f"({len(snapshot.held)})" if place.name == "approvals" and snapshot.held else ""
-            title = f"{glyphs.dot.strip()}{place.title}{count}" if index < names or place.name == here else count
+            short = place.brief and place.name in BRIEF_FIRST[:brief] and place.name != here
+            word = place.brief if short else place.title
+            title = f"{glyphs.dot.strip()}{word}{count}" if index < names or place.name == here else count
             style = "strong" if place.name == here else "warn" if count else "dim"
             parts += [(" ", ""), (f"{place.key}{title}", style)]
         if width_of(parts) <= cells or names == 0:

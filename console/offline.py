@@ -26,7 +26,7 @@ from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of
 from fedsilo.edge.audit_follow import log_key_of
 from fedsilo.edge.audit_loading import read_note
-from fedsilo.edge.audit_pages import LogPages, record_at
+from fedsilo.edge.audit_pages import LogPages, line_filter, record_at
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.treaty.audit.checkpoint import VerifierKey, cosigned_at, parse_verifier_key
@@ -261,12 +261,8 @@ class Offline:
         before, limit = arguments.get("before"), arguments.get("limit")
         if not all(value is None or (isinstance(value, int) and value >= 0) for value in (before, limit)):
             raise UsageError("before and limit are whole numbers")
-        event, text = text_of(arguments.get("event")), text_of(arguments.get("text")).casefold()
-        mark = f'"event":"{event}'.encode()
-
-        def wanted(line: bytes) -> bool:
-            return (not event or mark in line) and (not text or text in line.decode("utf-8", "replace").casefold())
-
+        event, text = text_of(arguments.get("event")), text_of(arguments.get("text"))
+        wanted = line_filter(event, text, control=arguments.get("control") is not False)
         start = size if before is None else min(before, size)
         rows = min(limit or ROWS_DEFAULT, ROWS_MAX)
         back = self._pages.back(start, wanted, limit=rows, look_max=LOOK_RECORDS)

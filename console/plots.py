@@ -155,6 +155,8 @@ def plot_lines(curves: Sequence[Curve], frame: Frame, cells: int, rows: int, *, 
 
     for curve in curves:
         _draw(drawn, curve, column, row)
+    for curve in curves:  # behind the curves: no bar goes through a line or a letter
+        _draw_bars(drawn, curve, column, row)
     if frame.level is not None and math.isfinite(frame.level):
         for place in range(0, width * 2, 4):
             drawn.dot(place, row(frame.level), "dim", "-")
@@ -184,17 +186,26 @@ def _draw(drawn: _Cells, curve: Curve, column: Callable[[float], int], row: Call
                           curve.style, ".")  # fmt: skip
             count += 1
     for point in points:
-        at = column(point.x)
-        if point.low is not None and point.high is not None:
-            for place in range(row(point.high), row(point.low) + 1):
-                drawn.dot(at, place, "dim", "|")
-        drawn.dot(at, row(point.y), curve.style, ".")
+        drawn.dot(column(point.x), row(point.y), curve.style, ".")
     # letters only where there is room between them, and always at the end, which is what people ask about
     last = None
     for point in reversed(points):
         if last is None or last - column(point.x) >= 16:
             last = column(point.x)
             drawn.letter(last, row(point.y), curve.letter, curve.style)
+
+
+def _draw_bars(drawn: _Cells, curve: Curve, column: Callable[[float], int], row: Callable[[float], int]) -> None:
+    """Intervals in cells that nothing else takes, those of each series a cell beside those of the one before."""
+    taken = {*drawn.bits, *drawn.signs}
+    for point in curve.points:
+        if point.low is None or point.high is None or not (math.isfinite(point.x) and math.isfinite(point.y)):
+            continue
+        at = column(point.x)
+        aside = 2 * curve.place if at + 2 * curve.place < drawn.width * 2 else -2 * curve.place
+        for place in range(row(point.high), row(point.low) + 1):
+            if ((at + aside) // 2, place // 4) not in taken:
+                drawn.dot(at + aside, place, "dim", "|")
 
 
 def _draw_cursor(drawn: _Cells, column: int, height: int, ascii_only: bool) -> None:

@@ -122,6 +122,10 @@ def _release(data: Mapping[str, Any]) -> Release:
         difference=text_of(data.get("difference")),
         norm=value_text(data.get("norm"), narrow=True),
         noticed=tuple(_finding(mapping(item)) for item in _list(data.get("noticed"))),
+        refused=tuple(
+            (text_of(item.get("person")), text_of(item.get("reason")))
+            for item in answers if item.get("verdict") == "reject"
+        ),
         deferred=tuple((name, number(until)) for name, until in mapping(data.get("deferred")).items()),
         on_approve=text_of(consequences.get("approve")),
         on_reject=text_of(consequences.get("reject")),
@@ -213,6 +217,7 @@ def _coordinator(state: Mapping[str, Any], record: Mapping[str, Any]) -> Coordin
             for row in map(mapping, _list(state.get("runs")))
         ),
         members=tuple(members),
+        audit_broken=_broken(mapping(mapping(state.get("audit")).get("broken"))),
     )  # fmt: skip
 
 

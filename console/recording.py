@@ -3,7 +3,8 @@
 A recording is JSON lines: a header, then each state that differs from the one before, each event, each answer that
 differs from the last one to the same question, and each loss of the link, with the seconds since the first reading.
 By default it is share-safe: it holds what `console.sharing` calls released. With local data it is marked as such and
-has mode 0600.
+has mode 0600. What would leave is in neither: whoever looks at a held payload is named in the audit log, and a copy of
+it in a file would be a second look that nobody is named for.
 
 Does not cover: proof. A recording is not signed; whoever has the file may change it.
 """
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 RECORDING_BYTES_MAX = 512 << 20  # written or read; a day of a busy silo is some tens of MiB
 LOCAL_WORD = "LOCAL"  # what a person types to have local data in a file
+NEVER_RECORDED = frozenset({"approvals.payload", "payload"})  # queries; their answers hold a payload itself
 _LOST = ("", "")  # in place of the last state while the daemon cannot be read
 
 
@@ -88,13 +90,17 @@ class RecordingFile:
             self._add({"event": told})
 
     def answer(self, name: str, arguments: Mapping[str, Any], answer: Any) -> None:
-        """Keep an answer, if it is not the one to the same question that was kept last."""
+        """Keep an answer, if it is not the one to the same question that was kept last; of `NEVER_RECORDED` none."""
+        if name in NEVER_RECORDED:
+            return
         kept = (answer,) if self.include_local else released_answer(name, arguments, answer)
         if kept is not None:
             self._add_answer(name, arguments, {"data": kept[0]})
 
     def refused(self, name: str, arguments: Mapping[str, Any], error: FedSiloError) -> None:
         """Keep that a question was refused; why, only with local data."""
+        if name in NEVER_RECORDED:
+            return  # its arguments name a ticket
         told = {"code": error.code, "message": error.message if self.include_local else ""}
         if self.include_local or released_answer(name, arguments, {}) is not None:
             self._add_answer(name, arguments, {"error": told})

@@ -18,7 +18,7 @@ from typing import Any
 from console.client import Event
 from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of, time_of, whole
-from console.recording import FORMAT_VERSION, RECORDING_BYTES_MAX, clock_text, json_text
+from console.recording import FORMAT_VERSION, NEVER_RECORDED, RECORDING_BYTES_MAX, clock_text, json_text
 from console.sharing import released_answer
 from fedsilo.treaty.errors import NotFoundError, OperationError, UnreachableError, UsageError
 
@@ -215,6 +215,8 @@ class Replay:
         if asked:
             first = clock_text(self._ats[asked[0]])
             return f"not in this recording: {name}; the first answer to it comes at {first}", ""
+        if name in NEVER_RECORDED:
+            return f"not in this recording: {name}; what would leave is in none", "the silo's own people may look at it"
         if self.header.share_safe and released_answer(name, arguments, {}) is None:
             why = f"not in this recording: {name}. It is share-safe, so it has no local fields, and these are local"
             return why, "this site's people record them with --include-local LOCAL"

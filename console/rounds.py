@@ -14,6 +14,7 @@ from typing import Any
 from console.drawing import Glyphs, Line, Part, bytes_text, digest_text, duration_text, flow, line, pad, wrap
 from console.reading import mapping, number, text_of, whole
 from console.rows import Column, Row, choose_columns
+from console.rule_words import walls_text
 from console.safe import Shown
 
 QUERY = "round"
@@ -36,9 +37,11 @@ WORDS = {
     "pool": "waiting for the donors of step {step}", "update": "until its update was there",
     "approval": "held for people", "others": "waiting for the others", "eval": "until its evaluation was there",
 }  # fmt: skip
+_PHASE_STYLES = {"missed": "bad", "denied": "bad", "open": "accent", "kept back": "warn", "rejected": "warn"}
 STEP_SIGN = ("╋", "+")  # the answers of a public step were there
 QUORUM_SIGN, DEADLINE_SIGN = ("┊", ":"), ("┃", "|")
-_STATE_STYLES = {"accepted": "ok", "absent": "bad", "left out": "warn", "sits out": "warn", "denied": "bad"}
+_WARNED = ("left out", "sits out", "declined", "rejected")
+_STATE_STYLES = {"accepted": "ok", "absent": "bad", "refused": "bad", "denied": "bad", **dict.fromkeys(_WARNED, "warn")}
 
 
 def _list(value: Any) -> Sequence[Any]:
@@ -119,7 +122,7 @@ def strip_text(row: Row, answer: Mapping[str, Any], cells: int, scale: float, *,
 def late_text(why: Mapping[str, Any]) -> str:
     """What is known of a silo that is silent for longer than its step takes the others. A coordinator is never told
     that people hold a release, so it cannot tell that from slow work, and nor can this console."""
-    return f"no update since {time_text(why.get('seconds'))}: training, or held by its people"
+    return f"no update for {time_text(why.get('seconds'))}: training, or held by its people"
 
 
 def now_text(row: Row, answer: Mapping[str, Any]) -> str:
@@ -138,7 +141,7 @@ def now_text(row: Row, answer: Mapping[str, Any]) -> str:
 
 def phase_text(phase: Mapping[str, Any]) -> str:
     name, step = text_of(phase.get("phase")), whole(phase.get("step"))
-    return f"{name} {step}" if step else name
+    return f"{name} {step}" if step else {"others": "for others", "update": "to update"}.get(name, name)
 
 
 def took_seconds(row: Row, answer: Mapping[str, Any]) -> float | None:
@@ -154,9 +157,9 @@ def mark_of(row: Row, answer: Mapping[str, Any], glyphs: Glyphs) -> Part:
     if row.get("straggler"):
         return glyphs.need, "warn"
     state = text_of(row.get("state"))
-    if state in ("sits out", "not in it"):
+    if state in ("sits out", "not in it", "declined", "rejected"):
         return glyphs.away, "dim"
-    if state in ("absent", "left out"):
+    if state in ("absent", "left out", "refused"):
         return glyphs.bad, "bad"
     if any(text_of(mapping(each).get("silo")) == row.get("silo") for each in _list(answer.get("awaited"))):
         return glyphs.away, "warn"
@@ -209,7 +212,7 @@ def _mark(row: Row) -> Part:
 _MARK = Column(" ", _mark, 1, worth=0)
 _SILO = Column("silo", lambda row: (text_of(row.get("silo")), "strong"), 12, worth=0)
 _WORD = Column("state", _state, 9, worth=0)
-_NOW = Column("now", _plain("now"), 16, worth=0)  # `approval 1:09:12`, and a word more than most
+_NOW = Column("now", _plain("now"), 18, worth=0)  # `approval 1:09:12`, and a word more than most
 _STRIP = Column("phases", _plain("strip"), 26, worth=0, grows=True)
 _BYTES = Column("in", _plain("bytes"), 9, worth=2, right=True, order=lambda row: number(row.get("received_bytes")))
 _BEFORE = Column("round before", _plain("before"), 18, worth=0)
@@ -415,6 +418,8 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
     """One silo whole: what it went through, how long each took, and what it runs."""
     silo = text_of(row.get("silo"))
     facts: list[tuple[str, str]] = [("state", text_of(row.get("state")))]
+    if row.get("why"):
+        facts.append(("why", text_of(row.get("why"))))
     if is_hidden(row, answer):
         lines = [part for name, text in facts for part in _named(name, wrap(text, cells - NAME_CELLS))]
         told = "of other silos a silo is told the name, the signature and the verdict; everything else is hidden"
@@ -424,7 +429,7 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
         facts += [
             ("joined", f"{text_of(row.get('joined'))} {text_of(row.get('joined_at'))}".strip()),
             ("plan", f"{text_of(row.get('plan'))}; when: {at}"), ("seen", text_of(row.get("last_seen")) or "-"),
-            ("walls", text_of(row.get("isolation")) or "-"), ("code", text_of(row.get("code")) or "-"),
+            ("walls", walls_text(text_of(row.get("isolation")))), ("code", text_of(row.get("code")) or "-"),
             ("policy", text_of(row.get("policy")) or "-"),
             ("came in", f"{whole(row.get('received_messages'))} messages, {whole(row.get('received_bytes')):,} bytes"),
             ("update", (f"L2 {number(row.get('update_norm')):.4g}  {text_of(row.get('update_digest'))}"
@@ -443,9 +448,7 @@ def silo_text(row: Row, answer: Mapping[str, Any], before: Mapping[str, Any] | N
         )
         earlier = former.get((text_of(phase.get("phase")), whole(phase.get("step"))), {})
         cell = pad(_took(phase, answer), 9, right=True)
-        style = {"missed": "bad", "denied": "bad", "open": "accent", "kept back": "warn"}.get(
-            text_of(phase.get("state")), ""
-        )
+        style = _PHASE_STYLES.get(text_of(phase.get("state")), "")
         lines.append(line(pad(words, 42), "  ", (cell, style),
                           (f"  {time_text(earlier.get('seconds'))}" if before else "", "dim")))  # fmt: skip
     if not phases_of(row):

@@ -1,4 +1,5 @@
-"""A policy rule in words for a person: what it asks, what was measured, and the limit with the way it binds.
+"""Codes in words for a person: of a policy rule what it asks, what was measured, and the limit with the way it binds;
+a reason for a no; a trainer's walls.
 
 A rule's own name stays in the log, the policy's messages and every command's JSON; here stands what it means. One that
 is not named here is shown with its name, its measured value and its limit as the daemon gave them. Pure.
@@ -35,15 +36,41 @@ _NAMES: Mapping[str, str] = {
     "local epochs of the round": "times that each record was used",
     "steps of the round": "training steps behind it",
     "approvals": "people's approvals",
+    "plan peers": "peers in the run",
+    "plan gives enough records": "private records that each update will have behind it",
 }  # fmt: skip
 _BRIEF: Mapping[str, str] = {
     "measured": "measured whole", "fields": "fields as allowed", "valid": "policy in force", "run": "run is open",
     "round": "place in the run",
 }  # fmt: skip
-_LEAST = frozenset({"records of the round", "approvals"})  # a limit that binds from below
+# A limit that binds from below; but such a rule with limit 0 counts what must not be there at all.
+_LEAST = frozenset({
+    "records of the round", "approvals", "plan peers", "plan gives enough records", "records behind the profile",
+    "witnesses",
+})  # fmt: skip
+# Why a person said no, by the code that is written down; the silo refuses any other.
+REJECT_CODES: Mapping[str, str] = {
+    "CONTENT": "what is in it", "TIMING": "not at this time", "POLICY": "a rule of this site", "UNEXPECTED":
+    "nobody announced it", "OTHER": "see the note",
+}  # fmt: skip
 _ROUND_STEP = re.compile(r"(?:round\.step )?(\d+)\.(\d+)")
 _NUMBER = re.compile(r"[\d.,]+(?:[eE][+-]?\d+)?[kKMGT]?(?: (?:[KMG]i)?B)?")
 _YES, _NO = "yes", "no"
+
+
+def reason_text(code: str) -> str:
+    """A reason code with its words; one that is not known here stays as it is."""
+    return f"{code} ({REJECT_CODES[code]})" if code in REJECT_CODES else code
+
+
+def walls_text(rung: str) -> str:
+    """A trainer's isolation; what its waiving means is said with it."""
+    return "waived: nothing keeps its trainer from its machine's files and network" if rung == "waived" else rung or "-"
+
+
+def binds_from_below(name: str, limit: str) -> bool:
+    """Whether a rule's limit, as text, is the least that it allows."""
+    return name in _LEAST and limit not in ("", "0")
 
 
 def name_of(rule: Rule) -> str:
@@ -66,9 +93,11 @@ def _told(rule: Rule) -> str:
     measured, limit = rule.measured, rule.limit
     if rule.rule == "round" and (here := _place(measured)) and (there := _place(limit)):
         return f"{here}; open is {there}"
+    if rule.rule == "plan peers" and limit == "0":
+        return f"{measured or '-'} of its silos are no peers of this site; none is allowed"
     if rule.rule == "approvals":
         return f"{measured or '0'} given, {limit or '-'} needed"
-    if rule.rule in _LEAST and limit:
+    if binds_from_below(rule.rule, limit):
         return f"{measured or '-'}, at least {limit}"
     if limit == _YES and measured in (_YES, _NO):
         return measured

@@ -20,6 +20,7 @@ from console.whole_lines import field
 CONSOLE = "console"
 THEME, ASCII_ONLY = "theme", "ascii"
 DEFAULT = "default"
+VALUE_CELLS = 31  # all that 80 columns have for it
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def setting_rows(answer: Any, daemon: str, own: Sequence[Own]) -> list[dict[str,
 def value_words(value: Any) -> str:
     """A value as a person reads it; a text that is empty and one that is not there look different."""
     if value is None:
-        return "not set"
+        return "no value"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
@@ -73,7 +74,16 @@ def value_words(value: Any) -> str:
 
 
 def _value(row: Row) -> Part:
-    return value_words(row.get("value")), "dim" if row.get("origin") == DEFAULT else ""
+    """Of a path its end, which tells one from another; `enter` has it whole."""
+    words = value_words(row.get("value"))
+    if words.startswith("/") and len(words) > VALUE_CELLS and "," not in words:
+        words = f"…{words[1 - VALUE_CELLS :]}"
+    return words, "dim" if row.get("origin") == DEFAULT else ""
+
+
+def _key(row: Row) -> Part:
+    """The console's own keys say so also where the column `of` has no room."""
+    return f"{'console: ' if row.get('of') == CONSOLE else ''}{text_of(row.get('key'))}", ""
 
 
 def _origin(row: Row) -> Part:
@@ -83,8 +93,8 @@ def _origin(row: Row) -> Part:
 
 COLUMNS = (
     Column("of", lambda row: (text_of(row.get("of")), "dim"), 11, worth=1),
-    Column("key", lambda row: (text_of(row.get("key")), ""), 24, worth=0, grows=True),
-    Column("value", _value, 24, worth=0, grows=True),
+    Column("key", _key, 21, worth=0, grows=True),
+    Column("value", _value, VALUE_CELLS, worth=0, grows=True),
     Column("origin", _origin, 18, worth=0),
 )  # fmt: skip
 

@@ -110,6 +110,7 @@ _MEMBER: Mapping[str, Rule] = {
 COORDINATOR: Mapping[str, Rule] = {
     "party": RELEASED, "coordinator": RELEASED, "site": RELEASED, "federation": RELEASED, "address": LOCAL,
     "state_dir": LOCAL, "halted": LOCAL, "runs": Rows(_RUN_ROW), "silos": Rows(_MEMBER),
+    "audit": {"size": RELEASED, "broken": LOCAL},
 }  # fmt: skip
 
 # By name; an event that is local is left out whole, name included.
@@ -162,8 +163,8 @@ _ROUND: Mapping[str, Rule] = {
     "silos": Rows({
         "silo": RELEASED, "own": RELEASED, "round": RELEASED, "joined": RELEASED, "joined_at": RELEASED,
         "plan": RELEASED, "plan_at": RELEASED, "last_seen": RELEASED, "step": RELEASED, "isolation": RELEASED,
-        "state": LOCAL, "straggler": LOCAL, "code": LOCAL, "policy": LOCAL, "received_bytes": RELEASED,
-        "received_messages": RELEASED, "update_norm": LOCAL, "update_digest": LOCAL,
+        "state": LOCAL, "why": LOCAL, "straggler": LOCAL, "code": LOCAL, "policy": LOCAL,
+        "received_bytes": RELEASED, "received_messages": RELEASED, "update_norm": LOCAL, "update_digest": LOCAL,
         "phases": Rows({
             "phase": RELEASED, "step": RELEASED, "state": RELEASED, "from_seconds": RELEASED, "to_seconds": RELEASED,
             "seconds": RELEASED, "source": RELEASED,

@@ -160,8 +160,9 @@ class Signing:
 
 
 def record_text(result: Mapping[str, Any]) -> str:
-    """Where the daemon's audit log has it, or nothing where the daemon does not tell."""
-    number = result.get("record", result.get("audit_size"))
+    """Where the daemon's audit log has it, or nothing where the daemon does not tell: the log's size names another one
+    as soon as anything else was written."""
+    number = result.get("record")
     return "" if number is None else f", audit record {number}"
 
 

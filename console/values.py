@@ -99,6 +99,7 @@ class Release:
     on_approve: str
     on_reject: str
     noticed: tuple[Finding, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()  # people who said no, and their reason code
     deferred: tuple[tuple[str, float], ...] = ()  # person, until when: seconds since 1970, the daemon's clock
     ended_at: float = 0.0  # seconds since 1970, the daemon's clock, when it was first seen held no more; 0 before
 
@@ -216,6 +217,7 @@ class CoordinatorState:
     halted: str
     runs: tuple[Run, ...]
     members: tuple[Member, ...]
+    audit_broken: str = ""  # which record of its log does not fit, and why
 
     @property
     def current(self) -> Run | None:

@@ -166,6 +166,9 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
         case CoordinatorState() as at_coordinator:
             if at_coordinator.halted:
                 needs.append(Need("halt", f"HALTED: {at_coordinator.halted}", "bad", everywhere=True))
+            if at_coordinator.audit_broken:
+                told = f"AUDIT LOG BROKEN at {at_coordinator.audit_broken}: 6 shows it; stop it and keep its folder"
+                needs.append(Need("audit", told, "bad", twin="coordinator audit verify", everywhere=True))
             for member in at_coordinator.members:
                 if member.refusal or member.state == "refused":
                     needs.append(Need(f"refused {member.silo}", f"{member.silo} refused: {member.refusal}", "bad"))
@@ -240,17 +243,20 @@ def silos_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs, *, m
     return [line(("…  …  …", "dim"))]
 
 
+WAIVED = "walls waived: the trainer reaches files and network here; why: silo check"  # one line of 80 columns
+
+
 def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list[Line]:
     sign, style = (glyphs.bad, "bad") if state.halted else (glyphs.need, "warn") if state.held else (glyphs.live, "ok")
     reward, score = state.figure("reward_mean"), state.figure("pass_at_1")
     sent = sum(row.size_bytes for row in state.left)
     days = (state.certificate_until - time) / DAY_SECONDS
-    header = ["", "silo", "state", "round", "reward", "pass@1", "DP", "out", "cert"]
+    header = ["", "silo", "state", "round", "reward", "pass@1", "budget", "left", "cert"]
     row: list[Part] = [
         (sign, style), (state.silo, "strong"), (state.phase or "-", style),
         (f"r{state.round}" if state.run else "-", ""),
         (f"{reward.value:.2f}" if reward else "-", ""), (f"{100 * score.value:.1f}" if score else "-", ""),
-        (state.dp or "-", "dim"), (bytes_text(sent), ""),
+        (f"DP {state.dp}" if state.dp else "-", "dim"), (bytes_text(sent), ""),
         (f"{math.floor(days)}d" if math.isfinite(days) else "-", "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
     ]  # fmt: skip
     lines = table(header, [row], cells, right=frozenset({3, 4, 5, 6, 7, 8}))
@@ -261,7 +267,8 @@ def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list
         line(("audit ", "dim"), f"{state.audit_records} records"),
         line(("other silos ", "dim"), ("hidden: not told to this silo", "dim")),
     ]
-    return [*lines, *flow(facts, cells)]
+    why = wrap(WAIVED, cells, "warn") if state.isolation == "waived" else []
+    return [*lines, *flow(facts, cells), *why]
 
 
 def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs, most: int) -> list[Line]:
@@ -381,8 +388,9 @@ def _run_lines(state: CoordinatorState, cells: int, glyphs: Glyphs) -> list[Line
     ]
 
 
-def left_lines(state: SiloState, cells: int) -> list[Line]:
-    """What left this silo, by kind: content first, then the protocol's own messages."""
+def left_lines(state: SiloState, cells: int, *, most: int = 1000) -> list[Line]:
+    """What left this silo, by kind: content first, then the protocol's own messages; where all of them take more than
+    `most` lines, the protocol's own kinds are one row, which has their sum."""
     if not state.left:
         return [line(("nothing has left this silo", "dim"))]
     order = sorted(state.left, key=lambda row: (row.kind.startswith("control."), row.kind))
@@ -394,6 +402,11 @@ def left_lines(state: SiloState, cells: int) -> list[Line]:
         ]
         for row in order
     ]
+    own = [row for row in order if row.kind.startswith("control.")]
+    if len(rows) + 1 > most and len(own) > 1:
+        sums = sum(row.messages for row in own), sum(row.size_bytes for row in own)
+        rows = rows[: len(rows) - len(own)]
+        rows.append([(f"control.*, {len(own)} kinds", "dim"), (str(sums[0]), ""), (bytes_text(sums[1]), "")])
     return table(["kind", "messages", "payload"], rows, cells, right=frozenset({1, 2}))
 
 

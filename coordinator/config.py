@@ -13,12 +13,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedsilo.edge.files import read_regular
+from fedsilo.edge.verifier_names import OwnPartsVerifier
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.plan import Name, Sha256
 
 UNIX_PATH_BYTES_MAX = 107  # a unix socket's address is a C string of 108 bytes, the closing zero among them
-Verifier = Literal["math", "choice", "exact", "numeric", "format", "code"]
 
 
 class _Closed(BaseModel):
@@ -51,7 +52,7 @@ class PublicFile(_Closed):
 
     path: Path
     sha256: Sha256
-    verifier: Verifier
+    verifier: OwnPartsVerifier  # no site's code is loaded here, and `code` is never run
 
 
 class HeldOutFile(_Closed):
@@ -113,11 +114,9 @@ def load_config(path: Path) -> CoordinatorConfig:
         UsageError: not strict YAML, an unknown key, a wrong value, or a socket path that is too long; with the line.
     """
     try:
-        text = path.read_bytes()
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path} does not exist", hint="`coordinator init` writes a commented one") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        text = read_regular(path)
+    except NotFoundError as error:
+        raise NotFoundError(error.message, hint="`coordinator init` writes a commented one") from error
     document = strict_yaml.load(text, str(path))
     if isinstance(document.value, Mapping) and "source" in document.value:
         raise UsageError(f"{path}:{document.line_of(('source',))}: unknown key 'source'", hint="remove it")

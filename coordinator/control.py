@@ -24,12 +24,15 @@ from coordinator.submission import Record, Submissions
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 
+REFRESH_SECONDS = 1.0
+
 
 class Control:
     """Registers everything at the desk.
 
     Attributes:
         address: host:port on which silos are served, once known.
+        log_broken: {"seq", "why"} of the break that the newest verification of the audit log found; None where none.
     """
 
     def __init__(
@@ -48,7 +51,10 @@ class Control:
         self._config = config
         self._charter_digest = charter_digest
         self._changed = True
+        self._shown: dict[str, Any] = {}
+        self._shown_at = 0.0
         self.address = ""
+        self.log_broken: Callable[[], dict[str, Any] | None] = lambda: None
         desk.register_query("runs", lambda _: self.runs())
         desk.register_query("run", self.run)
         desk.register_query("silos", lambda _: self.silos())
@@ -65,13 +71,25 @@ class Control:
         self._desk.publish(name, fields)
 
     def refresh_if_changed(self) -> None:
+        """After an event at once; what changes without one, such as when a silo was last seen, every
+        `REFRESH_SECONDS`, and without reading the runs again, of which there may be many."""
         if self._changed:
             self.refresh()
+        elif self._driver.parts.monotonic() - self._shown_at >= REFRESH_SECONDS:
+            self._show({**self._shown, **self._of_no_event()})
 
     def refresh(self) -> None:
         """Put the present state into the snapshot."""
         self._changed = False
-        self._desk.set_state(self.state(), policy_digest=self._charter_digest)
+        self._show(self.state())
+
+    def _show(self, state: dict[str, Any]) -> None:
+        self._shown, self._shown_at = state, self._driver.parts.monotonic()
+        self._desk.set_state(state, policy_digest=self._charter_digest)
+
+    def _of_no_event(self) -> dict[str, Any]:
+        audit = {"size": self._driver.parts.audit.size, "broken": self.log_broken()}
+        return {"halted": self._driver.halted, "silos": self.silos(), "audit": audit}
 
     def state(self) -> dict[str, Any]:
         return {
@@ -81,9 +99,8 @@ class Control:
             "federation": self._config.federation,
             "address": self.address,
             "state_dir": str(self._config.state_dir),
-            "halted": self._driver.halted,
             "runs": self.runs(),
-            "silos": self.silos(),
+            **self._of_no_event(),
         }
 
     def runs(self) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ from coordinator.store import Store
 from coordinator.submission import Fixed, Submissions
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.files import lock_exclusively, make_private_directory
+from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.identity_files import load_identity, load_site
 from fedsilo.edge.one_line import keep_to_one_line
@@ -241,6 +241,7 @@ class Coordinator:
             self.audit, self.store, self.desk, self.driver.effects.relay, charter=checked.charter,
             silos=tuple(f"spiffe://{config.federation}/silo/{silo}" for silo in config.silos), now_seconds=now,
         )  # fmt: skip
+        self.control.log_broken = lambda: panel.log_broken
         files = Files(config, checked.identity.certificate_pem, roles, panel, now)
         for name, answer in (panel.queries() | files.queries()).items():
             self.desk.register_query(name, answer)
@@ -374,8 +375,6 @@ def run_coordinator(
 
 def _read(path: Path, maker: str) -> bytes:
     try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path} does not exist", hint=f"`{maker}` writes it") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        return read_regular(path)
+    except NotFoundError as error:
+        raise NotFoundError(error.message, hint=f"`{maker}` writes it") from error

@@ -84,6 +84,11 @@ class Panel:
             "logs": self.logs,
         }
 
+    @property
+    def log_broken(self) -> dict[str, Any] | None:
+        """{"seq", "why"} of the break that the newest verification of the log found; None where it found none."""
+        return self._records.broken
+
     def shown_certificates(self) -> list[dict[str, Any]]:
         """The certificate that each silo showed last, with its checkpoint."""
         with self._store.transaction() as session:

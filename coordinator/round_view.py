@@ -37,6 +37,7 @@ ROUNDS_LISTED = 200  # the newest
 STRAGGLER_RATIO = 2.0  # of the median of the others in the same phase
 OTHERS_MIN = 2  # who are through with it, else there is nothing to compare with
 DIFFERENCE_SECONDS_MIN = 2.0  # times are kept in whole seconds
+DECLINED = "declined"
 EVALUATION = "evaluation"  # a method's deadline, and the kind's place in the phases
 
 
@@ -327,12 +328,13 @@ class _Facts:
     def _state_of(self, silo: str) -> str:
         if silo not in self.roster:
             return "not in it"
+        said_no = self._kept_back.get((silo, 0))
         if not self._open:
-            if silo in self._verdicts:
-                return str(self._verdicts[silo]).replace("_", " ")
-            return "accepted" if silo in self._participants else "absent"
-        if (silo, 0) in self._kept_back:
-            return "sits out"
+            verdict = "accepted" if silo in self._participants else "absent"
+            verdict = str(self._verdicts.get(silo, verdict)).replace("_", " ")
+            return said_no or verdict if verdict == "absent" else verdict
+        if said_no:
+            return said_no
         now = next((phase for phase in self._phases[silo] if phase["state"] == "open"), None)
         if now is None or now["phase"] == "others":
             return "waits"
@@ -357,13 +359,21 @@ def _signed(marks: Sequence[Mark], opened_at: str) -> dict[str, float]:
     return found
 
 
-def _kept_back(session: Session, run: str, number: int) -> set[tuple[str, int]]:
-    """(silo, step) of what sites said they do not send in a round; step 0 is the rest of it."""
+def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int], str]:
+    """(silo, step) of what sites said they do not send in a round; step 0 is the rest of it. The word for it is
+    `declined` where a message was kept back, by whomever and for whatever reason: that is all that a site says (B6,
+    T18); else the silo `sits out`.
+    """
     query = select(db.MethodEvent.event).where(
         db.MethodEvent.run == run, db.MethodEvent.event.like('%"event":"SiloAbstained"%')
     )
     told = [json.loads(text) for text in session.scalars(query)]
-    return {(str(each["silo"]), int(each["step"])) for each in told if each.get("round") == number}
+    words: dict[tuple[str, int], str] = {}
+    for each in told:
+        place = str(each["silo"]), int(each["step"])
+        if each.get("round") == number and words.get(place) != DECLINED:
+            words[place] = DECLINED if each.get("declined") else "sits out"
+    return words
 
 
 def _stragglers(phases: Mapping[str, Sequence[Mapping[str, Any]]], elapsed: float | None) -> dict[str, dict[str, Any]]:
@@ -411,7 +421,7 @@ def _silos(
         plan_word = "declined" if declined[silo] else "accepted" if accepted else "not yet"
         rows.append(
             {
-                "silo": silo, "own": False,
+                "silo": silo, "own": False, "why": None,  # a silo says that it declined, and never why (B6)
                 "joined": member.state if member else "absent", "joined_at": member.since if member else None,
                 "plan": plan_word, "plan_at": None,  # nobody keeps when
                 "last_seen": last_seen or None,

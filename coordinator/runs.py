@@ -21,6 +21,8 @@ from coordinator import agreement
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError, aggregate
 from coordinator.blobs import Blobs, whole
+from coordinator.round_drift import NAME as DRIFT
+from coordinator.round_drift import drift_note
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.method import (
@@ -402,6 +404,8 @@ class ActiveRun:
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
             self._end_early(session, "failed", error.code)
             return []
+        fields = db.as_json(drift_note(action.silos, base, uploads))
+        session.add(db.Figure(run=self.name, round=action.round, step=0, silo="", name=DRIFT, fields=fields))
         row.adapter_digest = adapter.digest
         row.participants = db.as_json(list(action.silos))
         row.state = rounds.advance(rounds.ROUND, row.state, "committed")

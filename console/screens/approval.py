@@ -177,12 +177,15 @@ class ApprovalScreen(FedScreen):
         if self._settled:
             return line(" esc Back  n Next  ? Help")
         other = self.why_not(approve=False)
+        unlock = not self.fed.lock.open and not self.fed.read_only
         keys: Line = line(
+            (" L Unlock ", "accent") if unlock else "",
             (" A Approve…", "strong" if not why else "gone"),
             ("  R Reject…", "strong" if not other else "gone"),
             ("  D Defer…", "strong" if not other else "gone"),
             "  f Finding" if self.shown.noticed else "  h History",
-            "  v Payload  d Diff  p Policy  ? Help",
+            "  v Payload  d Diff" if unlock else "  v Payload  d Diff  p Policy",  # eight, in 80 cells
+            "  ? Help",
         )
         shown = f"  {why}" if why else ""
         return (*keys, (shown, "warn")) if len(shown) + width_of(keys) < self.app.size.width else keys

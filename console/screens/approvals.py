@@ -13,11 +13,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from console.actions import Context, command_line
-from console.drawing import Line, Part, bytes_text, duration_text, line
+from console.drawing import Line, Part, bytes_text, duration_text, line, wrap
 from console.reading import text_of
 from console.rows import Column, Row
 from console.screens.base import FedScreen
-from console.screens.history import HistoryScreen
+from console.screens.history import AT_A_COORDINATOR, HistoryScreen
 from console.screens.tables import TablePane
 from console.values import CoordinatorState, Release
 
@@ -29,22 +29,26 @@ def _state(row: Row) -> Part:
     return word, "warn" if word == "held" else "dim"
 
 
+def _verdicts(row: Row) -> Part:
+    return text_of(row["verdicts"]), "bad" if row["deny"] else "warn" if row["look"] else ""
+
+
 def _text(name: str) -> Any:
     return lambda row: (text_of(row[name]), "")
 
 
 COLUMNS = (
-    Column("release", lambda row: (text_of(row["id"]), "strong"), 18, worth=0, grows=True),
-    Column("kind", _text("kind"), 16, worth=2),
-    Column("bytes", lambda row: (bytes_text(row["bytes"]), ""), 9, worth=3, right=True, order=lambda row: row["bytes"]),
-    Column("state", _state, 8, worth=0),
+    Column("release", lambda row: (text_of(row["id"]), "strong"), 16, worth=0, grows=True),
+    Column("kind", _text("kind"), 12, worth=1, grows=True),
+    Column("bytes", lambda row: (bytes_text(row["bytes"]), ""), 9, worth=5, right=True, order=lambda row: row["bytes"]),
+    Column("state", _state, 8, worth=2),  # all that are listed are held
     Column("later", lambda row: (row["later"], "dim"), 8, worth=1, right=True, order=lambda row: row["later_seconds"]),
-    Column("verdicts", _text("verdicts"), 19, worth=4),
-    Column("given", _text("given"), 6, worth=1),
-    Column("held", _text("age"), 8, worth=1, right=True, order=lambda row: row["held_since"]),
+    Column("verdicts", _verdicts, 12, worth=1, grows=True),  # worst first, so that a cut takes the least of them
+    Column("given", _text("given"), 6, worth=3),
+    Column("held for", _text("age"), 8, worth=1, right=True, order=lambda row: row["held_since"]),
     Column("ends in", lambda row: (row["ends"], "warn" if row["soon"] else ""), 8, worth=0, right=True,
            order=lambda row: row["expires_at"]),
-    Column("digest", lambda row: (text_of(row["digest"])[:12], "accent"), 12, worth=5),
+    Column("digest", lambda row: (text_of(row["digest"])[:12], "accent"), 12, worth=7),
 )  # fmt: skip
 
 
@@ -65,22 +69,34 @@ class ApprovalsScreen(FedScreen):
     def draw(self) -> None:
         fed = self.fed
         now = fed.snapshot.server_now(fed.now())
+        self.table.display = not self._at_a_coordinator
         if fed.snapshot.state is not None:
             self.table.take_rows([_held_row(release, now, fed.lock.person) for release in fed.snapshot.held])
         self.table.draw()
 
     def notices(self, cells: int) -> list[Line]:
         told = super().notices(cells)
-        if isinstance(self.fed.snapshot.state, CoordinatorState):
-            return [*told, line(("each silo's own people answer its releases, at the silo; none is shown here", "dim"))]
-        return told
+        return [*told, *wrap(AT_A_COORDINATOR, cells, "warn")] if self._at_a_coordinator else told
+
+    @property
+    def _at_a_coordinator(self) -> bool:
+        return isinstance(self.fed.snapshot.state, CoordinatorState)
+
+    @property
+    def tags(self) -> frozenset[str]:
+        return super().tags - {self.called} if self._at_a_coordinator else super().tags
 
     def keys(self) -> Line:
+        if self._at_a_coordinator:
+            return line(" esc Overview  n Next  : Go to  ? Help  ctrl+q Quit")
         return line(" enter Open  n Next  / Filter  s Sort  h History  : Go to  ? Help  ctrl+q Quit")
 
     # ---- keys --------------------------------------------------------------------------------------
 
     def action_history(self) -> None:
+        if self._at_a_coordinator:
+            self.fed.say("what was held before is at each silo too")
+            return
         self.fed.open_below(HistoryScreen())
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
@@ -106,13 +122,15 @@ class ApprovalsScreen(FedScreen):
 
 def _held_row(release: Release, now: float, person: str) -> dict[str, Any]:
     left, later = release.expires_at - now, release.deferred_until(person, now)
+    counts = {name: release.count(name) for name in ("deny", "look", "ok")}
     return {
         "id": release.id, "kind": ", ".join(kind.kind for kind in release.kinds), "bytes": release.size_bytes,
         "state": release.state,
         # of the person who looks alone: what is exported as the release's state says nothing of it
         "later": duration_text(later - now) if later else "-", "later_seconds": later - now if later else 0.0,
         "given": f"{len(release.given)} of {release.needed}",
-        "verdicts": " ".join(f"{release.count(name)} {name}" for name in ("ok", "look", "deny")),
+        "verdicts": " ".join(f"{counts[name]} {name}" for name in counts if counts[name] or name == "ok"),
+        "look": counts["look"], "deny": counts["deny"],
         "held_since": release.held_since, "age": duration_text(now - release.held_since),
         "expires_at": release.expires_at, "ends": duration_text(left) if left > 0 else "EXPIRED",
         "soon": left < EXPIRES_SOON_SECONDS, "digest": release.digest,

@@ -1,13 +1,14 @@
 """Screen 6: the audit log, newest first, and what the daemon says of its chain (console design 4).
 
-`v` has the daemon read its whole log again; that changes nothing, so the key is in lower case. However long the log,
-the rows that are kept are bounded (`console.rows.ROWS_MAX`); `:audit N` goes to a record by its number.
+`v` has the daemon read its whole log again; that changes nothing, so the key is in lower case. `c` leaves control
+messages out, which silos send all the time. However long the log, the rows that are kept are bounded
+(`console.rows.ROWS_MAX`); `:N`, or `:audit N` from elsewhere, goes to a record by its number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -21,11 +22,14 @@ from console.reading import mapping, whole
 from console.screens.base import FedScreen, Lines
 from console.screens.confirm import TextDialog
 from console.screens.tables import FilterLine, RowLines, TablePane
-from console.values import CoordinatorState
+from console.values import CoordinatorState, Snapshot
 
 STATUS = "audit.status"
 VERIFY = "audit.verify"
 TALL_ROWS_MIN = 30  # below that the rows are worth more than what the screen does not show
+UNKNOWN_ARGUMENT = "INVALID_INPUT"  # the code with which a daemon refuses an argument that it does not take
+WITHOUT_CONTROL = "without polls and other control messages that were allowed; c shows them"
+LEFT_OUT_HERE = "; this daemon cannot leave them out, so they are left out here, page by page"
 LIMITS_OF_IT = "the daemon's own word; fedsilo audit verify with the logs of all parties depends on no daemon"
 
 
@@ -39,6 +43,25 @@ class ChainPane(TablePane):
         )  # fmt: skip
         self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
         self.program = "silo"  # whose log it is
+        self.control = True
+        self.control_refused = False  # the daemon does not take the argument
+
+    def ask_for(self, *, control: bool) -> None:
+        """Ask for the records of the filter, with control messages or without."""
+        self.control = control
+        question = chain.question_of(self.rows.filter_text, control=control or self.control_refused)
+        self.ask_otherwise(question)
+        rows, here = cast("chain.ChainRows", self.rows), control or not self.control_refused
+        if rows.control is not here:
+            rows.control = here
+            rows.filter(rows.filter_text)
+
+    def take(self, snapshot: Snapshot) -> None:
+        asked = "control" in self.asked[0][1]
+        if asked and snapshot.refused.get(self.key_asked, ("", ""))[0] == UNKNOWN_ARGUMENT:
+            self.control_refused = True
+            self.ask_for(control=False)
+        super().take(snapshot)
 
     def ask_otherwise(self, query: Question, *, key: str = "") -> None:
         super().ask_otherwise(query, key=key)
@@ -56,15 +79,18 @@ class ChainPane(TablePane):
 
     def clear_filter(self) -> None:
         self.rows.filter("")
-        self.ask_otherwise(chain.question_of(""))
+        self.ask_for(control=self.control)
         self.query_one(FilterLine).value = ""
         self.close_filter()
 
 
 class AuditScreen(FedScreen):
     called = "audit"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "verify", show=False)]
-    CSS = "AuditScreen { #chain { padding: 0 2; } }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("v", "verify", show=False),
+        Binding("c", "control", show=False),
+    ]
+    CSS = "AuditScreen { #chain, #why { padding: 0 2; } }"
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +102,7 @@ class AuditScreen(FedScreen):
         yield Lines(id="break")
         yield Lines(id="chain")
         yield ChainPane(id="records")
+        yield Lines(id="why")
 
     @property
     def table(self) -> ChainPane:
@@ -105,7 +132,7 @@ class AuditScreen(FedScreen):
         fed = self.fed
         self._take_verification()
         self.table.program = "coordinator" if self._at_coordinator else "silo"
-        self.table.ask_otherwise(chain.question_of(self.table.rows.filter_text))
+        self.table.ask_for(control=self.table.control)
         self.table.take(fed.snapshot)
         width = self.app.size.width
         broken = chain.break_line(self.status, width, fed.glyphs)
@@ -113,6 +140,9 @@ class AuditScreen(FedScreen):
         breaks.display = bool(broken)
         breaks.draw(broken)
         head.draw(self._head(width - 4), greyed=self.greyed)
+        item = self.table.selected()
+        told = [chain.why_line(item.row, width - 4, fed.glyphs.more)] if item is not None else []
+        self.query_one("#why", Lines).draw(told, greyed=self.greyed)
         self.table.draw()
 
     def _head(self, cells: int) -> list[Line]:
@@ -122,6 +152,8 @@ class AuditScreen(FedScreen):
         )
         if told and self.app.size.height >= TALL_ROWS_MIN:
             told += wrap(LIMITS_OF_IT, cells, "dim")
+        if not self.table.control:
+            told += wrap(WITHOUT_CONTROL + (LEFT_OUT_HERE if self.table.control_refused else ""), cells, "accent")
         if self._asks_to_verify:
             told += [line(("asked the daemon to verify", "accent"))]
         if self._sought is not None and rows.arrived and rows.newer:
@@ -157,6 +189,17 @@ class AuditScreen(FedScreen):
             self._asks_to_verify = self._times_asked
             self.redraw()
 
+    def action_control(self) -> None:
+        if self.table.frozen_at is not None:
+            self.fed.say("the rows are frozen: space goes on")
+            return
+        self.table.ask_for(control=not self.table.control)
+        self.redraw()
+
+    @property
+    def numbers(self) -> str:
+        return "record"
+
     def go_to(self, text: str) -> None:
         """`:audit N`: the record of that number."""
         size = mapping(self.fed.snapshot.answers.get(self.table.key_asked)).get("size")
@@ -167,8 +210,10 @@ class AuditScreen(FedScreen):
         if isinstance(size, int) and seq >= size:
             self.fed.say(f"the log has {size:,} records, the newest is {size - 1}")
             return
+        self.table.control = True  # it may be one of those that are left out
         if self.table.rows.filter_text:
             self.table.clear_filter()
+        self.table.ask_for(control=True)
         self._sought = seq
         if self.table.rows.select(str(seq)):
             self.redraw()
@@ -199,4 +244,5 @@ class AuditScreen(FedScreen):
         return dict(item.row) if item else None
 
     def keys(self) -> Line:
-        return line(" enter Open  v Verify  / Filter  g Newest  : Go to  Y Copy  ? Help  ctrl+q Quit")
+        small = "No polls" if self.table.control else "Polls"
+        return line(f" enter Open  v Verify  / Filter  c {small}  : Go to  ? Help  ctrl+q Quit")

@@ -146,9 +146,14 @@ class FedScreen(Screen[None]):
         self.fed.say(f"{self.called} takes nothing after its name")
 
     @property
+    def numbers(self) -> str:
+        """What a number after `:` names here, such as "record"; empty where it names nothing."""
+        return ""
+
+    @property
     def tags(self) -> frozenset[str]:
         """What `console.actions` calls it."""
-        tables, replay = bool(self.query("TablePane")), self.fed.replays
+        tables, replay = any(pane.display for pane in self.query("TablePane")), self.fed.replays
         return frozenset({self.called, *(["table"] if tables else []), *(["replay"] if replay else [])})
 
     def keys(self) -> Line:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from textual import events, on
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -21,15 +21,16 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input
 
 from console import facts
-from console.drawing import Line, line, wrap
+from console.drawing import Line, flow, line, wrap
+from console.rule_words import REJECT_CODES
+from console.screens.asking import BOX_CELLS, AskingDialog, TypedWord
 from console.screens.base import Lines
-from console.screens.fields import HandTyped, TextLine
+from console.screens.fields import TextLine
 from console.values import Release
 
 if TYPE_CHECKING:
     from console.app import FedConsole
 
-REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
 DIGEST_TYPED_CHARACTERS = 4
 
 
@@ -60,34 +61,10 @@ class Answer:
         return shown | opened if self.approve else shown | {"reason_code": self.reason_code, "reason": self.reason}
 
 
-class TypedWord(HandTyped):
-    """The word that confirms."""
-
-    async def action_submit(self) -> None:
-        """Enter in the field signs nothing; the dialog says what is missing."""
-        # called, not posted: keys that follow at once must find what this does to the field
-        if isinstance(self.screen, ConfirmDialog):
-            self.screen.entered()
-
-
-class ConfirmDialog(ModalScreen[Answer | None]):
+class ConfirmDialog(AskingDialog[Answer | None]):
     """Ends with the answer, or with None."""
 
-    CSS = """
-    ConfirmDialog {
-        align: center middle;
-        #box { width: 72; max-width: 100%; height: auto; max-height: 100%; border: heavy $warning; background: $surface;
-               padding: 0 1; border-title-color: $warning; }
-        #what { margin-bottom: 1; }
-        Input { height: 3; }
-        #buttons { height: 3; margin-top: 0; }
-        Button { margin-right: 2; }
-        #why { color: $error; }
-        &.-ascii #box { border: ascii $warning; }
-        &.-ascii Input { border: ascii $secondary; }
-    }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
+    CSS = AskingDialog.CSS.replace("AskingDialog", "ConfirmDialog")
 
     def __init__(self, release: Release, *, approve: bool, signer: str, opened: Collection[str] = ()) -> None:
         super().__init__()
@@ -95,12 +72,7 @@ class ConfirmDialog(ModalScreen[Answer | None]):
         self._release = release
         self._approve = approve
         self._signer = signer
-        self._entered = False
         self._request_id = secrets.token_hex(16)
-
-    @property
-    def fed(self) -> FedConsole:
-        return cast("FedConsole", self.app)
 
     def compose(self) -> ComposeResult:
         verb = "Approve" if self._approve else "Reject"
@@ -118,41 +90,24 @@ class ConfirmDialog(ModalScreen[Answer | None]):
                 yield Button(verb, id="confirm", variant="warning", disabled=True)
                 yield Button("Cancel", id="cancel")
 
-    def on_mount(self) -> None:
-        self.set_class(self.fed.ascii_only, "-ascii")
-        self.query_one("#word").focus()
-        # once the box has its width: lines drawn before keep the height they had without it
-        self.call_after_refresh(self.redraw)
-
-    def on_screen_resume(self) -> None:
-        self.fed.came_on()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.redraw()
-
-    def redraw(self) -> None:
-        if not self.is_mounted:
-            return
-        cells = min(self.app.size.width, 72) - 4
+    def what(self, cells: int) -> list[Line]:
         release = self._release
         effect = release.on_approve if self._approve else release.on_reject
         undone = "This cannot be undone." if self._approve else "The release cannot be brought back."
-        what: list[Line] = [
+        return [
             facts.signature_line(release),
             *wrap(f"Effect: {effect or facts.NOT_TOLD}.", cells),
             *wrap(f"{undone} Signed by {self._signer}.", cells, "warn"),
         ]
-        self.query_one("#what", Lines).draw(what)
+
+    def asked(self) -> list[Line]:
         word = "the last 4 characters of the digest" if self._approve else "a reason code"
         way = "Tab, Enter" if self._approve else "Tab, Tab, Enter"
         ask = [line("To go on, type ", (word, "strong"), ", then ", (way, "strong"), ":")]
         if not self._approve:
-            ask.append(line((" ".join(REJECT_CODES), "accent")))
-        self.query_one("#ask", Lines).draw(ask)
-        why = self.why_not()
-        told = wrap(why or self._missing(), cells, "bad") or self.fed.message_lines(cells)
-        self.query_one("#why", Lines).draw(told)
-        self.query_one("#confirm", Button).disabled = bool(why) or not self.word_fits()
+            codes = [line((code, "accent"), f" {says}") for code, says in REJECT_CODES.items()]
+            ask += flow(codes, min(self.app.size.width, BOX_CELLS) - 4)
+        return ask
 
     def word_fits(self) -> bool:
         typed = self.query_one("#word", Input).value.strip()
@@ -169,10 +124,7 @@ class ConfirmDialog(ModalScreen[Answer | None]):
         left = there.not_opened(self._opened) if self._approve else ()
         return f"{facts.unread_text(left)}: esc, then open what was found" if left else ""
 
-    def _missing(self) -> str:
-        """After Enter in a field: why that did not sign."""
-        if not self._entered:
-            return ""
+    def missing(self) -> str:
         if self.word_fits():
             way = "Tab" if self._in_last_field() else "Tab, Tab"
             return f"Enter signs nothing in a field: {way} to the button, then Enter."
@@ -183,60 +135,32 @@ class ConfirmDialog(ModalScreen[Answer | None]):
     def _in_last_field(self) -> bool:
         return self._approve or not self.query_one("#word").has_focus
 
-    @on(Input.Changed)
-    def _typed(self) -> None:
-        self._entered = False
-        self.redraw()
-
-    @on(Input.Submitted)
-    def _submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.entered()
-
-    def entered(self) -> None:
-        """Enter in a field: say what is missing. A wrong word is marked, so that what is typed next replaces it."""
-        self._entered = True
-        if not self.word_fits():
-            self.query_one("#word", Input).action_select_all()
-        self.redraw()
-
-    @on(Button.Pressed)
-    def _pressed(self, event: Button.Pressed) -> None:
-        event.stop()
-        if event.button.id == "cancel":
-            self.dismiss(None)
-        else:
-            self.fed.offer("confirm")
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
-
-    def confirm(self) -> None:
-        """The button stood alone long enough; everything is asked once more."""
-        if self.why_not() or not self.word_fits():
-            self.redraw()
-            return
+    def decided(self) -> Answer:
         code = "" if self._approve else self.query_one("#word", Input).value.strip().upper()
         reason = "" if self._approve else self.query_one("#reason", Input).value
         opened = tuple(finding.id for finding in self._release.noticed) if self._approve else ()
-        self.dismiss(Answer(self._release, self._approve, opened, code, reason, self._request_id))
+        return Answer(self._release, self._approve, opened, code, reason, self._request_id)
 
 
 class TextDialog(ModalScreen[None]):
-    """Something to read, scrolled with the usual keys, left with escape or q."""
+    """Something to read, scrolled with the usual keys, left with escape or q. While more is below it says so."""
 
     CSS = """
     TextDialog {
         align: center middle;
         #box { width: 96%; height: 90%; border: round $accent; background: $surface; padding: 0 1; overflow-y: auto;
-               border-title-color: $accent; }
+               border-title-color: $accent; border-subtitle-color: $accent; }
         &.-ascii #box { border: ascii $accent; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "leave", show=False),
-        Binding("j", "scroll(1)", show=False),
-        Binding("k", "scroll(-1)", show=False),
+        Binding("j,down", "scroll(1)", show=False),
+        Binding("k,up", "scroll(-1)", show=False),
+        Binding("space,ctrl+d,pagedown", "pages(1)", show=False),
+        Binding("b,ctrl+u,pageup", "pages(-1)", show=False),
+        Binding("g,home", "end(False)", show=False),
+        Binding("G,end", "end(True)", show=False),
     ]
 
     def __init__(self, title: str, lines: list[Line]) -> None:
@@ -248,16 +172,24 @@ class TextDialog(ModalScreen[None]):
     def fed(self) -> FedConsole:
         return cast("FedConsole", self.app)
 
+    @property
+    def box(self) -> Vertical:
+        return self.query_one("#box", Vertical)
+
     def compose(self) -> ComposeResult:
         with Vertical(id="box") as box:
-            box.can_focus = True
             box.border_title = Content(f"{self._title}: esc leaves")
             yield Lines(id="text")
 
     def on_mount(self) -> None:
         self.set_class(self.fed.ascii_only, "-ascii")
         self.query_one("#text", Lines).draw(self._lines)
-        self.query_one("#box").focus()
+        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
+            self.watch(self.box, what, self._say_more, init=False)
+
+    def _say_more(self) -> None:
+        below = self.box.max_scroll_y > 0 and self.box.scroll_target_y < self.box.max_scroll_y
+        self.box.border_subtitle = "j for more, space a page" if below else ""
 
     def redraw(self) -> None:
         """It shows what it was opened with."""
@@ -265,8 +197,17 @@ class TextDialog(ModalScreen[None]):
     def on_screen_resume(self) -> None:
         self.fed.came_on()
 
+    def on_resize(self, event: events.Resize) -> None:
+        self._say_more()
+
     def action_scroll(self, step: int) -> None:
-        self.query_one("#box").scroll_relative(y=step, animate=False)
+        self.box.scroll_relative(y=step, animate=False)
+
+    def action_pages(self, pages: int) -> None:
+        self.action_scroll(pages * max(self.box.size.height - 1, 1))
+
+    def action_end(self, last: bool) -> None:
+        self.box.scroll_to(y=self.box.max_scroll_y if last else 0, animate=False)
 
     def action_leave(self) -> None:
         self.dismiss(None)

@@ -168,7 +168,7 @@ class CurvesScreen(FedScreen):
         values = curves.value_lines(answer, view, cells, fed.glyphs, most=VALUE_LINES_MAX)
         room = rows - len(told) - len(head) - len(values)
         plot = curves.plot_of(answer, view, cells, room, ascii_only=fed.ascii_only)
-        return [*told, *head, *(plot or curves.nothing_lines(answer, name, cells)), *values]
+        return [*told, *head, *values, *(plot or curves.nothing_lines(answer, name, cells))]
 
     def _place(self, answer: Mapping[str, Any], name: str) -> float | None:
         places = curves.places_of(answer, name)

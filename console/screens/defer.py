@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from textual import events
 
-from console.drawing import line
+from console.drawing import Line
 from console.release_orders import Deferral, choices, deferral
-from console.screens.base import Lines
 from console.screens.orders import OrderDialog
 from console.values import Release
 
@@ -20,7 +19,7 @@ class DeferDialog(OrderDialog):
         signer: who signs.
     """
 
-    CSS = OrderDialog.CSS.replace("OrderDialog", "DeferDialog")  # a screen's sheet counts for its own name alone
+    CSS = OrderDialog.CSS.replace("OrderDialog", "DeferDialog")
 
     def __init__(self, release: Release, time: float, signer: str) -> None:
         self._release, self._time = release, time
@@ -33,17 +32,13 @@ class DeferDialog(OrderDialog):
     def order(self) -> Deferral:
         return deferral(self._release, self._minutes, self._time)
 
-    def redraw(self) -> None:
-        super().redraw()
-        if not self.is_mounted:
-            return
+    def asked(self) -> list[Line]:
         keys = [
             part
             for key, minutes in self._choices.items()
             for part in ((key, "accent"), (f" {minutes} minutes   ", "strong" if minutes == self._minutes else "dim"))
         ]
-        ask = line((self._order.key, "accent"), f" {self._order.verb}   ", ("esc", "accent"), " cancel")
-        self.query_one("#ask", Lines).draw([tuple(keys), ask])
+        return [tuple(keys), *super().asked()]
 
     def on_key(self, event: events.Key) -> None:
         if event.key in self._choices:

@@ -95,10 +95,6 @@ class PathLine(TextLine):
         self.cursor_position = len(self.value)
 
 
-class WordLine(HandTyped):
-    """The word for local data; it is typed, never pasted."""
-
-
 class ExportDialog(ModalScreen[None]):
     """Args:
     sheet: what would be written.
@@ -136,7 +132,7 @@ class ExportDialog(ModalScreen[None]):
             yield Lines(id="why")  # above the fields: on a low screen it would be cut off below them
             yield PathLine(id="path", placeholder="path of a new file", max_length=PATH_CHARACTERS_MAX)
             yield Lines(id="form")
-            yield WordLine(id="word", placeholder="empty: what was released", max_length=16)
+            yield HandTyped(id="word", placeholder="empty: what was released", max_length=16)
 
     def on_mount(self) -> None:
         self.set_class(self.fed.ascii_only, "-ascii")
@@ -164,7 +160,7 @@ class ExportDialog(ModalScreen[None]):
         here = typed.rpartition(".")[2].lower() if "." in typed else ""
         forms = [part for form in FORMS for part in ((" ", ""), (form, "strong" if form == here else "dim"))]
         form = [
-            line("form, the name's end:", *forms, ("  up, down", "dim")),  # in one row of a low screen
+            line("format, as the name ends:", *forms, ("  up, down", "dim")),  # in one row of a low screen
             *wrap(f"To write every column and row shown, type the word {LOCAL_WORD} here (Tab):", cells),
         ]  # fmt: skip
         self.query_one("#form", Lines).draw(form)

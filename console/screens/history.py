@@ -17,13 +17,17 @@ from console.drawing import Line, Part, bytes_text, line, wrap
 from console.feed import Question
 from console.reading import mapping, number, text_of, whole
 from console.rows import Column, Row
+from console.rule_words import reason_text
 from console.screens.base import FedScreen
 from console.screens.confirm import TextDialog
 from console.screens.tables import TablePane
 from console.values import CoordinatorState
 
 KEY = "history"
-AT_A_COORDINATOR = "releases are held and answered at each silo, by its own people; a coordinator is told of none"
+AT_A_COORDINATOR = (
+    "releases are held and answered at each silo, by its own people; a coordinator is told of none. "
+    "Look there: fedconsole or silo approvals list, on the silo's own machine"
+)
 _STYLES = {"held": "warn", "approved": "ok", "denied": "bad", "rejected": "bad"}
 
 
@@ -47,9 +51,9 @@ def _verb(answer: Mapping[str, Any]) -> str:
 
 
 def _why(answer: Mapping[str, Any]) -> str:
-    """The reason code of a no; a yes has none."""
+    """The reason code of a no, with its words; a yes has none."""
     code = text_of(answer.get("reason"))
-    return f" {code}" if code and _verb(answer) == "no" else ""
+    return f" {reason_text(code)}" if code and _verb(answer) == "no" else ""
 
 
 def _when(row: Row) -> Part:

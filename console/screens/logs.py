@@ -52,7 +52,7 @@ class LogPane(TablePane):
 class LogsScreen(FedScreen):
     called = "logs"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "level", show=False)]
-    CSS = "LogsScreen { #head, #trainer { padding: 0 2; } }"
+    CSS = "LogsScreen { #head, #whole, #trainer { padding: 0 2; } }"
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,6 +63,7 @@ class LogsScreen(FedScreen):
     def panes(self) -> ComposeResult:
         yield Lines(id="head")
         yield LogPane(id="lines")
+        yield Lines(id="whole")
         yield Lines(id="trainer")
 
     @property
@@ -94,6 +95,9 @@ class LogsScreen(FedScreen):
         trainer.display = not self._at_a_coordinator
         trainer.draw(log_lines.trainer_lines(width))
         table.draw()
+        whole = self.query_one("#whole", Lines)
+        whole.display = not table.rows.wrapped
+        whole.draw(log_lines.cursor_lines(table.selected(), width, fed.glyphs), greyed=self.greyed)
 
     def _ask_for_more(self) -> None:
         """Somebody is near the oldest line that came, or looks for something: then more of them are worth reading."""

@@ -9,65 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar
 
-from textual import events, on
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Button, Input
 
 from console.actions import ORDERING, ORDERING_RUNS, ORDERING_SILO, Context, actions_on
 from console.drawing import Line, line, wrap
 from console.orders import Order, order_of
+from console.screens.asking import AskingDialog, TypedWord
 from console.screens.base import FedScreen, Lines
-from console.screens.confirm import TypedWord
 from console.values import CoordinatorState, SiloState
 
-if TYPE_CHECKING:
-    from console.app import FedConsole
-
-BOX_CELLS = 72
 WORD_CHARACTERS_MAX = 80
 ORDERS = ("pause", "start", "abort", "stop", "release_halt")
 
 
-class OrderWord(TypedWord):
-    """The field of an order's word."""
-
-    async def action_submit(self) -> None:
-        """Enter in the field signs nothing; the dialog says what is missing."""
-        cast("OrderDialog", self.screen).entered()
-
-
-class OrderDialog(ModalScreen[Order | None]):
+class OrderDialog(AskingDialog[Order | None]):
     """Ends with the order, or with None."""
 
-    CSS = """
-    OrderDialog {
-        align: center middle;
-        #box { width: 72; max-width: 100%; height: auto; max-height: 100%; border: heavy $warning; background: $surface;
-               padding: 0 1; border-title-color: $warning; }
-        #what { margin-bottom: 1; }
-        Input { height: 3; }
-        #buttons { height: 3; margin-top: 0; }
-        Button { margin-right: 2; }
-        &.-ascii #box { border: ascii $warning; }
-        &.-ascii Input { border: ascii $secondary; }
-    }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
+    CSS = AskingDialog.CSS.replace("AskingDialog", "OrderDialog")
 
     def __init__(self, order: Order, signer: str) -> None:
         super().__init__()
         self._order = order
         self._signer = signer
-        self._entered = False
-
-    @property
-    def fed(self) -> FedConsole:
-        return cast("FedConsole", self.app)
 
     def compose(self) -> ComposeResult:
         with Vertical(id="box") as box:
@@ -75,51 +44,26 @@ class OrderDialog(ModalScreen[Order | None]):
             yield Lines(id="what")
             yield Lines(id="ask")
             if self._order.word:
-                yield OrderWord(id="word", placeholder="type it here", max_length=WORD_CHARACTERS_MAX)
+                yield TypedWord(id="word", placeholder="type it here", max_length=WORD_CHARACTERS_MAX)
             yield Lines(id="why")
             if self._order.word:
                 with Horizontal(id="buttons"):
                     yield Button(self._order.verb.capitalize(), id="confirm", variant="warning", disabled=True)
                     yield Button("Cancel", id="cancel")
 
-    def on_mount(self) -> None:
-        self.set_class(self.fed.ascii_only, "-ascii")
-        if self._order.word:
-            self.query_one("#word").focus()
-        self.call_after_refresh(self._drawn_first)
-
-    def _drawn_first(self) -> None:
-        """Lines that are drawn before the box has its width keep the height they had without it."""
-        self.redraw()
-        self.call_after_refresh(self.redraw)
-
-    def on_screen_resume(self) -> None:
-        self.fed.came_on()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.redraw()
-
-    def redraw(self) -> None:
-        if not self.is_mounted:
-            return
-        cells, order = min(self.app.size.width, BOX_CELLS) - 4, self._order
-        what: list[Line] = [
+    def what(self, cells: int) -> list[Line]:
+        order = self._order
+        return [
             *wrap(order.about, cells, "strong"),
             *wrap(f"Effect: {order.effect}.", cells),
             *wrap(f"{order.undone} Signed by {self._signer}.", cells, "warn"),
         ]
-        self.query_one("#what", Lines).draw(what)
+
+    def asked(self) -> list[Line]:
+        order = self._order
         if order.word:
-            ask = line("To go on, type ", (order.word_is, "strong"), ", then ", ("Tab, Enter", "strong"), ":")
-        else:
-            ask = line((order.key, "accent"), f" {order.verb}   ", ("esc", "accent"), " cancel")
-        self.query_one("#ask", Lines).draw([ask])
-        why = self.why_not()
-        self.query_one("#why", Lines).draw(
-            wrap(why or self._missing(), cells, "bad") or self.fed.message_lines(cells)
-        )  # fmt: skip
-        if order.word:
-            self.query_one("#confirm", Button).disabled = bool(why) or not self.word_fits()
+            return [line("To go on, type ", (order.word_is, "strong"), ", then ", ("Tab, Enter", "strong"), ":")]
+        return [line((order.key, "accent"), f" {order.verb}   ", ("esc", "accent"), " cancel")]
 
     def word_fits(self) -> bool:
         return not self._order.word or self.query_one("#word", Input).value.strip() == self._order.word
@@ -127,17 +71,12 @@ class OrderDialog(ModalScreen[Order | None]):
     def why_not(self) -> str:
         return self.fed.why_not_send(self._order)
 
-    def _missing(self) -> str:
-        """After Enter: why that did not sign."""
-        if not self._entered:
-            return ""
+    def missing(self) -> str:
         if not self._order.word:
             return f"Enter signs nothing: {self._order.key} does."
         if self.word_fits():
             return "Enter signs nothing in a field: Tab to the button, then Enter."
         return f"This is not {self._order.word_is}."
-
-    # ---- keys --------------------------------------------------------------------------------------
 
     def on_key(self, event: events.Key) -> None:
         """Only the order's own key confirms; a field takes its keys itself."""
@@ -150,40 +89,8 @@ class OrderDialog(ModalScreen[Order | None]):
             event.stop()
             self.entered()
 
-    @on(Input.Changed)
-    def _typed(self) -> None:
-        self._entered = False
-        self.redraw()
-
-    @on(Input.Submitted)
-    def _submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.entered()
-
-    def entered(self) -> None:
-        """Enter: say what is missing. A wrong word is marked, so that what is typed next replaces it."""
-        self._entered = True
-        if not self.word_fits():
-            self.query_one("#word", Input).action_select_all()
-        self.redraw()
-
-    @on(Button.Pressed)
-    def _pressed(self, event: Button.Pressed) -> None:
-        event.stop()
-        if event.button.id == "cancel":
-            self.dismiss(None)
-        else:
-            self.fed.offer("confirm")
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
-
-    def confirm(self) -> None:
-        """The key or button stood alone long enough; everything is asked once more."""
-        if self.why_not() or not self.word_fits():
-            self.redraw()
-        else:
-            self.dismiss(self._order)
+    def decided(self) -> Order:
+        return self._order
 
 
 class OrderingScreen(FedScreen):

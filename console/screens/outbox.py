@@ -29,6 +29,7 @@ from console.messages import (
     detail_lines,
     noun,
     summary_lines,
+    why_line,
 )
 from console.reading import mapping, text_of
 from console.rows import Row, parse_filter
@@ -42,6 +43,7 @@ MAKES = "messages come with a run: fedsilo run submit; polls and heartbeats are 
 BRIEF_ROWS_MAX = 6
 ROW_NAME_SLASHES = 3  # run/round/kind/silo
 PROGRAMS = ("silo", "coordinator")
+NUMBER_DIGITS_MAX = 15
 
 
 class MessagePane(TablePane):
@@ -108,7 +110,7 @@ class OutboxScreen(FedScreen):
     called = "outbox"
     CSS = """
     OutboxScreen {
-        #summary { padding: 0 1; }
+        #summary, #why { padding: 0 1; }
         #brief { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
         &.-ascii #brief { border: ascii $secondary; }
     }
@@ -131,6 +133,7 @@ class OutboxScreen(FedScreen):
             for direction in DIRECTIONS:
                 yield MessagePane(direction, program)
         yield Lines(id="brief")
+        yield Lines(id="why")
 
     @property
     def table(self) -> MessagePane:
@@ -186,6 +189,10 @@ class OutboxScreen(FedScreen):
     def _draw_brief(self, cells: int) -> None:
         box, item = self.query_one("#brief", Lines), self.table.selected()
         box.display = item is not None and self._brief_fits
+        why = self.query_one("#why", Lines)
+        why.display = item is not None and not self._brief_fits and not self._counts
+        if item is not None and why.display:
+            why.draw([why_line(item.row, cells, self.fed.glyphs.more)], greyed=self.greyed)
         if item is None or not box.display:
             return
         answer = mapping(self.fed.snapshot.answers.get(_one(self._direction, item.id)))
@@ -241,10 +248,23 @@ class OutboxScreen(FedScreen):
     def _open(self, seq: str, row: Row) -> None:
         self.fed.open_below(MessageScreen(self._direction, seq, row, program=self._program))
 
+    @property
+    def numbers(self) -> str:
+        return "" if self._counts else f"{self._direction} record"
+
     def go_to(self, text: str) -> None:
-        """`:outbox 118` opens that record, `:outbox verdict:deny` filters; at a coordinator `:outbox` takes the name
-        of a row, such as run-1/2/round.open/hospital_a."""
-        if self._counts and text.count("/") >= ROW_NAME_SLASHES:
+        """`:outbox 118` opens that record, as `:118` here; `:inbox` shows what came in; `:outbox verdict:deny` filters;
+        at a coordinator `:outbox` takes the name of a row, such as run-1/2/round.open/hospital_a."""
+        first, _, rest = text.partition(" ")
+        if first == DIRECTIONS[1]:
+            if self._direction != first:
+                self.action_direction()
+            if rest:
+                self.go_to(rest.strip())
+            return
+        if text.isdecimal() and len(text) > NUMBER_DIGITS_MAX:
+            self.fed.say("no record has a number of that length")
+        elif self._counts and text.count("/") >= ROW_NAME_SLASHES:
             self._open(text, {"seq": text})
         elif text.isdecimal() and text.isascii() and not self._counts:
             self._open(text, {"seq": int(text)})

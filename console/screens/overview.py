@@ -94,13 +94,13 @@ class OverviewScreen(OrderingScreen):
         out.display = isinstance(snapshot.state, SiloState)
         left_rows: list[Line] = []
         if isinstance(snapshot.state, SiloState):
-            left_rows = words.left_lines(snapshot.state, inner)
             taken = sum(len(rows) + BORDER_ROWS for rows in (silo_rows, rounds)) + len(strip_rows)
             room = self.room - taken - BORDER_ROWS - (0 if wide else EVENT_ROWS_MIN + BORDER_ROWS)
             # what happens is worth more than the counts: the outbox has those, and nothing else has the events
-            left_rows = _shortened(left_rows, max(min(room, 5 if height < 30 else len(left_rows)), 0))
+            most = max(min(room, 5) if height < 30 else room, 0)
+            left_rows = _shortened(words.left_lines(snapshot.state, inner, most=most), most)
             out.display = bool(left_rows)
-            self._box("#out-box", "Left this silo", left_rows, greyed=stale)
+            self._box("#out-box", "Left this silo since its daemon began", left_rows, greyed=stale)
         boxes = [silo_rows, rounds, *([left_rows] if left_rows else [])]
         used = sum(len(rows) + BORDER_ROWS for rows in boxes) + len(strip_rows) + BORDER_ROWS
         self._box("#events-box", "Events", words.event_lines(snapshot, inner, glyphs, most=max(self.room - used, 1)))

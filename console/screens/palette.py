@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SHOWN_MAX = 10
 NAME_CELLS = 18
+INBOX = "inbox"  # the other direction of the outbox: a place to go to, and no screen of its own
 TYPED_CHARACTERS_MAX = 200
 
 
@@ -53,6 +54,19 @@ class Entry:
 def by_beginning(text: str, entries: Sequence[Entry]) -> list[Entry]:
     names = matches(text.partition(" ")[0], [entry.name for entry in entries])
     return [entry for entry in entries if entry.name in names] if text.strip() else list(entries)
+
+
+def by_place(fed: FedConsole) -> Callable[[str, Sequence[Entry]], list[Entry]]:
+    """For `:`: by beginnings, and a number alone names what the screen on top has under it."""
+    top = fed.top
+
+    def find(text: str, entries: Sequence[Entry]) -> list[Entry]:
+        typed, found = text.strip(), by_beginning(text, entries)
+        if not (top.numbers and typed.isascii() and typed.isdigit()):
+            return found
+        return [Entry(typed, "", f"{top.numbers} {typed} on this screen", lambda rest: top.go_to(typed)), *found]
+
+    return find
 
 
 def by_letters(text: str, entries: Sequence[Entry]) -> list[Entry]:
@@ -84,7 +98,13 @@ def places_to_go(fed: FedConsole) -> list[Entry]:
 
         return open_it
 
+    def going_in(rest: str) -> None:
+        fed.action_go("outbox")
+        screen = fed.top
+        fed.call_later(lambda: screen.go_to(f"{INBOX} {rest}".strip()))
+
     places = [Entry(place.name, place.key, place.says, going(place.name)) for place in PLACES]
+    places.append(Entry(INBOX, "5 tab", "what came in; a number after it names a record", going_in))
     held = [Entry(held.id, "", "the held release", opening(held.id)) for held in fed.snapshot.held]
     return [*places, *held, *fed.contexts_to_go(each=False)]
 

@@ -29,6 +29,9 @@ from console.values import CoordinatorState
 FACT_ROWS_MIN = 30  # below that, parameters and digests are a key away (p)
 
 
+TABLE_ROWS_MORE = 4  # frame, header, and a line for a filter or a notice
+
+
 class RoundScreen(OrderingScreen):
     called = "round"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -151,7 +154,10 @@ class RoundScreen(OrderingScreen):
             table.rows.columns = self._columns
         if answer:
             width = rounds.strip_cells(self._columns, cells, table.rows.turn)
-            table.take_rows(rounds.silo_rows(answer, self.before, width, fed.glyphs, ascii_only=fed.ascii_only))
+            rows = rounds.silo_rows(answer, self.before, width, fed.glyphs, ascii_only=fed.ascii_only)
+            table.take_rows(rows)
+            # no higher than its rows, so that scale and legend stand below the strips
+            table.styles.max_height = len(rows) + TABLE_ROWS_MORE
         table.draw()
 
     # ---- keys --------------------------------------------------------------------------------------

@@ -258,7 +258,9 @@ class TablePane(Vertical):
         parts = [self._title]
         if rows.arrived:
             known = max(rows.total or 0, rows.kept)
-            parts.append(f"{len(rows.shown)} of {known}" if len(rows.shown) != known else str(known))
+            # what is not loaded is asked for on the way down
+            loaded = " loaded" if len(rows.shown) == rows.kept else ""
+            parts.append(f"{len(rows.shown):,}{loaded} of {known:,}" if len(rows.shown) != known else f"{known:,}")
         if rows.above:
             parts.append(f"{rows.above} above")
         if rows.filter_text:

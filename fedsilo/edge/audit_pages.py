@@ -11,6 +11,7 @@ Does not show that a record is genuine: numbers are counted, and what a line say
 
 from __future__ import annotations
 
+import json
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from fedsilo.treaty.errors import OperationError, VerificationError
 
 STRIDE = 32
 BLOCK_LINES = 128  # read at a time, at least, while something is looked for
+_CONTROL = b'"kind":"control.'  # as canonical JSON spells it
 DAMAGED = "damaged"  # the event of what stands in for a line that is no record
 _CHUNK_BYTES = 1 << 20
 
@@ -180,6 +182,34 @@ class LogPages:
         """Count every segment anew: the folder was changed by somebody else than the log's own writer."""
         with self._lock:
             self._known = {}
+
+
+def line_filter(event: str = "", text: str = "", *, control: bool = True) -> Callable[[bytes], bool]:
+    """Which lines of a log somebody asks for.
+
+    Args:
+        event: the beginning of an event's name; empty for any.
+        text: what stands anywhere in a record, in upper or lower case; empty for any.
+        control: also records of control messages, such as polls. Without, one that was denied stays, as does a line
+            that is no record: both are to be seen.
+    """
+    # as canonical JSON spells it; a quote or backslash in it is no event's and no text's
+    mark, sought = f'"event":"{event}'.encode(), text.casefold()
+
+    def wanted(line: bytes) -> bool:
+        if (event and mark not in line) or (sought and sought not in line.decode("utf-8", "replace").casefold()):
+            return False
+        return control or _CONTROL not in line or not _is_quiet_control(line)
+
+    return wanted
+
+
+def _is_quiet_control(line: bytes) -> bool:
+    try:
+        record = json.loads(line)  # the mark may also stand deeper in a record of another kind
+        return str(record.get("kind", "")).startswith("control.") and record.get("decision") != "deny"
+    except (ValueError, AttributeError, RecursionError):
+        return False
 
 
 def record_at(number: int, line: bytes) -> dict[str, Any]:

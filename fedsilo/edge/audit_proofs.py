@@ -24,7 +24,7 @@ from typing import Any
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_segments import leaf_hashes, read_lines, removed
 from fedsilo.edge.audit_verify import verify_logs
-from fedsilo.edge.files import write_durably
+from fedsilo.edge.files import read_regular, write_durably
 from fedsilo.treaty.audit.checkpoint import (
     COSIGNATURE_V1,
     LOG_SIGNATURE,
@@ -205,7 +205,7 @@ def check(path: Path, key: str = "") -> dict[str, Any]:
     if not bundle_path.is_file():
         raise NotFoundError(f"{bundle_path} does not exist, or is no file")
     try:
-        bundle = json.loads(bundle_path.read_bytes())
+        bundle = json.loads(read_regular(bundle_path))
         if "schema" in bundle:
             bundle = bundle["data"]
         proved = _records_of_export(path, bundle) if path.is_dir() else [_record_of(bundle)]
@@ -265,7 +265,7 @@ def _records_of_export(folder: Path, bundle: dict[str, Any]) -> list[Proved]:
     """
     if not (folder / RECORDS).is_file():
         raise NotFoundError(f"{folder / RECORDS} does not exist, or is no file")
-    lines = (folder / RECORDS).read_bytes().split(b"\n")
+    lines = read_regular(folder / RECORDS).split(b"\n")
     if lines.pop() or not lines:
         raise VerificationError(f"{folder / RECORDS} does not end with a whole line")
     first = parse_record(lines[0])["seq"]

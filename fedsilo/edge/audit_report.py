@@ -7,8 +7,6 @@ What this cannot show: that a record told the truth, and what was hidden in valu
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +28,7 @@ from fedsilo.edge.audit_story import check_stories
 from fedsilo.edge.audit_tally import VERDICTS, Tally
 from fedsilo.edge.audit_transcripts import check_rounds
 from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.edge.csv_cells import csv_text
 from fedsilo.edge.site_policy import read_pinned_schema
 from fedsilo.treaty.audit.checkpoint import parse_checkpoint, parse_note
 from fedsilo.treaty.errors import FedSiloError, UsageError
@@ -146,26 +145,16 @@ def inventory_csv(report: Mapping[str, Any]) -> str:
     Its cells are names and numbers only. A kind that another party wrote and a spreadsheet might run is `WITHHELD`
     (T37); the JSON file has it.
     """
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(("direction", "kind", "messages", "bytes", *VERDICTS, "acked", "indeterminate"))
-    for row in report["left"]:
-        verdicts = (row["decisions"][verdict] for verdict in VERDICTS)
-        writer.writerow(
-            (
-                "egress",
-                _sheet_name(row["kind"]),
-                row["messages"],
-                row["bytes"],
-                *verdicts,
-                row["acked"],
-                row["indeterminate"],
-            )
+    header = ("direction", "kind", "messages", "bytes", *VERDICTS, "acked", "indeterminate")
+    rows = [
+        (
+            direction, _sheet_name(row["kind"]), row["messages"], row["bytes"],
+            *(row["decisions"][verdict] for verdict in VERDICTS), row.get("acked"), row.get("indeterminate"),
         )
-    for row in report["arrived"]:
-        verdicts = (row["decisions"][verdict] for verdict in VERDICTS)
-        writer.writerow(("ingress", _sheet_name(row["kind"]), row["messages"], row["bytes"], *verdicts, "", ""))
-    return lines.getvalue()
+        for direction, part in (("egress", "left"), ("ingress", "arrived"))
+        for row in report[part]
+    ]  # fmt: skip
+    return csv_text(header, rows)
 
 
 def _sheet_name(kind: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from fedsilo.edge.audit_check import Broken, LogCheck
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_pages import LogPages, record_at
+from fedsilo.edge.audit_pages import LogPages, line_filter, record_at
 from fedsilo.edge.message_index import utc
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.treaty.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note, parse_verifier_key
@@ -80,7 +80,8 @@ class AuditView:
 
         Args:
             arguments: {before}, {limit} (100, at most 200), {event} for the beginning of an event's name, {text} for
-                what stands anywhere in a record, in upper or lower case.
+                what stands anywhere in a record, in upper or lower case; {control}: false leaves control messages out
+                that nobody refused, such as polls.
 
         Returns:
             {"records", "size", "next"}. With a filter a call looks at `LOOK_RECORDS` records at most, so a page may be
@@ -90,16 +91,11 @@ class AuditView:
             UsageError: an argument that is not one of these.
             FedSiloError: the log cannot be read.
         """
-        asked = Asked(arguments, "before", "limit", "event", "text")
+        asked = Asked(arguments, "before", "limit", "event", "text", "control")
         size, before = self._audit.size, asked.number("before")
         limit = asked.limit(default=ROWS_DEFAULT, most=ROWS_MAX)
-        # as canonical JSON spells it; a quote or backslash in it is no event's and no text's
-        event, text = asked.text("event"), asked.text("text").casefold()
-        mark = f'"event":"{event}'.encode()
-
-        def wanted(line: bytes) -> bool:
-            return (not event or mark in line) and (not text or text in line.decode("utf-8", "replace").casefold())
-
+        control = arguments.get("control") is None or asked.flag("control")
+        wanted = line_filter(asked.text("event"), asked.text("text"), control=control)
         before = size if before is None else min(before, size)
         back = self._pages.back(before, wanted, limit=limit, look_max=LOOK_RECORDS)
         return {"records": [record_at(*item) for item in back.lines], "size": size, "next": back.next}

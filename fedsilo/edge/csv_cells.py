@@ -1,17 +1,28 @@
-"""A value as a cell of a CSV file that people open in a spreadsheet (OWASP, CSV injection; threat T37).
+"""CSV that people open in a spreadsheet: no cell of it is computed there (OWASP, CSV injection; threat T37).
 
 Does not stop: a spreadsheet that takes what follows the apostrophe for a formula all the same, or that cells are joined
-to one there; a separator or quote in a text, which is the CSV writer's to quote.
+to one there.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 FORMULA_SIGNS = ("=", "+", "-", "@")
 _NEXT_CELL = ("\t", "\r", "\n")  # what follows may be taken for the beginning of another cell
+
+
+def csv_text(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """RFC 4180 with one header line and line feeds alone; every cell as `csv_cell` makes it."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerows([csv_cell(value) for value in row] for row in (header, *rows))
+    return lines.getvalue()
 
 
 def csv_cell(value: Any) -> str:

@@ -23,10 +23,14 @@ from fedsilo.edge.audit_pages import LogPages
 ROUNDS_MAX = 256
 MARKS_MAX = 256
 OWN_MARKS_MAX = 64
+REASONS_MAX = 8  # of one mark
 BLOCK_RECORDS = 1_024  # lines in memory at a time
 FOLD_RECORDS = 50_000  # of one call; 0.14 s of processor time, measured on a log of 100,000 records, mostly of polls
 _ROUND = b'"event":"round.'  # as canonical JSON spells it
-_MESSAGES = (b'"event":"egress.decision"', b'"event":"egress.sent"', b'"event":"ingress.decision"')
+_MESSAGES = (
+    b'"event":"egress.decision"', b'"event":"egress.sent"', b'"event":"ingress.decision"', b'"event":"approval.deny"',
+    b'"event":"approval.expire"',
+)  # fmt: skip
 _CONTROL = b'"kind":"control.'
 
 
@@ -40,6 +44,7 @@ class Mark:
         kind: of the message it is about.
         step: public step; 0 for none.
         verdict: of a decision: allow, deny or hold.
+        reasons: codes why something did not leave; empty of every other record.
         detail: of an event of the round itself: what it names, by silo, for `round.agreed` (signatures) and
             `round.result` (verdicts).
     """
@@ -49,6 +54,7 @@ class Mark:
     kind: str
     step: int = 0
     verdict: str = ""
+    reasons: tuple[str, ...] = ()
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,7 +82,8 @@ class RoundMarks:
     Args:
         pages: the log.
         size: how many records it has by now.
-        messages: also the decisions on content, and its sending; without, only events of the round itself.
+        messages: also the decisions on content, of rules and of people, and its sending; without, only events of the
+            round itself.
     """
 
     def __init__(self, pages: LogPages, size: Callable[[], int], *, messages: bool) -> None:
@@ -141,8 +148,10 @@ def no_run_yet(party: str) -> dict[str, Any]:
 def _mark_of(record: Mapping[str, Any]) -> Mark:
     told = {"round.agreed": "signatures", "round.result": "verdicts"}.get(record["event"], "")
     detail = record.get("detail", {}).get(told, {}) if told else {}
+    kept_in = record.get("decision") == "deny" or record["event"] in ("approval.deny", "approval.expire")
     return Mark(
         at=record["t"] / 1000, event=record["event"], kind=str(record.get("kind", "")),
         step=int(record.get("step", 0)), verdict=str(record.get("decision", "")),
+        reasons=tuple(map(str, record.get("reasons", ())[:REASONS_MAX])) if kept_in else (),
         detail={str(name): str(value) if told == "verdicts" else "" for name, value in detail.items()},
     )  # fmt: skip

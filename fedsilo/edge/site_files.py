@@ -13,9 +13,11 @@ from pydantic import BaseModel
 
 from certs.describe import describe_certificate
 from certs.names import parse_spiffe_id
+from fedsilo.edge.files import read_regular
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import FedSiloError
 
+CERTIFICATE_BYTES_MAX = 1 << 20
 _SOURCE = "source"  # where a configuration was read from is no key of it
 
 
@@ -34,9 +36,10 @@ def certificate_file(whose: str, path: Path, now_seconds: float, running: str = 
         "file", "in_use", "fault"}.
     """
     try:
-        return certificate_row(whose, path.read_bytes(), now_seconds, file=str(path), running=running)
-    except OSError as error:
-        return _row(whose, str(path)) | {"fault": error.strerror or "unreadable"}
+        pem = read_regular(path, bytes_max=CERTIFICATE_BYTES_MAX)
+    except FedSiloError as error:
+        return _row(whose, str(path)) | {"fault": error.message}
+    return certificate_row(whose, pem, now_seconds, file=str(path), running=running)
 
 
 def certificate_row(
@@ -85,8 +88,8 @@ def settings_of(config: BaseModel, source: Path) -> list[dict[str, Any]]:
         source: the file that it was read from.
     """
     try:
-        lines = strict_yaml.load(source.read_bytes(), source.name).lines
-    except (FedSiloError, OSError):  # removed or rewritten since it was read
+        lines = strict_yaml.load(read_regular(source), source.name).lines
+    except FedSiloError:  # removed or rewritten since it was read
         lines = {}
     return list(_settings(config, (), lines, source.name))
 

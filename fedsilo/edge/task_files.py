@@ -1,4 +1,8 @@
-"""Task files: JSON lines {"id", "prompt", "answer", "topic", "group"?} as every silo reads them.
+"""Task files: records {"id", "prompt", "answer", "topic", "group"?} as every silo reads them.
+
+`task_formats` says in which forms a file may come. In a silo's private files the fields may have other names
+(`FieldNames`). In the public and the held-out set they may not: all silos agree on a file by its digest, and with names
+of their own two of them could read other prompts from the same bytes.
 
 A bad line (broken JSON, a field missing or of the wrong type, an id that stood before) is left out, counted and
 listed. Fewer than one line in twenty may be bad; from there on the file is refused. Whether a reference answer can be
@@ -8,18 +12,20 @@ together. Further fields of a row (level, source, aliases) are ignored.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.files import read_regular
+from fedsilo.edge.task_formats import LINE_BYTES_MAX as LINE_BYTES_MAX
+from fedsilo.edge.task_formats import records_of, unit_of
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.wire.codec import sha256_hex
 
 BAD_SHARE_MAX = 0.05
-LINE_BYTES_MAX = 1 << 20
 _LISTED_MAX = 10
 _FIELDS = ("id", "prompt", "answer", "topic")
 
@@ -27,8 +33,22 @@ Problem = tuple[int, str]
 
 
 @dataclass(frozen=True)
+class FieldNames:
+    """What a file calls the fields of a task."""
+
+    id: str = "id"
+    prompt: str = "prompt"
+    answer: str = "answer"
+    topic: str = "topic"
+    group: str = "group"
+
+
+STANDARD = FieldNames()
+
+
+@dataclass(frozen=True)
 class Task:
-    """One question; `group` is whose it is (a patient), or empty. `line` counts from 1."""
+    """One question; `group` is whose it is (a patient), or empty. `line` is its place in the file, from 1."""
 
     id: str
     prompt: str
@@ -43,6 +63,7 @@ class TaskFile:
     """A file as read.
 
     `problems` holds (line, reason) in line order, `reasons` how often each; blank lines do not count in `lines`.
+    `unit` is what a place counts: "line", or "row" of an array or of a Parquet file.
     """
 
     path: Path
@@ -50,34 +71,35 @@ class TaskFile:
     sha256: str
     lines: int
     problems: tuple[Problem, ...]
+    unit: str = "line"
 
     @property
     def reasons(self) -> dict[str, int]:
         return dict(Counter(reason for _, reason in self.problems))
 
 
-def read_tasks(path: Path) -> TaskFile:
+def read_tasks(path: Path, fields: FieldNames = STANDARD) -> TaskFile:
     """Read a file whole.
+
+    Args:
+        path: of the file, in any form that `task_formats` knows.
+        fields: what it calls the fields.
 
     Raises:
         NotFoundError: no such file.
         UsageError: no usable row, or 5 % of the lines or more are bad; lists them.
     """
     try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise NotFoundError(f"task file {path} does not exist") from error
-    except OSError as error:
-        raise UsageError(f"task file {path} cannot be read: {error.strerror}") from error
+        content = read_regular(path)
+    except (NotFoundError, UsageError) as error:
+        raise type(error)(f"task file: {error.message}") from error
     rows: list[Task] = []
     problems: list[Problem] = []
     first_line_of: dict[str, int] = {}
     lines = 0
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    for number, record in records_of(path, content, [getattr(fields, each.name) for each in dataclass_fields(fields)]):
         lines += 1
-        task = _parse(line, number)
+        task = record if isinstance(record, str) else _task_of(record, number, fields)
         if isinstance(task, str):
             problems.append((number, task))
         elif task.id in first_line_of:
@@ -85,7 +107,8 @@ def read_tasks(path: Path) -> TaskFile:
         else:
             first_line_of[task.id] = number
             rows.append(task)
-    return _within_limit(TaskFile(path, tuple(rows), sha256_hex(content), lines, tuple(problems)))
+    file = TaskFile(path, tuple(rows), sha256_hex(content), lines, tuple(problems), unit_of(content))
+    return _within_limit(file)
 
 
 def refuse_bad_references(file: TaskFile, is_readable: Callable[[str], bool]) -> TaskFile:
@@ -104,12 +127,15 @@ def refuse_bad_references(file: TaskFile, is_readable: Callable[[str], bool]) ->
     return _within_limit(replace(file, rows=rows, problems=tuple(problems)))
 
 
-def read_usable(paths: Sequence[Path], is_readable: Callable[[str], bool]) -> tuple[TaskFile, ...]:
+def read_usable(
+    paths: Sequence[Path], is_readable: Callable[[str], bool], fields: FieldNames = STANDARD
+) -> tuple[TaskFile, ...]:
     """The files of one silo with what may be used of them: every id once in all of them, every answer readable.
 
     Args:
         paths: task files.
         is_readable: whether a reference answer can be compared with.
+        fields: what they call the fields.
 
     Raises:
         NotFoundError: no such file.
@@ -118,7 +144,7 @@ def read_usable(paths: Sequence[Path], is_readable: Callable[[str], bool]) -> tu
     files: list[TaskFile] = []
     seen: set[str] = set()
     for path in paths:
-        file = refuse_bad_references(read_tasks(path), is_readable)
+        file = refuse_bad_references(read_tasks(path, fields), is_readable)
         again = [(task.line, "duplicate id") for task in file.rows if task.id in seen]
         rows = tuple(task for task in file.rows if task.id not in seen)
         seen.update(task.id for task in rows)
@@ -126,24 +152,15 @@ def read_usable(paths: Sequence[Path], is_readable: Callable[[str], bool]) -> tu
     return tuple(files)
 
 
-def listed(problems: Sequence[Problem]) -> str:
+def listed(problems: Sequence[Problem], unit: str = "line") -> str:
     """The first of the bad lines, in words: numbers and reasons, never what stands there."""
-    shown = "; ".join(f"line {line}: {reason}" for line, reason in problems[:_LISTED_MAX])
+    shown = "; ".join(f"{unit} {line}: {reason}" for line, reason in problems[:_LISTED_MAX])
     return shown + (f"; and {len(problems) - _LISTED_MAX} more" if len(problems) > _LISTED_MAX else "")
 
 
-def _parse(line: bytes, number: int) -> Task | str:
-    """The task, or why there is none. The reason never quotes the line: it may reach a log."""
-    if len(line) > LINE_BYTES_MAX:
-        return "line too long"
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        return "not UTF-8"
-    except (ValueError, RecursionError):
-        return "broken JSON"
-    if not isinstance(row, dict):
-        return "not a JSON object"
+def _task_of(record: Mapping[str, Any], number: int, fields: FieldNames) -> Task | str:
+    """The task, or why there is none. The reason never quotes the record: it may reach a log."""
+    row = {name: record[own] for name in (*_FIELDS, "group") if (own := getattr(fields, name)) in record}
     for name in _FIELDS:
         if name not in row:
             return f"missing field {name!r}"
@@ -170,9 +187,10 @@ def _within_limit(file: TaskFile) -> TaskFile:
     bad = len(file.problems)
     if bad and bad >= BAD_SHARE_MAX * file.lines:
         raise UsageError(
-            f"{file.path}: {bad} of {file.lines} lines are bad, the limit is under {BAD_SHARE_MAX:.0%}: "
-            f"{listed(file.problems)}",
-            hint='each line is {"id","prompt","answer","topic"} and perhaps "group", all texts, ids unique',
+            f"{file.path}: {bad} of {file.lines} {file.unit}s are bad, the limit is under {BAD_SHARE_MAX:.0%}: "
+            f"{listed(file.problems, file.unit)}",
+            hint='each is {"id","prompt","answer","topic"} and perhaps "group", all texts, ids unique; other names of '
+            "private files go into data.fields",
             code="TASK_FILE_INVALID",
         )
     if not file.rows:

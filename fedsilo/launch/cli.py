@@ -17,6 +17,7 @@ from fedsilo.launch import (
     cli_curves,
     cli_data,
     cli_demo,
+    cli_grade,
     cli_policy,
     cli_public,
     cli_run,
@@ -25,6 +26,7 @@ from fedsilo.launch import (
 )
 from fedsilo.launch.common_options import no_color
 from fedsilo.launch.output import JsonOption, emit, ended_by, guarded, in_one_envelope, table, takes_version
+from fedsilo.launch.standard_streams import open_all
 
 # Objects made and not freed between two looks for garbage (Python's own: 700). In cycles they may hold some 10 MB.
 GARBAGE_THRESHOLD = 100_000
@@ -45,7 +47,7 @@ fedsilo_app.add_typer(cli_certs.app, name="certs")
 fedsilo_app.add_typer(cli_data.model_app, name="model")
 fedsilo_app.add_typer(cli_data.data_app, name="data")
 fedsilo_app.add_typer(cli_public.app, name="public")
-fedsilo_app.command("grade")(cli_data.grade)
+fedsilo_app.command("grade")(cli_grade.grade)
 fedsilo_app.add_typer(cli_config.app, name="config")
 fedsilo_app.add_typer(cli_context.app, name="context")
 fedsilo_app.command("bundle")(cli_bundle.bundle)
@@ -77,6 +79,7 @@ def _begin(app: typer.Typer) -> None:
     what is left when the program ends.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
+    open_all()
     json_output = "--json" in sys.argv[1:]
     no_color("--no-color" in sys.argv[1:])  # a command line that is not understood is told without colour, too
     try:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.launch import cli_approvals_reading
+from fedsilo.launch.cli_approvals_reading import OfflineOption
+from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, emit, guarded, plain, table
 from fedsilo.launch.silo_control import (
     CONFIG_DEFAULT,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Releases that wait for persons.")
 cli_approvals_reading.add_to(app)
 
+MINUTES_MAX = 527_040.0  # 366 days; a release expires long before
 _COLUMNS_MIN, _COLUMNS_MAX = 60, 120
 _DIGEST_TYPED_CHARACTERS = 4
 
@@ -78,25 +81,25 @@ def _halt_line(row: Mapping[str, Any]) -> str:
 def approvals_show(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
     config: ConfigOption = CONFIG_DEFAULT,
+    offline: OfflineOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Every fact a person needs before answering; never the content itself."""
-    with client_of(load_site(config)) as client:
-        data = client.query("approval", {"release": release})
-    emit("silo approvals show", data, json_output=json_output, text=lambda: _release_text(data))
+    """Every fact a person needs before answering, or of a release that is over, who answered; never the content."""
+    with cli_approvals_reading.source_of(load_site(config), offline=offline) as (source, told):
+        data = source.query("approval", {"release": release})
+    emit("silo approvals show", data, json_output=json_output, text=lambda: _release_text(data), warnings=told)
 
 
 def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
     """Every fact, one rule a line; within `columns`, when they are given, the rules that are ok share lines."""
     leaves, policy = data["leaves"], data["policy"]
     counts = " ".join(f"{count} {name}" for name, count in policy["counts"].items())
-    noticed = data.get("noticed", [])
+    noticed, held = data.get("noticed", []), data["state"] == "held"
     loud = [rule for rule in policy["rules"] if columns is None or rule["outcome"] != "ok"]
     lines = [
         f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
-        f"asked by {data['asked_by']}; expires {_utc(data['expires_at'])}",
-        f"approvals {len(data['approvers']['given'])} of {data['approvers']['needed']}, by "
-        f"{' or '.join(data['approvers']['roles'])}",
+        f"asked by {data['asked_by']}; {'expires' if held else 'its time was until'} {_utc(data['expires_at'])}",
+        *cli_approvals_reading.answered_lines(data["approvers"]),
         *(f"put off by {person} until {_utc(until)}" for person, until in data.get("deferred", {}).items()),
         *([f"FINDINGS {len(noticed)}: each is read before a yes, and named with --ack-finding ID"] if noticed else []),
         *(row for one in noticed for row in _finding_lines(one)),
@@ -110,8 +113,8 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
         f"budget {data['budget']}",
         f"findings {data['findings']}",
         f"difference {data['difference']}",
-        f"approve: {data['consequences']['approve']}",
-        f"reject: {data['consequences']['reject']}",
+        # of one that is over nothing is left to answer
+        *(f"{verdict}: {data['consequences'][verdict]}" for verdict in (("approve", "reject") if held else ())),
     ]  # fmt: skip
     if columns is not None:
         lines = [row for line in lines for row in _folded(line, columns)]
@@ -187,7 +190,7 @@ def approve(
     )
     emit(
         "silo approvals approve", data, json_output=json_output, error=waits if data["state"] == "held" else None,
-        text=f"{data['release']}: {data['state']}, {len(data['given'])} of {data['needed']} approvals",
+        text=f"{data['release']}: {data['state']}, {len(data['given'])} of {data['needed']} approvals{recorded(data)}",
     )  # fmt: skip
 
 
@@ -212,7 +215,7 @@ def reject(
     loaded = load_site(config)
     arguments = _shown(loaded, release, expect_digest, expect_policy) | {"reason_code": reason_code, "reason": text}
     data = command(loaded, operator, "approvals.reject", arguments, request_id)
-    emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected")
+    emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected{recorded(data)}")
 
 
 @app.command("defer")
@@ -221,7 +224,7 @@ def defer(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
     operator: OperatorOption,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=1.0, help="For so long you are not asked for it.")
+        float | None, typer.Option("--minutes", min=1.0, max=MINUTES_MAX, help="For so long you are not asked.")
     ] = None,
     until: Annotated[str, typer.Option("--until", metavar="TIME", help="Or until then: 2026-07-01T10:30:00Z.")] = "",
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
@@ -238,7 +241,7 @@ def defer(
     emit(
         "silo approvals defer", data, json_output=json_output,
         text=f"{data['release']}: you are asked again at {_utc(data['deferred_until'])}; it expires at "
-        f"{_utc(data['expires_at'])}",
+        f"{_utc(data['expires_at'])}{recorded(data)}",
     )  # fmt: skip
 
 
@@ -280,7 +283,7 @@ def release(
     state = "may leave again" if data["released"] else "still halted"
     emit(
         "silo approvals release", data, json_output=json_output,
-        text=f"{data['kind']}: {state}, {len(data['given'])} of {data['needed']} approvers",
+        text=f"{data['kind']}: {state}, {len(data['given'])} of {data['needed']} approvers{recorded(data)}",
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +14,38 @@ from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOp
 
 if TYPE_CHECKING:
     from console.client import ControlClient
+    from console.offline import Offline
+    from silo.config import SiloConfig
 
 PAGE_ROWS = 500  # the daemon's most
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Read the site's state folder; no daemon is asked, and it need not run.")
+]
 ReleaseArgument = Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")]
 
 
-def every_page(client: ControlClient, arguments: Mapping[str, Any]) -> dict[str, Any]:
+@contextmanager
+def source_of(site: SiloConfig, *, offline: bool) -> Iterator[tuple[ControlClient | Offline, list[str]]]:
+    """What answers queries, and what a person is told of it: the daemon, or what its state folder holds.
+
+    Raises:
+        NotFoundError: there is no log in the folder. OperationError: its ledger cannot be read.
+    """
+    if not offline:
+        with client_of(site) as client:
+            yield client, []
+        return
+    from console.offline import Offline
+    from fedsilo.launch.silo_folder import read_silo
+
+    folder = Offline(site.state_dir, read_silo)
+    try:
+        yield folder, [folder.banner()]
+    finally:
+        folder.close()
+
+
+def every_page(client: ControlClient | Offline, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """All releases that the arguments choose, newest first, page after page."""
     releases: list[Any] = []
     before = None
@@ -89,11 +116,14 @@ def _counts(numbers: list[int]) -> str:
 
 
 @guarded("silo approvals diff")
-def diff(release: ReleaseArgument, config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def diff(
+    release: ReleaseArgument, config: ConfigOption = CONFIG_DEFAULT, offline: OfflineOption = False,
+    json_output: JsonOption = False,
+) -> None:  # fmt: skip
     """All of a release beside the last one of its kind that left."""
-    with client_of(load_site(config)) as client:
-        data = client.query("approval.comparison", {"release": release})
-    emit("silo approvals diff", data, json_output=json_output, text=lambda: _diff_text(data))
+    with source_of(load_site(config), offline=offline) as (source, told):
+        data = source.query("approval.comparison", {"release": release})
+    emit("silo approvals diff", data, json_output=json_output, text=lambda: _diff_text(data), warnings=told)
 
 
 def _diff_text(data: Mapping[str, Any]) -> str:
@@ -132,15 +162,16 @@ def history(
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Rows of one page.")] = 100,
     before: Annotated[int | None, typer.Option("--before", min=0, help="`next` of the page before.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every page.")] = False,
+    offline: OfflineOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Releases that were ever held, newest first: who answered, when, and on which bytes."""
     chosen = {"kind": kind} if kind else {}
-    with client_of(load_site(config)) as client:
+    with source_of(load_site(config), offline=offline) as (source, told):
         if everything:
-            data = every_page(client, chosen)
+            data = every_page(source, chosen)
         else:
-            data = client.query("approvals", {**chosen, "limit": limit, "before": before})
+            data = source.query("approvals", {**chosen, "limit": limit, "before": before})
     rows = [
         (row["id"], row["kind"], row["state"], _answers(row), row["digest"][:12], row["policy_digest"][:8])
         for row in data["releases"]
@@ -149,7 +180,7 @@ def history(
     header = ("release", "kind", "state", "answers", "sha256", "policy")
     emit(
         "silo approvals history", data, json_output=json_output,
-        text=lambda: (table(header, rows) if rows else "nothing was ever held") + more,
+        text=lambda: (table(header, rows) if rows else "nothing was ever held") + more, warnings=told,
     )  # fmt: skip
 
 

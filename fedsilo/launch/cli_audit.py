@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Check, read and hand out audit logs, offline.")
 
+LINES_MAX = 100_000  # of `tail`, held in memory at once
+
 _NOT_VERIFIED = {
     "LOG_NOT_VERIFIED": "A record, a proof or a signature of an audit log is not what it should be.",
     "EQUIVOCATION": "Sound logs prove that somebody signed two transcripts, or two results, of one round.",
@@ -141,7 +143,7 @@ def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -
 @guarded("audit tail")
 def tail(
     log: LogOption,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the newest records.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=LINES_MAX, help="Newest so many.")] = 20,
     event: Annotated[str, typer.Option("--event", help="Only of this event, such as egress.decision.")] = "",
     kind: Annotated[str, typer.Option("--kind", help="Only of this message kind, such as lora.factors.")] = "",
     denied: Annotated[bool, typer.Option("--denied", help="Only decisions that were a refusal.")] = False,

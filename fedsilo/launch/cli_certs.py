@@ -62,7 +62,9 @@ def ca_init(
 def invite(
     identity: Annotated[str, typer.Argument(help="ROLE/NAME: silo, coordinator, operator, guard or trainer")],
     ca: CaOption,
-    hours: Annotated[float, typer.Option("--hours", help="How long the token may be used.")] = 72.0,
+    hours: Annotated[
+        float, typer.Option("--hours", min=0.01, max=8784.0, help="How long the token may be used.")
+    ] = 72.0,
     json_output: JsonOption = False,
 ) -> None:
     """Make a one-time token that may become exactly one identity."""

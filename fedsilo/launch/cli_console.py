@@ -198,7 +198,9 @@ def _from_daemon(path: Path, site: str, file: RecordingFile | None) -> _Watched:
 def _from_recording(path: Path, speed: float, at: float, *, still: bool) -> _Watched:
     """still: it stands at `at`, for what is printed once."""
     from console.replay import Replay
+    from fedsilo.launch.input_files import require_plain_file
 
+    require_plain_file(path, hint="fedconsole --record FILE makes a recording")
     replay = Replay(path, speed=speed)
     if still:
         replay.pause()

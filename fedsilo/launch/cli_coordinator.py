@@ -9,6 +9,7 @@ import typer
 
 from fedsilo.launch import cli_coordinator_messages, doctor
 from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
+from fedsilo.launch.daemons import ContextOption, context_client
 from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
 from fedsilo.launch.output import (
     JsonOption,
@@ -33,6 +34,7 @@ from fedsilo.launch.size_options import (
 )
 
 if TYPE_CHECKING:
+    from console.client import ControlClient
     from coordinator.config import CoordinatorConfig
     from coordinator.daemon import Ready
 
@@ -196,9 +198,19 @@ def start(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
 
 @app.command()
 @guarded("coordinator status")
-def status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def status(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="Default: coordinator.yaml here, else the current context, if it is a coordinator."
+        ),
+    ] = None,
+    context: ContextOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """State of the running coordinator: address, silos, runs."""
-    state, now = _state(_load(config))
+    chosen = context_client("coordinator", context, config, here=CONFIG_DEFAULT)
+    state, now = _state_of(chosen) if chosen else _state(_load(config or CONFIG_DEFAULT))
 
     def text() -> str:
         lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
@@ -300,7 +312,11 @@ def _state(config: CoordinatorConfig) -> tuple[dict[str, Any], str]:
     """The state, and the coordinator's time."""
     from console.client import ControlClient
 
-    with ControlClient(config.control.socket) as client:
+    return _state_of(ControlClient(config.control.socket))
+
+
+def _state_of(daemon: ControlClient) -> tuple[dict[str, Any], str]:
+    with daemon as client:
         reading = client.snapshot()
         return with_fresh_silos(client, reading.state), reading.time
 

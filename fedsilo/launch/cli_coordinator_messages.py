@@ -11,15 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.launch import desk_answers
+from fedsilo.launch.cli_daemon_audit import audit_app
 from fedsilo.launch.desk_answers import (
     BeforeOption,
     ControlOption,
-    EventOption,
     KindOption,
     LimitOption,
-    NoWaitOption,
-    RecordsOption,
-    TextOption,
     VerdictOption,
 )
 from fedsilo.launch.output import JsonOption, emit, guarded, table
@@ -29,14 +26,13 @@ ConfigOption = Annotated[Path, typer.Option("--config", help="coordinator.yaml."
 
 outbox_app = typer.Typer(no_args_is_help=True, help="What was sent to each silo, and what still waits for one.")
 inbox_app = typer.Typer(no_args_is_help=True, help="Every message that came in and the rules that judged it.")
-audit_app = typer.Typer(no_args_is_help=True, help="The audit log of a running coordinator, and whether it holds.")
 
 
 def add_to(app: typer.Typer) -> None:
     """Make these commands part of `coordinator`."""
     app.add_typer(outbox_app, name="outbox")
     app.add_typer(inbox_app, name="inbox")
-    app.add_typer(audit_app, name="audit")
+    app.add_typer(audit_app("coordinator", CONFIG_DEFAULT, _ask), name="audit")
     app.command()(certs)
     app.command()(settings)
 
@@ -119,55 +115,6 @@ def inbox_show(
 ) -> None:
     """One decision with every rule's verdict, and what would have been let in."""
     desk_answers.show_message(partial(_ask, config), "coordinator", "inbox", seq, json_output)
-
-
-# ---- the audit log ---------------------------------------------------------------------------------
-
-
-@audit_app.command("list")
-@guarded("coordinator audit list")
-def audit_list(
-    config: ConfigOption = CONFIG_DEFAULT, limit: RecordsOption = 100, before: BeforeOption = None,
-    event: EventOption = "", text: TextOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
-    """Records of a running coordinator, newest first. With a filter one call looks at some thousand records only."""
-    desk_answers.list_records(
-        partial(_ask, config), "coordinator", limit=limit, before=before, event=event, text=text,
-        json_output=json_output,
-    )  # fmt: skip
-
-
-@audit_app.command("show")
-@guarded("coordinator audit show")
-def audit_show(
-    seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
-    config: ConfigOption = CONFIG_DEFAULT,
-    json_output: JsonOption = False,
-) -> None:
-    """One record of a running coordinator, in full."""
-    desk_answers.show_record(partial(_ask, config), "coordinator", seq, json_output)
-
-
-@audit_app.command("status")
-@guarded("coordinator audit status")
-def audit_status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
-    """How far the log was verified by the daemon itself, and what each silo knows of it. Exit status 7: a break."""
-    desk_answers.emit_status("coordinator audit status", _ask(config, "audit.status"), json_output)
-
-
-@audit_app.command("verify")
-@guarded("coordinator audit verify")
-def audit_verify(
-    config: ConfigOption = CONFIG_DEFAULT, no_wait: NoWaitOption = False, json_output: JsonOption = False
-) -> None:
-    """Have the daemon verify its own log, and wait until it has. Exit status 7: a break; 3: it has not ended by the
-    end of --timeout, or, with --no-wait, not yet; it goes on in the daemon.
-
-    An auditor verifies alone, with the logs of all parties: `fedsilo audit verify`.
-    """
-    desk_answers.verify_log(
-        partial(_ask, config), "coordinator audit verify", wait=not no_wait, json_output=json_output
-    )
 
 
 # ---- files -----------------------------------------------------------------------------------------

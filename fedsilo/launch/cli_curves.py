@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedsilo.launch.daemons import ContextOption, context_client
 from fedsilo.launch.output import JsonOption, emit, guarded, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, client_of, load_site
 
@@ -17,10 +18,14 @@ CSV_COLUMNS = ("run", "name", "silo", "source", "unit", "x", "round", "step", "v
 
 @guarded("curves")
 def curves(
-    config: Annotated[Path | None, typer.Option("--config", help="silo.yaml: this site's own figures.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="silo.yaml: this site's own figures. Default: the current context, else here."),
+    ] = None,
     coordinator: Annotated[
         Path | None, typer.Option("--coordinator", help="coordinator.yaml: what silos released to it.")
     ] = None,
+    context: ContextOption = "",
     run: Annotated[str, typer.Option("--run", help="Which run; the newest by default.")] = "",
     names: Annotated[
         list[str] | None, typer.Option("--name", help="Only this figure, such as pass_at_1; repeatable.")
@@ -31,23 +36,24 @@ def curves(
 ) -> None:
     """Figures by round or step: pass@1 with n and its 95 % interval, reward, KL, update norm, gap between silos.
 
-    Without --coordinator the figures are those of the site in silo.yaml.
+    Without --coordinator the figures are those of the current context, or else of the site in silo.yaml.
     """
     from fedsilo.treaty.errors import UsageError
 
-    if config is not None and coordinator is not None:
-        raise UsageError("--config and --coordinator name two daemons", hint="give one of them")
+    if coordinator is not None and (config is not None or context):
+        other = "--config" if config is not None else "--context"
+        raise UsageError(f"{other} and --coordinator name two daemons", hint="give one of them")
     if csv and json_output:
         raise UsageError("--csv and --json are two forms of one answer", hint="give one of them")
     asked = {"run": run or None, "names": ",".join(names or ()) or None, "x": x or None}
-    with _client(config, coordinator) as client:
+    with _client(context, config, coordinator) as client:
         data = client.query("curves", asked)
     emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else _curves_text(data))
 
 
-def _client(config: Path | None, coordinator: Path | None) -> Any:
+def _client(context: str, config: Path | None, coordinator: Path | None) -> Any:
     if coordinator is None:
-        return client_of(load_site(config or CONFIG_DEFAULT))
+        return context_client("", context, config) or client_of(load_site(config or CONFIG_DEFAULT))
     from console.client import ControlClient
     from coordinator.config import load_config
 
@@ -63,18 +69,10 @@ def values_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def csv_text(data: Mapping[str, Any]) -> str:
-    """RFC 4180 with one header line; a text that a spreadsheet would compute gets an apostrophe before it."""
-    import csv
-    import io
+    """One line a value, with a header line."""
+    from fedsilo.edge.csv_cells import csv_text as text_of
 
-    from fedsilo.edge.csv_cells import csv_cell
-
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for row in values_of(data):
-        writer.writerow([csv_cell(row.get(name)) for name in CSV_COLUMNS])
-    return stream.getvalue()
+    return text_of(CSV_COLUMNS, [[row.get(name) for name in CSV_COLUMNS] for row in values_of(data)])
 
 
 def _curves_text(data: Mapping[str, Any]) -> str:

@@ -1,24 +1,18 @@
-"""`fedsilo model build`, `fedsilo data ...` and `fedsilo grade`: what a run needs before anything is federated."""
+"""`fedsilo model build` and `fedsilo data ...`: what a run needs before anything is federated."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedsilo.launch.output import JsonOption, emit, guarded, table
-from fedsilo.treaty.errors import NotFoundError, UsageError
 
 model_app = typer.Typer(no_args_is_help=True, help="The tiny base model of the demo.")
 data_app = typer.Typer(no_args_is_help=True, help="Task files and data folders for the demo.")
-
-GRADE_BATCH = 64
 
 
 class TokenizerKind(StrEnum):
@@ -122,15 +116,17 @@ def from_sets(
 @guarded("data check")
 def check(
     file: Annotated[Path, typer.Argument(help="Task file, JSONL.")],
-    verifier: Annotated[str, typer.Option("--verifier", help="math, choice, exact, numeric, format or code.")],
+    verifier: Annotated[str, typer.Option("--verifier", help="As in silo.yaml: math, choice, math*0.9+format*0.1 ...")],
     json_output: JsonOption = False,
 ) -> None:
     """Read a task file as a silo would: count and list bad lines; 5 % or more is an error."""
+    from fedsilo.edge.own_verifiers import find_verifier
+    from fedsilo.edge.reference_checks import full_check
     from fedsilo.edge.task_files import read_tasks, refuse_bad_references
-    from fedsilo.treaty.grading import check_reference, require_verifier
 
-    require_verifier(verifier)
-    tasks = refuse_bad_references(read_tasks(file), lambda answer: check_reference(verifier, answer))
+    find_verifier(verifier)
+    with full_check(verifier) as is_readable:
+        tasks = refuse_bad_references(read_tasks(file), is_readable)
     data = {
         "file": str(file),
         "sha256": tasks.sha256,
@@ -145,42 +141,6 @@ def check(
         text=f"{file}: {len(tasks.rows)} rows, sha256 {tasks.sha256}",
         warnings=[f"line {line}: {reason}" for line, reason in tasks.problems],
     )
-
-
-@guarded("grade")
-def grade(
-    verifier: Annotated[str, typer.Option("--verifier", help="math, choice, exact, numeric or format.")],
-    file: Annotated[Path | None, typer.Argument(help="JSON lines; standard input when left out.")] = None,
-) -> None:
-    """Filter: JSON lines {"response", "answer", "id"?} in, {"id"?, "correct", "code"} out, in the same order."""
-    from fedsilo.edge.grading_process import GradingProcess
-
-    if file is not None and not file.is_file():
-        raise NotFoundError(f"{file} does not exist")
-    source = str(file) if file is not None else "standard input"
-    lines = file.open("rb") if file is not None else sys.stdin.buffer
-    with lines, GradingProcess(verifier) as process:
-        items = _read_items(lines, source)
-        while batch := list(islice(items, GRADE_BATCH)):
-            verdicts = process.grade_many([(response, answer) for _, response, answer in batch])
-            for (kept, _, _), verdict in zip(batch, verdicts, strict=True):
-                line = {**kept, "correct": verdict.correct, "code": verdict.code.value}
-                sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
-
-
-def _read_items(lines: Iterable[bytes], source: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{source}:{number}: not JSON") from error
-        response, answer = (row.get("response"), row.get("answer")) if isinstance(row, dict) else (None, None)
-        if not isinstance(response, str) or not isinstance(answer, str):
-            raise UsageError(f'{source}:{number}: needs the texts "response" and "answer"')
-        yield {"id": row["id"]} if "id" in row else {}, response, answer
 
 
 def _emit_folder(command: str, folder: Any, json_output: bool) -> None:

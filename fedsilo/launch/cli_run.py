@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, emit, existing, facts_text, guarded, table
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def submit(
         "run submit",
         result,
         json_output=json_output,
-        text=f"run {result['run']} waits for {len(result['silos'])} silos",
+        text=f"run {result['run']} waits for {len(result['silos'])} silos{recorded(result)}",
     )
 
 
@@ -138,7 +139,7 @@ def _steer(verb: str) -> None:
     ) -> None:
         result = _execute(f"run.{verb}", {"run": run}, person, config, socket, request_id)
         state = result.get("state", "started")
-        emit(f"run {verb}", result, json_output=json_output, text=f"run {run}: {state}")
+        emit(f"run {verb}", result, json_output=json_output, text=f"run {run}: {state}{recorded(result)}")
 
 
 _HELP = {
@@ -177,7 +178,7 @@ def abort(
         raise UsageError(f"{confirm[:64]!r} is not {run[:64]!r}", hint="nothing was aborted; give the run's name twice")
     arguments = {"run": run} if number is None else {"run": run, "round": number}
     result = _execute("run.abort", arguments, person, config, socket, request_id)
-    emit("run abort", result, json_output=json_output, text=f"run {run}: {result['state']}")
+    emit("run abort", result, json_output=json_output, text=f"run {run}: {result['state']}{recorded(result)}")
 
 
 @app.command()

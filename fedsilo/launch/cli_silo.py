@@ -4,6 +4,7 @@ signed with a person's key (`--operator`), so an approval names somebody."""
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.launch import cli_approvals, cli_curves, cli_report, cli_silo_messages, doctor
+from fedsilo.launch.daemons import ContextOption, context_client
+from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
 from fedsilo.launch.silo_control import (
     CONFIG_DEFAULT,
@@ -162,14 +165,28 @@ def join(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False)
 def check(
     config: ConfigOption = CONFIG_DEFAULT,
     offline: Annotated[bool, typer.Option("--offline", help="Do not dial the coordinator.")] = False,
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            "--prompts", min=0, max=20, help="Show so many private prompts. Default: 3 on a terminal, else 0."
+        ),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Try everything that `silo start` needs, without starting or sending anything."""
     import copy
 
+    from fedsilo.launch.silo_check_text import prompts_text
     from silo.guard.preflight import preflight
+    from silo.guard.prompt_preview import Preview, as_fields
 
-    results, warnings, errors = preflight(load_site(config), reach_coordinator=not offline)
+    previewed: list[Preview] = []
+    # What is written to a file or to another program tends to be kept and sent on, so private prompts are not in it
+    # unless somebody says so.
+    shown = prompts if prompts is not None else 3 * (sys.stdout.isatty() and not json_output)
+    results, warnings, errors = preflight(
+        load_site(config), reach_coordinator=not offline, shown_prompts=shown, previewed=previewed
+    )
     error = copy.copy(errors[0]) if errors else None
     if error is not None:
         # The first fault decides code and exit status, as it would at `silo start`; its words stand in the table.
@@ -179,9 +196,10 @@ def check(
         error.message = f"{len(errors)} of {len(results)} checks failed{more}: {failed}"
     words = {True: "ok", False: "FAILED", None: "-"}
     rows = [(words[result["ok"]], result["check"], result["found"]) for result in results]
+    data = {"checks": results, "data": as_fields(previewed[0], with_prompts=bool(shown)) if previewed else None}
     emit(
-        "silo check", {"checks": results}, json_output=json_output, text=lambda: table(("", "check", "found"), rows),
-        warnings=warnings, error=error,
+        "silo check", data, json_output=json_output, warnings=warnings, error=error,
+        text=lambda: table(("", "check", "found"), rows) + "".join(map(prompts_text, previewed)),
     )  # fmt: skip
 
 
@@ -222,11 +240,19 @@ def start(
 
 @app.command()
 @guarded("silo status")
-def status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
+def status(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="silo.yaml. Default: the one here, else the current context, if it is a silo."),
+    ] = None,
+    context: ContextOption = "",
+    json_output: JsonOption = False,
+) -> None:
     """What the silo does now, what waits for persons, what left."""
     from fedsilo.launch.silo_text import status_text
 
-    with client_of(load_site(config)) as client:
+    chosen = context_client("silo", context, config, here=CONFIG_DEFAULT)
+    with chosen or client_of(load_site(config or CONFIG_DEFAULT)) as client:
         snapshot = client.snapshot()
     state = {**snapshot.state, "time": snapshot.time}
     emit("silo status", state, json_output=json_output, text=lambda: status_text(state))
@@ -236,7 +262,7 @@ def status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = Fals
 @guarded("silo logs")
 def logs(
     config: ConfigOption = CONFIG_DEFAULT,
-    lines: Annotated[int, typer.Option("--lines", help="Last so many.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="Last so many.")] = 50,
     trainer: Annotated[bool, typer.Option("--trainer", help="The trainer's log in place of the guard's.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -261,7 +287,8 @@ def pause(
 ) -> None:  # fmt: skip
     """Finish the step at hand and begin no other until `silo resume`."""
     data = command(load_site(config), operator, "pause", {}, request_id)
-    emit("silo pause", data, json_output=json_output, text="paused: the trainer begins no further step")
+    text = f"paused: the trainer begins no further step{recorded(data)}"
+    emit("silo pause", data, json_output=json_output, text=text)
 
 
 @app.command()
@@ -272,7 +299,7 @@ def resume(
 ) -> None:  # fmt: skip
     """Go on after `silo pause`."""
     data = command(load_site(config), operator, "resume", {}, request_id)
-    emit("silo resume", data, json_output=json_output, text="resumed")
+    emit("silo resume", data, json_output=json_output, text=f"resumed{recorded(data)}")
 
 
 @app.command("reload")
@@ -286,7 +313,7 @@ def reload_(
     fields = f": {', '.join(data['fields'])}" if data["fields"] else ""
     emit(
         "silo reload", data, json_output=json_output,
-        text=f"policy {data['policy']} is in force, {data['change']}{fields}",
+        text=f"policy {data['policy']} is in force, {data['change']}{fields}{recorded(data)}",
         warnings=[f"the silo ends: {data['ends']}"] if data["ends"] else [],
     )  # fmt: skip
 
@@ -308,6 +335,6 @@ def stop(
     if seen:
         wait_for_end(lock, timeout)
     emit(
-        "silo stop", data, json_output=json_output, text="stopped" if seen else "stopping",
+        "silo stop", data, json_output=json_output, text=("stopped" if seen else "stopping") + recorded(data),
         warnings=[] if seen else [f"{lock} is not yours to look at, so its end was not waited for"],
     )  # fmt: skip

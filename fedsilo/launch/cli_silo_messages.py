@@ -10,15 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from fedsilo.launch import desk_answers
+from fedsilo.launch.cli_daemon_audit import audit_app
 from fedsilo.launch.desk_answers import (
     BeforeOption,
     ControlOption,
-    EventOption,
     KindOption,
     LimitOption,
-    NoWaitOption,
-    RecordsOption,
-    TextOption,
     VerdictOption,
     cells,
 )
@@ -28,7 +25,6 @@ from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, client_of,
 outbox_app = typer.Typer(no_args_is_help=True, help="Every outbound message and the rules that judged it.")
 inbox_app = typer.Typer(no_args_is_help=True, help="Every message that came in and the rules that judged it.")
 ledger_app = typer.Typer(no_args_is_help=True, help="What the guard remembers: runs, budgets, outgoing content.")
-audit_app = typer.Typer(no_args_is_help=True, help="The audit log of a running silo, and whether it holds.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(outbox_app, name="outbox")
     app.add_typer(inbox_app, name="inbox")
     app.add_typer(ledger_app, name="ledger")
-    app.add_typer(audit_app, name="audit")
+    app.add_typer(audit_app("silo", CONFIG_DEFAULT, _ask), name="audit")
     app.command()(certs)
     app.command()(settings)
 
@@ -155,52 +151,6 @@ def ledger_forecast(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOpti
             ]
         ),
     )  # fmt: skip
-
-
-# ---- the audit log ---------------------------------------------------------------------------------
-
-
-@audit_app.command("list")
-@guarded("silo audit list")
-def audit_list(
-    config: ConfigOption = CONFIG_DEFAULT, limit: RecordsOption = 100, before: BeforeOption = None,
-    event: EventOption = "", text: TextOption = "", json_output: JsonOption = False,
-) -> None:  # fmt: skip
-    """Records of a running silo, newest first. With a filter one call looks at some thousand records only."""
-    desk_answers.list_records(
-        partial(_ask, config), "silo", limit=limit, before=before, event=event, text=text, json_output=json_output
-    )
-
-
-@audit_app.command("show")
-@guarded("silo audit show")
-def audit_show(
-    seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
-    config: ConfigOption = CONFIG_DEFAULT,
-    json_output: JsonOption = False,
-) -> None:
-    """One record of a running silo, in full."""
-    desk_answers.show_record(partial(_ask, config), "silo", seq, json_output)
-
-
-@audit_app.command("status")
-@guarded("silo audit status")
-def audit_status(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
-    """How far the log was verified by the daemon itself. Exit status 7 where it found a break."""
-    desk_answers.emit_status("silo audit status", _ask(config, "audit.status"), json_output)
-
-
-@audit_app.command("verify")
-@guarded("silo audit verify")
-def audit_verify(
-    config: ConfigOption = CONFIG_DEFAULT, no_wait: NoWaitOption = False, json_output: JsonOption = False
-) -> None:
-    """Have the daemon verify its own log, and wait until it has. Exit status 7: a break; 3: it has not ended by the
-    end of --timeout, or, with --no-wait, not yet; it goes on in the daemon.
-
-    An auditor verifies alone, with the logs of all parties: `fedsilo audit verify`.
-    """
-    desk_answers.verify_log(partial(_ask, config), "silo audit verify", wait=not no_wait, json_output=json_output)
 
 
 # ---- files -----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from fedsilo.launch.common_options import quiet
 from fedsilo.launch.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
 from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
 from fedsilo.launch.output import SCHEMA, JsonOption, emit, facts_text, guarded, plain
+from fedsilo.launch.standard_streams import OutputLostError, write_out
 from fedsilo.treaty.errors import FedSiloError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def watch(
             hint = "nothing is wrong with the daemon by that; watch longer, or without an end: no --timeout"
             error = UnreachableError(f"the {seconds:g} s of --timeout are over", hint=hint, code="TIMEOUT")
         lines.end(error.code, error.message)
-        if jsonl:  # told in its last line
+        if jsonl and not isinstance(raised, OutputLostError):  # told in its last line
             raise typer.Exit(error.exit_code) from raised
         raise error from raised
     except KeyboardInterrupt:
@@ -125,12 +125,10 @@ class _Lines:
         elif self._json:
             emit(COMMAND, data, json_output=True, text="")
         elif not quiet.get():
-            sys.stdout.write(plain(words).replace("\n", " ") + "\n")
-            sys.stdout.flush()
+            write_out(plain(words).replace("\n", " ") + "\n")
 
     def _write(self, row: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+        write_out(json.dumps(row) + "\n")
 
 
 def _how(state: dict[str, Any], now: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +20,7 @@ from fedsilo.launch.completion import COMPLETERS
 from fedsilo.launch.contract import facts_of, full_name
 
 PANEL = "Every command"
-SECONDS_MIN = 0.001
+SECONDS_MIN, SECONDS_MAX = 0.001, 31_536_000.0  # a year; the kernel's own limit of a wait is some hundred years
 FLAGS = ("--schema", "--quiet", "--no-color", "--dry-run", "--timeout")
 NO_COLOR = "NO_COLOR"  # https://no-color.org
 
@@ -111,7 +110,7 @@ _DRY_RUN = Annotated[
 _TIMEOUT = Annotated[
     float | None,
     typer.Option(
-        "--timeout", min=SECONDS_MIN, rich_help_panel=PANEL,
+        "--timeout", min=SECONDS_MIN, max=SECONDS_MAX, rich_help_panel=PANEL,
         help="Seconds to wait for each answer, or for the end of a stream; then exit 3. Default: 30, no end.",
     ),
 ]  # fmt: skip
@@ -130,8 +129,9 @@ def _printing_schema(command: str) -> Callable[[typer.Context, bool], None]:
             return
         from fedsilo.launch.command_schema import schema_of
         from fedsilo.launch.output import envelope
+        from fedsilo.launch.standard_streams import write_out
 
-        sys.stdout.write(envelope(command, schema_of(full_name(command), context.command)) + "\n")
+        write_out(envelope(command, schema_of(full_name(command), context.command)) + "\n")
         raise typer.Exit
 
     return show

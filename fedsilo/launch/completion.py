@@ -2,8 +2,9 @@
 
 Read are the configuration file that the line names (or the one that the command would read), and below its `state_dir`
 the ledger, the coordinator's own database and the names of the log's segments, all for reading only. Nothing is asked
-of a daemon or over the network. What is not found within `SECONDS_MAX` is not offered, and no failure is told: a shell
-shows whatever is printed in the middle of what is being typed.
+of a daemon or over the network. What is not found within `SECONDS_MAX` of reading is not offered, and no failure is
+told: a shell shows whatever is printed in the middle of what is being typed. The limit is for a disk that hangs: the
+modules that read are loaded before it counts, as on a busy machine they take most of it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,13 @@ _SILO, _COORDINATOR = Path("silo.yaml"), Path("coordinator.yaml")
 _LEDGER, _DATABASE, _LOG = "ledger.sqlite3", "coordinator.db", "audit"
 
 
-def _complete_with(find: Callable[[Mapping[str, Any], str], Iterable[str]]) -> Callable[..., list[str]]:
+def _complete_with(
+    find: Callable[[Mapping[str, Any], str], Iterable[str]], load: Callable[[], None]
+) -> Callable[..., list[str]]:
+    """load: imports what `find` imports."""
+
     def complete(context: typer.Context, incomplete: str) -> list[str]:
+        load()
         program = context.command_path.split(" ", 1)[0]
         return within(SECONDS_MAX, lambda: [each for each in find(context.params, program) if _fits(each, incomplete)])
 
@@ -120,13 +126,36 @@ def _column(database: Path, question: str) -> list[str]:
         return [str(row[0]) for row in reading.execute(question, (OFFERED_MAX,))]
 
 
+# Imports alone: what the functions above import when they run.
+
+
+def _load_files() -> None:
+    import fedsilo.treaty.strict_yaml  # noqa: F401
+
+
+def _load_databases() -> None:
+    import sqlite3  # noqa: F401
+
+    _load_files()
+
+
+def _load_logs() -> None:
+    import fedsilo.edge.audit_segments  # noqa: F401
+
+    _load_files()
+
+
+def _load_contexts() -> None:
+    import fedsilo.launch.contexts  # noqa: F401
+
+
 # Name of a command's parameter, with the command's in front where it is an id there only -> what completes it.
 COMPLETERS: Mapping[str, Callable[..., list[str]]] = {
-    "release": _complete_with(_releases),
-    "run": _complete_with(_runs),
-    "coordinator silos show.name": _complete_with(_silos),
-    "seq": _complete_with(_numbers),
-    "record": _complete_with(_numbers),
-    "context": _complete_with(_contexts),
-    "context_name": _complete_with(_contexts),
+    "release": _complete_with(_releases, _load_databases),
+    "run": _complete_with(_runs, _load_databases),
+    "coordinator silos show.name": _complete_with(_silos, _load_files),
+    "seq": _complete_with(_numbers, _load_logs),
+    "record": _complete_with(_numbers, _load_logs),
+    "context": _complete_with(_contexts, _load_contexts),
+    "context_name": _complete_with(_contexts, _load_contexts),
 }

@@ -43,6 +43,7 @@ class Facts:
         waits: it waits for a daemon, so that it takes --timeout.
         exits: statuses beside those in ALWAYS.
         dry_run: the option that lets nothing be changed.
+        action: in `certs.roles.ACTIONS`, what the person who signs it must be allowed to; empty: it takes no signature.
     """
 
     changes: str = ""
@@ -51,6 +52,7 @@ class Facts:
     waits: bool = False
     exits: tuple[int, ...] = ()
     dry_run: str = "--dry-run"
+    action: str = ""
 
     @property
     def exit_codes(self) -> tuple[int, ...]:
@@ -77,12 +79,12 @@ _READS = Facts(exits=(8,))
 _VERIFIES = Facts(exits=(4, 7, 8))
 
 
-def _writes(what: str, *, exits: tuple[int, ...] = (6, 8), idempotent: bool = False) -> Facts:
-    return Facts(changes=what, idempotent=idempotent, exits=exits)
+def _writes(what: str, *, exits: tuple[int, ...] = (6, 8), idempotent: bool = False, action: str = "") -> Facts:
+    return Facts(changes=what, idempotent=idempotent, exits=exits, action=action)
 
 
-def _commands_daemon(what: str, *, exits: tuple[int, ...] = _SIGNED, idempotent: bool = True) -> Facts:
-    return Facts(changes=what, idempotent=idempotent, waits=True, exits=exits)
+def _commands_daemon(what: str, action: str, *, exits: tuple[int, ...] = _SIGNED) -> Facts:
+    return Facts(changes=what, waits=True, exits=exits, action=action)
 
 
 COMMANDS: Mapping[str, Facts] = {
@@ -99,26 +101,31 @@ COMMANDS: Mapping[str, Facts] = {
     "silo status": _ASKS,
     "silo round": _ASKS,
     "silo logs": _READS,
-    "silo pause": _commands_daemon("the trainer begins no further step until it is resumed"),
-    "silo resume": _commands_daemon("the trainer goes on"),
+    "silo pause": _commands_daemon("the trainer begins no further step until it is resumed", "silo.pause"),
+    "silo resume": _commands_daemon("the trainer goes on", "silo.resume"),
     "silo reload": _commands_daemon(
-        "puts the policy file in force, unless something in it is looser", exits=(*_SIGNED, 5)
+        "puts the policy file in force, unless something in it is looser", "change.propose", exits=(*_SIGNED, 5)
     ),
-    "silo stop": _commands_daemon("ends guard and trainer; the open round goes on without this silo"),
+    "silo stop": _commands_daemon("ends guard and trainer; the open round goes on without this silo", "silo.stop"),
     "silo approvals list": _ASKS,
     "silo approvals show": _ASKS,
     "silo approvals approve": _commands_daemon(
         "signs that the shown bytes may leave; with the last approver needed they are sent and cannot be called back",
-        exits=(*_SIGNED, 5, 7, 9),
+        "release.approve", exits=(*_SIGNED, 5, 7, 9),
     ),
     "silo approvals reject": _commands_daemon(
-        "signs that the shown bytes may not leave; the round goes on without them", exits=(*_SIGNED, 5)
+        "signs that the shown bytes may not leave; the round goes on without them", "release.reject",
+        exits=(*_SIGNED, 5),
     ),
-    "silo approvals release": _commands_daemon("signs that a halted kind, or this silo, may go on"),
-    "silo approvals defer": _commands_daemon("moves a release out of this person's way for a time; recorded"),
+    "silo approvals release": _commands_daemon("signs that a halted kind, or this silo, may go on", "halt.release"),
+    "silo approvals defer": _commands_daemon(
+        "moves a release out of this person's way for a time; recorded", "release.defer"
+    ),
     "silo approvals diff": _ASKS,
     "silo approvals history": _ASKS,
-    "silo approvals payload": _commands_daemon("the silo records in its audit log who read the content"),
+    "silo approvals payload": _commands_daemon(
+        "the silo records in its audit log who read the content", "payload.read"
+    ),
     "silo outbox list": _ASKS,
     "silo outbox show": _ASKS,
     "silo inbox list": _ASKS,
@@ -170,7 +177,7 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     # ---- fedsilo -----------------------------------------------------------------------------------
     "fedsilo demo": _writes("starts a federation on this machine and writes all of it below --out", exits=(3, 6, 7, 8)),
-    "fedsilo grade": _READS,
+    "fedsilo grade": Facts(streams=True, exits=(8,)),
     "fedsilo version": Facts(),
     "fedsilo doctor": _READS,
     "fedsilo watch": Facts(streams=True, waits=True, exits=_ASKED),
@@ -182,15 +189,17 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo context use": _writes("writes the person's contexts file", exits=_FILES, idempotent=True),
     "fedsilo context add": _writes("writes the person's contexts file", exits=(4, 6)),
     "fedsilo context remove": _writes("writes the person's contexts file", exits=_FILES),
-    "fedsilo run submit": _commands_daemon("submits a run that starts when its silos have joined"),
+    "fedsilo run submit": _commands_daemon("submits a run that starts when its silos have joined", "run.submit"),
     "fedsilo run list": _ASKS,
     "fedsilo run show": _ASKS,
     "fedsilo curves": _ASKS,
     "fedsilo run watch": Facts(streams=True, waits=True, exits=_ASKED),
-    "fedsilo run start": _commands_daemon("starts a waiting run with the silos that have joined"),
-    "fedsilo run pause": _commands_daemon("the run delivers nothing more until it is resumed"),
-    "fedsilo run resume": _commands_daemon("the run goes on"),
-    "fedsilo run abort": _commands_daemon("ends the run; the adapter of its last committed round stays"),
+    "fedsilo run start": _commands_daemon("starts a waiting run with the silos that have joined", "run.start"),
+    "fedsilo run pause": _commands_daemon("the run delivers nothing more until it is resumed", "run.pause"),
+    "fedsilo run resume": _commands_daemon("the run goes on", "run.resume"),
+    "fedsilo run abort": _commands_daemon(
+        "ends the run; the adapter of its last committed round stays", "run.abort"
+    ),
     "fedsilo run export": Facts(
         changes="writes run_record.json and adapter/ into a new folder", idempotent=False, waits=True,
         exits=(*_ASKED, 6),
@@ -204,18 +213,23 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo policy explain": Facts(exits=(7, 8)),
     "fedsilo policy test": _READS,
     "fedsilo policy fmt": _writes("with --write puts the file's own form in its place", exits=(8,), idempotent=True),
-    "fedsilo policy propose": _writes("signs a proposal and writes it beside the policy", exits=_SIGNED),
+    "fedsilo policy propose": _writes(
+        "signs a proposal and writes it beside the policy", exits=_SIGNED, action="change.propose"
+    ),
     "fedsilo policy activate": _writes(
-        "signs an approval of a proposal; with the last one needed the policy file is replaced", exits=(*_SIGNED, 7, 9)
+        "signs an approval of a proposal; with the last one needed the policy file is replaced", exits=(*_SIGNED, 7, 9),
+        action="change.approve",
     ),
     "fedsilo policy schema make": _writes("writes a LoRA schema"),
     "fedsilo audit verify": _VERIFIES,
     "fedsilo audit show": Facts(
-        changes="with --payload the silo records in its audit log who read it", waits=True, exits=(*_SIGNED, 7)
+        changes="with --payload the silo records in its audit log who read it", waits=True, exits=(*_SIGNED, 7),
+        action="payload.read",
     ),
     "fedsilo audit tail": Facts(exits=(7, 8)),
     "fedsilo audit replay": Facts(
-        changes="with --rescreen the silo records in its audit log who asked", waits=True, exits=(*_SIGNED, 7)
+        changes="with --rescreen the silo records in its audit log who asked", waits=True, exits=(*_SIGNED, 7),
+        action="payload.read",
     ),
     "fedsilo audit prove": Facts(exits=(6, 7, 8)),
     "fedsilo audit export": Facts(

@@ -76,6 +76,35 @@ def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | 
     raise UsageError(f"{path} is a policy: it names no daemon", hint=_HINT)
 
 
+def context_client(kind: str, context: str, config: Path | None, *, here: Path | None = None) -> ControlClient | None:
+    """The daemon of the context that is named or, where no file is either, of the current one; None: a file decides.
+
+    Args:
+        kind: silo or coordinator, of which the daemon must be; empty for either. A current context of the other kind
+            is passed over, since `fedsilo context use` chooses for both programs.
+        context: that was named; or empty.
+        config: that was named; or None.
+        here: a file that, if it is there, goes before the current context, for a program whose other commands read it.
+
+    Raises:
+        UsageError: both are named, or a context of another kind is. NotFoundError: no such context.
+    """
+    from fedsilo.launch import contexts
+
+    if context and config is not None:
+        raise UsageError("--context and --config name two daemons", hint="give one of them")
+    by_file = config is not None or (not context and here is not None and here.exists())
+    if by_file or not (name := context or contexts.current_context()):
+        return None
+    entry = contexts.context_given(name) if context else contexts.context_named(name)
+    if kind and entry.kind != kind:
+        if not context:
+            return None
+        hint = f"{entry.kind} status --context {name}"
+        raise UsageError(f"context {name!r} is a {entry.kind}, not a {kind}", hint=hint)
+    return Daemon(entry.socket).connect()
+
+
 def kind_of(path: Path) -> Kind:
     """What a file is, by a key that only its kind has. Raises UsageError: none of the three. NotFoundError."""
     from fedsilo.edge.files import read_regular

@@ -20,8 +20,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedsilo.edge.files import read_regular
+from fedsilo.edge.verifier_names import OwnPartsVerifier
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
-from fedsilo.treaty.grading import VERIFIERS
 from fedsilo.treaty.strict_yaml import load, validate
 
 PUBLIC = "public.jsonl"
@@ -37,7 +38,7 @@ class _Closed(BaseModel):
 
 
 class FileEntry(_Closed):
-    verifier: str
+    verifier: OwnPartsVerifier  # the demo's coordinator reads it too
 
 
 class Lengths(_Closed):
@@ -88,15 +89,11 @@ def read_data_folder(root: Path) -> DataFolder:
     path = root / DESCRIPTION
     if not path.is_file():
         raise NotFoundError(f"{path} is missing", hint="write such a folder with `fedsilo data from-sets DIR`")
-    document = load(path.read_bytes(), str(path))
+    document = load(read_regular(path), str(path))
     description = validate(Description, document)
     sources: dict[str, TaskSource] = {}
     for name, entry in description.files.items():
         line = document.line_of(("files", name))
-        if entry.verifier not in VERIFIERS:
-            raise UsageError(
-                f"{path}:{line}: unknown verifier {entry.verifier!r}", hint=f"one of {', '.join(VERIFIERS)}"
-            )
         if name not in {PUBLIC, HELD_OUT} and not _is_private(name):
             raise UsageError(f"{path}:{line}: {name!r} is not {PUBLIC}, {HELD_OUT} or private/SILO.jsonl")
         if not (root / name).is_file():

@@ -47,6 +47,15 @@ def older(following: object) -> str:
     return f"\nolder ones: --before {following}" if following is not None else ""
 
 
+def recorded(data: Mapping[str, Any]) -> str:
+    """Where the party's own audit log has an order: `record` of the daemon's answer; nothing where it tells none.
+
+    Never the log's size, `audit_size`: with others writing, that is some later record.
+    """
+    number = data.get("record")
+    return "" if number is None else f", audit record {number}"
+
+
 # ---- messages --------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from fedsilo.launch import common_options
-from fedsilo.launch.contract import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, facts_of
+from fedsilo.launch.contract import BUG_EXIT_CODE, INTERRUPTED_EXIT_CODE, facts_of, full_name
+from fedsilo.launch.standard_streams import OutputLostError, output_lost, silence, write_err, write_out
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, OperationError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _print_schemas(context: typer.Context, wanted: bool) -> None:
 
     program = context.command_path
     schemas = [schema_of(" ".join(words), command) for words, command in commands_below(context.command, (program,))]
-    sys.stdout.write(envelope(program, {"commands": schemas}) + "\n")
+    write_out(envelope(program, {"commands": schemas}) + "\n")
     raise typer.Exit
 
 
@@ -141,6 +142,7 @@ def emit(
 
     Raises:
         typer.Exit: with the error's exit code, when `error` is given.
+        OutputLostError: there is no error but this one: stdout takes nothing.
     """
     warning_list = list(warnings)
     trying = _dry_run.get()
@@ -149,20 +151,32 @@ def emit(
             return
         warning_list.append("dry run: nothing would be changed")
     if json_output:
-        sys.stdout.write(envelope(command, data, warnings=warning_list, error=error) + "\n")
+        _write_answer(envelope(command, data, warnings=warning_list, error=error) + "\n", error)
     else:
         if not common_options.quiet.get():
             body = text if isinstance(text, str) else text()
-            if body:
-                sys.stdout.write(plain(body).rstrip("\n") + "\n")
-            sys.stdout.flush()
+            _write_answer(plain(body).rstrip("\n") + "\n" if body else "", error)
             for warning in warning_list:
-                sys.stderr.write(f"warning: {plain(warning)}\n")
+                write_err(f"warning: {plain(warning)}\n")
         if error is not None:
             _print_error(error)
-    sys.stdout.flush()
     if error is not None:
         raise typer.Exit(error.exit_code)
+
+
+def _write_answer(text: str, error: FedSiloError | None) -> None:
+    """Write an answer that tells of `error`; where stdout takes nothing, the error goes to stderr in any case.
+
+    Raises:
+        typer.Exit: with the error's exit code. OutputLostError: there was no other error.
+    """
+    try:
+        write_out(text)
+    except OutputLostError:
+        if error is None:
+            raise
+        _print_error(error)
+        raise typer.Exit(error.exit_code) from error
 
 
 def in_one_envelope(app: typer.Typer) -> int:
@@ -179,13 +193,13 @@ def in_one_envelope(app: typer.Typer) -> int:
         )
         if isinstance(error.__context__, KeyboardInterrupt):
             told = _InterruptedError()
-        sys.stdout.write(envelope("", None, error=told) + "\n")
+        write_out(envelope("", None, error=told) + "\n")
         return told.exit_code
     except typer.TyperException as error:  # what is wrong with a command line
         context = getattr(error, "ctx", None)
         command = "" if context is None else _command_name(context.command_path)
         wrong = UsageError(error.format_message(), hint=f"{context.command_path} --help" if context else "")
-        sys.stdout.write(envelope(command, None, error=wrong) + "\n")
+        write_out(envelope(command, None, error=wrong) + "\n")
         return UsageError.exit_code
     return status if isinstance(status, int) else 0
 
@@ -244,27 +258,25 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(raised, KeyboardInterrupt):
-            sys.stderr.write("interrupted\n")
+            write_err("interrupted\n")
             raise typer.Exit(INTERRUPTED_EXIT_CODE) from raised
         if isinstance(raised, typer.Abort) and isinstance(raised.__context__, KeyboardInterrupt):
             raised = _InterruptedError()  # Ctrl-C at a question, of which typer makes its own exception
         if isinstance(raised, BrokenPipeError):
-            # The reader of a pipe went away (`| head`). What is still buffered goes nowhere, or the interpreter would
-            # complain a second time when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout)  # the reader of a pipe went away (`| head`)
             raise typer.Exit(1) from raised
         if isinstance(raised, OSError):
-            where = f"{raised.filename}: " if raised.filename else ""
-            raised = OperationError(f"{where}{raised.strerror or raised}")
+            raised = output_lost(raised) or _of_file(raised)
         if isinstance(raised, Exception) and not isinstance(raised, (FedSiloError, *_OF_TYPER)):
             if os.environ.get(TRACEBACK_VARIABLE):
                 return
             raised = _BugError(self._command, raised)
         if not isinstance(raised, FedSiloError):
             return
-        if self._json_output:
-            sys.stdout.write(envelope(self._command, None, error=raised) + "\n")
-            sys.stdout.flush()
+        if not raised.hint and self._command and isinstance(raised, (UsageError, NotFoundError)):
+            raised.hint = f"what it takes: {full_name(self._command)} --help"
+        if self._json_output and not isinstance(raised, OutputLostError):
+            _write_answer(envelope(self._command, None, error=raised) + "\n", raised)
         else:
             _print_error(raised)
         raise typer.Exit(raised.exit_code) from raised
@@ -278,6 +290,16 @@ def ended_by(*, json_output: bool) -> Iterator[None]:
             yield
     except typer.Exit as end:
         sys.exit(end.exit_code)
+
+
+def _of_file(error: OSError) -> FedSiloError:
+    """What a person is told of an error that nobody translated: a file of another type is a wrong argument."""
+    where = f"{error.filename}: " if error.filename else ""
+    if isinstance(error, IsADirectoryError):
+        return UsageError(f"{where}this is a folder, where a file is needed", hint="name a file in it")
+    if isinstance(error, NotADirectoryError):
+        return UsageError(f"{where}part of this path is a file, where a folder is needed", hint="is the path right?")
+    return OperationError(f"{where}{error.strerror or error}")
 
 
 class _InterruptedError(FedSiloError):
@@ -381,7 +403,6 @@ def _fact_text(value: Any) -> str:
 
 
 def _print_error(error: FedSiloError) -> None:
-    sys.stderr.write(f"error: {plain(error.message)} [{error.code}]\n")
+    write_err(f"error: {plain(error.message)} [{error.code}]\n")
     if error.hint:
-        sys.stderr.write(f"hint: {plain(error.hint)}\n")
-    sys.stderr.flush()
+        write_err(f"hint: {plain(error.hint)}\n")

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsilo.edge.files import read_regular
 from fedsilo.edge.task_files import LINE_BYTES_MAX, read_tasks
-from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.grading.exact import normalise
 from policies.model_screens import ScreenName, TextScreens
 from policies.screens import Material, screen_texts
@@ -108,13 +108,7 @@ class _Row:
 
 
 def _rows(file: Path) -> Iterator[_Row]:
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{file} does not exist") from error
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(read_regular(file).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:

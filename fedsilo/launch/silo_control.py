@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsilo.treaty.errors import NotFoundError
+
 if TYPE_CHECKING:
     from console.client import ControlClient
     from silo.config import SiloConfig
@@ -39,6 +41,12 @@ def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str
     from console.client import Operator, sign_as
 
     folder = config.identity.certificate.parent
+    if not (folder / f"{operator}.crt").exists():
+        keys = (path.stem for path in folder.glob("*.key"))
+        people = ", ".join(sorted(name for name in keys if name != config.silo and (folder / f"{name}.crt").exists()))
+        raise NotFoundError(
+            f"{folder / operator}.crt does not exist", hint=f"there are keys of: {people or 'nobody'} (--operator NAME)"
+        )
     person = Operator(config.silo, folder / f"{operator}.crt", folder / f"{operator}.key")
     signed = sign_as(person, name, arguments, request_id=request_id)
     with client_of(config) as client:

@@ -39,6 +39,10 @@ MISSING = (
 )
 
 
+FAR_END = ("address", "certificate")  # rows of a comparison
+FAR_END_UNKNOWN = "the coordinator's address and certificate are not on disk, so they are not compared"
+
+
 @dataclass(frozen=True)
 class _InForce:
     """As much of a policy as showing a release or a message asks for: the ledger keeps its content, not its lines."""
@@ -154,6 +158,7 @@ class _Reader:
         return {
             "approvals": self._approvals,
             "approval": self._approval,
+            "approval.comparison": self._comparison,
             "ledger": self._remembered,
             "outbox": messages.outbox,
             "inbox": messages.inbox,
@@ -172,10 +177,12 @@ class _Reader:
         finally:
             ledger.close()
 
+    def _releases(self, ledger: Ledger) -> Releases:
+        return Releases(cast(Gate, _NoGate(self._policy)), ledger, silo=self._facts.owner.name, destination={})
+
     def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
         if self.shows_held:
-            gate = cast(Gate, _NoGate(self._policy))
-            return Releases(gate, ledger, silo=self._facts.owner.name, destination={}).view(release)
+            return self._releases(ledger).view(release)
         return {
             "id": release.id, "digest": release.digest, "revision": release.revision, "state": release.state,
             "run": release.run, "round": release.round, "step": release.step, "held_since": release.requested_at,
@@ -185,6 +192,15 @@ class _Reader:
     def _approval(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._ledger() as ledger:
             return self._view(ledger, ledger.release(Asked(arguments, "release").text("release")))
+
+    def _comparison(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Without the far end: where the next message goes is not in the folder, so it is not called changed."""
+        with self._ledger() as ledger:
+            told = self._releases(ledger).comparison(ledger.release(Asked(arguments, "release").text("release")))
+        known = [row for row in told["rows"] if row["what"] not in FAR_END]
+        if len(known) < len(told["rows"]):
+            told["note"] = "; ".join(filter(None, (told["note"], FAR_END_UNKNOWN)))
+        return told | {"rows": known}
 
     def _approvals(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with self._ledger() as ledger:

@@ -58,6 +58,10 @@ _FIGURES = {
     "pass_at_1": "pass@1 on the held-out set",
     "pass_at_1_greedy": "pass@1 on the held-out set, greedy",
     "seconds": "seconds it took",
+    "rollout_kl": "KL divergence of the rollout engine from the trainer, nats a token",
+    "stale_detectable_steps": "steps by which a stale rollout engine would have been noticed",
+    "rollout_tokens_per_second": "tokens of rollouts a second",
+    "memory_peak_bytes": "most memory that the trainer held, bytes",
 }
 
 

@@ -28,14 +28,14 @@ class Signer:
     def __init__(self) -> None:
         self.commands: list[tuple[str, str, dict[str, Any], str]] = []
         self.refusal: FedSiloError | None = None
-        self.result: dict[str, Any] = {"state": "sent", "given": ["alice"], "needed": 1, "audit_size": 72}
+        self.result: dict[str, Any] = {"state": "sent", "given": ["alice"], "needed": 1, "record": 72, "audit_size": 75}
 
     def carry_out(self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         self.commands.append((person.name, name, dict(arguments), request_id))
         if self.refusal is not None:
             raise self.refusal
         if name == "approvals.reject":
-            return {"release": arguments["release"], "state": "rejected", "audit_size": 72}
+            return {"release": arguments["release"], "state": "rejected", "record": 72, "audit_size": 75}
         return {**({"release": arguments["release"]} if "release" in arguments else {}), **self.result}
 
 

@@ -36,7 +36,7 @@ def finding(code: str, says: str, number: int = 0) -> dict[str, Any]:
 DESTINATION = finding("NEW_DESTINATION", "NEW destination 198.51.100.23:7443; round 2 went to coordinator.example:7443")
 HIT = finding("SCREEN_HIT", "HIT canary: row 3 answer 2", 1)
 IDS = [DESTINATION["id"], HIT["id"]]
-TICKET = {"ticket": "t1", "audit_size": 80}
+TICKET = {"ticket": "t1", "record": 80}
 PAYLOAD: dict[str, Any] = {
     "release": "r1/hospital_a/0", "kind": "public.responses", "bytes": 188_000, "sha256": DIGEST,
     "answers": [
@@ -366,7 +366,7 @@ def test_a_comparison_of_another_shape_breaks_nothing(told: dict[str, Any]) -> N
 async def test_to_put_off_takes_a_choice_and_a_labelled_key_and_is_for_this_person() -> None:
     state = noticed(DESTINATION, expires_at=NOW + 7000)
     async with console() as desk:
-        desk.signer.result = {"state": "held", "deferred_until": NOW + 1800, "audit_size": 81}
+        desk.signer.result = {"state": "held", "deferred_until": NOW + 1800, "record": 81}
         await opened(desk, state, "D")
         assert isinstance(desk.app.screen, DeferDialog) and "1 10 minutes   2 30 minutes" in desk.text
         assert "120 minutes" not in desk.text  # it expires before

@@ -158,6 +158,9 @@ def test_what_was_typed_comes_back() -> None:
 def test_tabs_and_crumbs_fit(cells: int) -> None:
     snapshot = live(silo(release()))
     assert len(to_text([tabs_line("overview", snapshot, cells, UNICODE)])) <= cells
+    if cells >= 80:  # every place keeps a name, not its digit alone
+        told = to_text([tabs_line("overview", snapshot, cells, UNICODE)]).split()
+        assert len(told) == 10 and all(len(tab) > 3 for tab in told), told
     assert len(to_text([crumbs_line(["Overview"], "r1/" + "x" * 300, cells, UNICODE)])) <= cells
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
-from console.screens.history import HistoryScreen
+from console.screens.history import AT_A_COORDINATOR, HistoryScreen
 from tests.console.desk import SIZES, console
 from tests.console.states import NOW, coordinator, release, silo
 from tests.console.test_safe import TOGETHER
@@ -30,7 +30,7 @@ async def test_what_is_held_and_for_how_long_still(size: tuple[int, int]) -> Non
         await desk.press("3")
         assert isinstance(desk.app.screen, ApprovalsScreen) and "3·Approvals(2)" in desk.text
         first, second = (line for line in desk.text.splitlines() if "hospital_a/" in line)
-        assert "▸ r1/hospital_a/0" in first and "27:4" in first and "03:1" in second and "held" in second
+        assert "▸ r1/hospital_a/0" in first and "27:4" in first and "03:1" in second and "held for" in desk.text
         await desk.press("j", "enter")
         assert isinstance(desk.app.screen, ApprovalScreen) and desk.app.screen.shown.id == "r1/hospital_a/1"
         await desk.press("escape")
@@ -93,7 +93,16 @@ async def test_nothing_held_and_a_coordinator_say_so() -> None:
         await desk.press("3")
         assert "no releases that wait for an answer" in desk.text
         await desk.show(coordinator())
-        assert "each silo's own people answer its releases" in desk.text
+        assert AT_A_COORDINATOR[:60] in " ".join(desk.text.split()) and "silo approvals list" in desk.text
+        assert "h History" not in desk.text and "s Sort" not in desk.text and "╭" not in desk.text
+        tags = desk.app.top.tags
+        assert "table" not in tags and "approvals" not in tags  # the help names no key that does nothing
+        await desk.press("h")
+        assert isinstance(desk.app.screen, ApprovalsScreen) and "held before is at each silo" in desk.text
+        await desk.wait(7.0)
+        await desk.show(silo())
+        assert "h History" in desk.text and {"table", "approvals"} <= desk.app.top.tags
+        await desk.show(coordinator())
         await desk.press("escape")
         assert desk.app.top.called == "overview"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -61,12 +62,19 @@ class Log:
         size: records.
         first: the oldest that retention left.
         look_max: as the daemon's `LOOK_RECORDS`.
+        polls: nine of ten records are of allowed polls, and each hundredth is of a refused one.
     """
 
     def __init__(
-        self, size: int, *, first: int = 0, look_max: int = 2000, status: dict[str, Any] | None = None
+        self,
+        size: int,
+        *,
+        first: int = 0,
+        look_max: int = 2000,
+        status: dict[str, Any] | None = None,
+        polls: bool = False,
     ) -> None:
-        self.size, self.first, self.look_max = size, first, look_max
+        self.size, self.first, self.look_max, self.polls = size, first, look_max, polls
         self.status = {**STATUS, "size": size} if status is None else status
         self.asked: list[Question] = []
         self.verifications = 0
@@ -86,9 +94,18 @@ class Log:
         while before > lowest and len(found) < arguments["limit"]:
             before -= 1
             row = record(before)
+            if self.polls and before % 10:
+                denied = before % 100 == 1
+                row |= {"kind": "control.poll", "event": "ingress.decision", "decision": "deny" if denied else "allow"}
+            if arguments.get("control") is False and is_poll(row):
+                continue
             if row["event"].startswith(arguments.get("event", "")) and arguments.get("text", "") in str(row).lower():
                 found.append(row)
         return {"records": found, "size": self.size, "next": before if before > self.first else None}
+
+
+def is_poll(row: Mapping[str, Any]) -> bool:
+    return row["kind"].startswith("control.") and row.get("decision") != "deny"
 
 
 async def answer_all(desk: Desk, log: Log, rounds: int = 60) -> None:

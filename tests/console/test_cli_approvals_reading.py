@@ -14,10 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import release_site
+from fedsilo.edge.message_index import utc
 from fedsilo.launch import cli_approvals, cli_approvals_reading
 from silo.guard.held_payloads import HeldPayloads
+from silo.guard.ledger import PolicyInForce
 from silo.guard.release_pages import release_page
 from tests.console.test_real_desk import Site, site
+from tests.simulated.guarded import command
 from tests.simulated.test_release_view import earlier
 
 __all__ = ["site"]  # a fixture is found by its name
@@ -58,7 +61,7 @@ def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) ->
         return {"release": release.id, "state": state, "given": given, "needed": release.persons}
 
     def defer(command: Any) -> Any:
-        release = releases.defer(command)
+        release, _ = releases.defer(command)
         return {
             "release": release.id, "deferred_until": ledger.deferred(release.id)[command.person],
             "expires_at": release.expires_at,
@@ -76,7 +79,7 @@ def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) ->
     desk.register_query("halts", lambda arguments: {"halts": []})
     HeldPayloads(ledger, bench.audit, lambda: bench.gate._site.public.tasks.rows).register(desk, now)
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        silo="hospital_a", control=SimpleNamespace(socket=site.socket), state_dir=silo.folder / "state",
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     for module in (cli_approvals, cli_approvals_reading):
@@ -87,6 +90,46 @@ def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) ->
         return result.exit_code, result.output if text else json.loads(result.output)
 
     return run
+
+
+def test_a_release_that_is_over_says_who_answered_what_and_when(ask: Ask, silo: release_site.Site) -> None:
+    bench, held = silo.bench, silo.hold_factors(1.0)
+    now = utc(bench.clock_now)
+    code, text = ask("show", held.id, text=True)
+    assert code == 0 and "approvals 0 of 1 given" in text and "; expires 20" in text and "\nreject: " in text
+    shown = {"release": held.id, "digest": held.digest, "policy_digest": held.policy_digest}
+    bench.releases.reject(command("approvals.reject", shown | {"reason_code": "CONTENT"}, person="carol"))
+    code, text = ask("show", held.id, text=True)
+    assert code == 0 and "rejected, revision" in text and f"\n  REJECTED by carol at {now}" in text
+    assert "approvals 0 of 1 given" in text and "; its time was until 20" in text and "\nreject: " not in text
+    sent = next(one for one in bench.ledger.releases() if one.state == "approved")
+    text = ask("show", sent.id, text=True)[1]
+    assert "approvals 1 of 1 given" in text and "\n  approved by bob at 20" in text
+    late = silo.hold_factors(1.0)
+    bench.clock_now = late.expires_at + 1.0
+    bench.releases.expire()
+    text = ask("show", late.id, text=True)[1]
+    assert f"its time was until {utc(late.expires_at)}" in text and "approvals 0 of 1 given" in text
+
+
+def test_without_a_daemon_the_state_folder_answers(ask: Ask, silo: release_site.Site, site: Site) -> None:
+    policy, held = silo.bench.gate.policy, silo.hold_factors(2.0)
+    content = policy.file.model_dump(mode="json", by_alias=True)
+    silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, content, policy.digest))
+    told = ask("diff", held.id)[1]["data"]
+    pages = ask("history", "--all")[1]["data"]
+    site.socket.unlink()  # as of a daemon that is not running
+    assert ask("diff", held.id)[0] == 3
+    code, answer = ask("diff", held.id, "--offline")
+    found = answer["data"]
+    assert code == 0 and answer["warnings"][0].startswith("OFFLINE, as of ")
+    far_end = [row for row in told["rows"] if row["what"] in ("address", "certificate")]
+    assert [row["what"] for row in far_end] == ["address", "certificate"]  # which a folder does not hold
+    assert found["rows"] == [row for row in told["rows"] if row not in far_end] and len(found["rows"]) > 3
+    assert found["against"] == told["against"] and "are not compared" in found["note"]
+    assert ask("history", "--all", "--offline")[1]["data"] == pages
+    assert ask("show", held.id, "--offline")[1]["data"]["digest"] == held.digest
+    assert ask("diff", "r9/none/0", "--offline")[0] == 8
 
 
 def test_T36_an_approval_names_each_finding(ask: Ask, silo: release_site.Site) -> None:
@@ -178,6 +221,10 @@ def test_later_is_signed_by_who_may_answer(ask: Ask, silo: release_site.Site, mo
     for wrong in ([], ["--minutes", "5", "--until", "2099-01-01T00:00:00Z"], ["--until", "soon"],
                   ["--until", "2099-01-01T00:00:00"], ["--minutes", "5", "--request-id", "r1"]):  # fmt: skip
         assert ask("defer", held.id, "--operator", "alice", *wrong, *digests)[0] == 2
+    code, told = ask("defer", held.id, "--operator", "nobody", "--minutes", "5", *digests)
+    assert code == 8 and told["error"]["hint"] == "there are keys of: alice, bob (--operator NAME)"
+    far = ("--minutes", "1e300", "--request-id", "r1")
+    assert ask("defer", held.id, "--operator", "alice", *far, *digests, text=True)[0] == 2
     assert silo.bench.events("release.defer") == []
     until = f"{datetime.fromtimestamp(int(silo.bench.clock_now) + 300, UTC):%Y-%m-%dT%H:%M:%SZ}"
     again = ["--until", until, "--request-id", "request-0001"]

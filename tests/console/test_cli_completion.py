@@ -123,3 +123,24 @@ def test_a_script_for_a_shell_can_be_shown(folder: Path) -> None:
             env={**os.environ, f"_{program.upper()}_COMPLETE": "source_bash"},
         )  # fmt: skip
         assert f"_{program.upper()}_COMPLETE=complete_bash" in answer.stdout
+
+
+WATCHED = """
+from fedsilo.launch import completion
+def counted(seconds, work):
+    before = set(sys.modules)
+    found = work()
+    return [*found, *("loaded:" + name for name in set(sys.modules) - before)]
+completion.within = counted
+"""
+
+
+@pytest.mark.parametrize("line", [
+    "silo approvals show ", "fedsilo run show ", "coordinator silos show ", "fedsilo context use ", "silo audit show ",
+])  # fmt: skip
+def test_the_limit_is_not_spent_on_loading_modules(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "at_silo" / "audit" / "000000000000.jsonl").write_text("{}\n")
+    start, rest = PROGRAM.split("from", 1)
+    monkeypatch.setattr(f"{__name__}.PROGRAM", f"{start}\n{WATCHED}from{rest}")
+    found = completed(line, folder, FEDSILO_CONTEXTS=str(folder / "contexts.yaml"))
+    assert found and not [each for each in found if each.startswith("loaded:")]

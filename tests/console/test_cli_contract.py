@@ -15,6 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from certs.roles import ACTIONS
+from console import actions as console_actions
 from fedsilo.launch.command_schema import commands_below, schema_of
 from fedsilo.launch.contract import ALWAYS, COMMANDS, EXIT_MEANINGS
 from fedsilo.launch.output import JsonOption, emit, guarded
@@ -22,7 +24,7 @@ from fedsilo.treaty.errors import FedSiloError, UsageError
 from tools.reference import programs
 
 TREES = dict(programs())
-FILTERS = {"fedsilo grade"}  # what it prints is its data, one JSON object a line
+FILTERS: set[str] = set()  # commands whose output is their data, one JSON object a line, and that take no --json
 HELP_SECONDS_MAX = 0.3
 
 
@@ -64,6 +66,31 @@ def test_a_command_that_is_not_in_the_table_is_noticed() -> None:
     del found["fedsilo planted"]
     found["silo pause"] = found["silo status"]  # which has no dry run
     assert lacking(found) == ["silo pause: --dry-run"]
+
+
+def test_what_a_person_signs_has_an_action_that_somebody_may_do() -> None:
+    for name, command in _commands():
+        flags = {flag for each in command.params for flag in each.opts}
+        action = COMMANDS[name].action
+        assert bool(action) == bool(flags & {"--operator", "--as"}), name
+        assert not action or ACTIONS[action], name
+
+
+def test_a_command_needs_the_role_that_its_key_in_the_console_needs() -> None:
+    checked = set()
+    for each in console_actions.ACTIONS:
+        for coordinator in (False, True):
+            if each.action and each.twin is not None:
+                shown = console_actions.Context(coordinator=coordinator, release="r1/a/0", run="r1", person="alice")
+                words = each.twin(shown)
+                name = next(
+                    " ".join(words[:end]) for end in range(len(words), 0, -1) if " ".join(words[:end]) in COMMANDS
+                )
+                # what steers a run at a coordinator steers the silo at a silo
+                at_silo = each.action.replace("run.", "silo.") if name.startswith("silo ") else each.action
+                assert COMMANDS[name].action == at_silo, name
+                checked.add(name)
+    assert {"silo pause", "fedsilo run pause", "silo approvals approve", "fedsilo run abort"} <= checked
 
 
 def test_schema_of_every_command_is_printed_and_touches_nothing(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from certs.encoding import public_key_pem
 from fedsilo.edge.files import read_regular, removed_on_failure
 from fedsilo.edge.site_policy import read_bundle
-from fedsilo.launch import cli
+from fedsilo.launch import cli, cli_serve
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 from tests.simulated.policy_site import PolicySite, text_of
@@ -182,3 +182,44 @@ def test_an_audit_folder_that_could_not_be_written_whole_is_not_left(tmp_path: P
         code, told = fedsilo(*asked(out))
     assert code == 1 and not out.exists(), told
     assert fedsilo(*asked(tmp_path / "good"))[0] == 0 and any((tmp_path / "good").iterdir())
+
+
+# ---- pipes, folders, and the hint that each refusal has ------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_would_be_waited_for_is_refused_before_it_is_opened(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "named"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    for program, words in ((cli.fedsilo_app, ("grade", "--verifier", "exact", path)),
+                           (cli_serve.program, ("--once", "--replay", path))):  # fmt: skip
+        answer = CliRunner().invoke(program, [str(word) for word in words])
+        assert answer.exit_code == 2, answer.output
+        assert f"cannot read {path}: it is a {kind}" in answer.stderr and "\nhint: " in answer.stderr
+        path.rmdir() if kind == "folder" else path.unlink()
+        assert CliRunner().invoke(program, [str(word) for word in words]).exit_code == 8
+        path.mkdir() if kind == "folder" else os.mkfifo(path)
+    rows = made(tmp_path / "rows.jsonl", b'{"response": "4", "answer": "4"}\n')
+    answer = CliRunner().invoke(cli.fedsilo_app, ["grade", "--verifier", "exact", str(rows)])
+    assert answer.exit_code == 0 and json.loads(answer.stdout)["correct"] is True
+
+
+def test_a_refusal_that_has_no_hint_of_its_own_names_the_help(tmp_path: Path) -> None:
+    code, told = fedsilo("config", "show", tmp_path / "none.yaml")
+    assert (code, told["error"]["hint"]) == (8, "what it takes: fedsilo config show --help")
+    code, told = fedsilo("config", "show", tmp_path)
+    assert (code, told["error"]["hint"]) == (2, "what it takes: fedsilo config show --help")
+    code, told = fedsilo("policy", "show", tmp_path)  # which has one
+    assert (code, told["error"]["hint"]) == (2, "name a file in it, such as policy.yaml")
+
+
+@pytest.mark.parametrize("words", [
+    ("audit", "tail", "--log", "nowhere", "-n", "99999999999999999999"), ("watch", "--timeout", "1e400"),
+    ("certs", "invite", "operator/alice", "--ca", "nowhere", "--hours", "1e300"),
+    ("certs", "invite", "operator/alice", "--ca", "nowhere", "--hours", "nan"),
+])  # fmt: skip
+def test_a_number_beyond_any_use_is_wrong_usage(words: tuple[str, ...]) -> None:
+    answer = CliRunner().invoke(cli.fedsilo_app, words)
+    assert answer.exit_code == 2 and "Invalid value" in answer.stderr
+    within = [{"99999999999999999999": "5", "1e400": "1", "1e300": "8", "nan": "8"}.get(word, word) for word in words]
+    assert "Invalid value" not in CliRunner().invoke(cli.fedsilo_app, within).stderr

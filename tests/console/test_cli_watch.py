@@ -197,7 +197,7 @@ def test_without_a_daemon_it_says_what_is_missing(tmp_path: Path, monkeypatch: p
 def test_paths_are_left_out_and_other_slashes_stay() -> None:
     kept = ["r1/hospital_a/0", "spiffe://x/silo/a", "fedsilo/launch/cli.py:41 main", "2 of 3 / 4", "https://x.org/y"]
     assert without_paths(kept) == kept
-    cut = {"a": "see /root/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
+    cut = {"a": "see /srv/x.yaml: no", "b": ["~/.config/x", "file:///home/a b"], "/etc/key": 1}
     assert without_paths(cut) == {"a": "see (path)", "b": ["(path)", "(path)"], "(path)": 1}
 
 

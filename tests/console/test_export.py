@@ -323,7 +323,7 @@ async def test_a_refusal_is_seen_on_a_low_screen(
         await enter(desk)
         said = " ".join(desk.text.replace("│", " ").split())
         assert "exists already" in said and "give another name" in said and "empty: what was released" in said
-        assert "a.csv" in desk.text.split("form, the")[0].splitlines()[-2]
+        assert "a.csv" in desk.text.split("format, as")[0].splitlines()[-2]
 
 
 async def test_a_paste_that_comes_as_keys_is_no_word() -> None:

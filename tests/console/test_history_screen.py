@@ -14,7 +14,7 @@ def test_a_rejection_has_its_reason_code_and_a_yes_has_none() -> None:
         {"person": "bob", "verdict": "reject", "at": "", "reason": "TIMING"},
         {"person": "carol", "verdict": "reject", "at": ""},
     ]}  # fmt: skip
-    assert answers.show(row)[0] == "alice yes, bob no TIMING, carol no"
+    assert answers.show(row)[0] == "alice yes, bob no TIMING (not at this time), carol no"
 
 
 async def test_at_a_coordinator_it_asks_nothing_and_says_where_releases_are() -> None:

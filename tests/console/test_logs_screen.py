@@ -226,7 +226,7 @@ async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinat
     async with console((80, 24)) as desk:
         screen = await opened(desk)
         assert "not here: the trainer's log (may quote private text): silo logs --trainer" in desk.text
-        assert "redaction on: 20 lines left out or shortened" in desk.text and screen.twin() == "silo logs"
+        assert "redaction on: 20 lines left out or cut" in desk.text and screen.twin() == "silo logs"
         await desk.show(coordinator())
         await desk.answer("logs", {"lines": LINES[:3]})
         assert "silo logs --trainer" not in desk.text and screen.twin() == "coordinator logs"

@@ -131,9 +131,12 @@ async def test_the_counts_of_the_daemon_and_the_bytes_out_stand_above(size: tupl
     async with console(size) as desk:
         await opened(desk)
         words = " ".join(desk.text.split())
-        assert "250 messages 13 held 25 denied 51.1 KiB out since start c adds polls" in words, words
+        assert "r1 public.responses" in words and "100 loaded of 250" in words
+        # the whole rule of the row under the cursor, also where its column is narrow
+        assert "DENY public prompts of the open step" in words
+        assert "250 messages 13 held 25 denied 51.1 KiB left since the daemon began, polls included" in words, words
         await desk.press("tab")
-        assert "since start" not in desk.text
+        assert "since the daemon" not in desk.text
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from textual.pilot import Pilot
+
 from console.app import Arrived
 from console.feed import Feed
-from console.playing import RECORDING, STEPS, PlayedConsole
+from console.playing import OVER, RECORDING, STEPS, PlayedConsole, play
 from console.replay import Replay
 from console.screens.approval import ApprovalScreen
 from console.screens.confirm import TextDialog
@@ -41,5 +44,31 @@ async def test_it_goes_through_its_scenes_and_closes() -> None:
             while app.snapshot.held:
                 await pilot.pause(0.05)
                 feed.read_now()
+            time[0] = replay.duration
+            app.play_on()
+            await pilot.pause()
+            app.play_on()
+            await pilot.press("j", "5")  # other keys look around in the last frame
+            drawn = "".join(part.text for strip in app.screen._compositor.render_strips() for part in strip)
+            assert OVER in " ".join(drawn.split()) and app.is_running and app.top.called == "outbox"
+            await pilot.press("enter")
+            assert not app.is_running
     finally:
         feed.stop()
+
+
+async def test_enter_leaves_only_once_it_is_over() -> None:
+    replay = Replay(RECORDING, clock=lambda: 0.0)
+    app = PlayedConsole(replay=replay, read_only=True, driven_by_hand=True)
+    async with app.run_test() as pilot:
+        await pilot.press("space", "enter")
+        assert app.is_running and app.message_lines(200) == []
+
+
+def test_after_it_the_terminal_says_what_was_shown_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    async def leave(pilot: Pilot[None]) -> None:
+        pilot.app.exit()
+
+    play(headless=True, auto_pilot=leave)
+    told = capsys.readouterr()
+    assert told.out == "" and "nothing was run" in told.err and "fedsilo demo --leak" in told.err

@@ -52,6 +52,9 @@ class Clock:
         return self.now
 
 
+LOGGED, TICKET = "a line of the log", "ticket-0815"
+
+
 class Daemon:
     """A source that says what a test puts in."""
 
@@ -383,6 +386,32 @@ def test_a_share_safe_recording_holds_nothing_local(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as refused:
         replay.query("logs")
     assert "--include-local" in refused.value.hint
+
+
+@pytest.mark.parametrize("include_local", [False, True], ids=["share-safe", "local"])
+def test_what_would_leave_is_in_no_recording_while_a_person_looks_at_it(tmp_path: Path, include_local: bool) -> None:
+    path, clock = tmp_path / "a.fedrec", Clock()
+    daemon, recorder, file = recorded(path, clock, include_local=include_local)
+    recorder.snapshot()
+    secret = "a record's own words 4711"
+    daemon.answers = {
+        "approvals.payload": {"answers": [{"row": 3, "answers": [secret], "prompt": secret}]},
+        "payload": {"payload": secret}, "logs": {"lines": [LOGGED]},
+    }  # fmt: skip
+    for name in daemon.answers:  # as the console sees them: all are shown
+        assert recorder.query(name, {"ticket": TICKET}) == daemon.answers[name]
+    daemon.answers = {}
+    for name in ("approvals.payload", "payload"):
+        with pytest.raises(NotFoundError):
+            recorder.query(name, {"ticket": TICKET})
+    file.close()
+    text = path.read_text()
+    assert secret not in text and "4711" not in text and "approvals.payload" not in text
+    assert (LOGGED in text) is include_local  # the good case: other local data is there where it was asked for
+    assert text.count(TICKET) == include_local
+    with pytest.raises(NotFoundError) as refused:
+        Replay(path, clock=clock).query("approvals.payload", {"ticket": TICKET})
+    assert "in none" in refused.value.message
 
 
 def test_with_local_data_the_file_is_private_and_says_so(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_what_nobody_kept_is_said_to_be_and_what_is_others_is_hidden() -> None:
     assert "not kept" in to_text(rounds.silo_text(unknown, answer, None, 90)).splitlines()[-2]
     seen = at_silo()
     mine, other = seen["silos"][:2]
-    assert rounds.now_text(mine, seen) == "others 01:30" and rounds.now_text(other, seen) == "hidden"
+    assert rounds.now_text(mine, seen) == "for others 01:30" and rounds.now_text(other, seen) == "hidden"
     shown = rounds.silo_rows(seen, None, 20, UNICODE, ascii_only=False)[1]
     assert {shown[name] for name in ("now", "strip", "bytes", "before")} == {"hidden"}
     assert "0" not in to_text(rounds.silo_text(other, seen, None, 90)).replace("0 ", "")
@@ -84,14 +84,14 @@ def test_a_silent_silo_is_training_or_held_and_the_quorum_says_what_it_waits_for
     def head(**changes: Any) -> str:
         return " ".join(to_text(rounds.head_lines(answer | changes, None, 300, UNICODE)).split())
 
-    told = "no update since 04:01: training, or held by its people; train 8, others took 01:36"
+    told = "no update for 04:01: training, or held by its people; train 8, others took 01:36"
     assert f"late uni_c {told}" in head() and "straggler" not in head()
     assert "2 in, there at 05:31 · the others have until 10:00" in head()
     quorum = answer["quorum"] | {"needed": 3, "reached_seconds": None}
     assert "2 in, not there yet · waits for 1 more until 10:00" in head(quorum=quorum)
     assert "waits for" not in head(quorum=quorum, state="abandoned")
     (late,) = [row for row in answer["silos"] if row.get("straggler")]
-    assert "no update since 04:01: training, or held by its people" in " ".join(
+    assert "no update for 04:01: training, or held by its people" in " ".join(
         to_text(rounds.silo_text(late, answer, None, 200)).split()
     )
 
@@ -140,8 +140,8 @@ async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
             "open for 06:41",
             "quorum 2 of 5 updates, 2 in, there at 05:31",
             "deadline at 10:00 in 03:19",
-            "hospital_b update, uni_c train 8",
-            "uni_c no update since 04:01: training, or held by its people",
+            "hospital_b to update, uni_c train 8",
+            "uni_c no update for 04:01: training, or held by its people",
             "train 8, others took 01:36",
             "sits out",
             "┊ quorum was there",

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from console import rule_words
-from console.drawing import to_text
-from console.facts import rule_lines, rules
+from console.conditions import denied_lines
+from console.drawing import UNICODE, to_text
+from console.facts import header, rule_lines, rules
+from console.messages import detail_lines
 from console.values import Rule
+from console.words import WAIVED, silos_lines
+from silo.guard.releases import REJECT_CODES
 from tests.console.states import live, release, rule, silo
 
 
@@ -29,10 +33,47 @@ from tests.console.states import live, release, rule, silo
         ("message bytes", "1.9M", "8.0M", "message bytes: 1.9M of at most 8.0M"),
         ("tensor dtype", "float32", "float32", "type of the numbers: float32"),
         ("not known here", "", "", "not known here"),
+        ("plan peers", "4", "2", "peers in the run: 4, at least 2"),
+        ("plan peers", "1", "0",
+         "peers in the run: 1 of its silos are no peers of this site; none is allowed"),
     ],
 )  # fmt: skip
 def test_a_rule_says_what_it_asks_and_how_its_limit_binds(name: str, measured: str, limit: str, says: str) -> None:
     assert rule_words.says(Rule(name, "ok", measured, limit)) == says
+
+
+def test_a_denial_says_of_a_least_limit_that_it_is_one() -> None:
+    assert "measured 1, at least 2" in to_text(denied_lines("plan peers", "1", "2", "", 100))
+    assert "measured 3, limit 0" in to_text(denied_lines("plan peers", "3", "0", "", 100))
+    assert "measured 9, limit 8" in to_text(denied_lines("message bytes", "9", "8", "", 100))
+    record = {"rules": [{"rule": "plan peers", "outcome": "ok", "measured": 4, "limit": 2},
+                        {"rule": "message bytes", "outcome": "ok", "measured": 4, "limit": 8}]}  # fmt: skip
+    shown = to_text(detail_lines("inbox", {"message": {"kind": "run.plan", **record}}, "", 100))
+    assert "at least 2" in shown and "at least 8" not in shown
+
+
+def test_each_reason_code_has_its_words_and_the_silo_takes_no_other() -> None:
+    assert tuple(rule_words.REJECT_CODES) == REJECT_CODES
+    assert rule_words.reason_text("TIMING") == "TIMING (not at this time)" and rule_words.reason_text("X") == "X"
+
+
+def test_who_said_no_and_why_stands_in_the_head_of_a_release_that_was_rejected() -> None:
+    answers = [{"person": "alice", "verdict": "approve"}, {"person": "bob", "verdict": "reject", "reason": "CONTENT"}]
+    shown = release(approvers={"needed": 2, "roles": ["approver"], "given": answers})
+    for given, told in ((answers, True), (answers[:1], False)):
+        shown["approvers"]["given"] = given
+        snapshot = live(silo(shown))
+        head = " ".join(to_text(header(snapshot.held[0], snapshot, 100.0, 100, UNICODE)).split())
+        assert ("bob said no: CONTENT (what is in it)" in head) is told and "1 of 2 given: alice" in head
+
+
+def test_what_waived_walls_mean_is_said_where_they_are_waived() -> None:
+    for isolation, told in (("waived", True), ("namespaces", False)):
+        snapshot = live(silo(trainer={"isolation": isolation}))
+        text = " ".join(to_text(silos_lines(snapshot, 100.0, 80, UNICODE)).split())
+        assert (" ".join(WAIVED.split()) in text) is told and f"trainer walls {isolation}" in text
+    assert "waived: nothing keeps its trainer" in rule_words.walls_text("waived")
+    assert rule_words.walls_text("user") == "user" and rule_words.walls_text("") == "-"
 
 
 def test_a_release_lists_its_rules_in_these_words() -> None:

@@ -324,7 +324,7 @@ async def test_after_the_first_of_two_approvals_the_release_is_still_held() -> N
         return silo(release(approvers={"needed": 2, "roles": ["approver"], "given": given}))
 
     async with console() as desk:
-        desk.signer.result = {"state": "held", "given": ["alice"], "needed": 2, "audit_size": 72}
+        desk.signer.result = {"state": "held", "given": ["alice"], "needed": 2, "record": 72, "audit_size": 75}
         await open_dialog(desk, "A", waiting())
         await type_word(desk, DIGEST[-4:])
         await desk.press("tab", "enter")

@@ -28,8 +28,8 @@ async def opened(desk: Desk, answer: Any = SETTINGS) -> SettingsScreen:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(None, "not set"), ("", '""'), (True, "true"), (False, "false"), (0, "0"), (1.5, "1.5"), ([], "none"),
-     (["a", None, 2], "a, not set, 2"), ({"a": [True]}, "a: true"), ("x", "x")],
+    [(None, "no value"), ("", '""'), (True, "true"), (False, "false"), (0, "0"), (1.5, "1.5"), ([], "none"),
+     (["a", None, 2], "a, no value, 2"), ({"a": [True]}, "a: true"), ("x", "x")],
 )  # fmt: skip
 def test_a_value_that_is_not_there_looks_different_from_an_empty_one(value: Any, words: str) -> None:
     assert settings.value_words(value) == words
@@ -41,7 +41,7 @@ async def test_what_is_in_use_stands_beside_where_it_comes_from() -> None:
         line = next(each for each in desk.text.splitlines() if "state_dir" in each)
         assert "/var/lib/fedsilo/hospital_a" in line and "silo.yaml:4" in line
         line = next(each for each in desk.text.splitlines() if "trainer.threads" in each)
-        assert "not set" in line and "default" in line
+        assert "no value" in line and "default" in line
         assert "6 of the silo's 9 settings are set" in desk.text and "never here" in desk.text
         assert screen.twin() == "silo settings"
         await desk.press("G", "k", "enter")

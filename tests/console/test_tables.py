@@ -45,7 +45,7 @@ async def test_it_asks_for_pages_and_shows_them_newest_first() -> None:
         assert "…" in desk.text and "no messages" not in desk.text
         await desk.answer("outbox", page(250))
         table = desk.app.screen.query_one(TablePane)
-        assert table.rows.cursor == "250" and "Outbox · 100 of 250" in desk.text
+        assert table.rows.cursor == "250" and "Outbox · 100 loaded of 250" in desk.text
         await desk.press("G")
         assert desk.app.wanted["outbox before 151"] == ("outbox", {"limit": PAGE_ROWS, "before": 151})
         await desk.answer("outbox before 151", page(150))

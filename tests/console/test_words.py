@@ -9,7 +9,7 @@ from console import words
 from console.drawing import UNICODE, to_text
 from console.values import Happening
 from tests.console.desk import console
-from tests.console.states import Happened, live, release, silo
+from tests.console.states import Happened, coordinator, live, release, silo
 
 
 def steps(*held: Any, **changes: Any) -> str:
@@ -44,3 +44,11 @@ async def test_the_newest_event_is_in_sight_however_much_needs_somebody() -> Non
         assert "event8" in desk.text
         await desk.show(silo(), events=[])
         assert "Left this silo" in desk.text
+
+
+def test_a_broken_log_of_a_coordinator_needs_somebody_everywhere() -> None:
+    broken = {"size": 9, "broken": {"seq": 4, "why": "its previous is another"}}
+    for audit, told in ((broken, True), ({"size": 9, "broken": None}, False)):
+        needs = [need for need in words.needs_of(live(coordinator(audit=audit)), 100.0) if need.key == "audit"]
+        assert bool(needs) is told
+        assert not needs or (needs[0].everywhere and "BROKEN at record 4: its previous is another" in needs[0].text)

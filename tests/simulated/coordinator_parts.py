@@ -406,6 +406,18 @@ def federation(folder: Path, *, silos: tuple[str, ...] = SILOS, **of_house: Any)
     return house, [SimulatedSilo(house, name) for name in silos]
 
 
+def house_in_round(folder: Path) -> House:
+    """A run whose first round is open, and nobody has answered in it."""
+    house, silos = federation(folder)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    for _ in range(2):
+        for silo in silos:
+            silo.poll()
+    return house
+
+
 def until_quiet(silos: list[SimulatedSilo]) -> None:
     quiet = False
     while not quiet:

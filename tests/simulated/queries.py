@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.panel import Panel
 from tests.policies import setting
 from tests.simulated.guarded import OUR_KEY, Bench
+
+WAIT_SECONDS = 30
 
 
 def queries_of(bench: Bench, site: Any = None) -> Mapping[str, Any]:
@@ -84,6 +87,14 @@ def all_pages(query: Any, arguments: Mapping[str, Any], between: Any = lambda: N
             return rows
         assert before is None or answer["next"] < before
         before = answer["next"]
+
+
+def settled(status: Any) -> dict[str, Any]:
+    """The status once no verification goes on."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (shown := status({}))["verifying"]:
+        assert time.monotonic() < deadline
+    return dict(shown)
 
 
 def long_log(folder: Path, records: int) -> AuditLog:

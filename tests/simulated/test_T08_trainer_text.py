@@ -17,12 +17,15 @@ import pytest
 
 from fedsilo.edge.one_line import keep_to_one_line, one_line
 from fedsilo.edge.task_files import read_tasks, refuse_bad_references
-from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.errors import OperationError, UsageError
+from silo.guard.screens import Screens
 from silo.guard.service import prepare_logging
 from silo.guard.site_view import SiteView
+from silo.guard.supervisor import Supervisor
 from silo.guard.trainer_report import OTHER, REASONS, ValuesUnusable, counts, ready_facts
 from silo.link import LinkMessage
 from tests.policies import setting
+from tests.simulated import screening
 from tests.simulated.guard_loop import Loop
 
 PRIVATE = "Jane Doe, positive"
@@ -139,6 +142,33 @@ def test_T08_names_that_the_trainer_makes_up_are_in_no_state_and_no_event(loop: 
     assert panel._phase["phase"] == "rollout"
     said = json.dumps(loop.desk.published)
     assert "donors_rejected" in said and PRIVATE not in said
+
+
+def test_T08_why_there_is_no_index_stands_in_the_log_file_and_in_no_state(site: Any, tmp_path: Path) -> None:
+    policy, screens = screening.policy(["overlap"]), Screens(key=b"k" * 32)
+    screens.take_index(tmp_path, {"why": IN_OUR_FORM})
+    told = screens.troubles(policy) + screens.lacking(policy.file, ["overlap"])
+    assert len(told) == 2 and PRIVATE not in str(told)
+    assert all("cannot run: the trainer has made no overlap index; the guard's log says why" in each for each in told)
+    shown = logs_of(site)
+    assert PRIVATE not in json.dumps(shown) and shown["left_out"] == 1
+    assert PRIVATE in (site.config.state_dir / "logs" / "guard.log").read_text()
+    screens.take_index(tmp_path, {})  # nothing is said to be in the log where nothing was told
+    assert all(each.endswith("the trainer has made no overlap index") for each in screens.troubles(policy))
+
+
+@pytest.mark.parametrize("input_is_wrong", [True, False])
+def test_T08_T37_what_a_trainer_refuses_with_is_printable_and_short(input_is_wrong: bool) -> None:
+    words = IN_OUR_FORM * 200
+    said = LinkMessage("failed", {"message": words, "hint": words, "code": words, "input": input_is_wrong})
+    supervisor: Any = Supervisor.__new__(Supervisor)
+    supervisor._link = SimpleNamespace(send=lambda message: None, receive=lambda: said)
+    with pytest.raises(UsageError if input_is_wrong else OperationError) as caught:
+        supervisor._ask("configure", {}, "ready")
+    error = caught.value
+    for text, most in ((error.message, 2_050), (error.hint, 500), (error.code, 64)):
+        assert text.isprintable() and len(text) <= most
+    assert error.message.startswith("the trainer refuses to configure: first") and PRIVATE in error.message
 
 
 def test_what_is_no_count_is_refused_and_a_ready_of_no_shape_tells_nothing() -> None:

@@ -194,7 +194,7 @@ def test_T40_answers_stand_beside_our_own_prompts_and_the_reading_is_recorded(si
     held = site.hold_responses(6, 5, planted="\x1b]0;owned\x07 12")
     payloads = reading(site.bench)
     told = payloads.ask(ask(held))
-    assert set(told) == {"ticket", "audit_size"}  # what the desk remembers of the command holds no content
+    assert set(told) == {"ticket", "record", "audit_size"}  # what the desk remembers of the command holds no content
     (record,) = site.bench.events("payload.read")
     assert record["detail"] == {"person": "vera", "certificate": "f" * 64, "release": held.id}
     shown = payloads.fetch({"ticket": told["ticket"]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,15 @@ import pytest
 from fedsilo.edge.audit_log import LogFullError
 from fedsilo.treaty.errors import OperationError
 from tests.policies import setting
-from tests.simulated.coordinator_parts import RUN_YAML, House, federation
+from tests.simulated.coordinator_parts import RUN_YAML, House, house_in_round
 from tests.simulated.guard_loop import Loop
 from tests.simulated.test_orders_recorded import Orders, new_desk, orders_at, orders_in
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[House, Orders]]:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
-    for _ in range(2):
-        for silo in silos:
-            silo.poll()
-    yield house, orders_at(house)
-    house.close()
+    with closing(house_in_round(tmp_path)) as house:
+        yield house, orders_at(house)
 
 
 def refuse(event: str, **fields: Any) -> int:

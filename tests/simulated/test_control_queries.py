@@ -47,9 +47,18 @@ from silo.guard.messages import Allowed, Denied, Held
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop
 from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, small_factors
-from tests.simulated.queries import all_pages, long_log, panel_of, poll, queries_of, same, slow
+from tests.simulated.queries import (
+    WAIT_SECONDS,
+    all_pages,
+    long_log,
+    panel_of,
+    poll,
+    queries_of,
+    same,
+    settled,
+    slow,
+)
 
-WAIT_SECONDS = 30
 CANARY = "quiet-harbour-lantern"
 
 
@@ -322,14 +331,6 @@ def test_the_audit_pages_are_the_whole_log(bench: Bench) -> None:
     upper = [each for each in whole if "TENSOR_SET" in json.dumps(each)]
     assert upper and audit({"text": "tensor_set"})["records"] == upper
     assert audit({"text": "never said"}) == {"records": [], "size": len(whole), "next": None}
-
-
-def settled(status: Any) -> dict[str, Any]:
-    """The status once no verification goes on."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while (shown := status({}))["verifying"]:
-        assert time.monotonic() < deadline
-    return dict(shown)
 
 
 @pytest.fixture

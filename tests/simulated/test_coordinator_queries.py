@@ -4,7 +4,6 @@ log and the database, under changes, with hostile arguments; and its certificate
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -39,9 +38,8 @@ from tests.simulated.coordinator_parts import (
     federation,
     until_quiet,
 )
-from tests.simulated.queries import all_pages, same, slow
+from tests.simulated.queries import all_pages, same, settled, slow
 
-WAIT_SECONDS = 30
 NAMES = tuple(f"spiffe://{FEDERATION}/silo/{name}" for name in SILOS)
 
 
@@ -224,14 +222,6 @@ def test_what_waits_for_a_silo_is_told_until_the_silo_acknowledges_it(house: Hou
 
 
 # ---- the audit log ---------------------------------------------------------------------------------
-
-
-def settled(status: Any) -> dict[str, Any]:
-    """The status once no verification goes on."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while (shown := status({}))["verifying"]:
-        assert time.monotonic() < deadline
-    return dict(shown)
 
 
 def test_the_audit_pages_are_the_whole_log_and_it_is_verified(ended: House) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedsilo.edge.audit_log import LogFullError
 from fedsilo.treaty.errors import ConflictError, DeniedError, OperationError, PeerError, UnreachableError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -229,11 +230,44 @@ def test_T36_a_halt_is_released_although_the_guard_was_killed_after_the_yes(
         assert release(halts, "alice") and not bench.gate.screen_halts
 
 
-def test_T41_no_yes_to_an_earlier_halt_counts_where_the_clock_stands_still(tmp_path: Path) -> None:
+def _full(event: str, **fields: Any) -> int:
+    raise LogFullError("no space left for the audit log")
+
+
+def two_needed() -> Policy:
     text = setting.policy_text()
     assert text.count("release_after_halt: 1") == 1
-    policy = setting.policy_of(text.replace("release_after_halt: 1", "release_after_halt: 2"))
-    with closing(Bench(tmp_path / "a", policy)) as bench:
+    return setting.policy_of(text.replace("release_after_halt: 1", "release_after_halt: 2"))
+
+
+def test_T39_a_yes_to_a_halt_that_the_log_does_not_take_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Bench(tmp_path / "a", two_needed())) as bench:
+        halts = Halts(bench.gate, bench.ledger)
+        halt(bench)
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.audit, "append", _full)
+            with pytest.raises(LogFullError):
+                release(halts, "alice")
+        bench.gate.halted = ""  # as after a restart with space
+        assert halts.rows()[0]["given"] == [] and not release(halts, "bob") and bench.gate.screen_halts
+        assert release(halts, "alice") and not bench.gate.screen_halts
+        assert [each["detail"]["person"] for each in bench.events("approval.grant")] == ["bob", "alice"]
+
+
+def test_a_yes_to_a_halt_names_its_own_record_also_where_the_end_of_the_halt_is_behind_it(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path / "a", two_needed())) as bench:
+        halts = Halts(bench.gate, bench.ledger)
+        halt(bench)
+        arguments = {"kind": "public.responses", "digest": halts.rows()[0]["digest"]}
+        told = [halts.release(command("approvals.release", arguments, person=each)) for each in ("alice", "bob")]
+        assert [each["record"] for each in told] == [each["seq"] for each in bench.events("approval.grant")]
+        assert bench.audit.size - 1 == bench.events("release")[0]["seq"] > told[1]["record"]
+
+
+def test_T41_no_yes_to_an_earlier_halt_counts_where_the_clock_stands_still(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path / "a", two_needed())) as bench:
         halts = Halts(bench.gate, bench.ledger)
         bench.gate.now()
         bench.clock_now -= 3600.0

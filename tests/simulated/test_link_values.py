@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from silo.guard.supervisor import trainer_environment
+from silo.guard.trainer_environment import trainer_environment
 from silo.link import TRAINER_SAYS, Link, LinkBroken, LinkMessage
 from silo.trainer import fences
 

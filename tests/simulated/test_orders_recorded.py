@@ -26,7 +26,7 @@ from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, 
 from silo.guard.control import ControlServer
 from tests.policies import setting
 from tests.security.people import new_keys
-from tests.simulated.coordinator_parts import House, federation
+from tests.simulated.coordinator_parts import House, federation, house_in_round
 from tests.simulated.guard_loop import Loop
 
 NOW = datetime.now(UTC)
@@ -65,16 +65,8 @@ def orders_at(house: House) -> Orders:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[House, Orders]]:
-    """A run whose first round is open."""
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
-    for _ in range(2):
-        for silo in silos:
-            silo.poll()
-    yield house, orders_at(house)
-    house.close()
+    with closing(house_in_round(tmp_path)) as house:
+        yield house, orders_at(house)
 
 
 def orders_in(records: Any) -> list[tuple[int, str, str, str]]:

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.release_site import Site, policy
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from silo.guard import release_findings
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.messages import parsed
 from silo.guard.release_view import COSINE_BYTES_MAX
@@ -134,6 +135,22 @@ def test_a_changed_policy_names_its_fields_looser_ones_first(site: Site) -> None
     assert codes(shown) == ["POLICY_CHANGED"] and shown["policy"]["before"] == before
     assert f"{before[:4]}->{site.bench.gate.policy.digest[:4]}: max_l2 " in says(shown, "POLICY_CHANGED")
     assert "looser" in says(shown, "POLICY_CHANGED")
+    assert says(shown, "POLICY_CHANGED").endswith("; reject or defer if nobody at your site announced it")
+
+
+def test_every_limit_that_was_loosened_is_listed_and_of_the_others_so_many(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_findings, "EVIDENCE_MAX", 2)
+    block = site.bench.gate.policy.file.egress.lora_factors
+    assert block is not None
+    edits = {f"    max_l2: {block.max_l2:g} ": f"    max_l2: {8 * block.max_l2:g} "}
+    edits |= {f"min_records: {block.min_records} ": "min_records: 1 ", "day_bytes: 360000": "day_bytes: 360001"}
+    site.bench.gate.adopt(policy(edits | {"max_local_epochs: 5": "max_local_epochs: 4"}))
+    (finding,) = [one for one in view(site, site.hold_factors(0.125))["noticed"] if one["code"] == "POLICY_CHANGED"]
+    told = [each["what"].rpartition(" ") for each in finding["evidence"][1:]]
+    assert {name.rpartition(".")[2] for name, _, _ in told} == {"max_l2", "min_records", "day_bytes"}
+    assert {direction for _, _, direction in told} == {"looser"}
 
 
 def test_a_changed_policy_whose_content_is_gone_is_still_said(site: Site) -> None:
@@ -147,7 +164,9 @@ def test_another_form_and_another_run(site: Site) -> None:
     site.restart(policy(rank=16), run="run-2", rank=16)
     shown = view(site, site.hold_factors(0.7))
     assert codes(shown) == ["POLICY_CHANGED", "FORM_DIFFERS"]
-    assert says(shown, "FORM_DIFFERS").endswith("round 1 of run-1: rank 8->16, elements 8192->16384")
+    assert says(shown, "FORM_DIFFERS").endswith(
+        "round 1 of run-1: rank 8->16, elements 8192->16384; reject unless another run or plan was announced"
+    )
     assert "no cosine: other shapes" in shown["difference"]
 
 
@@ -200,7 +219,10 @@ def test_a_release_that_takes_more_than_a_third_of_what_is_left_of_the_day(site:
     site.bench.gate.adopt(policy(tight))
     shown = view(site, site.hold_factors(1.0))
     assert codes(shown) == ["POLICY_CHANGED", "BUDGET"]
-    assert says(shown, "BUDGET") == "takes 33 % of the day's bytes LEFT; room for 1 more like it"
+    share = 100 * (used + held.payload_bytes) / (used + 3 * held.payload_bytes - 1)
+    assert says(shown, "BUDGET") == (
+        f"{share:.0f} % of today's bytes would be USED, this alone takes 33 % of what is left; room for 1 more like it"
+    )
 
 
 def test_the_second_release_of_a_round_also_when_the_first_went_after_it_was_held(site: Site) -> None:

@@ -112,7 +112,7 @@ def site_of_run(folder: Path, **changes: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("verifier", r"the data\.verifier exact, this site has other"),
+        ("verifier", r"the data\.verifier exact, this site has math"),
         ("public_verifier", r"the data\.public\.verifier choice, this site has other"),
         ("load", r"the model\.load fp32, this site has other"),
         ("tokenizer_sha256", "the tokenizer "),
@@ -133,14 +133,14 @@ def test_local_only_is_trained_with_what_the_run_had(
     def check(**settings: str) -> None:
         _check_inputs(site_of_run(tmp_path, **settings), finished, SimpleNamespace(digest=found["schema"]))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(measure, "read_fingerprints", lambda path: SimpleNamespace(**model))
+    monkeypatch.setattr(measure, "site_fingerprints", lambda config: SimpleNamespace(**model))
     monkeypatch.setattr(measure, "read_tasks", lambda path: SimpleNamespace(sha256=found["public_set"]))
     check()
     for values in (model, found):
         if change in values:
             values[change] = "9" * 64
     with pytest.raises(UsageError, match=words) as caught:
-        check(**({change: "other"} if change not in model | found else {}))
+        check(**({change: "math" if change == "verifier" else "other"} if change not in model | found else {}))
     assert caught.value.code == "INPUTS_CHANGED"
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,6 +298,25 @@ def test_a_silo_tells_its_own_phases_and_of_others_what_it_was_told(loop: Loop) 
     }  # fmt: skip
     with pytest.raises(NotFoundError):
         ask({"round": 2})
+
+
+def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: Loop) -> None:
+    def step() -> int:
+        return int(loop.guard.panel.state(loop.guard.keeper.run, link_fault="")["step"])
+
+    in_round(loop)
+    assert loop.guard.panel._finished == ("run-1", 1, 1)
+    loop.guard.panel.task({"task": "GeneratePublic", "round": 1, "step": 2})
+    assert step() == 2  # what is at work comes first
+    task: Any = SimpleNamespace(round=1, step=2)
+    loop.guard.panel.metrics({"metrics": {}}, task)
+    loop.guard.panel.task({"task": "Evaluate", "round": 1})
+    assert step() == 2
+    loop.coordinator.says("control.poll", "round.result", loop.ended(committed=False), run="run-1", round=1)
+    loop.turn(3)
+    assert step() == 2
+    loop.open_round(2)
+    assert loop.guard.panel._gate.view.round == 2 and step() == 0
 
 
 def test_a_silos_curves_outlive_a_restart(loop: Loop) -> None:

@@ -1,0 +1,65 @@
+"""The audit screen without polls, whichever way the daemon can leave them out, and records by their number."""
+
+from __future__ import annotations
+
+from console.screens.tables import PAGE_ROWS
+from tests.console.desk import console
+from tests.console.test_audit_screen import Log, answer_all, filter_by, is_poll, opened
+
+
+async def test_c_leaves_polls_out_by_asking_the_daemon_for_the_others_and_c_brings_them_back() -> None:
+    log = Log(1000, polls=True)
+    async with console() as desk:
+        screen = await opened(desk, log)
+        assert "c No polls" in desk.text and any(is_poll(item.row) for item in screen.table.rows.shown)
+        await desk.press("c")
+        await answer_all(desk, log)
+        assert ("audit", {"control": False, "limit": PAGE_ROWS}) in log.asked
+        rows = [item.row for item in screen.table.rows.shown]
+        assert len(rows) >= 100 and not [row for row in rows if is_poll(row)]
+        assert [row["seq"] for row in rows if row["kind"] == "control.poll"]  # a refused one stays
+        assert "without polls" in desk.text and "c shows them" in desk.text and "c Polls" in desk.text
+        await filter_by(desk, "event:egress")
+        await answer_all(desk, log)
+        assert ("audit", {"event": "egress", "control": False, "limit": PAGE_ROWS}) in log.asked
+        await desk.press("c")
+        await answer_all(desk, log)
+        assert log.asked[-1] == ("audit", {"event": "egress", "limit": PAGE_ROWS}) and "without polls" not in desk.text
+
+
+async def test_a_daemon_that_cannot_leave_polls_out_is_told_of_and_they_are_left_out_here() -> None:
+    log = Log(1000, polls=True)
+    async with console() as desk:
+        screen = await opened(desk, log)
+        await desk.press("c")
+        refused = ("INVALID_INPUT", "1 of the query's arguments are not known")
+        await desk.answer(screen.table.key_asked, None, refused=refused)
+        await answer_all(desk, log)
+        rows = [item.row for item in screen.table.rows.shown]
+        assert rows and not [row for row in rows if is_poll(row)] and "control" not in log.asked[-1][1]
+        assert any(row["kind"] == "control.poll" for row in rows)
+        assert "this daemon cannot leave them out" in " ".join(desk.text.split())
+        await desk.press("c")
+        await answer_all(desk, log)
+        assert any(is_poll(item.row) for item in screen.table.rows.shown) and "cannot" not in desk.text
+    async with console() as desk:
+        screen = await opened(desk, log)
+        await desk.press("c")
+        await desk.answer(screen.table.key_asked, None, refused=("NOT_ALLOWED", "bob may not read this"))
+        assert "not allowed: bob may not read this" in desk.text and not screen.table.control_refused
+
+
+async def test_a_number_alone_after_the_colon_goes_to_that_record_and_says_where_there_is_none() -> None:
+    log = Log(5000)
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, log)
+        await desk.press("c")
+        await desk.press("colon", *"1200")
+        assert "record 1200 on this screen" in desk.text
+        await desk.press("enter")
+        await answer_all(desk, log)
+        assert screen.table.rows.cursor == "1200" and screen.table.control  # it may be a poll's
+        await desk.press("colon", *"5000", "enter")
+        assert "the log has 5,000 records, the newest is 4999" in desk.text
+        await desk.press("1", "colon", *"1200")
+        assert "nothing fits" in desk.text  # here a number names nothing

@@ -1,0 +1,76 @@
+"""Which daemon the commands that look at one ask: a named context, the file in the folder, the current context."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedsilo.launch import cli, cli_coordinator, cli_silo
+from fedsilo.launch.contexts import ContextEntry, write
+from tests.console.test_real_desk import Site, site
+
+__all__ = ["site"]  # a fixture is found by its name
+
+NOTHING = {"run": "", "x": "round", "series": [], "baseline": [], "not_recorded": []}
+
+
+@pytest.fixture
+def kept(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Contexts `prod`, a silo that runs, and `hub`, a coordinator that does not; a folder with nothing in it."""
+    path = tmp_path / "kept" / "contexts.yaml"
+    monkeypatch.setenv("FEDSILO_CONTEXTS", str(path))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    site.desk.register_query("curves", lambda arguments: NOTHING | {"run": "asked"})
+    current(path, site, "")
+    return path
+
+
+def current(path: Path, site: Site, name: str) -> None:
+    entries = {
+        "prod": ContextEntry("prod", "silo", site.socket, "hospital_a"),
+        "hub": ContextEntry("hub", "coordinator", path.parent / "nobody.sock"),
+    }
+    write(entries, name, path)
+
+
+def ask(app: typer.Typer, *words: str) -> tuple[int, dict[str, Any]]:
+    answer = CliRunner().invoke(app, [*words, "--json"])
+    return answer.exit_code, json.loads(answer.stdout)
+
+
+def test_status_and_curves_ask_a_named_context_or_the_current_one(kept: Path, site: Site) -> None:
+    for app, words in ((cli_silo.app, ("status",)), (cli.fedsilo_app, ("curves",))):
+        assert ask(app, *words)[0] == 8  # no silo.yaml here
+        code, told = ask(app, *words, "--context", "prod")
+        assert code == 0 and told["command"] == " ".join(("silo", *words) if app is cli_silo.app else words)
+    current(kept, site, "prod")
+    assert ask(cli_silo.app, "status")[1]["data"]["silo"] == "hospital_a"
+    assert ask(cli.fedsilo_app, "curves")[1]["data"]["run"] == "asked"
+
+
+def test_a_file_goes_before_the_current_context_where_the_other_commands_read_it(kept: Path, site: Site) -> None:
+    current(kept, site, "prod")
+    Path("silo.yaml").write_text("silo: 7\n")
+    code, told = ask(cli_silo.app, "status")
+    assert code == 2 and "silo.yaml" in told["error"]["message"]  # not another silo than `silo pause` here would pause
+    assert ask(cli_silo.app, "status", "--context", "prod")[0] == 0
+
+
+def test_a_context_of_the_other_kind_is_refused_by_name_and_else_passed_over(kept: Path, site: Site) -> None:
+    current(kept, site, "hub")
+    assert ask(cli_silo.app, "status")[0] == 8  # hub is no silo, and there is no silo.yaml
+    assert ask(cli_coordinator.app, "status")[0] == 3  # hub is asked, and does not run
+    assert ask(cli.fedsilo_app, "curves")[0] == 3
+    code, told = ask(cli_silo.app, "status", "--context", "hub")
+    assert (code, told["error"]["hint"]) == (2, "coordinator status --context hub")
+    code, told = ask(cli_coordinator.app, "status", "--context", "prod")
+    assert (code, told["error"]["hint"]) == (2, "silo status --context prod")
+    assert ask(cli_silo.app, "status", "--context", "none")[0] == 8
+    assert ask(cli_silo.app, "status", "--context", "prod", "--config", "silo.yaml")[0] == 2
+    assert ask(cli.fedsilo_app, "curves", "--context", "prod", "--coordinator", "c.yaml")[0] == 2

@@ -1,0 +1,105 @@
+"""What a command does when the other end of stdout or stderr fails: real processes, /dev/full, closed descriptors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedsilo.launch.output import JsonOption, guarded
+
+FULL = Path("/dev/full")  # each write to it fails as on a full disk
+LOST = "the answer could not be written to stdout"
+
+
+def fedsilo(
+    *words: str, out: int, err: int = subprocess.PIPE, closes: Callable[[], None] | None = None
+) -> tuple[int, str]:
+    """Exit status, and what stood on stderr."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedsilo.launch", "fedsilo", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+        text=True, check=False, timeout=60, preexec_fn=closes,
+    )  # fmt: skip
+    return ended.returncode, ended.stderr or ""
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    descriptor = os.open(FULL, os.O_WRONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "words", [("version",), ("version", "--json"), ("--help",), ("version", "--schema"), ("nonsense", "--json")]
+)
+def test_a_full_disk_ends_with_one_line_and_its_hint(words: tuple[str, ...], full: int) -> None:
+    status, told = fedsilo(*words, out=full)
+    lines = told.splitlines()
+    assert status == 1, told
+    assert len(lines) == 2 and lines[0].startswith(f"error: {LOST}: No space left"), told
+    assert lines[0].endswith("[OUTPUT_LOST]") and lines[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_error_is_told_on_stderr_when_stdout_takes_nothing(form: tuple[str, ...], full: int, tmp_path: Path) -> None:
+    missing = str(tmp_path / "nothing.yaml")
+    status, told = fedsilo("config", "show", missing, *form, out=full)
+    assert status == 8 and f"error: {missing}" in told and "Traceback" not in told
+    status, told = fedsilo("config", "show", missing, *form, out=full, err=full)
+    assert (status, told) == (8, "")  # nowhere left to tell it
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_closed_stdout_is_told_and_takes_no_number_of_a_file(form: tuple[str, ...]) -> None:
+    status, told = fedsilo("version", *form, out=subprocess.DEVNULL, closes=lambda: os.close(1))
+    assert status == 1 and told.splitlines()[0].startswith(f"error: {LOST}: Bad file descriptor")
+    assert "Traceback" not in told
+    status, told = fedsilo("version", "--quiet", out=subprocess.DEVNULL, closes=lambda: os.close(1))
+    assert (status, told) == (0, "")  # there was nothing to write
+
+
+def test_all_three_streams_may_be_closed() -> None:
+    status, _ = fedsilo("config", "show", "/nowhere", out=subprocess.DEVNULL, closes=lambda: os.closerange(0, 3))
+    assert status == 8
+
+
+@pytest.mark.parametrize("words", [("version",), ("version", "--json"), ("--help",)])
+def test_a_reader_that_went_away_is_no_news(words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    status, told = fedsilo(*words, out=writing)
+    os.close(writing)
+    assert (status, told) == (1, "")
+
+
+def test_with_somebody_who_reads_all_is_written() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "version"], capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 0 and ended.stdout.startswith("part") and ended.stderr == ""
+
+
+def test_a_folder_in_place_of_a_file_is_wrong_usage(tmp_path: Path) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @guarded("planted")
+    def planted(path: Path, json_output: JsonOption = False) -> None:
+        path.read_text()
+
+    answer = CliRunner().invoke(app, [str(tmp_path)])
+    assert answer.exit_code == 2
+    assert answer.stderr == f"error: {tmp_path}: this is a folder, where a file is needed [INVALID_INPUT]\n" + (
+        "hint: name a file in it\n"
+    )
+    (tmp_path / "file").write_text("text")
+    assert CliRunner().invoke(app, [str(tmp_path / "file" / "below")]).exit_code == 2
+    assert CliRunner().invoke(app, [str(tmp_path / "file")]).exit_code == 0

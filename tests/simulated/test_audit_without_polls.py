@@ -1,0 +1,71 @@
+"""The query `audit` without control messages: what is left out, what stays, and what a page costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.edge import audit_view
+from fedsilo.edge.audit_pages import STRIDE, LogPages, line_filter
+from fedsilo.treaty.errors import DeniedError, UsageError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.policies import setting
+from tests.simulated.guarded import Bench
+from tests.simulated.queries import all_pages, long_log, poll, queries_of
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with closing(Bench(tmp_path / "silo", setting.policy_of(setting.policy_text()))) as made:
+        yield made
+
+
+def is_control(record: dict[str, Any]) -> bool:
+    return str(record.get("kind", "")).startswith("control.") and record.get("decision") != "deny"
+
+
+def test_control_messages_are_left_out_where_that_is_asked_and_denied_ones_stay(bench: Bench) -> None:
+    audit = queries_of(bench)["audit"]
+    for _ in range(3):
+        poll(bench)
+    bench.factors()
+    with pytest.raises(DeniedError):
+        bench.gate.send("control.error", pb.ErrorReport(code="X" * 40_000), run="run-1")  # over the limit of its size
+    # an event that only speaks of a control message is none
+    bench.audit.append("halt", detail={"about": {"kind": "control.poll"}})
+    poll(bench)
+    whole = list(bench.audit.records())[::-1]
+    kept = [each for each in whole if not is_control(each)]
+    assert all_pages(audit, {"limit": 2, "control": False}) == kept
+    assert {each["event"] for each in kept} >= {"halt", "egress.decision"} and len(whole) - len(kept) >= 8
+    assert [each["kind"] for each in kept if each.get("decision") == "deny"] == ["control.error"]
+    for arguments in ({}, {"control": True}, {"control": None}):
+        assert audit(arguments)["records"] == whole
+    decided = audit({"control": False, "event": "egress.decision"})["records"]
+    assert decided == [each for each in kept if each["event"] == "egress.decision"]
+    for wrong in ("no", 0):
+        with pytest.raises(UsageError, match="control is true or false"):
+            audit({"control": wrong})
+
+
+def test_a_damaged_line_is_never_left_out() -> None:
+    for line in (b'{"kind":"control.poll"', b'["kind":"control.poll"]', b'[{"kind":"control.poll"}]'):
+        assert line_filter(control=False)(line)
+    assert not line_filter(control=False)(b'{"event":"egress.sent","kind":"control.poll"}')
+
+
+def test_a_page_looks_at_so_many_records_at_most(tmp_path: Path) -> None:
+    with closing(long_log(tmp_path / "log", 6_000)) as log:
+        pages = LogPages(log.directory)
+        view = audit_view.AuditView(log, pages, witnesses=tuple, contradicting=tuple, now_seconds=lambda: 0.0)
+        read = pages.lines_read
+        answer = view.page({"control": False, "limit": 200, "event": "egress.decision"})
+        # one in twenty records is a decision on content
+        assert len(answer["records"]) == audit_view.LOOK_RECORDS // 20 and answer["next"] is not None
+        assert pages.lines_read - read <= audit_view.LOOK_RECORDS + 16 * STRIDE
+        page = view.page({"control": False, "limit": 20})
+        assert {each["kind"] for each in page["records"]} == {"metrics.eval"} and len(page["records"]) == 20

@@ -1,0 +1,106 @@
+"""The snapshot of a coordinator: what changes without an event is in it within a second, a break of its log as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.config import load_config
+from coordinator.control import REFRESH_SECONDS, Control
+from coordinator.daemon import Coordinator, check
+from fedsilo.edge.audit_segments import segments
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.launch.provision import init_ca, provision_site
+from tests.coordinator_folder import write_coordinator
+from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation
+from tests.simulated.queries import settled
+from tests.simulated.test_coordinator_queries import desk_of
+
+CONFIG: Any = SimpleNamespace(coordinator="main", site="main", federation="cardio-net", state_dir="state", silos=SILOS)
+
+
+def shown(desk: ControlDesk) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(desk.snapshot().state_json)
+    return state
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[tuple[House, list[SimulatedSilo], Control, ControlDesk]]:
+    house, silos = federation(tmp_path)
+    desk, outcome = desk_of(), None
+    with closing(house):
+        made = Control(desk, house.driver, house.submissions, outcome, CONFIG, "c" * 64)  # type: ignore[arg-type]
+        for silo in silos:
+            silo.join()
+        made.refresh()
+        yield house, silos, made, desk
+
+
+def last_seen(desk: ControlDesk) -> list[str]:
+    return [row["last_seen"] for row in shown(desk)["silos"]]
+
+
+def test_when_a_silo_was_last_seen_is_fresh_within_a_second_without_any_event(joined: Any) -> None:
+    house, silos, made, desk = joined
+    before = last_seen(desk)
+    house.clock.seconds += REFRESH_SECONDS / 2
+    silos[0].poll()
+    made.refresh_if_changed()
+    assert last_seen(desk) == before  # not with every tick
+    house.clock.seconds += 7.0
+    silos[0].poll()
+    made.refresh_if_changed()
+    assert last_seen(desk)[1:] == before[1:]
+    moved = datetime.fromisoformat(last_seen(desk)[0]) - datetime.fromisoformat(before[0])
+    assert moved.total_seconds() >= 7.0
+
+
+def test_the_runs_are_read_after_an_event_and_not_every_second(joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, _, made, desk = joined
+    house.submit()
+    read: list[int] = []
+    whole = made.runs
+
+    def counted() -> Any:
+        read.append(1)
+        return whole()
+
+    monkeypatch.setattr(made, "runs", counted)
+    for _ in range(5):
+        house.clock.seconds += 2.0
+        made.refresh_if_changed()
+    assert read == [] and shown(desk)["runs"] == []
+    made.publish("run.submitted", {"run": "run-1"})
+    made.refresh_if_changed()
+    assert read == [1] and [row["run"] for row in shown(desk)["runs"]] == ["run-1"]
+
+
+def test_T38_a_break_that_a_verification_found_is_in_the_state(joined: Any) -> None:
+    house, _, made, desk = joined
+    assert shown(desk)["audit"] == {"size": house.audit.size, "broken": None}
+    made.log_broken = lambda: {"seq": 3, "why": "its hash differs"}
+    house.clock.seconds += 2.0
+    made.refresh_if_changed()
+    assert shown(desk)["audit"]["broken"] == {"seq": 3, "why": "its hash differs"}
+
+
+def test_a_coordinator_shows_what_its_own_verification_found(tmp_path: Path) -> None:
+    init_ca(tmp_path / "ca", name="cardio-net", kind="federation")
+    people: dict[str, Any] = {"alice": ["operator"]}
+    provision_site(tmp_path / "main", site="main", federation_ca=tmp_path / "ca", people=people, is_coordinator=True)
+    with Coordinator(check(load_config(write_coordinator(tmp_path / "main", SILOS)))) as coordinator:
+        assert coordinator.control.state()["audit"] == {"size": coordinator.audit.size, "broken": None}
+        coordinator.audit.append("start")
+        (_, path), *_ = segments(coordinator.audit.directory)
+        path.write_bytes(path.read_bytes().replace(b'"event":"start"', b'"event":"stop"', 1))
+        coordinator.desk.query("audit.verify", "")
+        settled(lambda _: json.loads(coordinator.desk.query("audit.status", "").data_json))
+        broken = coordinator.control.state()["audit"]["broken"]
+        assert broken is not None and broken["seq"] == 0

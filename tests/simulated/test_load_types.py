@@ -1,0 +1,46 @@
+"""Silos that load the base model differently compute different functions: refused, unless the plan allows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast, get_args
+
+import pytest
+
+from coordinator.members import check_hello
+from fedsilo.treaty.errors import PeerError, UsageError
+from silo.config import LoadType, config_from
+from silo.guard.runs import RunKeeper
+from tests.algorithms.tiny import make_plan
+from tests.simulated.coordinator_parts import AGREED, hello
+
+LOADS = get_args(LoadType)
+EXAMPLE = (Path(__file__).parents[2] / "examples" / "hospital_a.yaml").read_text()
+
+
+@pytest.mark.parametrize(("agreed", "told"), itertools.product(LOADS, LOADS))
+def test_a_coordinator_takes_another_load_type_only_if_mixing_is_allowed(agreed: str, told: str) -> None:
+    federation = dataclasses.replace(AGREED, load=agreed)
+    check_hello(hello(load=told), dataclasses.replace(federation, mixed_base="allow"))
+    if agreed == told:
+        check_hello(hello(load=told), federation)
+        return
+    with pytest.raises(PeerError, match=f"load differs: expected {agreed}, got {told}"):
+        check_hello(hello(load=told), federation)
+
+
+@pytest.mark.parametrize(("planned", "own"), itertools.product(LOADS, LOADS))
+def test_a_silo_takes_a_plan_with_another_load_type_only_if_mixing_is_allowed(planned: str, own: str) -> None:
+    config = config_from(EXAMPLE.replace("load: bf16", f"load: {own}").encode(), Path("/site/silo.yaml"))
+    assert config.model.load == own
+    keeper = cast(Any, SimpleNamespace(run=None, _site=SimpleNamespace(config=config)))
+    plan = make_plan(load=planned, silos=(config.silo, "b"))
+    RunKeeper._check_plan(keeper, plan.model_copy(update={"mixed_base": "allow"}))
+    if planned == own:
+        RunKeeper._check_plan(keeper, plan)
+        return
+    with pytest.raises(UsageError, match=f"the base model as {planned}, this silo as {own}"):
+        RunKeeper._check_plan(keeper, plan)
