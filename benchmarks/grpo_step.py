@@ -29,7 +29,6 @@ from benchmarks.learner_model import (
     ALPHA,
     END_FROM_LAST,
     NEW_TOKENS,
-    PADDING,
     PROMPT_TOKENS,
     PROMPTS,
     RANK,
@@ -40,10 +39,12 @@ from benchmarks.learner_model import (
     Task,
     Worker,
     answer_cycles,
+    flops_per_second,
     lengths_of,
     make_model,
     make_prompts,
     rewards_of,
+    words_tokenizer,
 )
 
 ROWS = {
@@ -206,20 +207,6 @@ def useful_flops(model: Any, task: Task) -> float:
     return generated + trained
 
 
-def flops_per_second(task: Task) -> float:
-    """The best of some products of the step's largest shape."""
-    import torch
-
-    dtype = getattr(torch, task.dtype)
-    left, right = torch.randn(8_192, 256, dtype=dtype), torch.randn(256, 1_408, dtype=dtype)
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        left @ right
-        seconds.append(time.perf_counter() - started)
-    return 2.0 * 8_192 * 256 * 1_408 / min(seconds)
-
-
 # ---- TRL ---------------------------------------------------------------------------------------------
 
 
@@ -228,18 +215,12 @@ def theirs(task: Task) -> Any:
     import peft
     import torch
     import trl
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
+    from transformers import LogitsProcessor, LogitsProcessorList
 
     torch.set_num_threads(1)
     model = make_model(task)
     end = task.words - END_FROM_LAST
-    vocabulary = {f"w{number}": number for number in range(task.words - PADDING)} | {"<pad>": end - 1, "<end>": end}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="w0"
-    )  # fmt: skip
+    tokenizer = words_tokenizer(task)
     texts = [" ".join(f"w{number}" for number in prompt) for prompt in make_prompts(task)]
     rows = [{"prompt": text} for text in texts for _ in range(SAMPLES)]
     lengths, rewards = torch.tensor(lengths_of(task)), rewards_of(task)

@@ -11,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def make_prompts(task: Task) -> list[list[int]]:
     return [[draws.randrange(3, task.words - 8) for _ in range(PROMPT_TOKENS)] for _ in range(PROMPTS)]
 
 
+def words_tokenizer(task: Task) -> Any:
+    """A word for each number of the vocabulary."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    end = task.words - END_FROM_LAST
+    vocabulary = {f"w{number}": number for number in range(task.words - PADDING)} | {"<pad>": end - 1, "<end>": end}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="w0")
+
+
 def lengths_of(task: Task) -> list[int]:
     """Tokens of each answer, the end token included."""
     import random
@@ -76,16 +89,34 @@ def rewards_of(task: Task) -> list[float]:
     return [float(place % 2) if place // SAMPLES < with_signal else 1.0 for place in range(PROMPTS * SAMPLES)]
 
 
+def flops_per_second(task: Task) -> float:
+    """The best of some products of the step's largest shape."""
+    import torch
+
+    dtype = getattr(torch, task.dtype)
+    left, right = torch.randn(8_192, 256, dtype=dtype), torch.randn(256, 1_408, dtype=dtype)
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - started)
+    return 2.0 * 8_192 * 256 * 1_408 / min(seconds)
+
+
+def worker_environment() -> dict[str, str]:
+    """Of a side's process: one thread, and no hub."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+                         "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}  # fmt: skip
+
+
 class Worker:
     """One side in a process of its own."""
 
     def __init__(self, module: str, side: str, task: Task) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-                                    "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", module, f"--worker={side}", *task.arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-            env=environment,
+            env=worker_environment(),
         )  # fmt: skip
 
     def cycle(self) -> dict[str, Any]:

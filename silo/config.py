@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from fedsilo.edge.files import read_regular
+from fedsilo.edge.verifier_names import AnyVerifier as Verifier
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.plan import Name, Sha256
 
-Verifier = Literal["math", "choice", "exact", "numeric", "format", "code"]
 LoadType = Literal["fp32", "bf16", "nf4", "fp8"]
 # A unix socket's address is a C string of 108 bytes, the closing zero among them.
 UNIX_PATH_BYTES_MAX = 107
@@ -59,10 +60,24 @@ class HeldOutFile(_Closed):
     verifier: Verifier | None = None  # None: that of the public set
 
 
+class Fields(_Closed):
+    """What the private files call the fields of a task. The public and the held-out set have the standard names."""
+
+    id: str = Field("id", min_length=1)
+    prompt: str = Field("prompt", min_length=1)
+    answer: str = Field("answer", min_length=1)
+    topic: str = Field("topic", min_length=1)
+    group: str = Field("group", min_length=1)  # whose a row is, such as a patient: no split divides a group
+
+
 class Data(_Closed):
     collection: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     private: tuple[Path, ...] = Field(min_length=1)
     verifier: Verifier
+    fields: Fields = Fields()
+    # How a prompt becomes text: chat (the model folder's template), plain (the prompt as it is) or a file with a chat
+    # template. None: chat where the folder has one, else plain. Its hash is in the hello and in the run record.
+    template: Literal["chat", "plain"] | Path | None = None
     holdout_share: float = Field(0.0, ge=0, le=0.5)  # of the private rows, by group: never trained on
     public: PublicFile
     held_out: HeldOutFile
@@ -80,8 +95,39 @@ class Model(_Closed):
 
 
 class Rollout(_Closed):
-    engine: Literal["auto", "embedded", "vllm"] = "auto"
-    url: str | None = Field(None, pattern=r"^unix:/\S+$")
+    """Where answers are sampled. `embedded`: in the trainer; `vllm`: by a server behind a unix socket."""
+
+    engine: Literal["auto", "embedded", "vllm"] = "auto"  # auto: vllm where a url is given
+    url: str | None = Field(None, pattern=r"^unix:/\S+$")  # None with vllm: below state_dir
+    # Where public prompts go: a server that never sees a private one. None: a second server. The same address as `url`:
+    # one server, drained and its prefix cache emptied in between.
+    public_url: str | None = Field(None, pattern=r"^unix:/\S+$")
+    launch: Literal["child", "external"] = "child"  # child: the guard starts and supervises the servers
+    python: Path | None = None  # child: an interpreter that has vLLM; None: the guard's own
+    # child: instead of the built-in arguments of `python -m`; {model} {load} {socket} stand for what they say
+    command: tuple[str, ...] | None = None
+    max_lora_rank: int = Field(32, ge=1)  # at least the plan's rank; vLLM takes 8, 16, 32, 64, ...
+    max_model_tokens: int = Field(4096, ge=16)  # of a prompt and its answer together
+    kv_cache_bytes: int = Field(1 << 30, ge=1 << 20)  # keys and values of one server
+    sleep: Literal["auto", "off"] = "auto"  # the server frees its memory while the trainer trains, where it can
+    start_timeout_seconds: float = Field(600.0, gt=0)  # also for each restart
+    # Proof that the engine computes the adapter that is trained: share of a step's tokens to look at; 0 proves by name
+    # alone. Nats per token by which engine and trainer may differ. Rollouts from one marker to the next; 0: none.
+    agreement_share: float = Field(0.02, ge=0, le=1)
+    kl_max: float = Field(0.02, gt=0)
+    marker_pushes: int = Field(50, ge=0)
+
+    @property
+    def chosen(self) -> Literal["embedded", "vllm"]:
+        """The engine; `auto` resolved."""
+        if self.engine == "auto":
+            return "embedded" if self.url is None else "vllm"
+        return self.engine
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
 
 
 class Trainer(_Closed):
@@ -96,6 +142,8 @@ class Trainer(_Closed):
     microbatch_tokens: int = Field(16384, ge=64)
     cache_bytes: int = Field(2 << 30, ge=1 << 20)  # keys and values of one batch of rollouts
     checkpointing: bool = False  # a training step keeps each layer's input and computes the rest twice
+    processes: int = Field(1, ge=1, le=1024)  # child: so many train together, one an accelerator, or on the CPU
+    shard_base: bool = False  # each process keeps its share of the base's weights alone; computes as `checkpointing`
     isolation: Literal["auto", "namespaces", "user", "container", "waived"] = "auto"
     scratch: Path | None = None  # external: its --scratch folder, where the guard sees it; for the overlap screen
     must_not_reach: tuple[str, ...] = ()  # external: what answers the guard and must stay silent towards the trainer
@@ -163,18 +211,29 @@ class SiloConfig(_Closed):
         return self.data.held_out.verifier or self.data.public.verifier
 
     @property
+    def rollout_sockets(self) -> tuple[Path, Path]:
+        """Where the servers for private and for public prompts listen; twice the same where one serves both."""
+        folder = self.state_dir / "rollout"
+        given = (self.rollout.url, self.rollout.public_url)
+        private, public = (
+            folder / name / "run" / "server.sock" if url is None else Path(url.removeprefix("unix:"))
+            for name, url in zip(("private", "public"), given, strict=True)
+        )
+        return private, public
+
+    @property
     def threads(self) -> int:
-        """Torch threads of the trainer: as given, or the cores shared out among the silos of this host."""
+        """Torch threads of each process of the trainer: as given, or the cores shared out among all of this host."""
         if isinstance(self.trainer.threads, int):
             return self.trainer.threads
-        return max(1, (os.cpu_count() or 1) // self.silos_on_this_host)
+        return max(1, (os.cpu_count() or 1) // (self.silos_on_this_host * self.trainer.processes))
 
 
 def place_of(config: SiloConfig, key: str) -> str:
     """File and line of a key such as "data.canaries", for a message about its value."""
     try:
-        line = strict_yaml.load(config.source.read_bytes(), str(config.source)).line_of(tuple(key.split(".")))
-    except (OSError, UsageError):  # removed or rewritten since it was read
+        line = strict_yaml.load(read_regular(config.source), str(config.source)).line_of(tuple(key.split(".")))
+    except (NotFoundError, UsageError):  # removed or rewritten since it was read
         return str(config.source)
     return f"{config.source}:{line}"
 
@@ -187,11 +246,9 @@ def load_config(path: Path) -> SiloConfig:
         UsageError: not strict YAML, an unknown key, a wrong value, or a socket path that is too long; with the line.
     """
     try:
-        text = path.read_bytes()
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path} does not exist", hint="`silo init` writes a commented one") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        text = read_regular(path)
+    except NotFoundError as error:
+        raise NotFoundError(error.message, hint="`silo init` writes a commented one") from error
     return config_from(text, path)
 
 
@@ -203,6 +260,7 @@ def config_from(text: bytes, path: Path) -> SiloConfig:
     config = strict_yaml.validate(SiloConfig, document)
     config = _resolved(config, path.absolute())
     _check_trainer_keys(config, document)
+    _check_rollout_keys(config, document)
     if config.charter_sha256 is not None and config.charter is None:
         raise UsageError(
             f"{path}:{document.line_of(('charter_sha256',))}: charter_sha256: without effect, there is no charter",
@@ -211,6 +269,7 @@ def config_from(text: bytes, path: Path) -> SiloConfig:
     for name, socket_path in (
         ("trainer.address", _unix_path(config.trainer)),
         ("control.socket", config.control.socket),
+        *_rollout_sockets(config),
     ):
         if socket_path is not None and len(os.fsencode(socket_path)) > UNIX_PATH_BYTES_MAX:
             line = document.line_of(tuple(name.split(".")))
@@ -232,6 +291,15 @@ def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> N
         (external and trainer.isolation in ("namespaces", "user"), ("trainer", "isolation"),
          f"the guard builds no {trainer.isolation} walls around a trainer that somebody else starts",
          "write auto: the guard probes what it got; or container, or waived"),
+        (trainer.processes > 1 and external, ("trainer", "processes"), "processes is for launch: child",
+         "whoever starts the trainer says it: --processes N, or torchrun"),
+        (trainer.processes > 1 and trainer.isolation == "user", ("trainer", "processes"),
+         "walls of rung user let no socket be made, so processes cannot talk to each other",
+         "isolation: namespaces, or processes: 1"),
+        (trainer.shard_base and not external and trainer.processes == 1, ("trainer", "shard_base"),
+         "without effect, there is one process", "processes: 2 or more, or remove it"),
+        (trainer.shard_base and config.model.load in ("nf4", "fp8"), ("trainer", "shard_base"),
+         f"weights that are loaded as {config.model.load} are not sharded", "model.load: bf16, or shard_base: false"),
         (trainer.user is not None and (tls or not external), ("trainer", "user"),
          "user is for launch: external with a unix: address", "remove it"),
         (bool(trainer.must_not_reach) and not external, ("trainer", "must_not_reach"),
@@ -249,6 +317,36 @@ def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> N
     ):  # fmt: skip
         if wrong:
             raise UsageError(f"{config.source}:{document.line_of(path)}: {'.'.join(path)}: {message}", hint=hint)
+
+
+def _rollout_sockets(config: SiloConfig) -> list[tuple[str, Path]]:
+    if config.rollout.chosen == "embedded":
+        return []
+    return list(zip(("rollout.url", "rollout.public_url"), config.rollout_sockets, strict=True))
+
+
+def _check_rollout_keys(config: SiloConfig, document: strict_yaml.Document) -> None:
+    """As `_check_trainer_keys`, of `rollout`."""
+    rollout, external = config.rollout, config.rollout.launch == "external"
+    vllm = rollout.chosen == "vllm"
+    for wrong, name, message, hint in (
+        (rollout.engine == "embedded" and rollout.url is not None, "url", "without effect: engine is embedded",
+         "remove it, or engine: vllm"),
+        (not vllm and rollout.public_url is not None, "public_url", "without effect: the engine is embedded",
+         "give url as well, or remove it"),
+        (vllm and external and (rollout.url is None or rollout.public_url is None), "launch",
+         "launch: external needs url and public_url", "the same address twice is one server for both"),
+        (external and rollout.command is not None, "command", "command is for launch: child", "remove it"),
+        (external and rollout.python is not None, "python", "python is for launch: child", "remove it"),
+        (vllm and config.model.load not in ("fp32", "bf16"), "engine",
+         f"vLLM would not compute the base as {config.model.load}, as the trainer does", "model.load: bf16 or fp32"),
+        (vllm and not external and len({socket.parent for socket in config.rollout_sockets})
+         < len(set(config.rollout_sockets)), "public_url", "each server's socket needs a folder of its own",
+         "such as unix:/run/fedsilo/private/server.sock and unix:/run/fedsilo/public/server.sock"),
+    ):  # fmt: skip
+        if wrong:
+            line = document.line_of(("rollout", name))
+            raise UsageError(f"{config.source}:{line}: rollout.{name}: {message}", hint=hint)
 
 
 def _unix_path(trainer: Trainer) -> Path | None:
@@ -275,6 +373,9 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
             "public": config.data.public.model_copy(update={"path": absolute(config.data.public.path)}),
             "held_out": config.data.held_out.model_copy(update={"path": absolute(config.data.held_out.path)}),
             "canaries": None if config.data.canaries is None else absolute(config.data.canaries),
+            "template": absolute(config.data.template)
+            if isinstance(config.data.template, Path)
+            else config.data.template,
         }
     )
     unix_path = _unix_path(config.trainer)
@@ -293,6 +394,9 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
             "charter": None if config.charter is None else absolute(config.charter),
             "data": data,
             "model": config.model.model_copy(update={"path": absolute(config.model.path)}),
+            "rollout": config.rollout
+            if config.rollout.python is None
+            else config.rollout.model_copy(update={"python": absolute(config.rollout.python)}),
             "trainer": trainer,
             "control": config.control.model_copy(update={"socket": absolute(config.control.socket, state_dir)}),
             "site_secret": None if config.site_secret is None else absolute(config.site_secret),

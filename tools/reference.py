@@ -62,8 +62,7 @@ def pages() -> dict[str, str]:
 def commands_page() -> str:
     parts = [
         "# Commands",
-        "Four programs. Every command takes `--help`; every command but `fedsilo grade` takes `--json`, which "
-        "prints one "
+        "Four programs. Every command takes `--help` and `--json`, which prints one "
         "envelope on stdout: `{schema, command, ok, data, warnings, error: {code, message, hint, retryable} | null}`. "
         "Every program takes `--version`. What the exit status means: [exit codes](exit-codes.md); 0, 1, 2, 70 and 130 "
         "may be that of every command.",

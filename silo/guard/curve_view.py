@@ -31,7 +31,13 @@ NOT_RECORDED = (
 _UNITS = {
     "pass_at_1": "share", "pass_at_1_greedy": "share", "tokens": "tokens", "seconds": "s", "donors_used": "donors",
     "donors_wanted": "donors", "donors_found": "donors", "zero_variance_share": "share", "clip_share": "share",
-    "drift": "L2", "reward_mean": "0..1", "kl": "nats",
+    "drift": "L2", "reward_mean": "0..1", "kl": "nats", "rollout_kl": "nats", "rollout_kl_limit": "nats",
+    "entropy": "nats", "logp_own": "nats", "logp_donor": "nats", "marker_distance": "nats", "marker_contrast": "nats",
+    "stale_detectable_steps": "steps", "rollout_tokens_per_second": "tokens/s", "update_tokens_per_second": "tokens/s",
+    "memory_peak_bytes": "bytes", "rollout_seconds": "s", "agreement_seconds": "s", "grade_seconds": "s",
+    "update_seconds": "s", "grad_norm": "L2", "beta_mean": "L2", "beta_max": "L2", "omega": "L2",
+    "truncated_share": "share", "zero_variance_share_before": "share", "swapped_share": "share",
+    "alpha_mean": "share", "alpha_max": "share", "adapter_visible_share": "share",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 One JSON object a line, `figures.jsonl`, mode 0600. A line that a kill tore is dropped at the next start; what cannot be
 read is passed over. The file holds at most `LINES_MAX` lines and is then rewritten with the newest half, in one step,
-so it has some 2 MB, and 16 MB whatever the trainer reports. It is for people only: no rule reads it, and a disk that
+so it has some 6 MB, and 16 MB whatever the trainer reports. It is for people only: no rule reads it, and a disk that
 takes nothing more costs the curve, never the run.
 
 Does not show that a figure is true: it is what the trainer said of itself.
@@ -27,7 +27,7 @@ _log = logging.getLogger("fedsilo.silo")
 FILE = "figures.jsonl"
 LINES_MAX = 8_192
 LINE_BYTES_MAX = 2_048
-NAMES_MAX = 32
+NAMES_MAX = 48
 MODE = 0o600
 
 

@@ -14,7 +14,7 @@ Does not stop: information in the allowed values themselves (N1), and private te
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -112,7 +112,6 @@ class Gate:
         self._federation = federation
         self._clock = clock
         self._screens = screens or Screens()
-        self._audit = audit
         self._judge = Judge(
             policy=policy, ledger=ledger, audit=audit, site=site, site_key=site_key, clock=clock, screens=self._screens,
             code_sha256=code_sha256,
@@ -444,10 +443,6 @@ class Gate:
     def record(self, event: str, **fields: Any) -> int:
         """Append to the audit log; a full disk halts the gate. Raises LogFullError, OperationError."""
         return self._judge.record(event, **fields)
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """What the audit log holds, oldest first."""
-        return self._audit.records()
 
     def digests(self, kind: str, payload: Buffer) -> dict[str, Any]:
         """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""

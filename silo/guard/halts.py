@@ -72,6 +72,7 @@ class Halts:
             NotFoundError: the kind is not halted.
             NotAllowedError: the person is no approver.
             ConflictError: it is another halt or another policy than the person was shown, or a second yes.
+            LogFullError, OperationError: the log, or the ledger, takes nothing; then the yes does not count.
         """
         kind, digest = str(command.arguments.get("kind", "")), str(command.arguments.get("digest", ""))
         since = self._halts().get(kind)
@@ -84,27 +85,25 @@ class Halts:
                 f"the halt of {kind}, or the policy, is not what was shown", hint="read it again", code="STALE_VIEW"
             )
         digest, needed = self._digest(kind, since), self._gate.policy.file.approvals.release_after_halt
-        try:
-            self._ledger.approve(
-                Approval(
-                    _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "",
-                    self._gate.now(),
-                )
-            )  # fmt: skip
-        except ConflictError:
-            # Killed between the last yes and its effect: whoever said yes says it again.
-            if len(given := self._given(kind, since)) < needed or command.person not in given:
-                raise
-        given = self._given(kind, since)
+        # Killed between the last yes and its effect: whoever said yes says it again.
+        if len(given := self._given(kind, since)) < needed and command.person in given:
+            raise ConflictError(f"{command.person} has answered for this halt of {kind} already")
         told, halted = kind == EQUIVOCATION_KIND, self._gate.halted
         if told:
             self._gate.halted = ""  # a halted gate records nothing
         try:
-            self._gate.record(
+            # Recorded first: no yes counts that nobody finds in the log.
+            number = self._gate.record(
                 "approval.grant", kind=kind, reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
                 detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
                 policy={"effective": self._gate.policy.digest},
             )  # fmt: skip
+            yes = Approval(
+                _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "",
+                self._gate.now(), record=number,
+            )  # fmt: skip
+            self._ledger.approve(yes, again=True)
+            given = self._given(kind, since)
             if len(given) >= needed:
                 self._end(kind, given)
                 # A clock that was set back may begin the next halt at the same second: no yes is left for it (T41).
@@ -113,7 +112,7 @@ class Halts:
         finally:
             if told:
                 self._gate.halted = self._gate.halted or halted
-        return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed}
+        return {"kind": kind, "released": len(given) >= needed, "given": given, "needed": needed, "record": number}
 
     def _end(self, kind: str, given: list[str]) -> None:
         """Recorded first, so that no release is without the names behind it."""
@@ -127,8 +126,9 @@ class Halts:
         self._ledger.keep_equivocation({})
 
     def _given(self, kind: str, since: float) -> list[str]:
-        """Who has signed over this halt under the policy in force; what was signed under another one is void."""
-        return [approval.person for approval in self._ledger.approvals(_name(self._digest(kind, since)))]
+        """Whose yes to this halt under the policy in force stands in the log; one under another policy is void."""
+        yeses = self._ledger.approvals(_name(self._digest(kind, since)))
+        return [approval.person for approval in yeses if approval.record >= 0]
 
     def _digest(self, kind: str, since: float) -> str:
         """What a release is signed over: this halt, under this policy, with what people were to look at."""

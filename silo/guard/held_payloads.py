@@ -74,8 +74,9 @@ class HeldPayloads:
         release: Release = on_loop(lambda: self._shown(command))
         require_readable(release.kind, release.payload_bytes)
         self._ledger.payloads.read(release.digest)
-        on_loop(lambda: self._recorded(command))
-        return {"ticket": self._tickets.hand_out(lambda: self._content(release.id)), "audit_size": self._audit.size}
+        number: int = on_loop(lambda: self._recorded(command))
+        ticket = self._tickets.hand_out(lambda: self._content(release.id))
+        return {"ticket": ticket, "record": number, "audit_size": self._audit.size}
 
     def _held(self, release_id: str) -> Release:
         """Raises NotFoundError, ConflictError."""
@@ -105,10 +106,10 @@ class HeldPayloads:
             **payload_view(payload, release.kind, self._prompts()),
         }  # fmt: skip
 
-    def _recorded(self, command: VerifiedCommand) -> None:
+    def _recorded(self, command: VerifiedCommand) -> int:
         """Once more only what is held: it may have ended while its bytes were read."""
         release = self._shown(command)
-        self._record(
+        return self._record(
             "payload.read", kind=release.kind, run=release.run, round=release.round, step=release.step,
             detail={
                 "person": command.person, "certificate": command.certificate_fingerprint, "release": release.id,

@@ -184,7 +184,7 @@ def take_over(
 
 def reload(
     site: Site, in_force: Policy, ledger: Ledger, record: Callable[..., int], command: VerifiedCommand
-) -> tuple[Policy, Step]:
+) -> tuple[Policy, Step, int]:
     """Read the files again, strictly, and put them in force if nothing in them is looser.
 
     Only the places and the pin of policy and charter are taken from the configuration again; all else of it counts from
@@ -196,6 +196,9 @@ def reload(
         ledger: of this site.
         record: the gate's, into the log.
         command: who asked.
+
+    Returns:
+        The policy in force, the step to it, and the number of the record of it.
 
     Raises:
         UsageError, NotAllowedError: the files are broken, do not fit this site, or are looser. Recorded; the policy
@@ -221,12 +224,12 @@ def reload(
         raise
     step = Step(_tighter_or_same(changes), tuple(changes), in_force.digest)
     _put_in_force(policy, ledger, step)
-    record(
+    number = record(
         "policy.load",
         policy={**policy.digests, "schema": site.schema.digest},
         detail={"name": policy.file.name, "mode": policy.file.mode, **step.detail, **who},
     )
-    return policy, step
+    return policy, step, number
 
 
 def loosened(changes: Sequence[Change]) -> list[str]:

@@ -327,6 +327,7 @@ def _other_user(name: str | None) -> tuple[int, int] | None:
 # a rung is believed only when at least these were tried
 _ESSENTIAL = ("tcp_connect", "udp_send", "dns_lookup", "enter_namespaces", "key_files", "control_socket")
 _PROBES_MAX = 32
+ROLLOUT_SOCKETS = "rollout_sockets"  # the probe whose `allowed` is no escape
 _TEXT_MAX = 64
 
 
@@ -335,7 +336,9 @@ def escaped(results: Mapping[str, Mapping[str, Any]], controls: Controls = NO_CO
     return sorted(
         name
         for name, result in results.items()
-        if result.get("outcome") not in ("refused", "untried") and not controls.prove(name, result)
+        if name != ROLLOUT_SOCKETS  # the way that was opened for the trainer on purpose
+        and result.get("outcome") not in ("refused", "untried")
+        and not controls.prove(name, result)
     )
 
 

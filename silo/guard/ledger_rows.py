@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS releases (
 CREATE TABLE IF NOT EXISTS approvals (
   release_id TEXT, person TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL, verdict TEXT NOT NULL,
   reason TEXT NOT NULL, at REAL NOT NULL, acknowledged TEXT NOT NULL DEFAULT '[]', record INTEGER NOT NULL DEFAULT -1,
+  reason_code TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (release_id, person));
 CREATE TABLE IF NOT EXISTS policy_changes (proposal TEXT PRIMARY KEY, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state TEXT NOT NULL, view TEXT NOT NULL);
@@ -34,7 +35,12 @@ CREATE INDEX IF NOT EXISTS outbox_place ON outbox (kind, run, round, step);
 CREATE INDEX IF NOT EXISTS releases_state ON releases (state, kind, digest, run);
 """
 # Of tables that an earlier version of this program made.
-_ADDED = {"approvals": {"acknowledged": "TEXT NOT NULL DEFAULT '[]'", "record": "INTEGER NOT NULL DEFAULT -1"}}
+_ADDED = {
+    "approvals": {
+        "acknowledged": "TEXT NOT NULL DEFAULT '[]'", "record": "INTEGER NOT NULL DEFAULT -1",
+        "reason_code": "TEXT NOT NULL DEFAULT ''",
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class Approval:
     at: float
     acknowledged: tuple[str, ...] = ()  # ids of the findings that there were, each opened by the person
     record: int = -1  # of the audit log, where the yes stands; below zero: in none, and it counts nothing
+    reason_code: str = ""  # of a no
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What persons may order a running guard to do: commands of the control socket, and the lists they read first.
 
 Each command was verified by the desk (certificate, signature, expiry, role) and runs on the loop's thread, between two
-exchanges, so that an order never finds a message half judged.
+exchanges, so that an order never finds a message half judged. Each answer names, as `record`, the audit log's record of
+the order itself; what is recorded of its effects comes behind it.
 Does not stop: a person whose role allows the order. The log names who gave it.
 """
 
@@ -78,28 +79,33 @@ class Orders:
         release, settled = self.releases.approve(command)
         if settled is not None:
             self.keeper.settle(settled)
-        given = [item.person for item in self.ledger.approvals(release.id) if item.verdict == "approve"]
+        yeses = [item for item in self.ledger.approvals(release.id) if item.verdict == "approve"]
+        record = next((item.record for item in yeses if item.person == command.person), None)
         state = settled.outcome if settled else "held"
         if self.ledger.release(release.id).state == "denied":
             state = "denied"  # a plan that was approved and cannot begin here
         return {
-            "release": release.id, "state": "sent" if state == "allowed" else state, "given": given,
-            "needed": release.persons, "audit_size": self.audit.size,
+            "release": release.id, "state": "sent" if state == "allowed" else state,
+            "given": [item.person for item in yeses], "needed": release.persons, "record": record,
+            "audit_size": self.audit.size,
         }  # fmt: skip
 
     def reject(self, command: VerifiedCommand) -> dict[str, Any]:
         settled = self.releases.reject(command)
         self.keeper.settle(settled)
-        return {"release": settled.release.id, "state": "rejected", "audit_size": self.audit.size}
+        return {
+            "release": settled.release.id, "state": "rejected", "record": settled.record,
+            "audit_size": self.audit.size,
+        }  # fmt: skip
 
     def defer(self, command: VerifiedCommand) -> dict[str, Any]:
         """The person is asked later; shown at once, so that no console asks again in between."""
-        release = self.releases.defer(command)
+        release, number = self.releases.defer(command)
         until = self.ledger.deferred(release.id)[command.person]
         self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
         return {
             "release": release.id, "state": "held", "deferred_until": until, "expires_at": release.expires_at,
-            "audit_size": self.audit.size,
+            "record": number, "audit_size": self.audit.size,
         }  # fmt: skip
 
     def release_halt(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -173,7 +179,7 @@ class Orders:
 
     def reload(self, command: VerifiedCommand) -> dict[str, Any]:
         """Policy and charter from their files, if nothing in them is looser (T34); what is held is judged again."""
-        policy, step = reload(self.site, self.gate.policy, self.ledger, self.gate.record, command)
+        policy, step, number = reload(self.site, self.gate.policy, self.ledger, self.gate.record, command)
         self.gate.adopt(policy)
         for settled in self.releases.judge_again():
             self.keeper.settle(settled)
@@ -187,7 +193,7 @@ class Orders:
         self.panel.publish("policy.loaded", told)
         # At once, not after the next exchange: nobody who asks now may be shown the former policy.
         self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
-        return {**told, "audit_size": self.audit.size, "ends": ends}
+        return {**told, "record": number, "audit_size": self.audit.size, "ends": ends}
 
     def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:
         """Guard and trainer end, also where the log takes nothing."""

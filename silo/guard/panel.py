@@ -37,7 +37,15 @@ from silo.guard.trainer_report import PROMPT_SETS, ValuesUnusable, counts, numbe
 # Of what the trainer reports with a finished task, this is shown.
 _METRICS_SHOWN = (
     "reward_mean", "zero_variance_share", "tokens", "kl", "clip_share", "donors_used", "donors_wanted", "donors_found",
-    "donors_rejected", "drift", "pass_at_1", "pass_at_1_greedy", "seconds",
+    "donors_rejected", "drift", "pass_at_1", "pass_at_1_greedy", "seconds", "rollout_kl", "stale_detectable_steps",
+    "rollout_tokens_per_second", "memory_peak_bytes",
+)  # fmt: skip
+# This is kept for the curves alone.
+_METRICS_KEPT = (
+    "rollout_seconds", "agreement_seconds", "grade_seconds", "update_seconds", "update_tokens_per_second", "grad_norm",
+    "entropy", "logp_own", "logp_donor", "truncated_share", "zero_variance_share_before", "alpha_mean", "alpha_max",
+    "swapped_share", "beta_mean", "beta_max", "omega", "rollout_kl_limit", "adapter_visible_share", "stale_previous",
+    "stale_start", "stale_base", "marker_distance", "marker_contrast",
 )  # fmt: skip
 
 
@@ -68,6 +76,7 @@ class Panel:
         self._trainer: dict[str, Any] = {}
         self._task: dict[str, Any] = {}
         self._phase: dict[str, Any] = {}
+        self._finished: tuple[str, int, int] = ("", 0, 0)  # run, round and step of the last step that is done
         self._metrics: dict[str, Any] = {}
         self._overlong: dict[str, Any] = {}
         self._shown: dict[str, Any] = {}
@@ -133,8 +142,11 @@ class Panel:
             self._metrics[name] = {"value": value, "source": "local", **where}
         self._donors["used"] += int(shown.get("donors_used") or 0)
         self._donors["wanted"] += int(shown.get("donors_wanted") or 0)
-        self._keep(where, shown)
+        kept = {name: number(name, reported[name]) for name in _METRICS_KEPT if reported.get(name) is not None}
+        self._keep(where, shown | kept)
         self._task = {}
+        if step := getattr(task, "step", 0):
+            self._finished = self._gate.view.run, task.round, step
         self.publish("task.done", {**where, "metrics": shown})
 
     def _figure(self, name: str, value: Any) -> Any:
@@ -178,7 +190,7 @@ class Panel:
             "rounds": run.plan.rounds if run else 0,
             "local_steps": run.plan.local_steps if run else 0,
             "round": view.round,
-            "step": self._phase.get("step") or self._task.get("step") or 0,
+            "step": self._phase.get("step") or self._task.get("step") or self._finished_step(),
             "phase": self._phase_word(run, bool(held)),
             "task": self._task.get("name") or "",
             "paused": bool(run and run.paused),
@@ -214,6 +226,11 @@ class Panel:
             "certificate_until": self._site.identity.not_after.astimezone(UTC).isoformat(),
             "dp": "off",
         }
+
+    def _finished_step(self) -> int:
+        """Of the round that stands open or ended last: what it came to is shown while nothing is trained."""
+        run, number, step = self._finished
+        return step if (run, number) == (self._gate.view.run, self._gate.view.round) else 0
 
     def _phase_word(self, run: Participation | None, held: bool) -> str:
         if self._gate.halted:

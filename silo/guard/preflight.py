@@ -6,22 +6,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from certs.identity import peer_identity
 from fedsilo.edge.identity_files import load_site
-from fedsilo.edge.task_files import listed, read_usable
+from fedsilo.edge.task_files import TaskFile
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError
-from fedsilo.treaty.grading import check_reference
 from fedsilo.treaty.isolation import rung_at_least
 from policies.compare import compare
 from policies.load import Policy
 from silo.config import SiloConfig
-from silo.guard import isolation
+from silo.guard import isolation, site_checks
 from silo.guard.gate import coordinator_leaf
 from silo.guard.in_force import Seen, step_to
 from silo.guard.ledger import Ledger
+from silo.guard.prompt_preview import Preview
+from silo.guard.rollout_server import check as check_rollout
 from silo.guard.screens import check_screens
 from silo.guard.startup import (
     AUDIT,
@@ -33,8 +33,11 @@ from silo.guard.startup import (
     thread_warning,
 )
 from silo.guard.trainer_link import check as check_trainer_link
+from silo.model_facts import ModelFacts
 
-PINNED = "pinned files"  # one check's name, which others need
+# names of checks that others need
+PINNED = "pinned files"
+BASE_MODEL = "base model"
 
 
 def check_coordinator(site: Site, now: datetime) -> str:
@@ -66,19 +69,27 @@ def look_at_coordinator(site: Site, now: datetime) -> dict[str, str]:
 
 
 def preflight(
-    config: SiloConfig, *, reach_coordinator: bool = True
+    config: SiloConfig,
+    *,
+    reach_coordinator: bool = True,
+    shown_prompts: int = 0,
+    previewed: list[Preview] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str], list[FedSiloError]]:
     """`silo check`: each check's name, whether it passed (None: not tried), and what it found; warnings; the faults.
 
     Args:
         config: the site.
         reach_coordinator: also dial the coordinator and judge its certificate.
+        shown_prompts: so many private prompts are rendered into `previewed`.
+        previewed: given, the prompts' token lengths are looked at too, which takes seconds, and put here.
     """
     results: list[dict[str, Any]] = []
     warnings = [text for text in (thread_warning(config),) if text]
     errors: list[FedSiloError] = []
     passed: set[str] = set()
     parts: list[Site] = []
+    private: list[TaskFile] = []
+    models: list[ModelFacts] = []
 
     def run(name: str, check: Callable[[], str], *, needs: tuple[str, ...] = ()) -> None:
         lacking = [each for each in needs if each not in passed]
@@ -89,6 +100,8 @@ def preflight(
         try:
             results.append({"check": name, "ok": True, "found": check(), "hint": ""})
             passed.add(name)
+        except site_checks.NotTriedHere as reason:
+            results.append({"check": name, "ok": None, "found": f"not tried: {reason}", "hint": ""})
         except FedSiloError as error:
             results.append({"check": name, "ok": False, "found": error.message, "hint": error.hint, "code": error.code})
             errors.append(error)
@@ -129,13 +142,36 @@ def preflight(
         parts.append(load_site_parts(config, make_secret=False))
         return "coordinator's key, model, schema, public and held-out set as pinned"
 
-    for path in config.data.private:
-        run(f"private data {path.name}", lambda path=path: _rows_of(path, config.data.verifier, warnings))  # type: ignore[misc]
+    def rows(place: int) -> str:
+        tasks, found = site_checks.rows_of(config, place, warnings)
+        private.append(tasks)
+        return found
+
+    def base_model() -> str:
+        facts, found = site_checks.base_model(config, warnings)
+        models.append(facts)
+        return found
+
+    def prompts() -> str:
+        found, words = site_checks.prompts(config, models[0], shown_prompts, warnings)
+        if previewed is not None:
+            previewed.append(found)
+        return words
+
+    files = [f"private data {path.name}" for path in config.data.private]
+    for place, name in enumerate(files):
+        run(name, lambda place=place: rows(place))  # type: ignore[misc]
     run("policy", policy)
     run("certificate", certificate)
     run("policy against the one last in force", change, needs=("policy",))
     run(PINNED, load, needs=("policy", "certificate"))
+    run(BASE_MODEL, base_model)
+    run("memory", lambda: site_checks.memory(config, models[0], warnings), needs=(BASE_MODEL,))
+    run("prompts in two places", lambda: site_checks.overlaps(config, private, warnings), needs=(*files, PINNED))
+    if previewed is not None:
+        run("prompts", prompts, needs=(*files, BASE_MODEL, PINNED))
     run("text screens", lambda: check_screens(config, effective_policy(config)), needs=("policy",))
+    run("rollout engine", lambda: check_rollout(config))
     if config.trainer.launch == "external":
         run("trainer link", lambda: check_trainer_link(config))
     run("trainer isolation", lambda: _rung(config, effective_policy(config)), needs=("policy",))
@@ -159,14 +195,6 @@ def _apart(policy: Policy) -> list[str]:
         and getattr(getattr(charter.file, side), name) is not None
         and getattr(getattr(policy.file, side), name) is None
     ]
-
-
-def _rows_of(path: Path, verifier: str, warnings: list[str]) -> str:
-    """As the trainer will read it: which lines are left out, and why, joins the warnings."""
-    (tasks,) = read_usable([path], lambda answer: check_reference(verifier, answer))
-    if tasks.problems:
-        warnings.append(f"{path}: {listed(tasks.problems)}")
-    return f"{len(tasks.rows)} rows, {len(tasks.problems)} lines left out"
 
 
 def _rung(config: SiloConfig, policy: Policy) -> str:

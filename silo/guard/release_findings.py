@@ -34,7 +34,7 @@ SIZE_TIMES_MAX = 3.0
 # Of what is left of a day: more than a third means that fewer than two more of this size fit.
 DAY_SHARE_MAX = 1 / 3
 HITS_SHOWN = 4
-EVIDENCE_MAX = 64  # lines of one finding
+EVIDENCE_MAX = 64  # lines of one finding; of loosened limits there are as many as were loosened
 _ID_CHARACTERS = 8
 # A rule that counts over messages, by what of this message's facts it adds.
 _COUNTED = {
@@ -154,11 +154,13 @@ def _policy_noticed(release: Release, digest: str, policy: PolicyFile | None, be
             f"{change.path[-1]} {_short(change.before)}->{_short(change.after)} {change.direction}"
             for change in changes[:2]
         ) + (f", {len(changes) - 2} more" if len(changes) > 2 else "")  # fmt: skip
+        loosened = sum(weight[change.direction] < weight["tighter"] for change in changes)  # they stand first
         evidence += [
             (f"{'.'.join(map(str, change.path))} {change.direction}", change.before, change.after)
-            for change in changes[:EVIDENCE_MAX]
+            for change in changes[: max(loosened, EVIDENCE_MAX)]
         ]
-    yield _look("POLICY_CHANGED", f"policy CHANGED since {last.place(release.run)} {told}", *evidence)
+    advice = "reject or defer if nobody at your site announced it"
+    yield _look("POLICY_CHANGED", f"policy CHANGED since {last.place(release.run)} {told}; {advice}", *evidence)
 
 
 def _second_noticed(release: Release, same: Sequence[OutboxItem]) -> Iterator[Finding]:
@@ -209,7 +211,8 @@ def _form_noticed(release: Release, last: Against | None) -> Iterator[Finding]:
     if apart_in := apart(now, before):
         told = ", ".join(f"{name} {before.get(name)}->{now.get(name)}" for name in apart_in)
         evidence = ((name, before.get(name), now.get(name)) for name in apart_in)
-        yield _look("FORM_DIFFERS", f"form DIFFERS from {place}: {told}", *evidence)
+        advice = "reject unless another run or plan was announced"
+        yield _look("FORM_DIFFERS", f"form DIFFERS from {place}: {told}; {advice}", *evidence)
     norms = now.get("l2"), before.get("l2")
     if all(isinstance(norm, float) for norm in norms) and norms[1] and norms[0] > NORM_TIMES_MAX * norms[1]:
         times = f"{norms[0] / norms[1]:.1f} TIMES"
@@ -230,7 +233,10 @@ def _limits_noticed(release: Release, rules: list[dict[str, Any]]) -> Iterator[F
         left = most - (used - added)
         if rule == "day bytes" and left > 0 and added > DAY_SHARE_MAX * left:
             more = (most - used) // added
-            taken = f"takes {100 * added / left:.0f} % of the day's bytes LEFT"
+            taken = (
+                f"{100 * used / most:.0f} % of today's bytes would be USED, "
+                f"this alone takes {100 * added / left:.0f} % of what is left"
+            )
             # Two digits: each poll adds a few bytes, and would make another finding of the one that was opened.
             evidence = "bytes of the day, about", f"{used - added:.2g}", f"{used:.2g}"
             yield _look("BUDGET", f"{taken}; room for {more} more like it", evidence)

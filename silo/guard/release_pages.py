@@ -54,7 +54,10 @@ def _row(ledger: Ledger, release: Release) -> dict[str, Any]:
         "expires_at": release.expires_at,
         "needed": release.persons,
         "given": [one.person for one in answers if one.verdict == "approve"],
-        "answers": [{"person": one.person, "verdict": one.verdict, "at": utc(one.at)} for one in answers],
+        "answers": [
+            {"person": one.person, "verdict": one.verdict, "at": utc(one.at), "reason": one.reason_code}
+            for one in answers
+        ],
     }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message as ProtobufMessage
 
+from fedsilo.edge.message_index import utc
 from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
@@ -87,7 +88,14 @@ class ReleaseView:
             policy=policy, policy_digest=policy_digest, destination=destination,
         )  # fmt: skip
         given = [
-            {"person": item.person, "verdict": item.verdict, "at": item.at}
+            {
+                "person": item.person,
+                "verdict": item.verdict,
+                "at": item.at,
+                "time": utc(item.at),
+                "reason": item.reason_code,
+                "note": item.reason,
+            }
             for item in self._ledger.approvals(release.id)
             if release.state != "held" or item.verdict != "approve" or counts(item, noticed)
         ]

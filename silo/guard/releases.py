@@ -43,12 +43,14 @@ ACKNOWLEDGED_MAX = 64
 
 @dataclass(frozen=True)
 class Settled:
-    """The end of a hold. `outcome`: sent-able (`allowed`), denied or missed. `allowed` is what to transmit."""
+    """The end of a hold. `outcome`: sent-able (`allowed`), denied or missed; `allowed`: what to transmit; `record`:
+    number of the record of a no."""
 
     release: Release
     outcome: str
     allowed: Allowed | None = None
     inbound: Inbound | None = None
+    record: int = -1
 
 
 class Releases:
@@ -300,11 +302,11 @@ class Releases:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
         release = self._shown(command)
         self._refuse_second(release, command, "reject")
-        self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))))
+        self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))), code=code)
         return self._deny(release, command.person, command.certificate_fingerprint, code)
 
-    def defer(self, command: VerifiedCommand) -> Release:
-        """A person wants to be asked later. It stops no clock and binds nobody else.
+    def defer(self, command: VerifiedCommand) -> tuple[Release, int]:
+        """A person wants to be asked later; with the number of its record. It stops no clock and binds nobody else.
 
         Args:
             command: arguments {release, digest, policy_digest[, revision], until_seconds}; the last in UTC seconds
@@ -325,16 +327,16 @@ class Releases:
                 hint="what expires is refused; ask for a shorter time",
                 code="TOO_LATE",
             )
-        self._record(
+        number = self._record(
             "release.defer", release, person=command.person, fingerprint=command.certificate_fingerprint,
             until=int(until),
         )  # fmt: skip
         self._ledger.defer(release.id, command.person, float(until))
-        return release
+        return release, number
 
     def _deny(self, release: Release, person: str, fingerprint: str, reason: str) -> Settled:
-        self._record("approval.deny", release, person=person, fingerprint=fingerprint, reasons=[reason])
-        return Settled(self._settle(release, "rejected"), "denied")
+        number = self._record("approval.deny", release, person=person, fingerprint=fingerprint, reasons=[reason])
+        return Settled(self._settle(release, "rejected"), "denied", record=number)
 
     def _shown(self, command: VerifiedCommand) -> Release:
         """The release, if it still is what the person was shown."""
@@ -378,11 +380,11 @@ class Releases:
 
     def _answer(
         self, release: Release, command: VerifiedCommand, verdict: str, reason: str, opened: Sequence[str] = (),
-        record: int = -1,
+        record: int = -1, code: str = "",
     ) -> None:  # fmt: skip
         given = Approval(
             release.id, command.person, command.certificate_fingerprint, release.digest, verdict, reason,
-            self._gate.now(), tuple(opened), record,
+            self._gate.now(), tuple(opened), record, code,
         )  # fmt: skip
         self._ledger.approve(given, again=True)
 

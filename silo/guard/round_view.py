@@ -2,9 +2,11 @@
 the coordinator told it.
 
 Read from this silo's audit log (`fedsilo.edge.round_marks`) and its ledger. A phase ends with the record that says so:
-training with the decision on what it made, approval with the sending, pooling with the donors that came. Of other
-silos there are the name, whether they signed the round's transcript, and the verdict of its end; everything else about
-them is hidden here, and null: it is never 0.
+training with the decision on what it made, approval with the decision on what people approved, with a person's no or
+with the end of the hold, pooling with the donors that came. A silo that kept its update in reads in its own row whether
+its people rejected it or a rule refused it, with the codes; the coordinator was told the one word `declined` (B6). Of
+other silos there are the name, whether they signed the round's transcript, and the verdict of its end; everything else
+about them is hidden here, and null: it is never 0.
 
 Does not show: what the coordinator has not said, such as who is late.
 """
@@ -30,6 +32,7 @@ NOT_READ_YET = "the log is not read to its end yet"
 HIDDEN = ("quorum.given", "awaited", "silos.phases", "silos.step", "silos.received_bytes", "silos.last_seen",
           "silos.code", "silos.policy")  # fmt: skip
 _OPENED, _AGREED, _RESULT = ("ingress.decision", "round.open"), "round.agreed", "round.result"
+_ENDED_HOLD = {"approval.deny": "rejected", "approval.expire": "missed"}  # without a yes
 
 
 class RoundView:
@@ -154,13 +157,16 @@ class RoundView:
         for silo in dict.fromkeys((own, *named)):
             told = verdicts.get(silo, "").replace("_", " ")
             word = told or ("signed" if silo in signed else "named" if silo in named else "not in it")
-            mine = silo == own
+            mine, why = silo == own, None
             if mine and not told and (now := next((each for each in phases if each["state"] == "open"), None)):
                 word = {"sign": "signing", "others": "waits"}.get(now["phase"], now["phase"])
+            if mine and told != "accepted" and (kept := _kept_in(marks)) is not None:
+                word, why = kept
             rows.append(
                 {
-                    "silo": silo, "own": mine, "state": word, "round": number, "phases": phases if mine else [],
-                    "joined": None, "joined_at": None, "plan": None, "plan_at": None, "last_seen": None,
+                    "silo": silo, "own": mine, "state": word, "why": why, "round": number,
+                    "phases": phases if mine else [], "joined": None, "joined_at": None, "plan": None, "plan_at": None,
+                    "last_seen": None,
                     "step": self._view().open_step or None if mine else None, "isolation": None, "code": None,
                     "policy": self._policy() if mine else None, "straggler": None, "received_bytes": None,
                     "received_messages": None, "update_norm": None, "update_digest": None,
@@ -177,21 +183,23 @@ def _phases(marks: Sequence[Mark], opened: float | None, *, running: bool, evalu
     phases: list[dict[str, Any]] = []
     if opened is None:
         return phases
-    last, held = opened, False
+    last, held = opened, set[tuple[str, int]]()  # what waits for people: kind and step
     for mark in sorted(marks, key=lambda each: each.at):
-        word = _word_of(mark, held=held)
-        if mark.event == "egress.decision":
-            held = mark.verdict == "hold"
+        place = mark.kind, mark.step
+        word = _word_of(mark, held=place in held)
+        if mark.event == "egress.decision" and mark.verdict == "hold":
+            held.add(place)
+        elif mark.event == "egress.decision" or mark.event in _ENDED_HOLD:
+            held.discard(place)
         if word is None:
             continue
-        state = "denied" if mark.event == "egress.decision" and mark.verdict == "deny" else "done"
+        denied = mark.event == "egress.decision" and mark.verdict == "deny"
+        state = _ENDED_HOLD.get(mark.event, "denied" if denied else "done")
         if word == "others" and not any(each["phase"] == "update" for each in phases):
             word, state = "update", "missed"  # the round ended before this silo was through
         phases.append(_stretch(word, mark.step, state, last - opened, mark.at - opened))
         last = max(last, mark.at)
-        if word == "approval":
-            held = False
-    if running and (word := _next_word(phases, held=held, evaluates=evaluates)):
+    if running and (word := _next_word(phases, held=bool(held), evaluates=evaluates)):
         phases.append(_stretch(word, 0, "open", last - opened, None))
     return phases
 
@@ -204,8 +212,8 @@ def _word_of(mark: Mark, *, held: bool) -> str | None:
             return "others"
         case "ingress.decision", "public.donors" if _let_in(mark):
             return "pool"
-        case "egress.sent", _:
-            return "approval" if held else None
+        case "egress.decision" | "approval.deny" | "approval.expire", _ if held:
+            return "approval"
         case "egress.decision", "public.responses":
             return "train"
         case "egress.decision", "metrics.eval":
@@ -213,6 +221,18 @@ def _word_of(mark: Mark, *, held: bool) -> str | None:
         case "egress.decision", _:
             return "update"
     return None
+
+
+def _kept_in(marks: Sequence[Mark]) -> tuple[str, str] | None:
+    """Of an update that did not leave: `rejected` by a person or `refused` by a rule, and the codes of that; None where
+    it left, or nothing was made yet, or a hold ran out, which nobody answered. A public step that was kept in is no
+    word on the round.
+    """
+    ends = [mark for mark in marks if (mark.reasons or mark.event == "egress.sent")
+            and mark.kind not in ("public.responses", "metrics.eval")]  # fmt: skip
+    if not ends or ends[-1].event in ("egress.sent", "approval.expire"):
+        return None
+    return ("rejected" if ends[-1].event == "approval.deny" else "refused"), ", ".join(ends[-1].reasons)
 
 
 def _next_word(phases: Sequence[Mapping[str, Any]], *, held: bool, evaluates: bool) -> str:

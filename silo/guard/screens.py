@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import stat
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.files import read_private
-from fedsilo.treaty.audit.record import shortened
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 from policies import screening
 from policies.custom_file import custom_in_words
@@ -31,6 +31,9 @@ from policies.model_screens import ScreenName
 from policies.screening import Material, Screened
 from policies.screens.overlap import OverlapIndex
 from silo.config import SiloConfig, place_of
+from silo.guard.trainer_report import plain
+
+_log = logging.getLogger("fedsilo.silo")
 
 INDEX_BYTES_MAX = 1 << 28  # 256 MiB: a hundred times what 100 k records take
 SCREEN_SECONDS_MAX = 60.0  # a hundred times what 256 answers of 500 tokens take
@@ -123,7 +126,10 @@ class Screens:
             return
         if not isinstance(name, str) or not _INDEX_NAME.fullmatch(name):
             why = told.get("why") if isinstance(told, Mapping) else None
-            self.trouble_of_index += f": {shortened(why)}" if isinstance(why, str) else ""
+            if isinstance(why, str):
+                # Not for the state: the trainer has seen private prompts, and words of its own may quote one (T8).
+                _log.warning("%s: %s", _WORDS_OF_ABSENCE["overlap"], plain(why))
+                self.trouble_of_index += "; the guard's log says why"
             return
         try:
             self._index = OverlapIndex.from_bytes(_read_untrusted(folder / name), key=self._key)

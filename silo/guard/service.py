@@ -265,6 +265,9 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     left_out = told.get("left_out")
     for text in left_out if isinstance(left_out, list) else ():
         _log.warning("private lines left out: %s", plain(text))
+    found_twice = told.get("found_twice")
+    for text in found_twice if isinstance(found_twice, list) else ():
+        _log.warning("prompts in two places: %s", plain(text))
     facts = ready_facts(told)
     ready(
         {

@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,10 +23,11 @@ from certs.roles import Roles
 from fedsilo.edge.files import make_private_directory, read_private, write_private
 from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
+from fedsilo.edge.own_verifiers import find_verifier
+from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.site_policy import read_effective, read_pinned_schema
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
-from fedsilo.treaty.grading import require_verifier
 from fedsilo.treaty.isolation import rung_at_least
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from policies.load import Policy
@@ -84,11 +85,10 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     site_ca_pem, roles = load_site(files.site_ca, files.operators, site=config.silo)
     public = _pinned_public_set(config, policy)
     held_out = _pinned_held_out(config, policy)
-    fingerprints = read_fingerprints(config.model.path)
+    fingerprints = site_fingerprints(config)
     _check_model(config, policy, fingerprints)
     schema = site_schema(config, policy)
-    for verifier in {config.data.verifier, config.data.public.verifier, config.held_out_verifier}:
-        require_verifier(verifier)
+    _check_verifiers(config)
     make_private_directory(config.state_dir)
     free_bytes = shutil.disk_usage(config.state_dir).free
     if free_bytes < DISK_BYTES_MIN:
@@ -101,6 +101,25 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     return Site(
         config, policy, identity, coordinator_key, site_ca_pem, roles, schema, fingerprints, public, held_out, secret
     )
+
+
+def _check_verifiers(config: SiloConfig) -> None:
+    """Raises UsageError: unknown, or one of the public set that the guard may not run.
+
+    The guard grades public answers again beside its keys (silo/guard/public.py): there no program of a model is run,
+    and no code of a package loaded.
+    """
+    for verifier in {config.data.verifier, config.held_out_verifier}:
+        find_verifier(verifier)
+    public = find_verifier(config.data.public.verifier)
+    if public.executes or public.origin:
+        what = "runs programs" if public.executes else f"is brought by {', '.join(public.origin)}"
+        raise UsageError(
+            f"{config.source.name}: data.public.verifier {public.name!r} {what}; the guard grades public answers again "
+            "beside its keys, and does neither there",
+            hint="use math, choice, exact, numeric, format or a mixture of them; data.verifier may be any",
+            code="VERIFIER_EXECUTES" if public.executes else "",
+        )
 
 
 def effective_policy(config: SiloConfig) -> Policy:
@@ -228,6 +247,13 @@ def site_schema(config: SiloConfig, policy: Policy) -> LoraSchema:
     raise UsageError(f"{policy.source}: it pins no LoRA schema", hint="fedsilo policy schema make")
 
 
+def site_fingerprints(config: SiloConfig) -> Fingerprints:
+    """Of the model folder, with the hash of the template that is used in place of the folder's own (T13)."""
+    found = read_fingerprints(config.model.path)
+    template = read_template(config.data.template, config.model.path).sha256
+    return found if template is None else replace(found, template_sha256=template)
+
+
 def site_secret_path(config: SiloConfig) -> Path:
     return config.site_secret or config.state_dir / "site.secret"
 
@@ -290,6 +316,9 @@ def trained_with(config: SiloConfig) -> str:
         "verifier": config.data.verifier,
         "public_verifier": config.data.public.verifier,
     }
+    # names and versions of the packages, never paths (T22)
+    if origin := find_verifier(config.data.verifier).origin:
+        settings["verifier_origin"] = ", ".join(origin)
     return canonical_json(settings).decode()
 
 
@@ -306,10 +335,12 @@ def code_sha256() -> str:
 def thread_warning(config: SiloConfig) -> str:
     """Why this machine will spin instead of train, or nothing."""
     cores = len(os.sched_getaffinity(0))
-    wanted = config.threads * config.silos_on_this_host
+    trainers = config.silos_on_this_host * config.trainer.processes
+    wanted = config.threads * trainers
     if wanted <= cores:
         return ""
     return (
-        f"{config.threads} threads x {config.silos_on_this_host} silos on this host = {wanted} on {cores} cores: "
+        f"{config.threads} threads x {trainers} {'trainer processes' if config.trainer.processes > 1 else 'silos'} on "
+        f"this host = {wanted} on {cores} cores: "
         "they wait for each other by spinning, several times slower; set trainer.threads lower"
     )

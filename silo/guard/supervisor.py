@@ -2,8 +2,10 @@
 besides `isolation.py`, which it uses to put walls around them.
 
 The trainer gets no key, no network and no policy: it is handed data paths, a model folder and a secret that keys the
-choice of private prompts. A trainer that dies or breaks the framing is not restarted in the middle of a round: the
-guard is told, abstains and says so. Does not stop: what a trainer puts into the values it sends; that is for the gate.
+choice of private prompts. A child that dies is started again, behind walls no lower than before, and brought to where
+it was (`trainer_revival`); the guard hears of it only where that fails, or where it dies `RESTARTS_MAX` times over one
+task. One that breaks the framing, or that somebody else started, is not: the guard is told, abstains and says so.
+Does not stop: what a trainer puts into the values it sends; that is for the gate.
 """
 
 from __future__ import annotations
@@ -21,22 +23,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.edge.prompt_template import read_template
+from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
 from silo.guard.isolation_controls import NO_CONTROLS, Controls
-from silo.link import OFFLINE, Link, LinkBroken, LinkClosed, LinkMessage, LinkRefused, Listener
+from silo.guard.rollout_server import RolloutServers
+from silo.guard.trainer_environment import trainer_environment
+from silo.guard.trainer_report import plain
+from silo.guard.trainer_revival import Given
+from silo.link import Link, LinkBroken, LinkClosed, LinkMessage, LinkRefused, Listener
 
 _log = logging.getLogger("fedsilo.silo.supervisor")
 
 STOP_TIMEOUT_SECONDS = 5.0
+RESTARTS_MAX = 2  # without a finished task between; what kills it each time (memory, say) would do so for ever
 _ACCEPT_SLICE_SECONDS = 0.5
-
-# What the trainer's process may see of the environment: where programs and libraries are, nothing of this site.
-_ENVIRONMENT_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
-# Telemetry and hub downloads off (threat T10); threads are set beside them.
-_ENVIRONMENT_SET = {**OFFLINE, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,15 @@ class Supervisor:
         self._listener: Listener | None = None
         self._link: Link | None = None
         self._log_file: IO[bytes] | None = None
+        self._rollout: RolloutServers | None = None
         self._ending = False
+        self._bring_up: Callable[[Callable[[str], None]], dict[str, Any]] = lambda accepted: {}
+        self._reader: threading.Thread | None = None
+        self._given = Given()
+        self._restarts = 0  # since a task was finished
+        self._last_status: int | None = None
+        self._reviving = False
+        self._talking = threading.Lock()  # around `_given` and `_reviving`: the reader revives while others send
         self.state = TrainerState()
 
     # ---- start -------------------------------------------------------------------------------------
@@ -140,6 +151,25 @@ class Supervisor:
             OperationError: it did not come, or it reports an error; the message names its log.
             UsageError, NotFoundError, NotAllowedError: an external trainer's user or the link's certificate is wrong.
         """
+
+        def bring_up(accepted: Callable[[str], None]) -> dict[str, Any]:
+            return self._brought_up(site_secret, probe_fields, never, accepted, screen_index)
+
+        self._bring_up = bring_up
+        self.state.ready = bring_up(accepted)
+        self._reader = threading.Thread(target=self._read, name="trainer-link", daemon=True)
+        self._reader.start()
+        return self.state
+
+    def _brought_up(
+        self,
+        site_secret: bytes,
+        probe_fields: Mapping[str, Any],
+        never: Sequence[Path],
+        accepted: Callable[[str], None],
+        screen_index: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Started, probed and configured; what it said when it was ready."""
         trainer = self._config.trainer
         self._listener = trainer_link.listen(self._config)
         scratch: Path | None = None
@@ -147,8 +177,10 @@ class Supervisor:
             scratch = self._config.state_dir / "scratch"
             scratch.mkdir(exist_ok=True, mode=0o700)
             self.state.rung = isolation.best_rung() if trainer.isolation == "auto" else trainer.isolation
+            self._start_rollout(self.state.rung, never)
             self._process = self._launch(self.state.rung, Path(trainer.address.partition(":")[2]), scratch, never)
         else:
+            self._start_rollout("waived" if trainer.isolation == "waived" else "container", never)
             _log.info(
                 "waiting up to %.0f s for the trainer to dial %s; it is started by somebody else, with: %s",
                 trainer.start_timeout_seconds, trainer.address, trainer_link.start_command(self._config),
@@ -158,6 +190,9 @@ class Supervisor:
         controls = trainer_link.controls(self._config)
         named = trainer_link.only_what_exists(probe_fields)
         fields = {**controls.as_fields(), **named}
+        if self._rollout is not None:
+            self._rollout.wait_ready(lambda: self._should_stop() or self._ending)
+            fields["rollout_sockets"] = [str(path) for path in self._rollout.sockets.values()]
         self.state.probes = self._ask("probe", fields, "probed").get("results", {})
         if not isolation.are_results(self.state.probes):
             raise OperationError(
@@ -168,9 +203,9 @@ class Supervisor:
         self.state.controls = controls.still_answering()
         self.state.rung = trainer_link.rung_got(self._config, self.state.rung, self.state.probes, self.state.controls)
         accepted(self.state.rung)
-        self.state.ready = self._ask("configure", self._configuration(site_secret, scratch, screen_index), "ready")
-        threading.Thread(target=self._read, name="trainer-link", daemon=True).start()
-        return self.state
+        if self._rollout is not None:
+            self._rollout.require_reached(self.state.probes)
+        return self._ask("configure", self._configuration(site_secret, scratch, screen_index), "ready")
 
     def _configuration(
         self, site_secret: bytes, scratch: Path | None, screen_index: Mapping[str, Any] | None
@@ -182,6 +217,8 @@ class Supervisor:
             "private": [str(path) for path in config.data.private],
             "verifier": config.data.verifier,
             "holdout_share": config.data.holdout_share,
+            "fields": config.data.fields.model_dump(),
+            "template": read_template(config.data.template, config.model.path).text,
             "public": {"path": str(config.data.public.path), "verifier": config.data.public.verifier},
             "held_out": {"path": str(config.data.held_out.path), "verifier": config.held_out_verifier},
             "site_secret": site_secret.hex(),
@@ -189,6 +226,9 @@ class Supervisor:
             "microbatch_tokens": config.trainer.microbatch_tokens,
             "cache_bytes": config.trainer.cache_bytes,
             "checkpointing": config.trainer.checkpointing,
+            "shard_base": config.trainer.shard_base,
+            "rollout": None if self._rollout is None else self._rollout.trainer_fields(),
+            "agreement": config.rollout.model_dump(include={"agreement_share", "kl_max", "marker_pushes"}),
             "scratch": str(scratch) if scratch else "",  # an external trainer names its own
             "screen_index": None if screen_index is None else dict(screen_index),
         }
@@ -201,13 +241,22 @@ class Supervisor:
         python = str(config.trainer.python or sys.executable)
         readable = [
             config.model.path, *config.data.private, config.data.public.path, config.data.held_out.path,
+            *(self._rollout.shown_to_trainer if self._rollout else ()),
         ]  # fmt: skip
+        processes = config.trainer.processes
+        if processes > 1 and rung == "user":
+            raise OperationError(
+                f"{processes} processes cannot talk to each other behind walls of rung user: no socket can be made",
+                hint="trainer.processes: 1, or a machine that gives rung namespaces; `fedsilo doctor` lists the rungs",
+                code="ISOLATION",
+            )
+        many = ["--processes", str(processes)] if processes > 1 else []
         try:
             return isolation.launch_walled(
-                [python, "-P", "-m", "silo.trainer.worker", "--address", config.trainer.address],
+                [python, "-P", "-m", "silo.trainer.worker", "--address", config.trainer.address, *many],
                 rung=rung,
                 readable=readable,
-                writable=[scratch],
+                writable=[scratch, *([self._rollout.adapters] if self._rollout else [])],
                 socket_dir=socket_path.parent,
                 env=trainer_environment(os.environ, threads=config.threads, scratch=scratch),
                 never=never,
@@ -217,6 +266,12 @@ class Supervisor:
             )
         except (OSError, ValueError) as error:
             raise OperationError(f"the trainer cannot be started: {error}", code="TRAINER_START") from error
+
+    def _start_rollout(self, rung: str, never: Sequence[Path]) -> None:
+        """Start the servers that sample, where the site has them. They outlive a trainer that dies."""
+        if self._rollout is None and self._config.rollout.chosen == "vllm":
+            self._rollout = RolloutServers(self._config, rung=rung, never=never, end=end_process_group)
+            self._rollout.start()
 
     def _accept(self, timeout_seconds: float) -> Link:
         assert self._listener is not None  # noqa: S101  # made by start
@@ -231,7 +286,7 @@ class Supervisor:
                 refused = f"; the last one that tried was refused: {error.message}"
             except LinkClosed:
                 pass
-            if self._should_stop():
+            if self._should_stop() or self._ending:
                 raise OperationError("stopped while the trainer was starting", code="INTERRUPTED")
             status = self._process.poll() if self._process else None
             if status is not None:
@@ -246,10 +301,10 @@ class Supervisor:
             code="TRAINER_MISSING",
         )
 
-    def _ask(self, question: str, fields: dict[str, Any], answer: str) -> dict[str, Any]:
+    def _ask(self, question: str, fields: dict[str, Any], answer: str, body: bytes = b"") -> dict[str, Any]:
         assert self._link is not None  # noqa: S101  # made by start
         try:
-            self._link.send(LinkMessage(question, fields))
+            self._link.send(LinkMessage(question, fields, body))
             while True:
                 message = self._link.receive()
                 if message.type == answer:
@@ -258,9 +313,9 @@ class Supervisor:
                     # What is wrong with the site's own files is a usage error, as if they had been read here.
                     refused = UsageError if message.fields.get("input") is True else OperationError
                     raise refused(
-                        f"the trainer refuses to {question}: {str(message.fields.get('message', ''))[:2000]}",
-                        hint=str(message.fields.get("hint", ""))[:500],
-                        code=str(message.fields.get("code", "TRAINER_FAILED"))[:64],
+                        f"the trainer refuses to {question}: {plain(message.fields.get('message', ''))}",
+                        hint=plain(message.fields.get("hint", ""), 500),
+                        code=plain(message.fields.get("code", "TRAINER_FAILED"), 64),
                     )
         except LinkClosed as error:
             raise OperationError(
@@ -273,13 +328,22 @@ class Supervisor:
 
     def send(self, message: LinkMessage) -> None:
         """Raises LinkClosed: the trainer is gone."""
-        if self._link is None:
-            raise LinkClosed("no trainer is connected")
-        self._link.send(message)
+        with self._talking:
+            self._given.sent(message)
+            if self._reviving:
+                return  # it is given to the next one
+            if self._link is None:
+                raise LinkClosed("no trainer is connected")
+            try:
+                self._link.send(message)
+            except LinkClosed:
+                if not self._may_revive:
+                    raise
+                # The reader sees the same, and gives the message to the next one or says that there is none.
 
     def _read(self) -> None:
-        assert self._link is not None  # noqa: S101  # started after the link stands
         while True:
+            assert self._link is not None  # noqa: S101  # started after the link stands
             try:
                 message = self._link.receive()
             except LinkBroken as error:
@@ -287,15 +351,72 @@ class Supervisor:
                 self._events(TrainerGone(None, error.message))
                 return
             except LinkClosed as error:
+                if not self._ending and self._revived():
+                    continue
                 if not self._ending:
                     _log.error("the trainer is gone: %s%s", error.message, self._last_words())
                     self._events(TrainerGone(self._exit_status()))
                 return
+            with self._talking:
+                self._given.heard(message)
+                if message.type == "done":
+                    self._restarts = 0
             self._events(TrainerSaid(message))
+
+    # ---- after a death -----------------------------------------------------------------------------
+
+    @property
+    def _may_revive(self) -> bool:
+        return self._config.trainer.launch == "child" and not self._ending and self._restarts < RESTARTS_MAX
+
+    def _revived(self) -> bool:
+        """Start the trainer again and bring it to where it was. False: the guard has to go on without it."""
+        with self._talking:
+            if not self._may_revive:
+                return False
+            self._restarts += 1
+            self._reviving = True
+        status = self._exit_status()
+        _log.warning("the trainer died (exit status %s)%s; it is started again", status, self._last_words())
+        rung, ready = self.state.rung, self.state.ready
+        try:
+            self._end_process()
+            self.state.ready = self._bring_up(lambda got: _require_same_rung(got, rung))
+            if self.state.ready.get("split") != ready.get("split"):
+                raise OperationError("the private rows are not those that it began with", code="TRAINER_DIED")
+            self._go_on()
+        except FedSiloError as error:
+            _log.error("the trainer cannot be brought to where it was: %s", error.line)
+            with self._talking:
+                self._reviving = False
+                self._restarts = RESTARTS_MAX
+            self._end_process()
+            return False
+        return True
+
+    def _go_on(self) -> None:
+        """The plan, what has to be repeated, the task in hand. Raises OperationError: it cannot be brought there."""
+        if (plan := self._given.plan) is not None:
+            first = self._given.planned is None
+            planned = self._ask(plan.type, plan.fields if first else {**plan.fields, "resume": True}, "planned")
+            repeated = self._given.to_repeat(planned.get("resumed"))
+            if repeated is None:
+                raise OperationError("its state is lost, and the round cannot be started over", code="TRAINER_DIED")
+            why = plain(planned.get("not_resumed", ""))
+            _log.warning("the trainer %s", f"starts the round over: {why}" if repeated else "goes on where it was")
+            for task in repeated:
+                self._ask(task.type, task.fields, "done", task.body)
+            self._given.planned = planned
+            if first:
+                self._events(TrainerSaid(LinkMessage("planned", planned)))
+        with self._talking:
+            self._reviving = False
+            if self._given.task is not None and self._link is not None:
+                self._link.send(self._given.task)
 
     def _exit_status(self) -> int | None:
         if self._process is None:
-            return None
+            return self._last_status
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(STOP_TIMEOUT_SECONDS)
         return None
@@ -324,8 +445,18 @@ class Supervisor:
         if self._link is not None:
             with contextlib.suppress(LinkClosed):
                 self._link.send(LinkMessage("stop"))
+        self._end_process()
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join(STOP_TIMEOUT_SECONDS)  # it may be starting another one, which then ends as well
+        self._end_process()
+        if self._rollout is not None:
+            self._rollout.stop()
+            self._rollout = None
+
+    def _end_process(self) -> None:
         if self._process is not None:
             end_process_group(self._process, STOP_TIMEOUT_SECONDS)
+            self._last_status = self._process.returncode
             self._process = None
         if self._link is not None:
             self._link.close()
@@ -341,16 +472,10 @@ class Supervisor:
             self._listener = None
 
 
-def trainer_environment(outer: Mapping[str, str], *, threads: int, scratch: Path) -> dict[str, str]:
-    """The environment of the trainer: a short allow-list, offline switches, one thread count for every library."""
-    environment = {name: outer[name] for name in _ENVIRONMENT_KEPT if name in outer}
-    environment.update(_ENVIRONMENT_SET)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        environment[name] = str(threads)
-    # A home and a cache of its own: libraries look there, and the real one is outside the walls.
-    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
-        environment[name] = str(scratch)
-    return environment
+def _require_same_rung(got: str, before: str) -> None:
+    """Raises OperationError: other walls than those that the policy and the coordinator were told of."""
+    if got != before:
+        raise OperationError(f"its walls are {got}, and were {before}", code="ISOLATION")
 
 
 def end_process_group(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:

@@ -23,7 +23,6 @@ from typing import Any
 
 import fedsilo
 from fedsilo.edge.files import lock_exclusively, make_private_directory, write_durably
-from fedsilo.edge.model_folder import read_fingerprints
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
@@ -33,7 +32,7 @@ from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, canonical_json, encode_factors, sha256_hex
 from policies.load import Policy
 from policies.schema import LoraSchema
-from silo.config import SiloConfig
+from silo.config import Rollout, SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.isolation import why_waived
 from silo.guard.ledger import Ledger
@@ -44,6 +43,7 @@ from silo.guard.startup import (
     effective_policy,
     never_shown,
     require_rung,
+    site_fingerprints,
     site_schema,
     site_secret,
     trained_with,
@@ -194,7 +194,7 @@ def find_run(config: SiloConfig, name: str) -> FinishedRun:
 
 def _check_inputs(config: SiloConfig, finished: FinishedRun, schema: LoraSchema) -> None:
     """Local-only is trained now, so what it is trained with must be what the run had. Raises UsageError."""
-    plan, model = finished.plan, read_fingerprints(config.model.path)
+    plan, model = finished.plan, site_fingerprints(config)
     had: dict[str, str] = json.loads(finished.settings or "{}")
     settings: dict[str, str] = json.loads(trained_with(config))
     for what, agreed, found in (
@@ -204,6 +204,7 @@ def _check_inputs(config: SiloConfig, finished: FinishedRun, schema: LoraSchema)
         ("chat template", plan.template_sha256[:12], model.template_sha256[:12]),
         ("LoRA schema", plan.lora.schema_sha256[:12], schema.digest[:12]),
         ("data.verifier", had.get("verifier", "unknown"), settings["verifier"]),
+        ("package of data.verifier", had.get("verifier_origin", "none"), settings.get("verifier_origin", "none")),
         ("data.public.verifier", had.get("public_verifier", "unknown"), settings["public_verifier"]),
         ("model.load", had.get("load", "unknown"), settings["load"]),
     ):
@@ -362,7 +363,8 @@ def _trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: Say) -
         probe_fields_beside_the_daemon(config, os.getpid()) as probe_fields,
     ):
         shutil.rmtree(place / "scratch", ignore_errors=True)  # an interrupted report's
-        own = config.model_copy(update={"state_dir": place})
+        # It samples by itself: the daemon's rollout servers hold the adapter of its own trainer.
+        own = config.model_copy(update={"state_dir": place, "rollout": Rollout()})
         if config.trainer.launch == "child":
             address = f"unix:{sockets}/trainer.sock"
             own = own.model_copy(update={"trainer": config.trainer.model_copy(update={"address": address})})

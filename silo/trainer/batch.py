@@ -23,8 +23,10 @@ class Answer:
         ids: its tokens, the end-of-sequence token included where it was emitted.
         text: the same as text, special tokens left out.
         finished: False where the token limit cut it off.
-        reward: the local verdict, 0 or 1.
+        reward: of the local verdict, 0 to 1; advantages go by it.
         donor: name of the silo that wrote it; empty for an own answer.
+        correct: the local verdict; counts, donors and replaced answers go by it. Where it is not given, a reward
+            above 1/2 is correct, which is right for rewards of 0 and 1 alone.
     """
 
     ids: tuple[int, ...]
@@ -32,6 +34,11 @@ class Answer:
     finished: bool
     reward: float = 0.0
     donor: str = ""
+    correct: bool = None  # type: ignore[assignment]  # a bool once it is made
+
+    def __post_init__(self) -> None:
+        if self.correct is None:
+            object.__setattr__(self, "correct", self.reward > 0.5)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The forward pass of the Llama, Qwen2 and Qwen3 decoders, written out once for training and for sampling.
 
 The weights are the Hugging Face model's own: projections of one input lie side by side in one tensor, and the model's
-parameters become views of it, so nothing is held twice. Tokens are one stream without padding; attention alone sees
-rows. The K answers to a prompt share it: it is computed once, and gradients flow through its keys and values.
+parameters become views of it, so nothing is held twice; quantised ones (`quantised`) likewise. Tokens are one stream
+without padding; attention alone sees rows. The K answers to a prompt share it: it is computed once, and gradients flow
+through its keys and values.
 
 Axes: N tokens of a stream, S of them of prompts, P prompts, L longest prefix, r answers of a block, t the longest of
 them, D hidden, H heads, G key-value heads, E numbers of a head.
@@ -10,6 +11,7 @@ them, D hidden, H heads, G key-value heads, E numbers of a head.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,19 @@ from torch.utils.checkpoint import checkpoint
 
 from fedsilo.treaty.errors import UsageError
 from silo.trainer.batch import Stream
-from silo.trainer.layers import Factors, attention, gather_rows, low_rank_linear, rms_norm, rotate, swiglu
+from silo.trainer.layers import (
+    Factors,
+    JoinedFactors,
+    attention,
+    gather_rows,
+    join_factors,
+    joined_linear,
+    low_rank_linear,
+    rms_norm,
+    rotate,
+    swiglu,
+)
+from silo.trainer.quantised import QuantisedLinear, QuantisedWeight, side_by_side
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Kinds of rotary positions whose angles depend on the position alone, not on how long the text turns out to be.
@@ -38,11 +52,13 @@ _DECODED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Projection:
-    """Linear layers of one input, side by side. weight: [M, D]; bias: [M]; both frozen."""
+    """Linear layers of one input, side by side. weight: [M, D]; bias: [M]; both frozen. joined: the factors as they
+    were when sampling began, in place of `factors`."""
 
-    weight: Tensor
+    weight: Tensor | QuantisedWeight
     bias: Tensor | None
     factors: tuple[Factors, ...]
+    joined: JoinedFactors | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,8 @@ class Decoder:
 
     Raises:
         UsageError: the model is not computed as written here (architecture, activation, positions, sliding windows,
-            quantised or mixed weights), has a decoder already, or factors belong to no layer of `ADAPTABLE`.
+            mixed weights, or quantised by others than `quantised`), has a decoder already, or factors belong to no
+            layer of `ADAPTABLE`.
     """
 
     def __init__(self, model: Any, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> None:
@@ -106,6 +123,10 @@ class Decoder:
             self.adapted = before
 
     # ---- the parts of a layer ------------------------------------------------------------------------
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """What the first layer reads. ids: [N]; returns [N, D]."""
+        return self.embedding[ids]
 
     def angles(self, positions: Tensor) -> Angles:
         """Cosine and sine of each position, [N, 1, E / 2] each. positions: [N]."""
@@ -150,7 +171,31 @@ class Decoder:
         """What the head reads. x: [N, D]."""
         return rms_norm(x, self._final_norm, self._epsilon)
 
+    def layers_for_sampling(self) -> list[Layer]:
+        """The layers with the factors as they are at this moment, made ready for many small products without gradients:
+        joined and in the base's dtype once and not at every token."""
+        if not self.adapted:
+            return self.layers
+        return [
+            dataclasses.replace(
+                layer,
+                qkv=self._joined(layer.qkv),
+                output=self._joined(layer.output),
+                gate_up=self._joined(layer.gate_up),
+                down=self._joined(layer.down),
+            )
+            for layer in self.layers
+        ]
+
+    def _joined(self, projection: Projection) -> Projection:
+        if not projection.factors:
+            return projection
+        joined = join_factors(projection.factors, projection.weight.shape[0], self.embedding.dtype)
+        return dataclasses.replace(projection, joined=joined)
+
     def _project(self, x: Tensor, projection: Projection) -> Tensor:
+        if projection.joined is not None:
+            return joined_linear(x, projection.weight, projection.bias, projection.joined, self._scale)
         factors = projection.factors if self.adapted else ()
         return low_rank_linear(x, projection.weight, projection.bias, factors, self._scale)
 
@@ -166,7 +211,7 @@ class Decoder:
         Returns:
             [N - S, D].
         """
-        x = self.embedding[stream.ids]  # [N, D]
+        x = self.embedded(stream.ids)
         angles = self.angles(stream.positions)
         masks = [block.mask(x.dtype) for block in stream.blocks]  # held for this pass only
         for place, layer in enumerate(self.layers):
@@ -223,12 +268,16 @@ def _side_by_side(
     path: str, owner: Any, names: tuple[str, ...], factors: Mapping[str, tuple[Tensor, Tensor]]
 ) -> Projection:
     modules = [getattr(owner, each) for each in names]
-    weight = torch.cat([module.weight.data for module in modules])
+    quantised = [module.stored for module in modules if isinstance(module, QuantisedLinear)]
+    weight = side_by_side(quantised) if quantised else torch.cat([module.weight.data for module in modules])
     bias = None if modules[0].bias is None else torch.cat([module.bias.data for module in modules])
     found, start = [], 0
     for each, module in zip(names, modules, strict=True):
         stop = start + module.out_features
-        module.weight.data = weight[start:stop]
+        if isinstance(weight, QuantisedWeight):
+            module.stored = weight.part(start, stop)
+        else:
+            module.weight.data = weight[start:stop]
         if bias is not None:
             module.bias.data = bias[start:stop]
         if (pair := factors.get(f"{path}.{each}")) is not None:
@@ -256,11 +305,15 @@ def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise UsageError("the base model has layers with a sliding window, which are not supported")
     if getattr(config, "quantization_config", None) is not None:
-        raise UsageError("the base model is quantised, which is not supported", hint="load it in bf16 or float32")
+        raise UsageError(
+            "the base model's folder holds quantised weights, which is not supported",
+            hint="use its unquantised folder; model.load: nf4 or fp8 quantises when it is loaded",
+        )
     dtype = model.model.embed_tokens.weight.dtype
     for name, module in model.named_modules():
         adaptable = name.rpartition(".")[2] in ADAPTABLE
-        if (adaptable or name == "lm_head") and type(module) is not nn.Linear:
+        plain = type(module) is nn.Linear or (adaptable and type(module) is QuantisedLinear)
+        if (adaptable or name == "lm_head") and not plain:
             raise UsageError(f"the base model's {name} is a {type(module).__name__}, not a plain linear layer")
     for name, parameter in model.named_parameters():
         if parameter.dtype != dtype:

@@ -15,7 +15,8 @@ from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.trainer.data import Prompt, TaskRow, clusters_of, encode_prompts
 from silo.trainer.grading import Grader, grade_distinct
-from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.rollout.embedded import Question
+from silo.trainer.rollout.engine import RolloutEngine
 from silo.trainer.text import TextCodec
 
 PASS_AT_1 = "pass_at_1"  # a metric's name
@@ -33,7 +34,7 @@ class MeasureHoldout:
 
 
 def evaluate(
-    engine: EmbeddedEngine,
+    engine: RolloutEngine,
     codec: TextCodec,
     prompts: Sequence[Prompt],
     grader: Grader,
@@ -66,7 +67,7 @@ def evaluate(
 
 
 def measure_holdout(
-    engine: EmbeddedEngine,
+    engine: RolloutEngine,
     codec: TextCodec,
     rows: Sequence[TaskRow],
     public: Sequence[TaskRow],
@@ -112,7 +113,7 @@ def measure_holdout(
 
 
 def _verdicts(
-    engine: EmbeddedEngine,
+    engine: RolloutEngine,
     codec: TextCodec,
     prompts: Sequence[Prompt],
     grader: Grader,
@@ -134,4 +135,5 @@ def _verdicts(
         for prompt, answers in zip(prompts, rollouts, strict=True)
         for rollout in answers
     ]
-    return np.array(grade_distinct(grader, pairs), dtype=float).reshape(len(prompts), samples + 1)
+    correct = [mark.correct for mark in grade_distinct(grader, pairs)]
+    return np.array(correct, dtype=float).reshape(len(prompts), samples + 1)

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fedsilo.treaty.errors import UsageError
@@ -33,6 +34,7 @@ _NETWORK_EVENTS = frozenset(
         "urllib.Request",
     }
 )
+_AF_UNIX, _SOCK_STREAM = 1, 1
 _PROCESS_EVENTS = frozenset({"os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"})
 
 
@@ -60,14 +62,23 @@ def verify_hub_offline(modules: Mapping[str, Any]) -> None:
 
 
 class Refusals:
-    """The audit hook. Once installed it stays; `paused` lets the guard's probes test the walls behind it."""
+    """The audit hook. Once installed it stays; `paused` lets the guard's probes test the walls behind it.
+
+    Where rollouts come from servers, unix stream sockets may be made and connected to the paths of `allow`, word for
+    word. What is said there is not looked at: the guard starts these servers behind walls of their own.
+    """
 
     def __init__(self) -> None:
         self._paused = False
+        self._sockets: frozenset[str] = frozenset()
         self.refused = 0
 
     def install(self) -> None:
         sys.addaudithook(self._hook)
+
+    def allow(self, *sockets: Path) -> None:
+        """The unix sockets of rollout servers: the only addresses that may be connected to. Call before `install`."""
+        self._sockets = frozenset(map(str, sockets))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -81,9 +92,17 @@ class Refusals:
         if self._paused:
             return
         if event in _NETWORK_EVENTS or event in _PROCESS_EVENTS:
+            if self._sockets and self._leads_to_a_rollout_server(event, arguments):
+                return
             self._refuse(event)
         if event == "subprocess.Popen" and not is_grading_command(arguments):
             self._refuse(event)
+
+    def _leads_to_a_rollout_server(self, event: str, arguments: tuple[object, ...]) -> bool:
+        """True for a unix stream socket that is made, and for one that is connected to a path that was allowed."""
+        if event == "socket.__new__":
+            return arguments[1:3] == (_AF_UNIX, _SOCK_STREAM)
+        return event == "socket.connect" and arguments[1] in self._sockets
 
     def _refuse(self, event: str) -> None:
         self.refused += 1

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-# (text of an answer, reference) pairs -> whether each is correct, in order.
-Grader = Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
+from typing import NamedTuple
 
 
-def grade_distinct(grader: Grader, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-    """Verdict of every pair; equal pairs, common among K answers to one prompt, are graded once."""
+class Mark(NamedTuple):
+    """What one answer got.
+
+    Attributes:
+        correct: counts, donors and pass@1 go by this.
+        reward: 0 to 1; what the learner gets. Only a mixture of verifiers gives others than 0 and 1.
+    """
+
+    correct: bool
+    reward: float
+
+
+# (text of an answer, reference) pairs -> what each got, in order. A plain bool is a mark whose reward is 0 or 1.
+Grader = Callable[[Sequence[tuple[str, str]]], Sequence[Mark | bool]]
+
+
+def mark_of(said: Mark | bool) -> Mark:
+    return said if isinstance(said, Mark) else Mark(bool(said), float(said))
+
+
+def grade_distinct(grader: Grader, pairs: Sequence[tuple[str, str]]) -> list[Mark]:
+    """Mark of every pair; equal pairs, common among K answers to one prompt, are graded once."""
     distinct = list(dict.fromkeys(pairs))
-    verdicts = dict(zip(distinct, grader(distinct), strict=True)) if distinct else {}
-    return [verdicts[pair] for pair in pairs]
+    marks = dict(zip(distinct, map(mark_of, grader(distinct)), strict=True)) if distinct else {}
+    return [marks[pair] for pair in pairs]

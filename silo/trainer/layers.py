@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from silo.trainer.quantised import QuantisedWeight
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -36,12 +38,13 @@ class _LowRankLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: Tensor,
+        stored: Tensor | QuantisedWeight,
         bias: Tensor | None,
         scale: float,
         rows: Sequence[tuple[int, int]],
         *factors: Tensor,
     ) -> Tensor:
+        weight = stored if isinstance(stored, Tensor) else stored.whole(x.dtype)
         y = functional.linear(x, weight, bias)  # [N, M]
         a = torch.cat(factors[0::2]).to(x.dtype)  # [parts * r, D]
         bs = [b.to(x.dtype) for b in factors[1::2]]
@@ -49,7 +52,9 @@ class _LowRankLinear(torch.autograd.Function):
         rank = bs[0].shape[1]
         for place, ((start, stop), b) in enumerate(zip(rows, bs, strict=True)):
             y[:, start:stop].addmm_(u[:, place * rank : (place + 1) * rank], b.T, alpha=scale)
-        ctx.save_for_backward(x, weight, a, u, *bs)
+        # Of a quantised weight the few bits are kept, and multiplied out once more in the backward pass.
+        ctx.quantised = None if isinstance(stored, Tensor) else stored
+        ctx.save_for_backward(x, stored if isinstance(stored, Tensor) else None, a, u, *bs)
         ctx.scale, ctx.rows, ctx.rank = scale, rows, rank
         return y
 
@@ -63,6 +68,8 @@ class _LowRankLinear(torch.autograd.Function):
         )  # [N, parts * r]
         dx = None
         if ctx.needs_input_grad[0]:
+            if ctx.quantised is not None:
+                weight = ctx.quantised.whole(dy.dtype)
             dx = (dy @ weight).addmm_(v, a, alpha=scale)  # [N, D]
         wants = ctx.needs_input_grad[5:]  # of A and B in turn
         da = (v.T @ x).float() * scale if any(wants[0::2]) else None  # [parts * r, D]
@@ -74,7 +81,21 @@ class _LowRankLinear(torch.autograd.Function):
         return dx, None, None, None, None, *gradients
 
 
-def low_rank_linear(x: Tensor, weight: Tensor, bias: Tensor | None, factors: Sequence[Factors], scale: float) -> Tensor:
+class _QuantisedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        return functional.linear(x, weight.whole(x.dtype), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        return dy @ ctx.weight.whole(dy.dtype), None, None
+
+
+def low_rank_linear(
+    x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, factors: Sequence[Factors], scale: float
+) -> Tensor:
     """x W^T + bias, and on the rows that have factors scale * x A^T B^T (Hu et al. 2021).
 
     The two products stay apart: added to W in bfloat16, a step of lr 1e-5 survives in the mean over entries alone. Some
@@ -91,11 +112,42 @@ def low_rank_linear(x: Tensor, weight: Tensor, bias: Tensor | None, factors: Seq
         [N, M] in the dtype of x.
     """
     if not factors:
-        return functional.linear(x, weight, bias)
+        if isinstance(weight, Tensor):
+            return functional.linear(x, weight, bias)
+        whole: Tensor = _QuantisedLinear.apply(x, weight, bias)
+        return whole
     rows = [(each.start, each.stop) for each in factors]
     flat = [tensor for each in factors for tensor in (each.a, each.b)]
     y: Tensor = _LowRankLinear.apply(x, weight, bias, scale, rows, *flat)
     return y
+
+
+@dataclass(frozen=True)
+class JoinedFactors:
+    """All factors of a projection as two matrices in the base's dtype: a [parts * r, D] one below the other, and
+    b [M, parts * r] with each B in a block of its own and zeros elsewhere."""
+
+    a: Tensor
+    b: Tensor
+
+
+def join_factors(factors: Sequence[Factors], outputs: int, dtype: torch.dtype) -> JoinedFactors:
+    """outputs: M. A copy: it does not follow what becomes of the factors."""
+    a = torch.cat([each.a.detach() for each in factors]).to(dtype)
+    b = torch.zeros(outputs, len(a), dtype=dtype, device=a.device)
+    start = 0
+    for each in factors:
+        b[each.start : each.stop, start : start + len(each.a)] = each.b.detach().to(dtype)
+        start += len(each.a)
+    return JoinedFactors(a, b)
+
+
+def joined_linear(
+    x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, joined: JoinedFactors, scale: float
+) -> Tensor:
+    """`low_rank_linear` without gradients and with fewer products, for the many small batches of sampling."""
+    whole = weight if isinstance(weight, Tensor) else weight.whole(x.dtype)
+    return functional.linear(x, whole, bias).addmm_(x @ joined.a.T, joined.b.T, alpha=scale)
 
 
 class _RmsNorm(torch.autograd.Function):

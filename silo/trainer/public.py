@@ -50,7 +50,7 @@ class SwapFigures:
 def offered_answers(own: OwnAnswers, offer: str) -> tuple[Answer, ...]:
     """What the message holds for this prompt, in the order `Donor.position` counts. offer: correct | all | none."""
     if offer == "correct":
-        return tuple(answer for answer in own.answers if answer.reward > 0.5)
+        return tuple(answer for answer in own.answers if answer.correct)
     return own.answers if offer == "all" else ()
 
 
@@ -102,15 +102,15 @@ class DonorIntake:
         graded = self._graded(own, donors, figures)
         groups = []
         for one in own:
-            rewards = [answer.reward for answer in one.answers]
-            wanted = donors_wanted(sum(reward > 0.5 for reward in rewards), len(rewards))
+            correct = [answer.correct for answer in one.answers]
+            wanted = donors_wanted(sum(correct), len(correct))
             good: list[Answer] = []
             for donor, answer in graded[one.prompt.row]:
-                if donor.origin == self._silo or answer is None or answer.reward < 0.5:
+                if donor.origin == self._silo or answer is None or not answer.correct:
                     figures.rejected[donor.origin] += 1
                 elif len(good) < wanted:
                     good.append(answer)
-            places = replaced_positions(rewards, len(good), random_of(one.prompt))
+            places = replaced_positions(correct, len(good), random_of(one.prompt))
             answers = list(one.answers)
             for place, answer in zip(places, good, strict=True):
                 answers[place] = answer
@@ -165,10 +165,10 @@ class DonorIntake:
                 answer = None if repeated or donor.origin == self._silo else self._encoded(donor)
                 listed.append((one.prompt.row, donor, answer, one.prompt.reference))
         usable = [(answer.text, reference) for _, _, answer, reference in listed if answer is not None]
-        verdicts = iter(grade_distinct(self._grader, usable))
+        marks = iter(grade_distinct(self._grader, usable))
         graded: dict[int, list[tuple[pb.Donor, Answer | None]]] = {one.prompt.row: [] for one in own}
         for row, donor, answer, _ in listed:
-            scored = None if answer is None else replace(answer, reward=float(next(verdicts)))
+            scored = None if answer is None else replace(answer, **next(marks)._asdict())
             graded[row].append((donor, scored))
         return graded
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,25 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode, decode_factors, encode, encode_factors
 from silo.trainer import evaluation
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
+from silo.trainer.agreement import Limits
+from silo.trainer.agreement_watch import AgreementWatch
 from silo.trainer.batch import Answer, Group
 from silo.trainer.data import Prompt, PromptSet, TaskRow, encode_prompts, split_holdout
 from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.public import DonorIntake, OwnAnswers, SwapFigures, responses_message
-from silo.trainer.rollout.embedded import CACHE_BYTES, EmbeddedEngine, Question
+from silo.trainer.resume import OpenStep, Position, SessionState, restore, same_surroundings, state_of
+from silo.trainer.reward_figures import reward_metrics, zero_variance_share
+from silo.trainer.rollout.chosen import engine_for
+from silo.trainer.rollout.embedded import CACHE_BYTES, Question, Rollout
+from silo.trainer.rollout.engine import RolloutEngine, Rows
+from silo.trainer.rollout.place import RolloutPlace
+from silo.trainer.scale_out import Processes
+from silo.trainer.sharding import ShardedBase
+from silo.trainer.shared_work import shared_engine, shared_material
 from silo.trainer.step import Learner
+from silo.trainer.step_figures import memory_peak_bytes, rate, swap_metrics
+from silo.trainer.swap_bound import is_due, swap_bound
 from silo.trainer.text import TextCodec
 
 Metrics = dict[str, Any]
@@ -58,7 +69,9 @@ class Material:
         site_secret: key of private draws.
         microbatch_tokens: budget of one training pass through the model.
         cache_bytes: budget of the keys and values of answers that are sampled together.
+        rollout: the servers that sample; None: this process does.
         checkpointing: train in less memory and more time (`Learner`).
+        agreement: how the engine's answers are checked, and what stops a step.
     """
 
     silo: str
@@ -73,8 +86,10 @@ class Material:
     site_secret: bytes
     microbatch_tokens: int = 16384
     cache_bytes: int = CACHE_BYTES
+    rollout: RolloutPlace | None = None
     checkpointing: bool = False
     holdout_share: float = 0.0
+    agreement: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -85,28 +100,20 @@ class Done:
     body: bytes = b""
 
 
-@dataclass(frozen=True)
-class _OpenStep:
-    """Own answers to the public prompts of a step between GeneratePublic and PublicStep."""
-
-    round: int
-    step: int
-    offer: str
-    own: tuple[OwnAnswers, ...]
-
-
 @dataclass
 class _Run:
     plan: Plan
     adapter: LoraAdapter
     learner: Learner
-    engine: EmbeddedEngine
+    engine: RolloutEngine
+    watch: AgreementWatch
     private: PromptSet
     public: PromptSet
     held_out: PromptSet
     base_digest: str = ""
-    open_step: _OpenStep | None = None
+    open_step: OpenStep | None = None
     donors_trained: int = 0  # in the open round
+    position: Position | None = None  # the last task that changed any of this
 
 
 class Session:
@@ -114,6 +121,8 @@ class Session:
     material: model, rows and graders of this silo.
     on_phase: told (round, step, phase) as a task goes on: rollout | grade | update.
     seconds: monotonic clock for the figures.
+    group: the processes that do the same tasks together; None: this one alone.
+    shard_base: each process keeps its share of the base's weights alone.
     """
 
     def __init__(
@@ -122,8 +131,12 @@ class Session:
         *,
         on_phase: Callable[[int, int, str], None] = lambda round_number, step, phase: None,
         seconds: Callable[[], float] = time.monotonic,
+        group: Processes | None = None,
+        shard_base: bool = False,
     ) -> None:
-        self._material = material
+        self._material = material if group is None else shared_material(material, group)
+        self._group = group
+        self._shard_base = shard_base and group is not None
         # The only way from private rows to a step is through `split.training`.
         self.split = split_holdout(material.private, material.holdout_share, material.site_secret)
         self._on_phase = on_phase
@@ -155,6 +168,7 @@ class Session:
                 f"context of {context}"
             )
         adapter = LoraAdapter(material.model, shape)
+        shards = ShardedBase(adapter.decoder, material.model, self._group) if self._group and self._shard_base else None
         self._run = _Run(
             plan=plan,
             adapter=adapter,
@@ -162,9 +176,19 @@ class Session:
                 adapter,
                 plan,
                 microbatch_tokens=material.microbatch_tokens,
-                checkpointing=material.checkpointing,
+                checkpointing=material.checkpointing or shards is not None,
+                group=self._group,
+                equal_passes=shards is not None,
             ),
-            engine=EmbeddedEngine(adapter.decoder, stop_ids=material.codec.stop_ids, cache_bytes=material.cache_bytes),
+            engine=shared_engine(
+                lambda: engine_for(
+                    adapter, material.rollout, stop_ids=material.codec.stop_ids, cache_bytes=material.cache_bytes
+                ),
+                self._group,
+                server=material.rollout is not None,
+                whole=contextlib.nullcontext if shards is None else shards.whole,
+            ),
+            watch=AgreementWatch(adapter, plan.rollout.temperature, self._watch_draw(plan), material.agreement),
             private=private,
             public=public,
             held_out=held_out,
@@ -204,7 +228,33 @@ class Session:
                 done = self._evaluate(self._run, task, body)
             case MeasureHoldout():
                 done = self._measure(self._run, task, body)
+        if isinstance(task, LoadAdapter | PrivateStep | GeneratePublic | PublicStep):
+            self._run.position = Position(type(task).__name__, task.round, getattr(task, "step", 0))
         return dataclasses.replace(done, metrics={**done.metrics, "seconds": self._seconds() - started})
+
+    def state(self) -> SessionState:
+        """Where the run stands after its last finished task. Raises OperationError: nothing is loaded yet."""
+        if self._run is None:
+            raise UsageError("no run has begun in this trainer")
+        return state_of(self._run, silo=self._material.silo, split=self.split.digest, processes=self._processes)
+
+    @property
+    def _processes(self) -> int:
+        return 1 if self._group is None else self._group.size
+
+    def restore(self, state: SessionState) -> bool:
+        """Go on from a state, after `begin_run` and in place of what was done until then.
+
+        Returns:
+            Whether what follows has the bits of an undisturbed run, and not only its values to rounding.
+
+        Raises:
+            StateRefused: it is of another run, site or data; nothing was changed, and the round is to be started over.
+        """
+        if self._run is None:
+            raise UsageError("no run has begun in this trainer")
+        restore(self._run, state, silo=self._material.silo, split=self.split.digest)
+        return same_surroundings(state, self._run.adapter, self._processes)
 
     def _load(self, run: _Run, task: LoadAdapter, body: bytes) -> Done:
         run.adapter.load(decode_factors(body).tensors)
@@ -228,7 +278,7 @@ class Session:
             key = (task.round, task.step, place, sample)
             return generator(private_seed_of(self._material.site_secret, run.plan.seed, "private-rollout", *key))
 
-        own, metrics = self._answer(run, task.round, task.step, chosen, draw, self._material.private_grader)
+        own, metrics = self._answer(run, "private", task.round, task.step, chosen, draw)
         groups = [Group(one.prompt.ids, one.answers) for one in own]
         return Done(metrics | self._update(run, task.round, task.step, groups))
 
@@ -240,8 +290,8 @@ class Session:
             row = chosen[place].row
             return generator(seed_of(run.plan.seed, "public-rollout", silo, task.round, task.step, row, sample))
 
-        own, metrics = self._answer(run, task.round, task.step, chosen, draw, self._material.public_grader)
-        run.open_step = _OpenStep(task.round, task.step, task.offer, tuple(own))
+        own, metrics = self._answer(run, "public", task.round, task.step, chosen, draw)
+        run.open_step = OpenStep(task.round, task.step, task.offer, tuple(own))
         by_row = {one.prompt.row: one for one in own}
         body = responses_message(run.plan.public_set_sha256, task.prompt_indices, by_row, task.offer)
         mismatches = sum(
@@ -280,17 +330,11 @@ class Session:
                 raise OperationError(f"there is no swap {task.swap!r}")
         run.donors_trained += figures.used
         before = [Group(one.prompt.ids, one.answers) for one in opened.own]
-        metrics = {
-            "zero_variance_share_before": zero_variance_share(before),
-            "donors_wanted": figures.wanted,
-            "donors_found": figures.found,
-            "donors_used": figures.used,
-            "donors_rejected": dict(figures.rejected),
-            "alpha_mean": _mean(figures.alphas),
-            "alpha_max": max(figures.alphas, default=0.0),
-            "swapped_share": _mean([float(alpha > 0) for alpha in figures.alphas]),
-        }
-        return Done(metrics | _reward_metrics(before) | self._update(run, task.round, task.step, groups))
+        bound = None
+        if task.swap == "replace" and is_due(task.step, run.plan.swap_period):
+            bound = swap_bound(run.adapter, run.plan, before, groups, figures.alphas)
+        metrics = {"zero_variance_share_before": zero_variance_share(before), **swap_metrics(figures, bound)}
+        return Done(metrics | reward_metrics(before) | self._update(run, task.round, task.step, groups))
 
     def _export(self, run: _Run) -> Done:
         if not run.base_digest:
@@ -307,7 +351,7 @@ class Session:
 
     def _evaluate(self, run: _Run, task: Evaluate, body: bytes) -> Done:
         self._on_phase(task.round, 0, "rollout")
-        with _policy_of(run, body):
+        with _policy_of(run, body, "public"):
             message, metrics = evaluation.evaluate(
                 run.engine,
                 self._material.codec,
@@ -325,7 +369,7 @@ class Session:
 
     def _measure(self, run: _Run, task: MeasureHoldout, body: bytes) -> Done:
         self._on_phase(0, 0, "rollout")
-        with _policy_of(run, body):
+        with _policy_of(run, body, "private"):
             verdicts = evaluation.measure_holdout(
                 run.engine,
                 self._material.codec,
@@ -338,14 +382,18 @@ class Session:
             )
         return Done({}, verdicts)
 
+    def _watch_draw(self, plan: Plan) -> Callable[..., np.random.Generator]:
+        secret = self._material.site_secret
+        return lambda purpose, *key: generator(private_seed_of(secret, plan.seed, purpose, *key))
+
     def _answer(
         self,
         run: _Run,
+        rows: Rows,
         round_number: int,
         step: int,
         prompts: Sequence[Prompt],
         draw: Callable[[int, int], np.random.Generator],
-        grader: Grader,
     ) -> tuple[list[OwnAnswers], Metrics]:
         """K graded answers to each prompt with the current local policy."""
         self._on_phase(round_number, step, "rollout")
@@ -355,22 +403,29 @@ class Session:
             Question(prompt.ids, tuple(draw(place, sample) for sample in range(samples)))
             for place, prompt in enumerate(prompts)
         ]
-        rollouts = run.engine.generate(
-            questions,
-            temperature=run.plan.rollout.temperature,
-            max_new_tokens=run.plan.rollout.max_new_tokens,
-        )
+        most = run.plan.rollout.max_new_tokens
+        grader = self._material.private_grader if rows == "private" else self._material.public_grader
+        run.engine.use(rows)
+
+        def generate(asked: Sequence[Question], tokens: int) -> list[tuple[Rollout, ...]]:
+            return run.engine.generate(
+                asked, temperature=run.plan.rollout.temperature, max_new_tokens=min(tokens, most)
+            )
+
+        rollouts = generate(questions, most)
         rollout_seconds = self._seconds() - started
+        agreed = run.watch.check((round_number, step), [prompt.ids for prompt in prompts], rollouts, generate)
+        graded_from = self._seconds()
         self._on_phase(round_number, step, "grade")
         codec = self._material.codec
         texts = [[codec.text_of(rollout.ids) for rollout in answers] for answers in rollouts]
         pairs = [(text, prompt.reference) for prompt, row in zip(prompts, texts, strict=True) for text in row]
-        verdicts = iter(grade_distinct(grader, pairs))
+        marks = iter(grade_distinct(grader, pairs))
         own = [
             OwnAnswers(
                 prompt,
                 tuple(
-                    Answer(rollout.ids, text, rollout.finished, float(next(verdicts)))
+                    Answer(rollout.ids, text, rollout.finished, **next(marks)._asdict())
                     for rollout, text in zip(answers, row, strict=True)
                 ),
             )
@@ -378,57 +433,34 @@ class Session:
         ]
         groups = [Group(one.prompt.ids, one.answers) for one in own]
         return own, {
-            **_reward_metrics(groups),
+            **reward_metrics(groups),
             "zero_variance_share": zero_variance_share(groups),
             "rollout_seconds": rollout_seconds,
-            "grade_seconds": self._seconds() - started - rollout_seconds,
+            "rollout_tokens_per_second": rate(sum(len(one.ids) for row in rollouts for one in row), rollout_seconds),
+            "grade_seconds": self._seconds() - graded_from,
+            **agreed,
         }
 
     def _update(self, run: _Run, round_number: int, step: int, groups: Sequence[Group]) -> Metrics:
         self._on_phase(round_number, step, "update")
+        run.engine.rest()
         started = self._seconds()
         figures = run.learner.update(groups)
+        seconds = self._seconds() - started
         return {
             **{name: value for name, value in dataclasses.asdict(figures).items() if value is not None},
             "zero_variance_share": zero_variance_share(groups),
             "drift": run.adapter.drift(),
-            "update_seconds": self._seconds() - started,
+            "update_seconds": seconds,
+            "update_tokens_per_second": rate(figures.trained_tokens * run.plan.optimiser.epochs, seconds),
+            "memory_peak_bytes": memory_peak_bytes(),
         }
 
 
-def _policy_of(run: _Run, payload: bytes) -> contextlib.AbstractContextManager[None]:
-    """Inside, the model computes this adapter, or the base model where there is none."""
+def _policy_of(run: _Run, payload: bytes, rows: Rows) -> contextlib.AbstractContextManager[None]:
+    """Inside, the model computes this adapter, or the base model where there is none; prompts are of these rows."""
+    run.engine.use(rows)
     return run.adapter.replaced_by(decode_factors(payload).tensors) if payload else run.adapter.off()
-
-
-def zero_variance_share(groups: Sequence[Group]) -> float:
-    """Share of groups whose rewards are all equal."""
-    return _mean([float(len({answer.reward for answer in group.answers}) < 2) for group in groups])
-
-
-def _reward_metrics(groups: Sequence[Group]) -> Metrics:
-    """Figures of own answers, before any swap."""
-    answers = [answer for group in groups for answer in group.answers]
-    return {
-        "reward_mean": _mean([answer.reward for answer in answers]),
-        "tokens": sum(len(answer.ids) for answer in answers),
-        "truncated_share": _mean([float(not answer.finished) for answer in answers]),
-        "correct_histogram": _histogram(groups),
-    }
-
-
-def _histogram(groups: Sequence[Group]) -> dict[str, int]:
-    """{correct answers of a group: groups}."""
-    return {
-        str(correct): count
-        for correct, count in sorted(
-            Counter(sum(answer.reward > 0.5 for answer in group.answers) for group in groups).items()
-        )
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | MeasureHoldout:

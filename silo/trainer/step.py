@@ -2,16 +2,16 @@
 
 `epochs` passes over the step's whole batch, one optimiser step each. The old log-probabilities are those of the
 first pass, detached: it sees the policy that generated, so no extra forward is needed, and donors' tokens get the
-receiver's own policy as denominator (`local`, methods 2.3). A batch may be cut into parts: gradients add up and
-only their sum is applied. Groups without signal stay in every denominator but are left out of the forward pass,
-unless a KL or entropy term wants them.
+receiver's own policy as denominator (`local`, methods 2.3). A batch may be cut into parts, and these dealt out over
+processes (`scale_out`): weights are those of the whole batch, gradients add up and only their sum is applied. Groups
+without signal stay in every denominator but are left out of the forward pass, unless a KL or entropy term wants them.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group, Padding, Stream, stream_of
 from silo.trainer.layers import token_logp
+from silo.trainer.scale_out import Processes, dealt
 
 # Scores of one head that a part's attention may compute, padding included. Masks of as many numbers at most are held
 # for a pass, 128 MiB in float32. A kernel that writes scores out holds them for every head, and until the backward pass
@@ -67,6 +68,7 @@ class _Part:
     advantages: Tensor
     is_donor: Tensor
     donor_tokens: int
+    counts: bool = True  # False: of weight zero, only so that every process makes as many passes
     logp_old: Tensor | None = None
     logp_reference: Tensor | None = None
 
@@ -85,11 +87,22 @@ class Learner:
         plan: objective, optimiser and temperature.
         microbatch_tokens: budget of one forward and backward pass, prompts counted once.
         checkpointing: keep each layer's input alone and compute the rest again in the backward pass.
+        group: the processes that share the work; None: this one alone.
+        equal_passes: every process makes as many passes as any other, as sharded weights want it.
     """
 
     def __init__(
-        self, adapter: LoraAdapter, plan: Plan, *, microbatch_tokens: int, checkpointing: bool = False
+        self,
+        adapter: LoraAdapter,
+        plan: Plan,
+        *,
+        microbatch_tokens: int,
+        checkpointing: bool = False,
+        group: Processes | None = None,
+        equal_passes: bool = False,
     ) -> None:
+        self._group = group
+        self._equal_passes = equal_passes
         self._adapter = adapter
         self._plan = plan
         self._microbatch_tokens = microbatch_tokens
@@ -119,29 +132,49 @@ class Learner:
         plan, objective_plan = self._plan, self._plan.objective
         parts = self._parts(groups)
         if objective_plan.kl_coefficient > 0:
-            with torch.no_grad(), self._adapter.off():
-                for part in parts:
-                    part.logp_reference = self._logp(part)[0]  # [M]
+            self._together(lambda: self._add_references(parts))
         figures = _Figures()
         for epoch in range(plan.optimiser.epochs):
             self._optimiser.zero_grad(set_to_none=True)
             figures.start_epoch()
-            for part in parts:
-                self._backward(part, figures, first=epoch == 0)
-            if objective_plan.proximal_mu > 0:
-                objective.proximal_term(
-                    self._adapter.parameters, self._adapter.start, objective_plan.proximal_mu
-                ).backward()
+            self._together(lambda first=epoch == 0: self._backward_all(parts, figures, first=first))  # type: ignore[misc]
             for parameter in self._adapter.parameters:
                 # no part may be left when every group lacks signal; momentum and weight decay still act
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+            if self._group is not None:
+                self._group.add_up([each.grad for each in self._adapter.parameters if each.grad is not None])
+            if objective_plan.proximal_mu > 0:
+                objective.proximal_term(
+                    self._adapter.parameters, self._adapter.start, objective_plan.proximal_mu
+                ).backward()
             norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters, plan.optimiser.grad_norm_max)
             figures.grad_norm = float(norm)
             if not math.isfinite(figures.grad_norm):
                 raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
             self._optimiser.step()
-        return figures.summary()
+        if self._group is not None:
+            self._group.require_equal(self._adapter.parameters)
+        return figures.summary(self._group)
+
+    def _together(self, work: Callable[[], None]) -> None:
+        """Work of this process alone. With sharded weights it is not: others wait inside it for a share of this one."""
+        if self._group is None:
+            work()
+        elif self._equal_passes:
+            with self._group.lost_on_failure():
+                work()
+        else:
+            self._group.together(work)
+
+    def _add_references(self, parts: Sequence[_Part]) -> None:
+        with torch.no_grad(), self._adapter.off():
+            for part in parts:
+                part.logp_reference = self._logp(part)[0]  # [M]
+
+    def _backward_all(self, parts: Sequence[_Part], figures: _Figures, *, first: bool) -> None:
+        for part in parts:
+            self._backward(part, figures, first=first)
 
     def _snapshot(self) -> _Snapshot:
         """Copies to go back to. They are made first: where memory does not suffice, going back takes none."""
@@ -154,6 +187,32 @@ class Learner:
             for parameter, value in zip(self._adapter.parameters, before.factors, strict=True):
                 parameter.copy_(value)
         self._optimiser.load_state_dict(before.optimiser)
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimiser's moments and counts: copies on the CPU, as `optimiser.KIND.NAME`; none before a step."""
+        held = self._optimiser.state_dict()["state"]
+        names = self._adapter.trained_names
+        return {
+            f"optimiser.{kind}.{names[place]}": value.detach().to("cpu", copy=True)
+            for place, kinds in held.items()
+            for kind, value in kinds.items()
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go back to a `state`. Raises ValueError: it is not of this optimiser; nothing was changed."""
+        parameters = dict(zip(self._adapter.trained_names, self._adapter.parameters, strict=True))
+        places = {name: place for place, name in enumerate(parameters)}
+        held: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            _, kind, name = key.split(".", 2)
+            if name not in places or (kind != "step" and value.shape != parameters[name].shape):
+                raise ValueError(f"the optimiser's {key!r}")
+            held.setdefault(places[name], {})[kind] = value.clone()  # it is changed in place from now on
+        if held and any(set(held.get(place, {})) != {"step", "exp_avg", "exp_avg_sq"} for place in places.values()):
+            raise ValueError("the optimiser's moments")
+        optimiser = self._fresh_optimiser()
+        optimiser.load_state_dict({"state": held, "param_groups": optimiser.state_dict()["param_groups"]})
+        self._optimiser = optimiser
 
     def _fresh_optimiser(self) -> torch.optim.AdamW:
         settings = self._plan.optimiser
@@ -191,8 +250,10 @@ class Learner:
         wants_all = settings.kl_coefficient > 0 or settings.entropy_coefficient > 0
         trained = (weights > 0) & (torch.ones_like(kept) if wants_all else advantage != 0)  # [R]
         rows = [row for row, wanted in enumerate(trained.tolist()) if wanted]
+        share = self._share(groups, answers, rows)
         parts = []
-        for chosen in self._cut(groups, answers, rows):
+        own = self._cut(groups, answers, share)
+        for number, chosen in enumerate(self._filled_up(own, rows)):
             places = sorted({answers[row][0] for row in chosen})
             local = {place: index for index, place in enumerate(places)}
             stream = stream_of(
@@ -206,8 +267,31 @@ class Learner:
                 for each in (weights[chosen], advantage[chosen], donors)
             )
             donor_tokens = sum(len(answers[row][1].ids) for row in chosen if answers[row][1].donor)
-            parts.append(_Part(stream, weights_of, advantages_of, is_donor, donor_tokens))
+            counts = number < len(own)
+            weights_of = weights_of if counts else torch.zeros_like(weights_of)
+            parts.append(_Part(stream, weights_of, advantages_of, is_donor, donor_tokens, counts))
         return parts
+
+    def _share(
+        self, groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int]
+    ) -> Sequence[int]:
+        """Of the rows that are trained on, this process's: whole prompts, dealt out by tokens."""
+        if self._group is None:
+            return rows
+        tokens = {answers[row][0]: len(groups[answers[row][0]].prompt_ids) for row in rows}
+        for row in rows:
+            tokens[answers[row][0]] += len(answers[row][1].ids)
+        places = sorted(tokens)
+        mine = dealt([tokens[place] for place in places], self._group.size)[self._group.rank]
+        chosen = {places[each] for each in mine}
+        return [row for row in rows if answers[row][0] in chosen]
+
+    def _filled_up(self, own: list[list[int]], rows: Sequence[int]) -> list[list[int]]:
+        """As many passes as any process makes. What is added is a row of anybody's, and will count for nothing."""
+        if self._group is None or not self._equal_passes:
+            return own
+        most = max(self._group.gather(len(own)))
+        return own + [list(rows[:1])] * (most - len(own))
 
     def _cut(
         self, groups: Sequence[Group], answers: Sequence[tuple[int, Answer]], rows: Sequence[int]
@@ -263,13 +347,15 @@ class Learner:
         if part.logp_reference is not None:
             kl = objective.k3(logp, part.logp_reference)  # [M]
             loss = loss + settings.kl_coefficient * (kl * weights).sum()
-            if first:
+            if first and part.counts:
                 figures.add_sum("kl", kl)
         if entropy is not None:
             loss = loss - settings.entropy_coefficient * (entropy * weights).sum()
-            if first:
+            if first and part.counts:
                 figures.add_sum("entropy", entropy)
         loss.backward()
+        if not part.counts:
+            return
         with torch.no_grad():
             figures.add_ratio(logp, part, settings.clip_low, settings.clip_high, first=first)
 
@@ -305,7 +391,8 @@ class _Figures:
         self.add_sum("clipped", clipped)
         self._clippable += len(clipped)
 
-    def summary(self) -> StepFigures:
+    def summary(self, group: Processes | None = None) -> StepFigures:
+        """Over the parts of all processes."""
         collected = {
             **self._sums,
             **{f"first {place}": each for place, each in enumerate(self._deviation_first)},
@@ -313,6 +400,8 @@ class _Figures:
         }
         values = torch.stack(list(collected.values())).tolist() if collected else []
         read = dict(zip(collected, values, strict=True))
+        if group is not None:
+            read = self._added_up(read, group)
 
         def mean(name: str, tokens: int) -> float | None:
             return read[name] / tokens if name in read and tokens else None
@@ -331,3 +420,18 @@ class _Figures:
             grad_norm=self.grad_norm,
             trained_tokens=self._tokens,
         )
+
+    def _added_up(self, own: dict[str, float], group: Processes) -> dict[str, float]:
+        counts = (self._tokens, self._donor_tokens, self._clippable)
+        told = group.gather([own, counts])
+        self._tokens, self._donor_tokens, self._clippable = (
+            sum(other[place] for _, other in told) for place in range(len(counts))
+        )
+        read: dict[str, float] = {}
+        for rank, (values, _) in enumerate(told):
+            for name, value in values.items():
+                if name.startswith(("first ", "last ")):
+                    read[f"{name} {rank}"] = value  # the largest is asked for
+                else:
+                    read[name] = read.get(name, 0.0) + value
+        return read

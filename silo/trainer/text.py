@@ -1,6 +1,7 @@
 """Text to tokens and back, the same way at every silo (methods 2.3, "ids or text").
 
-A prompt goes through the folder's chat template where it has one, else in as it is. An answer's tokens are its text
+A prompt goes through the folder's chat template where it has one, else in as it is; a site may name another template,
+or none. Templates are rendered by transformers in its own sandbox, never as code (T22). An answer's tokens are its text
 encoded without added special tokens, and the end-of-sequence token where the answer finished. A donor's text that
 encodes to special tokens is refused: it would train control tokens that its author never emitted.
 """
@@ -18,10 +19,12 @@ class TextCodec:
     """Args:
     tokenizer: a Hugging Face tokenizer.
     stop_ids: tokens that end an answer; the tokenizer's own end-of-sequence token if there is one.
+    template: chat template in place of the tokenizer's own; empty: none; None: the tokenizer's own.
     """
 
-    def __init__(self, tokenizer: Any, stop_ids: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop_ids: Iterable[int] = (), template: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self._template = tokenizer.chat_template if template is None else template
         end = tokenizer.eos_token_id
         self.stop_ids = frozenset(stop_ids) | ({int(end)} if end is not None else frozenset())
         if not self.stop_ids:
@@ -30,14 +33,34 @@ class TextCodec:
         self._special = frozenset(tokenizer.all_special_ids) | self.stop_ids
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        """Never empty: an empty prompt without a template becomes the end-of-sequence token."""
-        if self._tokenizer.chat_template:
-            ids = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        else:
-            ids = self._tokenizer(prompt)["input_ids"]
+        """Never empty: an empty prompt without a template becomes the end-of-sequence token.
+
+        Raises:
+            UsageError: the template cannot be rendered.
+        """
+        ids = self._rendered(prompt, tokenize=True) if self._template else self._tokenizer(prompt)["input_ids"]
         return tuple(ids) or (self.end_id,)
+
+    def rendered(self, prompt: str) -> str:
+        """What the model reads, as text. Raises UsageError: the template cannot be rendered."""
+        return str(self._rendered(prompt, tokenize=False)) if self._template else prompt
+
+    def _rendered(self, prompt: str, *, tokenize: bool) -> Any:
+        import jinja2
+
+        # A folder may name several templates; transformers then chooses among its own.
+        given = {"chat_template": self._template} if isinstance(self._template, str) else {}
+        try:
+            return self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}],
+                add_generation_prompt=True,
+                tokenize=tokenize,
+                return_dict=False,
+                **given,
+            )
+        except jinja2.TemplateError as error:
+            place = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise UsageError(f"the chat template cannot be rendered{place}: {type(error).__name__}") from error
 
     def text_of(self, ids: Iterable[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -53,12 +76,13 @@ class TextCodec:
         return any(token in self._special for token in body)
 
 
-def load_codec(folder: Path, model: Any = None) -> TextCodec:
+def load_codec(folder: Path, model: Any = None, template: str | None = None) -> TextCodec:
     """The tokenizer of a model folder, from disk only.
 
     Args:
         folder: of the model.
         model: the loaded model, for the end tokens its generation settings name.
+        template: as in `TextCodec`.
 
     Raises:
         UsageError: the folder holds no tokenizer.
@@ -72,4 +96,4 @@ def load_codec(folder: Path, model: Any = None) -> TextCodec:
     ends: Any = ()
     if model is not None:
         ends = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id or ()
-    return TextCodec(tokenizer, [ends] if isinstance(ends, int) else ends)
+    return TextCodec(tokenizer, [ends] if isinstance(ends, int) else ends, template)

@@ -3,6 +3,7 @@
     tcp_connect, udp_send, dns_lookup, vsock     a network
     enter_namespaces, ptrace, memory, signal     the guard's process (`guard_pid`) and process 1
     key_files, identity_folder, control_socket   what lies beside the guard
+    rollout_sockets                              of the servers that sample: they alone must be reached
 
 Outcome `refused`: the system said no, with the errno. `escaped`: it said yes, or an answer came from outside the walls
 (a refusal by another host is an answer). `silent`: the system let it go and nobody answered, so it was dropped on the
@@ -78,7 +79,19 @@ def run_probes(fields: Mapping[str, Any]) -> dict[str, Result]:
         "key_files": _first_escape(_open, keys),
         "identity_folder": _first_escape(os.listdir, folders),
         "control_socket": _first_escape(_reach, control),
+        **_rollout_sockets([str(path) for path in fields.get("rollout_sockets", [])]),
     }
+
+
+def _rollout_sockets(paths: Sequence[str]) -> dict[str, Result]:
+    """`allowed`: each of them was reached; `unreached`: one was not. Nothing where the guard named none."""
+    result: Result = {"outcome": "allowed", "errno": "", "tried": len(paths), "silent": []}
+    for path in paths:
+        try:
+            _reach(path)
+        except (OSError, _Answered) as error:
+            result |= {"outcome": "unreached", "errno": _name(error) if isinstance(error, OSError) else str(error)}
+    return {"rollout_sockets": result} if paths else {}
 
 
 class _Answered(Exception):

@@ -19,20 +19,25 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsilo.edge.task_files import STANDARD, FieldNames
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.plan import plan_from_canonical
 from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
 from silo.trainer.fences import Refusals, set_offline, verify_hub_offline, verify_offline
+from silo.trainer.rollout.place import RolloutPlace, place_from
+from silo.trainer.scale_out import Follower, Leader, Place, left_alone, start_others, started_by_a_launcher
 from silo.trainer.screen_index import IndexSettings, provide_index, settings_from
 
 if TYPE_CHECKING:
     from fedsilo.edge.grading_process import GradingProcess
     from silo.trainer.grading import Grader
+    from silo.trainer.kept_state import KeptState
+    from silo.trainer.scale_out import Processes
     from silo.trainer.session import Session
 
 MICROBATCH_TOKENS = 16384
@@ -58,9 +63,14 @@ class Configuration:
     microbatch_tokens: int
     cache_bytes: int
     checkpointing: bool
+    shard_base: bool
     scratch: Path | None
     holdout_share: float = 0.0
+    fields: FieldNames = STANDARD
+    template: str | None = None  # as in `TextCodec`
     screen_index: IndexSettings | None = None
+    rollout: RolloutPlace | None = None  # None: the embedded engine
+    agreement: dict[str, float] = field(default_factory=dict)  # of the engine with the trainer; empty: the defaults
 
 
 def configuration_from(fields: dict[str, Any]) -> Configuration:
@@ -82,9 +92,14 @@ def configuration_from(fields: dict[str, Any]) -> Configuration:
             microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
             cache_bytes=int(fields.get("cache_bytes") or CACHE_BYTES),
             checkpointing=bool(fields.get("checkpointing")),
+            shard_base=bool(fields.get("shard_base")),
             scratch=Path(scratch) if scratch else None,
             holdout_share=float(fields.get("holdout_share") or 0.0),
+            fields=FieldNames(**fields.get("fields", {})),
+            template=fields.get("template"),
             screen_index=settings_from(fields.get("screen_index")),
+            rollout=place_from(fields.get("rollout")),
+            agreement={str(name): float(value) for name, value in dict(fields.get("agreement") or {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the trainer's configuration lacks or misstates {error}") from error
@@ -99,9 +114,15 @@ def load_model(folder: Path, load: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from silo.trainer.quantised import LOADS, load_quantised
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for narrow in LOADS:
+        if load == narrow:
+            return load_quantised(folder, narrow).to(device)
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     if load not in dtypes:
-        raise UsageError(f"model.load {load!r} is not possible with the embedded engine", hint="use fp32 or bf16")
+        raise UsageError(f"model.load {load!r} is not known", hint="fp32, bf16, nf4 or fp8")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -113,7 +134,7 @@ def load_model(folder: Path, load: str) -> Any:
         )
     except (OSError, ValueError) as error:
         raise UsageError(f"no model can be loaded from {folder}: {str(error).splitlines()[0][:200]}") from error
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return model.to(device).eval()
 
 
 class Worker:
@@ -125,12 +146,20 @@ class Worker:
         scratch: folder for the overlap index, where the guard names none since it runs elsewhere.
     """
 
-    def __init__(self, link: MessageLink, refusals: Refusals | None, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        link: MessageLink,
+        refusals: Refusals | None,
+        scratch: Path | None = None,
+        group: Callable[[], Processes | None] = lambda: None,
+    ) -> None:
         self._link = link
+        self._group = group
         self._refusals = refusals
         self._scratch = scratch
         self._session: Session | None = None
         self._grading: list[GradingProcess] = []
+        self._kept: KeptState | None = None
 
     def run(self) -> None:
         """Until the guard says `stop` or goes away.
@@ -183,8 +212,11 @@ class Worker:
         torch.set_num_threads(configuration.threads)
         import transformers
 
+        from fedsilo.edge.data_findings import find as find_repeated
+        from fedsilo.edge.reference_checks import full_check
         from fedsilo.edge.task_files import listed, read_tasks, read_usable
-        from fedsilo.treaty.grading import check_reference
+        from silo.trainer.agreement import limits_from
+        from silo.trainer.kept_state import kept_state
         from silo.trainer.session import Material, Session
         from silo.trainer.text import load_codec
         from silo.trainer.walls import surroundings
@@ -193,21 +225,19 @@ class Worker:
         verify_hub_offline(sys.modules)
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        files = read_usable(configuration.private, lambda answer: check_reference(configuration.verifier, answer))
+        verifiers = {configuration.verifier, configuration.public_verifier, configuration.held_out_verifier}
+        graders = {verifier: self._grader(verifier) for verifier in sorted(verifiers)}
+        with full_check(configuration.verifier) as is_readable:
+            files = read_usable(configuration.private, is_readable, configuration.fields)
         private = [task for file in files for task in file.rows]
         public = read_tasks(configuration.public_path)
         held_out = read_tasks(configuration.held_out_path)
+        found_twice = [each.words(ids=False) for each in find_repeated(files, public, held_out)]
         model = load_model(configuration.model_path, configuration.load)
-        graders = {
-            verifier: self._grader(verifier)
-            for verifier in sorted(
-                {configuration.verifier, configuration.public_verifier, configuration.held_out_verifier}
-            )
-        }
         material = Material(
             silo=configuration.silo,
             model=model,
-            codec=load_codec(configuration.model_path, model),
+            codec=load_codec(configuration.model_path, model, configuration.template),
             private=private,
             public=public.rows,
             held_out=held_out.rows,
@@ -217,11 +247,19 @@ class Worker:
             site_secret=configuration.site_secret,
             microbatch_tokens=configuration.microbatch_tokens,
             cache_bytes=configuration.cache_bytes,
+            rollout=configuration.rollout,
+            agreement=limits_from(configuration.agreement),
             checkpointing=configuration.checkpointing,
             holdout_share=configuration.holdout_share,
         )
-        self._session = session = Session(material, on_phase=self._report_phase)
+        group = self._group()
+        self._session = session = Session(
+            material, on_phase=self._report_phase, group=group, shard_base=configuration.shard_base
+        )
+        self._kept = kept_state(session, configuration.scratch or self._scratch, configuration.site_secret, group)
         if self._refusals is not None:
+            if (place := configuration.rollout) is not None:
+                self._refusals.allow(place.private, place.public)
             self._refusals.install()
         context = getattr(model.config, "max_position_embeddings", 0)
         return LinkMessage(
@@ -232,11 +270,15 @@ class Worker:
                 "split": session.split.digest,
                 "public_rows": len(public.rows),
                 "screen_index": provide_index(
-                    configuration.screen_index, private, public.rows, configuration.scratch or self._scratch
+                    configuration.screen_index if group is None or group.rank == 0 else None,
+                    private,
+                    public.rows,
+                    configuration.scratch or self._scratch,
                 ),
                 "held_out_rows": len(held_out.rows),
                 "dropped": dict(sum((Counter(file.reasons) for file in files), Counter())),
-                "left_out": [f"{file.path}: {listed(file.problems)}" for file in files if file.problems],
+                "found_twice": found_twice,
+                "left_out": [f"{file.path}: {listed(file.problems, file.unit)}" for file in files if file.problems],
                 "context_tokens": context,
                 "topics": sorted({row.topic for row in (*private, *held_out.rows)}),
                 "versions": {
@@ -245,6 +287,7 @@ class Worker:
                     "transformers": transformers.__version__,
                 },
                 "threads": torch.get_num_threads(),
+                "processes": 1 if group is None else group.size,
                 "device": str(next(model.parameters()).device),
                 "isolation_seen": surroundings(),
             },
@@ -252,14 +295,16 @@ class Worker:
 
     def _grader(self, verifier: str) -> Grader:
         from fedsilo.edge.grading_process import GradingProcess
+        from silo.trainer.grading import Mark
 
-        process = GradingProcess(verifier)
+        process = GradingProcess(verifier, runs_programs=True)
         self._grading.append(process)
 
-        def grade(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-            return [verdict.correct for verdict in process.grade_many(list(pairs))]
+        def grade(pairs: Sequence[tuple[str, str]]) -> list[Mark]:
+            return [Mark(verdict.correct, verdict.reward) for verdict in process.grade_many(list(pairs))]
 
-        grade([("", "1")])  # the child starts now, not in the first step
+        # the child starts now, not in the first step; one that cannot, such as for want of a sandbox, is no trainer
+        process.wait_ready()
         return grade
 
     def _probe(self, fields: dict[str, Any]) -> LinkMessage:
@@ -278,13 +323,16 @@ class Worker:
         except KeyError as error:
             raise OperationError(f"the plan message lacks {error}", code="BAD_TASK") from error
         overlong = session.begin_run(plan, shape_from_schema(schema))
-        return LinkMessage("planned", {"overlong": overlong, "private_prompts": session.private_prompts})
+        begun = self._kept.begin(resume=fields.get("resume") is True) if self._kept is not None else {}
+        return LinkMessage("planned", {"overlong": overlong, "private_prompts": session.private_prompts, **begun})
 
     def _task(self, message: LinkMessage) -> LinkMessage:
         import torch
 
         from silo.trainer.session import task_from_fields
 
+        if self._kept is not None and (again := self._kept.answer_to(message)) is not None:
+            return again
         task = task_from_fields(message.fields, message.body)
         try:
             done = self._begun().carry_out(task, message.body)
@@ -299,7 +347,10 @@ class Worker:
             "timeouts": sum(process.counts.timeouts for process in self._grading),
             "crashes": sum(process.counts.crashes for process in self._grading),
         }
-        return LinkMessage("done", {**fields, "metrics": {**done.metrics, "grading_failures": failures}}, done.body)
+        answer = LinkMessage("done", {**fields, "metrics": {**done.metrics, "grading_failures": failures}}, done.body)
+        if self._kept is not None:
+            self._kept.keep(message, answer)
+        return answer
 
     def _begun(self) -> Session:
         if self._session is None:
@@ -359,22 +410,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--site-ca", type=Path, help="for tls: the site's root certificate")
     parser.add_argument("--scratch", type=Path, help="external trainer: folder for its overlap index")
     parser.add_argument("--wait-seconds", type=float, default=0.0, help="keep dialling so long until the guard listens")
+    parser.add_argument("--processes", type=int, default=1, help="this many train together, on this machine")
     options = parser.parse_args(arguments)
     set_offline(os.environ)
     try:
         verify_offline(os.environ)
+        place = start_others(options.processes) if options.processes != 1 else started_by_a_launcher(os.environ)
+        if place is not None and place.rank > 0:
+            follow(place)
+            return 0
         tls = None
         if options.address.startswith("tls:"):
             tls = site_tls(options.certificate, options.key, options.site_ca)
         link = dial_patiently(options.address, tls, options.wait_seconds)
         try:
-            Worker(link, Refusals(), options.scratch).run()
+            if place is None:
+                Worker(link, Refusals(), options.scratch).run()
+            else:
+                lead(link, place, options.scratch)
         finally:
             link.close()
     except FedSiloError as error:
         sys.stderr.write(f"error: {error.message} [{error.code}]\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
     return 0
+
+
+def lead(link: MessageLink, place: Place, scratch: Path | None) -> None:
+    """The life of process 0 of several. Raises OperationError: another one died, so this one must end."""
+    leader = Leader(link, place)
+    try:
+        Worker(leader, Refusals(), scratch, lambda: leader.group).run()
+    except RuntimeError as error:
+        if not left_alone(error):
+            raise
+        raise OperationError("another process of the trainer has died", code="PROCESS_LOST") from error
+
+
+def follow(place: Place) -> None:
+    """The life of any other process: it ends with process 0, whose own last words say why."""
+    try:
+        follower = Follower(place)
+        Worker(follower, Refusals(), None, lambda: follower.group).run()
+    except RuntimeError as error:
+        if not left_alone(error):
+            raise
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from fedsilo.treaty.method import GeneratePublic, LoadAdapter
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed, Denied
+from silo.trainer.agreement import Limits
 from silo.trainer.rollout.embedded import Question, Rollout
 from silo.trainer.session import Session
 from tests.algorithms.tiny import Row, make_session, start_payload
@@ -51,8 +52,14 @@ class WordCodec:
 class Engine:
     """Answers every question with the same texts, as ids. `leaks`: the place in the batch that gets a foreign one."""
 
-    def __init__(self, words: WordCodec, texts: Sequence[str], *, leaks: dict[int, str], alias: int = 0) -> None:
-        self._words, self._texts, self._leaks, self._alias = words, texts, leaks, alias
+    def __init__(
+        self, words: WordCodec, texts: Sequence[str], *, leaks: dict[int, str], name: str, alias: int = 0
+    ) -> None:
+        self._words, self._texts, self._leaks, self._name, self._alias = words, texts, leaks, name, alias
+
+    def use(self, rows: str) -> None: ...
+
+    def rest(self) -> None: ...
 
     def generate(self, questions: Sequence[Question], **_settings: Any) -> list[tuple[Rollout, ...]]:
         answers = []
@@ -60,7 +67,7 @@ class Engine:
             texts = [self._texts[sample % len(self._texts)] for sample in range(len(question.draws))]
             if place in self._leaks:
                 texts[0] = self._leaks[place]
-            answers.append(tuple(Rollout(self._ids(text), True) for text in texts))
+            answers.append(tuple(Rollout(self._ids(text), True, adapter=self._name) for text in texts))
         return answers
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -84,11 +91,14 @@ def public_message(*, leaks: dict[int, str] | None = None, alias: int = 0, grade
         private=[Row(task.id, task.prompt, task.answer) for task in site.PRIVATE],
         public=[Row(str(number), f"prompt {number}", "12") for number in range(10)],
         public_grader=grader, private_grader=right, held_out_grader=right,
+        agreement=Limits(share=0.0),  # nobody drew these answers, so they have no log-probabilities
     )  # fmt: skip
     payload, digest = start_payload(shape)
     session.carry_out(LoadAdapter(1, digest), payload)
     assert session._run is not None
-    session._run.engine = Engine(words, ["it is 12", "it is 9"], leaks=leaks or {}, alias=alias)  # type: ignore[assignment]
+    session._run.engine = Engine(  # type: ignore[assignment]
+        words, ["it is 12", "it is 9"], leaks=leaks or {}, name=session._run.adapter.name(), alias=alias
+    )
     return codec.decode(pb.PublicResponses, session.carry_out(GeneratePublic(1, 2, (1, 4, 7), "correct")).body)
 
 

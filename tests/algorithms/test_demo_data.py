@@ -143,7 +143,7 @@ def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "error", "words"),
     [
-        ("verifier: exact", "verifier: guess", UsageError, r"demo\.yaml:\d+: unknown verifier 'guess'"),
+        ("verifier: exact", "verifier: guess", UsageError, r"demo\.yaml:\d+: .*unknown verifier 'guess'"),
         ("  public.jsonl: {verifier: exact}\n", "", UsageError, "no verifier for public.jsonl"),
         ("tokenizer: digits", "tokenizer: words", UsageError, r"demo\.yaml:\d+: tokenizer"),
         ("name: digits-0", "name: digits-0\ncolour: red", UsageError, "unknown key 'colour'"),
@@ -177,19 +177,3 @@ def test_commands(tmp_path: Path) -> None:
     checked = runner.invoke(cli_data.data_app, ["check", str(bad), "--verifier", "exact", "--json"])
     assert checked.exit_code == 2
     assert json.loads(checked.stdout)["error"]["code"] == "TASK_FILE_INVALID"
-
-
-def test_grade_is_a_filter(tmp_path: Path) -> None:
-    import typer
-
-    app = typer.Typer()
-    app.command()(cli_data.grade)
-    lines = [{"id": n, "response": f"The answer is {n}.", "answer": "7"} for n in range(100)]
-    given = "".join(json.dumps(line) + "\n" for line in lines)
-    result = CliRunner().invoke(app, ["--verifier", "numeric"], input=given)
-    verdicts = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [verdict["id"] for verdict in verdicts] == list(range(100))
-    assert [verdict["id"] for verdict in verdicts if verdict["correct"]] == [7]
-    refused = CliRunner().invoke(app, ["--verifier", "numeric"], input='{"response": 1}\n')
-    assert refused.exit_code == 2
-    assert "standard input:1" in refused.stderr

@@ -55,6 +55,24 @@ def test_an_update_on_two_threads_gives_the_same_factors_every_time() -> None:
             assert all(torch.equal(one, other) for one, other in zip(updated(), first, strict=True))
 
 
+@pytest.mark.parametrize("parts", [[(0, 12)], [(0, 6), (6, 9), (9, 12)], [(6, 9)]])
+def test_joined_factors_add_what_a_loop_over_rows_adds(parts: list[tuple[int, int]]) -> None:
+    draws = torch.Generator().manual_seed(3)
+    x, weight, bias = (torch.randn(*sides, generator=draws) for sides in ((5, 8), (12, 8), (12,)))
+    factors = [
+        layers.Factors(start, stop, torch.randn(2, 8, generator=draws), torch.randn(stop - start, 2, generator=draws))
+        for start, stop in parts
+    ]
+    expected = torch.stack([weight.double() @ row.double() + bias.double() for row in x])
+    for each in factors:
+        for place, row in enumerate(x.double()):
+            expected[place, each.start : each.stop] += 1.5 * (each.b.double() @ (each.a.double() @ row))
+    joined = layers.join_factors(factors, 12, torch.float32)
+    found = layers.joined_linear(x, weight, bias, joined, 1.5)
+    assert torch.allclose(found.double(), expected, atol=1e-5)  # float32 on sums of ten numbers of size one
+    assert torch.allclose(found, layers.low_rank_linear(x, weight, bias, factors, 1.5), atol=1e-5)
+
+
 def test_gathered_rows_add_their_gradients_in_float32() -> None:
     x = torch.zeros(3, 2, dtype=torch.bfloat16, requires_grad=True)
     places = torch.zeros(40, 10, dtype=torch.long)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedsilo.edge.task_files import read_tasks, read_usable, refuse_bad_references
+from fedsilo.edge.task_files import FieldNames, read_tasks, read_usable, refuse_bad_references
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.grading import check_reference
 
@@ -98,3 +100,124 @@ def test_an_id_that_stood_in_another_file_of_the_silo_is_left_out_and_listed(tmp
     assert (len(second.rows), second.problems) == (29, ((1, "duplicate id"),))
     with pytest.raises(UsageError, match="30 of 30 lines are bad"):
         read_usable([tmp_path / "a.jsonl", tmp_path / "a.jsonl"], lambda answer: True)
+
+
+# ---- forms and names -----------------------------------------------------------------------------------
+
+
+def as_array(folder: Path, rows: list[Any], indent: int | None = None) -> Path:
+    path = folder / "tasks.json"
+    path.write_text(json.dumps(rows, indent=indent), encoding="utf-8")
+    return path
+
+
+def as_parquet(folder: Path, rows: list[dict[str, Any]], **types: Any) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = folder / "tasks.parquet"
+    table = arrow.Table.from_pylist(rows)
+    for name, kind in types.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, table.column(name).cast(kind))
+    parquet.write_table(table, path)
+    return path
+
+
+PLAIN = [json.loads(line) for line in GOOD]
+
+
+@pytest.mark.parametrize("form", ["lines", "array", "indented array", "parquet"])
+def test_every_form_gives_the_same_tasks(tmp_path: Path, form: str) -> None:
+    rows = [{**each, "group": f"patient {place % 7}", "level": "easy"} for place, each in enumerate(PLAIN)]
+    match form:
+        case "lines":
+            path = write(tmp_path, [json.dumps(each) for each in rows])
+        case "parquet":
+            path = as_parquet(tmp_path, rows)
+        case _:
+            path = as_array(tmp_path, rows, indent=2 if form != "array" else None)
+    tasks = read_tasks(path)
+    assert [(task.id, task.prompt, task.answer, task.group, task.line) for task in tasks.rows] == [
+        (each["id"], each["prompt"], each["answer"], each["group"], place) for place, each in enumerate(rows, start=1)
+    ]
+    assert tasks.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (tasks.lines, tasks.unit) == (100, "line" if form == "lines" else "row")
+
+
+def test_rows_of_an_array_on_one_line_are_told_apart(tmp_path: Path) -> None:
+    tasks = refuse_bad_references(
+        read_tasks(as_array(tmp_path, [*PLAIN, {"id": "x"}, {**PLAIN[0], "id": "y", "answer": "?"}])),
+        lambda text: check_reference("numeric", text),
+    )
+    assert tasks.problems == ((101, "missing field 'prompt'"), (102, "unparseable reference answer"))
+    assert len(tasks.rows) == 100
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"q50"', '"q50', r"tasks\.json:\d+: row 51 is broken JSON"),
+        ("},\n  {", "}\n  {", r"tasks\.json:\d+: after row \d+ neither , nor \]"),
+        ("\n]", "\n] []", r"tasks\.json:\d+: something follows the array"),
+        ("\n]", "\n", r"tasks\.json:\d+: after row 100 neither"),
+    ],
+)
+def test_a_broken_array_is_refused_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = as_array(tmp_path, PLAIN, indent=2)
+    text = path.read_text()
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UsageError, match=said) as raised:
+        read_tasks(path)
+    assert raised.value.exit_code == 2
+
+
+def test_parquet_reads_text_alone(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    as_text = read_tasks(
+        as_parquet(tmp_path, PLAIN, id=arrow.large_string(), topic=arrow.dictionary(arrow.int32(), arrow.string()))
+    )
+    assert len(as_text.rows) == 100
+    with pytest.raises(UsageError, match="column 'answer' holds int64, not text"):
+        read_tasks(as_parquet(tmp_path, PLAIN, answer=arrow.int64()))
+    lacking = read_tasks(as_parquet(tmp_path, [*PLAIN, {**PLAIN[0], "id": "x", "answer": None}]))
+    assert lacking.problems == ((101, "missing field 'answer'"),)
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes((tmp_path / "tasks.parquet").read_bytes()[:-20])
+    with pytest.raises(UsageError, match="not a readable Parquet file"):
+        read_tasks(cut)
+
+
+def test_parquet_without_pyarrow_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = as_parquet(tmp_path, PLAIN)
+    assert len(read_tasks(path).rows) == 100
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
+    with pytest.raises(UsageError, match="pyarrow is not installed") as raised:
+        read_tasks(path)
+    assert "fedsilo[parquet]" in raised.value.hint
+
+
+NAMES = FieldNames(id="case", prompt="question", answer="final", topic="ward", group="patient")
+
+
+@pytest.mark.parametrize("form", ["lines", "parquet"])
+def test_fields_may_have_other_names(tmp_path: Path, form: str) -> None:
+    rows = [
+        # names of ours stand for other things there, and are not taken for them
+        {
+            "case": f"c{place}",
+            "question": f"{place}?",
+            "final": "1",
+            "ward": "w",
+            "patient": "p",
+            "prompt": "no",
+            "id": "i",
+        }
+        for place in range(30)
+    ]
+    path = as_parquet(tmp_path, rows) if form == "parquet" else write(tmp_path, [json.dumps(each) for each in rows])
+    tasks = read_tasks(path, NAMES)
+    assert [(task.id, task.prompt, task.answer, task.topic, task.group) for task in tasks.rows] == [
+        (f"c{place}", f"{place}?", "1", "w", "p") for place in range(30)
+    ]
+    with pytest.raises(UsageError, match=r"30 of 30 .*missing field 'answer'.*") as raised:
+        read_tasks(path)
+    assert "data.fields" in raised.value.hint

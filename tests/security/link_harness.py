@@ -86,7 +86,7 @@ def write_config(folder: Path, *changes: tuple[str, str]) -> Path:
     return path
 
 
-EXTERNAL = ("  launch: child", "  launch: external")
+EXTERNAL = ("  launch: child\n  # unix:PATH", "  launch: external\n  # unix:PATH")  # the trainer's, not a server's
 LINK = (
     "  # link_certificate: id/guard.crt\n  # link_key: id/guard.key",
     "  link_certificate: id/guard.crt\n  link_key: id/guard.key",

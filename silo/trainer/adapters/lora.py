@@ -22,6 +22,7 @@ from torch import Tensor
 from fedsilo.treaty.errors import PeerError, UsageError, WireCode
 from fedsilo.treaty.freezing import Freeze, freeze_named, is_frozen
 from fedsilo.treaty.wire.codec import Array
+from silo.trainer.agreement import BASE_NAME, adapter_name
 from silo.trainer.decoder import Decoder
 
 
@@ -87,6 +88,23 @@ class LoraAdapter:
         return list(self._trained.values())
 
     @property
+    def trained_names(self) -> list[str]:
+        """Wire names of `parameters`."""
+        return list(self._trained)
+
+    @property
+    def factors(self) -> Mapping[str, Tensor]:
+        """All factors by wire name, the frozen ones among them, as `decoder` computes with them."""
+        return self._factors
+
+    def name(self) -> str:
+        """What rollouts must call what `decoder` computes: the digest of its adapter, or `BASE_NAME` with it off."""
+        if not self.decoder.adapted:
+            return BASE_NAME
+        held = {name: each.detach().cpu().numpy() for name, each in self._factors.items()}
+        return adapter_name(held, self.shape.scale)
+
+    @property
     def start(self) -> list[Tensor]:
         """theta_p: the trained factors at the round's start, in the order of `parameters`."""
         return self._start
@@ -102,6 +120,25 @@ class LoraAdapter:
             name: (parameter.detach() - start).cpu().numpy().astype(np.float32)
             for (name, parameter), start in zip(self._trained.items(), self._start, strict=True)
         }
+
+    def state(self) -> dict[str, Tensor]:
+        """All factors and the round's start: copies on the CPU, as `factor.NAME` and `start.NAME`."""
+        held: dict[str, Tensor] = {f"factor.{name}": each for name, each in self._factors.items()}
+        held |= {f"start.{name}": each for name, each in zip(self._trained, self._start, strict=True)}
+        return {name: each.detach().to("cpu", copy=True) for name, each in held.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go back to a `state`, bit for bit. Raises KeyError: a tensor is missing."""
+        with torch.no_grad():
+            for name, parameter in self._factors.items():
+                parameter.copy_(tensors[f"factor.{name}"])
+        device = self.decoder.device
+        self._start = [tensors[f"start.{name}"].to(device, copy=True) for name in self._trained]
+
+    def policy(self) -> dict[str, Array]:
+        """The factors that `decoder` computes with, float32, by wire name; all zeros while the base alone counts."""
+        held = {name: parameter.detach().float().cpu().numpy() for name, parameter in self._factors.items()}
+        return held if self.decoder.adapted else {name: np.zeros_like(values) for name, values in held.items()}
 
     def drift(self) -> float:
         """||theta - theta_p|| over all trained factors (methods 2.8)."""

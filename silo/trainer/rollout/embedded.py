@@ -3,14 +3,14 @@
 Each answer draws from its own keyed generator by inverse CDF, so its random numbers depend on (run, round, step,
 prompt, sample) only. What they pick is independent of who else is in the batch in float32 (0 of 128 answers differed
 on a random model), not in bfloat16 (45 of 128): a product with another number of rows rounds otherwise, and a draw near
-an edge flips. The prompt is computed once for the answers of a batch; rows that finished leave it. The engine returns
-no log-probabilities: the trainer recomputes them (methods 1.3).
+an edge flips. The prompt is computed once for the answers of a batch; rows that finished leave it. The
+log-probabilities that it returns are for the proof of agreement alone: the trainer recomputes its own (methods 1.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,10 +35,19 @@ CACHE_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Rollout:
-    """ids: generated tokens, the end-of-sequence token included. finished: it was emitted before the limit."""
+    """One sampled answer.
+
+    Attributes:
+        ids: generated tokens, the end-of-sequence token included.
+        finished: it was emitted before the limit.
+        logp: of each token under the distribution it was drawn from, temperature included; empty where none was drawn.
+        adapter: name of the adapter that the engine computed with, as `silo.trainer.agreement.adapter_name` writes it.
+    """
 
     ids: tuple[int, ...]
     finished: bool
+    logp: tuple[float, ...] = field(default=(), compare=False)  # its last bits hang on who else was in the batch
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,12 @@ def pick_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[T
         The tokens, and whether each row's logits made a distribution; where they did not, its token means nothing.
         Both [R].
     """
+    tokens, sound, _ = draw_tokens(logits, uniforms, temperature)
+    return tokens, sound
+
+
+def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`pick_tokens`, and the log-probability that each token was drawn with, float32. All [R]."""
     probabilities = (logits.float() / temperature).softmax(-1)  # [R, V]
     words = probabilities.shape[1]
     together = min(words, WORDS_TOGETHER)
@@ -77,7 +92,9 @@ def pick_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[T
     inside = opened.double().cumsum(-1)
     within = torch.minimum(target - before, inside[:, -1:] * (1 - 2.0**-52))  # the two sums round otherwise
     token = block * together + torch.searchsorted(inside, within, right=True)  # [R, 1]
-    return token.squeeze(1).clamp(max=words - 1), total.isfinite()
+    token = token.clamp(max=words - 1)
+    logp = (probabilities.gather(1, token).squeeze(1) / total.float()).log()
+    return token.squeeze(1), total.isfinite(), logp
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,15 +109,30 @@ class EmbeddedEngine:
     stop_ids: tokens that end an answer.
     cache_bytes: budget of a batch's keys and values, `CACHE_BYTES` unless stated. A question whose answers do not fit
         together is asked in several batches; a single answer that does not fit is a batch of its own.
+    name: says which adapter the decoder computes with; every answer carries what it says when its batch is done.
     """
 
-    def __init__(self, decoder: Decoder, *, stop_ids: Collection[int], cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        stop_ids: Collection[int],
+        cache_bytes: int = CACHE_BYTES,
+        name: Callable[[], str] = lambda: "",
+    ) -> None:
         self._decoder = decoder
+        self._name = name
         self._device = decoder.device
         self._stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long, device=self._device)
         numbers = 2 * len(decoder.layers) * decoder.key_value_heads * decoder.head_width
         self._columns_max = cache_bytes // (numbers * decoder.embedding.element_size())
         self._tokens_between_looks = 1 if self._device.type == "cpu" else TOKENS_BETWEEN_LOOKS
+
+    def use(self, rows: str) -> None:
+        """Nothing to change: it computes with the live adapter, and a call's batches and caches end with the call."""
+
+    def rest(self) -> None:
+        """Nothing to free, for the same reason."""
 
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
@@ -143,6 +175,7 @@ class EmbeddedEngine:
         row = torch.arange(len(draws), device=self._device)  # [R] place of each held row among all
         running = torch.ones(len(draws), dtype=torch.bool, device=self._device)  # [R] of the held rows
         tokens = torch.zeros(len(draws), max_new_tokens, dtype=torch.long, device=self._device)
+        drawn = torch.zeros(len(draws), max_new_tokens, device=self._device)  # log-probability of each token
         lengths = torch.full((len(draws),), max_new_tokens, device=self._device)
         finished = torch.zeros(len(draws), dtype=torch.bool, device=self._device)
         asked = [draw is None for draw in draws]
@@ -158,7 +191,9 @@ class EmbeddedEngine:
             if all(asked):
                 current, sound = most_likely(logits)
             else:
-                current, sound = pick_tokens(logits, uniforms[row, place % UNIFORMS_BLOCK], temperature)
+                current, sound, drawn[row, place] = draw_tokens(
+                    logits, uniforms[row, place % UNIFORMS_BLOCK], temperature
+                )
                 if any(asked):
                     current = torch.where(greedy[row], most_likely(logits)[0], current)
             broken |= (running & ~sound).any()
@@ -177,9 +212,12 @@ class EmbeddedEngine:
                 cache.keep(held)
                 current, row, running = current[held], row[held], running[held]
         _refuse_broken(broken)
+        name = self._name()
         flat = [
-            Rollout(tuple(ids[:length]), done)
-            for ids, length, done in zip(tokens.tolist(), lengths.tolist(), finished.tolist(), strict=True)
+            Rollout(tuple(ids[:length]), done, () if greedily else tuple(logp[:length]), name)
+            for ids, length, done, logp, greedily in zip(
+                tokens.tolist(), lengths.tolist(), finished.tolist(), drawn.tolist(), asked, strict=True
+            )
         ]
         answers, start = [], 0
         for question in questions:
@@ -208,7 +246,7 @@ class _Cache:
     """
 
     def __init__(self, decoder: Decoder, questions: Sequence[Question], new_tokens: int) -> None:
-        self._decoder = decoder
+        self._decoder, self._layers = decoder, decoder.layers_for_sampling()
         device, layers = decoder.device, len(decoder.layers)
         prefixes = prefixes_of([question.prompt_ids for question in questions], device)
         owner = torch.tensor([place for place, question in enumerate(questions) for _ in question.draws], device=device)
@@ -230,7 +268,7 @@ class _Cache:
         if not longest:
             return
         x, angles = decoder.embedding[prefixes.ids], decoder.angles(prefixes.positions)
-        for place, layer in enumerate(decoder.layers):
+        for place, layer in enumerate(self._layers):
             query, key, value = decoder.heads_of(x, layer, angles)
             self._keys[place][:, :, :longest] = key[at_the_end].transpose(1, 2)
             self._values[place][:, :, :longest] = value[at_the_end].transpose(1, 2)
@@ -248,7 +286,7 @@ class _Cache:
         self._filled += 1
         columns = slice(0, self._filled)
         mask = None if self._mask is None else self._mask[..., columns]
-        for layer, keys, values in zip(decoder.layers, self._keys, self._values, strict=True):
+        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
             query, keys[:, :, self._filled - 1], values[:, :, self._filled - 1] = decoder.heads_of(x, layer, angles)
             attended = functional.scaled_dot_product_attention(
                 # the queries that share keys stand where a longer text would have its places

@@ -84,7 +84,8 @@ def test_T15_a_policy_that_screens_for_canaries_starts_no_silo_without_them(plac
     assert "silo init" in done.hint
     assert not (place.state / "audit").exists()
     done = command(*check)
-    assert f"{place.config}:{line}" in done.stdout and "1 of 7 checks failed: text screens" in done.error
+    assert f"{place.config}:{line}" in done.stdout
+    assert re.search(r"^error: 1 of \d+ checks failed: text screens \[", done.stderr, re.M)
 
 
 def test_a_socket_path_that_the_kernel_cannot_take_is_named(place: Place) -> None:
@@ -221,4 +222,5 @@ def test_too_many_bad_private_lines_end_the_start_and_the_check(place: Place) ->
     done = command("silo", "check", "--offline", "--config", place.config)
     assert done.exit_code == 2 and "[TASK_FILE_INVALID]" in done.error
     assert f"43 of {good + 43} lines are bad" in done.stdout and "lines are bad" not in done.stderr
-    assert f"1 of 7 checks failed: private data {place.private.name} [" in done.error
+    failed = rf"1 of \d+ checks failed, 2 not tried: private data {re.escape(place.private.name)} \["
+    assert re.search(failed, done.error)

@@ -1,0 +1,185 @@
+"""The parts of `silo check` that look at the model and the rows: can it be computed, does it fit, what do rows say."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+
+from fedsilo.edge.data_findings import HELD_OUT, PRIVATE, find
+from fedsilo.edge.prompt_template import read_template
+from fedsilo.edge.reference_checks import our_parts_check
+from fedsilo.edge.task_files import FieldNames, TaskFile, listed, read_tasks, read_usable
+from fedsilo.treaty.errors import FedSiloError
+from fedsilo.treaty.plan import Plan, plan_from_canonical
+from silo.config import SiloConfig
+from silo.guard.ledger import Ledger
+from silo.guard.prompt_preview import Lengths, Preview, preview
+from silo.guard.startup import LEDGER
+from silo.memory_estimate import Settings, Shapes, estimate, judge, machine, size_text
+from silo.model_facts import ModelFacts, read_model_facts
+
+TOPICS_SHOWN_MAX = 6
+
+
+class NotTriedHere(Exception):
+    """A check that this machine cannot make, and need not: why."""
+
+
+def field_names(config: SiloConfig) -> FieldNames:
+    return FieldNames(**config.data.fields.model_dump())
+
+
+def rows_of(config: SiloConfig, place: int, warnings: list[str]) -> tuple[TaskFile, str]:
+    """One private file as the trainer will read it: which rows are left out, and why, joins the warnings."""
+    path, verifier = config.data.private[place], config.data.verifier
+    # a package's verifier is not asked: its code has no place in the guard, and the trainer asks it when it starts
+    (tasks,) = read_usable([path], our_parts_check(verifier), field_names(config))
+    if tasks.problems:
+        warnings.append(f"{path}: {listed(tasks.problems, tasks.unit)}")
+    groups = len({task.group for task in tasks.rows if task.group})
+    grouped = f" of {groups} groups" if groups else ""
+    return tasks, f"{len(tasks.rows)} rows{grouped}, {len(tasks.problems)} {tasks.unit}s left out"
+
+
+def overlaps(config: SiloConfig, private: Sequence[TaskFile], warnings: list[str]) -> str:
+    """Duplicates and leaks. None of them is refused: which of two rows is the right one is for a person to say."""
+    found = find(private, read_tasks(config.data.public.path), read_tasks(config.data.held_out.path))
+    warnings += [each.words(ids=True) for each in found]
+    leaked = sum(each.rows for each in found if (each.where, each.also) == (PRIVATE, HELD_OUT))
+    other = sum(each.rows for each in found) - leaked
+    if not found:
+        return "no prompt stands twice, or in two of the sets"
+    measured = f"{leaked} private prompts are held-out ones, so that what is measured is too good" if leaked else ""
+    return "; ".join(each for each in (measured, f"{other} other prompts stand twice" if other else "") if each)
+
+
+def base_model(config: SiloConfig, warnings: list[str]) -> tuple[ModelFacts, str]:
+    """Whether the decoder computes what the folder holds, and the template that is used."""
+    facts = read_model_facts(config.model.path)
+    template = read_template(config.data.template, config.model.path)
+    if template.reads_clock:
+        warnings.append(
+            f"the template ({template.source}) reads the date, so prompts differ from day to day under one hash; "
+            "data.template: a copy with a fixed date"
+        )
+    head = "tied" if facts.tied else "own"
+    return facts, (
+        f"{facts.architecture}, {facts.parameters / 1e6:.1f} M parameters, {head} head, context "
+        f"{facts.context_tokens}, template {template.source}"
+    )
+
+
+def memory(config: SiloConfig, facts: ModelFacts, warnings: list[str]) -> str:
+    """The estimate beside what the machine has.
+
+    Raises:
+        UsageError: it cannot fit (`silo.memory_estimate.judge`).
+    """
+    shapes = _shapes_of(_known_plan(config), facts)
+    has = machine(config.trainer.devices)
+    settings = Settings(
+        load=config.model.load,
+        microbatch_tokens=config.trainer.microbatch_tokens,
+        cache_bytes=config.trainer.cache_bytes,
+        checkpointing=config.trainer.checkpointing,
+        on_cuda=has is not None and has.kind == "CUDA",
+        samples_here=config.rollout.chosen == "embedded",
+        servers=_servers_here(config),
+        server_cache_bytes=config.rollout.kv_cache_bytes,
+    )
+    found = estimate(facts, settings, shapes)
+    parts = ", ".join(
+        f"{name} {size_text(size)}" for name, size in found.parts.items() if size >= found.peak_bytes // 100
+    )
+    if config.trainer.launch == "external":
+        return f"about {size_text(found.peak_bytes)} where the trainer runs ({shapes.source}): {parts}"
+    # each of them loads the whole model; on cards each has one of its own
+    trainers = config.silos_on_this_host * (1 if settings.on_cuda else config.trainer.processes)
+    if short := judge(found, has, settings, trainers):
+        warnings.append(short)
+    owned = "what this machine has is not known" if has is None else f"{size_text(has.free_bytes)} of {has.kind} free"
+    return f"about {size_text(found.peak_bytes)} at its peak, in {found.phase}; {owned} ({shapes.source}): {parts}"
+
+
+def _servers_here(config: SiloConfig) -> int:
+    """Rollout servers that the guard starts: one for private prompts and one for public ones, or one for both."""
+    rollout = config.rollout
+    if rollout.chosen == "embedded" or rollout.launch == "external":
+        return 0
+    return 1 if rollout.url is not None and rollout.url == rollout.public_url else 2
+
+
+def max_prompt_tokens(config: SiloConfig, facts: ModelFacts) -> int:
+    return _shapes_of(_known_plan(config), facts).max_prompt_tokens
+
+
+def _known_plan(config: SiloConfig) -> Plan | None:
+    """Of the run that is under way."""
+    path = config.state_dir / LEDGER
+    if not path.is_file():
+        return None
+    try:
+        ledger = Ledger(path, read_only=True)
+        try:
+            opened = ledger.open_run()
+        finally:
+            ledger.close()
+        return None if opened is None else plan_from_canonical(opened[1])
+    except (FedSiloError, sqlite3.Error, json.JSONDecodeError):
+        return None  # another check says what is wrong with the ledger
+
+
+def _shapes_of(plan: Plan | None, facts: ModelFacts) -> Shapes:
+    """Of the plan; else a plan's defaults, cut to what the model's context takes."""
+    if plan is None:
+        usual = Shapes()
+        prompt = min(usual.max_prompt_tokens, max(facts.context_tokens // 2, 1))
+        new = min(usual.max_new_tokens, max(facts.context_tokens - prompt, 1))
+        return Shapes(max_prompt_tokens=prompt, max_new_tokens=new, source="for a plan's defaults, no run is open")
+    return Shapes(
+        prompts_per_step=plan.prompts_per_step,
+        samples_per_prompt=plan.samples_per_prompt,
+        max_prompt_tokens=plan.rollout.max_prompt_tokens,
+        max_new_tokens=plan.rollout.max_new_tokens,
+        evaluation_answers=plan.evaluation.prompts * plan.evaluation.samples,
+        rank=plan.lora.rank,
+        with_entropy=plan.objective.entropy_coefficient > 0,
+        source=f"for run {plan.run}",
+    )
+
+
+def prompts(config: SiloConfig, facts: ModelFacts, show: int, warnings: list[str]) -> tuple[Preview, str]:
+    """Token lengths of the three sets, and some prompts as text.
+
+    Raises:
+        NotTriedHere: the trainer's libraries are not installed here.
+        UsageError, OperationError: as `preview`.
+    """
+    limit = max_prompt_tokens(config, facts)
+    try:
+        found = preview(config, max_prompt_tokens=limit, show=show)
+    except FedSiloError as error:
+        if error.code == "NOT_INSTALLED":
+            raise NotTriedHere(error.message) from error
+        raise
+    overlong = {name: each.overlong for name, each in found.sets.items() if each.overlong}
+    if overlong:
+        many = ", ".join(f"{count} of {found.sets[name].rows} {name}" for name, count in overlong.items())
+        warnings.append(f"prompts of more than {limit} tokens are left out: {many}")
+    private = found.sets[PRIVATE]
+    return found, f"{_tokens(private)}; {_topics(private)}"
+
+
+def _tokens(lengths: Lengths) -> str:
+    if not lengths.prompt_tokens:
+        return "no rows"
+    low, median, most, nearly, high = lengths.prompt_tokens
+    return f"tokens {low} to {high}, median {median}, 90 % within {most}, 99 % within {nearly}"
+
+
+def _topics(lengths: Lengths) -> str:
+    ordered = sorted(lengths.topics.items(), key=lambda each: (-each[1], each[0]))
+    shown = ", ".join(f"{topic[:40]} {rows}" for topic, rows in ordered[:TOPICS_SHOWN_MAX])
+    more = f" and {len(ordered) - TOPICS_SHOWN_MAX} more" if len(ordered) > TOPICS_SHOWN_MAX else ""
+    return f"topics {shown}{more}"

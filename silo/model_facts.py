@@ -1,0 +1,292 @@
+"""What a model folder holds, from config.json and the safetensors headers alone, and whether our decoder computes it.
+
+`silo check` refuses here what the trainer would refuse minutes later, or what nobody would refuse: weights that are
+missing are filled with random numbers by the library that loads them. Reads no weights, except both output heads where
+a folder that ties them stores two. Does not prove that the numbers in it are a good model; the policy pins their hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.treaty.errors import UsageError
+
+# As `silo.trainer.decoder` knows them; a test holds the two together.
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
+ACTIVATIONS = ("silu", "swish")
+
+FLOATS: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes a number
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_CODE = "MODEL_NOT_SUPPORTED"
+_HEADER_BYTES_MAX = 100 << 20  # the limit of the safetensors format itself
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes by the decoder's letters. `tensors`: shape by name; `tied`: the head is the embedding."""
+
+    architecture: str
+    layers: int
+    hidden: int  # D
+    intermediate: int  # I
+    heads: int  # H
+    key_value_heads: int  # G
+    head_width: int  # E
+    vocabulary: int  # V
+    context_tokens: int
+    tied: bool
+    tensors: Mapping[str, tuple[int, ...]]
+    stored_bytes: int  # of all tensors in the files
+
+    @property
+    def parameters(self) -> int:
+        """Numbers, a tied head counted once."""
+        return self.projection_numbers + self.other_numbers
+
+    @property
+    def projection_numbers(self) -> int:
+        """Of the linear layers inside the layers: what nf4 and fp8 store in fewer bits."""
+        return sum(_count(shape) for name, shape in self.tensors.items() if _is_projection(name))
+
+    @property
+    def projection_rows(self) -> int:
+        return sum(shape[0] for name, shape in self.tensors.items() if _is_projection(name))
+
+    @property
+    def other_numbers(self) -> int:
+        """Embedding, head, norms and biases."""
+        return sum(
+            _count(shape)
+            for name, shape in self.tensors.items()
+            if not _is_projection(name) and not (self.tied and name == "lm_head.weight")
+        )
+
+
+def _is_projection(name: str) -> bool:
+    parts = name.split(".")
+    return len(parts) > 2 and parts[-1] == "weight" and parts[-2] in PROJECTIONS
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    product = 1
+    for side in shape:
+        product *= side
+    return product
+
+
+def read_model_facts(folder: Path) -> ModelFacts:
+    """Raises:
+    UsageError: the folder, or the model in it, is nothing that can be trained here; says what and where.
+    """
+    config = _read_config(folder)
+    _check_config(folder, config)
+    placed = _tensor_places(folder)
+    stored_bytes = sum(stop - start for _, _, _, (start, stop) in placed.values())
+    facts = _facts_of(folder, config, {name: shape for name, (shape, _, _, _) in placed.items()}, stored_bytes)
+    _check_tensors(folder, config, facts, placed)
+    _check_tokenizer(folder)
+    return facts
+
+
+def _refused(message: str, hint: str = "") -> UsageError:
+    return UsageError(message, hint=hint, code=_CODE)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise _refused(f"{path} does not exist", "model.path names a Hugging Face model folder") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _refused(f"{path} is not readable JSON") from error
+    if not isinstance(config, dict):
+        raise _refused(f"{path} is no JSON object")
+    return config
+
+
+def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
+    path = folder / "config.json"
+    if "auto_map" in config:
+        raise _refused(f"{path} has auto_map: it wants its own code run, which is never done (threat T22)")
+    named = config.get("architectures")
+    kind = named[0] if isinstance(named, list) and named else named
+    if kind not in ARCHITECTURES:
+        raise _refused(f"{path}: architecture {kind!r} is not known", f"known are {', '.join(ARCHITECTURES)}")
+    if config.get("hidden_act", "silu") not in ACTIVATIONS:
+        raise _refused(f"{path}: activation {config['hidden_act']!r}", f"known are {', '.join(ACTIVATIONS)}")
+    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = (rotary.get("rope_type") or rotary.get("type") or "default") if isinstance(rotary, dict) else rotary
+    if kind not in ROTARY_KINDS:
+        raise _refused(f"{path}: positions of kind {kind!r}", f"known are {', '.join(ROTARY_KINDS)}")
+    turned = rotary.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if turned != 1.0:
+        raise _refused(f"{path}: only {turned} of each head is turned by its position", "all of it must be")
+    if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
+        raise _refused(f"{path}: layers with a sliding window are not supported")
+    if config.get("quantization_config") is not None:
+        raise _refused(
+            f"{path}: the weights are stored quantised",
+            "use the model's unquantised folder; model.load: nf4 or fp8 quantises it when it is loaded",
+        )
+
+
+def _facts_of(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], stored_bytes: int
+) -> ModelFacts:
+    def whole(name: str, default: int = 0) -> int:
+        value = config.get(name, default)
+        if type(value) is not int or value < 1:
+            raise _refused(f"{folder / 'config.json'}: {name} is {value!r}, not a number from 1")
+        return value
+
+    heads = whole("num_attention_heads")
+    hidden = whole("hidden_size")
+    return ModelFacts(
+        architecture=str(config["architectures"][0]),
+        layers=whole("num_hidden_layers"),
+        hidden=hidden,
+        intermediate=whole("intermediate_size"),
+        heads=heads,
+        key_value_heads=whole("num_key_value_heads", heads),
+        head_width=whole("head_dim", hidden // heads) if config.get("head_dim") is not None else hidden // heads,
+        vocabulary=whole("vocab_size"),
+        context_tokens=whole("max_position_embeddings"),
+        tied=bool(config.get("tie_word_embeddings", False)),  # as transformers reads these three families
+        tensors=tensors,
+        stored_bytes=stored_bytes,
+    )
+
+
+_Placed = tuple[tuple[int, ...], str, Path, tuple[int, int]]  # shape, type, file, first and last byte in it
+
+
+def _tensor_places(folder: Path) -> dict[str, _Placed]:
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    if index.is_file():
+        try:
+            names = sorted({str(each) for each in json.loads(index.read_bytes())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise _refused(f"{index} lists no weights") from error
+        if any("/" in name or name.startswith(".") for name in names):
+            raise _refused(f"{index}: a shard lies outside the folder")
+        paths = [folder / name for name in names]
+    elif single.is_file():
+        paths = [single]
+    else:
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+        if pickled:
+            raise _refused(
+                f"{folder}: the weights are pickled ({pickled[0]}), and unpickling runs code (threat T22)",
+                "use the folder's safetensors form",
+            )
+        raise _refused(f"{folder} holds no model.safetensors", "copy the whole folder again")
+    placed: dict[str, _Placed] = {}
+    for path in paths:
+        placed |= _header_of(path)
+    return placed
+
+
+def _header_of(path: Path) -> dict[str, _Placed]:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = path.stat().st_size
+            if not 2 <= length <= min(_HEADER_BYTES_MAX, size):
+                raise _refused(f"{path}: not a safetensors file")
+            header = json.loads(file.read(length))
+        found = {
+            str(name): (
+                tuple(int(side) for side in entry["shape"]), str(entry["dtype"]), path,
+                (8 + length + int(entry["data_offsets"][0]), 8 + length + int(entry["data_offsets"][1])),
+            )
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }  # fmt: skip
+    except FileNotFoundError as error:
+        raise _refused(f"{path} does not exist", "copy the whole folder again") from error
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise _refused(f"{path}: its safetensors header cannot be read") from error
+    end = max((places[1] for _, _, _, places in found.values()), default=0)
+    if end > size:
+        raise _refused(f"{path} has {size} bytes, its header names {end}", "copy it again: the end is missing")
+    return found
+
+
+def _check_tensors(folder: Path, config: Mapping[str, Any], facts: ModelFacts, placed: Mapping[str, _Placed]) -> None:
+    for name, shape in _expected(config, facts).items():
+        if name not in placed:
+            raise _refused(f"{folder}: the weights lack {name}", "they would be random numbers; copy the folder again")
+        if placed[name][0] != shape:
+            raise _refused(f"{folder}: {name} has shape {list(placed[name][0])}, config.json makes it {list(shape)}")
+    for name, (_, kind, path, _) in placed.items():
+        if kind not in FLOATS and not name.endswith("inv_freq"):
+            raise _refused(f"{path}: {name} is stored as {kind}, not as plain numbers")
+    head, embedding = placed.get("lm_head.weight"), placed["model.embed_tokens.weight"]
+    if facts.tied and head is not None and _digest(head) != _digest(embedding):
+        raise _refused(
+            f"{folder}: tie_word_embeddings is true, and lm_head.weight is not the embedding",
+            "which of the two heads counts hangs on the program that loads it; set it to false in every site's copy",
+        )
+
+
+def _expected(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor that the decoder reads, biases aside."""
+    D, E = facts.hidden, facts.head_width
+    sides = {
+        "self_attn.q_proj": (facts.heads * E, D),
+        "self_attn.k_proj": (facts.key_value_heads * E, D),
+        "self_attn.v_proj": (facts.key_value_heads * E, D),
+        "self_attn.o_proj": (D, facts.heads * E),
+        "mlp.gate_proj": (facts.intermediate, D),
+        "mlp.up_proj": (facts.intermediate, D),
+        "mlp.down_proj": (D, facts.intermediate),
+        "input_layernorm": (D,),
+        "post_attention_layernorm": (D,),
+    }
+    if facts.architecture == "Qwen3ForCausalLM":
+        sides |= {"self_attn.q_norm": (E,), "self_attn.k_norm": (E,)}
+    found: dict[str, tuple[int, ...]] = {
+        f"model.layers.{place}.{name}.weight": shape for place in range(facts.layers) for name, shape in sides.items()
+    }
+    biased = [
+        *(("q_proj", "k_proj", "v_proj") if facts.architecture == "Qwen2ForCausalLM" else ()),
+        *(("q_proj", "k_proj", "v_proj", "o_proj") if config.get("attention_bias") else ()),
+    ]
+    for place in range(facts.layers):
+        for name in biased:
+            found[f"model.layers.{place}.self_attn.{name}.bias"] = sides[f"self_attn.{name}"][:1]
+    found |= {"model.embed_tokens.weight": (facts.vocabulary, D), "model.norm.weight": (D,)}
+    return found if facts.tied else found | {"lm_head.weight": (facts.vocabulary, D)}
+
+
+def _digest(placed: _Placed) -> bytes:
+    _, kind, path, (start, stop) = placed
+    digest = hashlib.sha256(kind.encode())
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < stop and (chunk := file.read(min(_READ_BYTES, stop - start))):
+            digest.update(chunk)
+            start += len(chunk)
+    return digest.digest()
+
+
+def _check_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise _refused(f"{folder} holds no tokenizer.json", "copy the tokenizer's files beside the weights")
+    try:
+        whole = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _refused(f"{path} is not readable JSON") from error
+    if not isinstance(whole, dict) or not isinstance(whole.get("model"), dict):
+        raise _refused(f"{path} is no tokenizer")

@@ -1,0 +1,267 @@
+"""What a session is at a step boundary, kept as one file, so that a killed trainer goes on bit for bit.
+
+What there is at all: the factors and the round's start, the optimiser's moments, where the run stands, and the own
+answers that wait for donors while a public step is open. No generator has a state: every draw is keyed by (run, round,
+step, prompt, sample), and a private step's rows come with its task (`silo/sampling.py` keeps how far those went).
+
+The file is replaced in one step after every task that changes any of this, before the guard hears that the task is
+done. So what the guard was told is never ahead of the file, and the file is at most one task ahead: the answer to that
+task lies in it and is given again. Tensors are whole, however many processes train (`scale_out`), so another number of
+processes can go on. It is safetensors and JSON under a key of the site (T22): nothing is parsed before it proves to be
+whole and this site's own.
+
+Equal bits need the same machine, libraries, threads and number of processes; `same_surroundings` says whether they are.
+Does not stop: an earlier file of the same run put back by whoever may write there (the guard compares the step with
+what it was told), or a disk that says it has written what it has not. The file holds factors trained on private rows,
+and stays in the trainer's scratch folder, mode 0600, until another run begins there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedsilo.edge.files import make_private_directory, read_private, remove_durably, write_durably
+from fedsilo.treaty.errors import NotFoundError, OperationError
+from fedsilo.treaty.plan import Plan
+from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.batch import Answer
+from silo.trainer.data import PromptSet
+from silo.trainer.public import OwnAnswers
+from silo.trainer.step import Learner
+
+FORMAT = 1
+FOLDER, FILE = "session", "state"
+_MAC_BYTES = 32
+_BODY = "answer.body"
+
+
+class StateRefused(OperationError):
+    """A kept state cannot be gone on from; the message says why. The round is to be started over."""
+
+    default_code = "STATE_REFUSED"
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """Own answers to the public prompts of a step between GeneratePublic and PublicStep."""
+
+    round: int
+    step: int
+    offer: str
+    own: tuple[OwnAnswers, ...]
+
+
+@dataclass(frozen=True)
+class Position:
+    """The last task that changed the session: LoadAdapter, PrivateStep, GeneratePublic or PublicStep."""
+
+    task: str
+    round: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Given:
+    """A finished task and what was answered: fields of the two link messages, and the answer's body."""
+
+    task: dict[str, Any]
+    task_body_sha256: str
+    answer: dict[str, Any]
+    body: bytes
+
+    def answers(self, task: Mapping[str, Any], body: bytes) -> bool:
+        """Whether this is the answer to that task, given once more."""
+        return dict(task) == self.task and hashlib.sha256(body).hexdigest() == self.task_body_sha256
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """facts: JSON. tensors: on the CPU, by name. given: the last task with its answer, for whoever speaks to a guard.
+
+    What a method may rely on: `facts["position"]` is {task, round, step}; the rest is between `state_of` and `restore`.
+    """
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+    given: Given | None = None
+
+    @property
+    def position(self) -> Position:
+        return Position(**self.facts["position"])
+
+
+class ResumableRun(Protocol):
+    """The part of an open run that changes with its tasks."""
+
+    plan: Plan
+    adapter: LoraAdapter
+    learner: Learner
+    public: PromptSet
+    base_digest: str
+    open_step: OpenStep | None
+    donors_trained: int
+    position: Position | None
+
+
+def state_of(run: ResumableRun, *, silo: str, split: str, processes: int) -> SessionState:
+    """Copies, so that the run may go on. Raises OperationError: no task has changed anything yet."""
+    if run.position is None:
+        raise OperationError("no adapter was loaded, so there is no state to keep")
+    facts = {
+        "format": FORMAT,
+        "run": run.plan.run,
+        "plan": run.plan.digest,
+        "silo": silo,
+        "split": split,
+        "position": dataclasses.asdict(run.position),
+        "base_digest": run.base_digest,
+        "donors_trained": run.donors_trained,
+        "open_step": None if run.open_step is None else _open_step_fields(run.open_step),
+        "surroundings": surroundings(run.adapter, processes),
+    }
+    return SessionState(facts, run.adapter.state() | run.learner.state())
+
+
+def restore(run: ResumableRun, state: SessionState, *, silo: str, split: str) -> None:
+    """Make a run that has just begun stand where the state was taken. Raises StateRefused: nothing was changed."""
+    facts = state.facts
+    for name, mine in (("format", FORMAT), ("run", run.plan.run), ("plan", run.plan.digest), ("silo", silo)):
+        if facts.get(name) != mine:
+            raise StateRefused(f"the kept state is of {name} {str(facts.get(name))[:64]!r}, not {str(mine)[:64]!r}")
+    if facts.get("split") != split:
+        raise StateRefused("the private rows, or which of them are held out, are not those of the kept state")
+    adapter_names, held = run.adapter.state(), {name: tuple(each.shape) for name, each in state.tensors.items()}
+    lacking = sorted(name for name, each in adapter_names.items() if held.get(name) != tuple(each.shape))
+    if lacking:
+        raise StateRefused(f"the kept state has no tensor {lacking[0]!r} of this schema's shape")
+    try:
+        opened = None if facts["open_step"] is None else _open_step_from(facts["open_step"], run.public)
+        position, donors_trained = Position(**facts["position"]), int(facts["donors_trained"])
+        base_digest = str(facts["base_digest"])
+        run.learner.restore({name: each for name, each in state.tensors.items() if name not in adapter_names})
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateRefused(f"the kept state lacks or misstates {error}") from error
+    run.adapter.restore(state.tensors)
+    run.base_digest, run.open_step, run.donors_trained, run.position = base_digest, opened, donors_trained, position
+
+
+def surroundings(adapter: LoraAdapter, processes: int) -> dict[str, Any]:
+    """What equal bits hang on besides the state itself."""
+    weight = adapter.decoder.embedding
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "device": weight.device.type,
+        "dtype": str(weight.dtype),
+        "machine": os.uname().nodename if weight.device.type == "cpu" else torch.cuda.get_device_name(weight.device),
+    }
+
+
+def same_surroundings(state: SessionState, adapter: LoraAdapter, processes: int) -> bool:
+    """Whether what follows has the bits of an undisturbed run, and not only its values to rounding."""
+    return bool(state.facts.get("surroundings") == surroundings(adapter, processes))
+
+
+def _open_step_fields(opened: OpenStep) -> dict[str, Any]:
+    own = [{"row": one.prompt.row, "answers": [_answer_fields(each) for each in one.answers]} for one in opened.own]
+    return {"round": opened.round, "step": opened.step, "offer": opened.offer, "own": own}
+
+
+def _answer_fields(one: Answer) -> list[Any]:
+    return [list(one.ids), one.text, one.finished, one.reward, one.correct]
+
+
+def _open_step_from(fields: Mapping[str, Any], public: PromptSet) -> OpenStep:
+    own = [
+        OwnAnswers(
+            public.by_row[int(one["row"])],
+            tuple(
+                Answer(tuple(map(int, ids)), str(text), bool(finished), float(reward), correct=bool(correct))
+                for ids, text, finished, reward, correct in one["answers"]
+            ),
+        )
+        for one in fields["own"]
+    ]
+    return OpenStep(int(fields["round"]), int(fields["step"]), str(fields["offer"]), tuple(own))
+
+
+# ---- the file ----------------------------------------------------------------------------------------
+
+
+class StateFile:
+    """Where a trainer keeps its state between two tasks.
+
+    Args:
+        scratch: the trainer's own folder.
+        site_secret: keys the file; another site's, or a changed one, is refused.
+    """
+
+    def __init__(self, scratch: Path, site_secret: bytes) -> None:
+        self.path = scratch / FOLDER / FILE
+        self._key = hmac.new(site_secret, b"fedsilo session state", hashlib.sha256).digest()
+
+    def save(self, state: SessionState) -> None:
+        """Raises OperationError, UsageError: it cannot be written; the earlier file stays."""
+        make_private_directory(self.path.parent)
+        write_durably(self.path, to_bytes(state, self._key), mode=0o600)
+
+    def load(self) -> SessionState | None:
+        """None: there is none. Raises StateRefused, NotAllowedError: what is there cannot be gone on from."""
+        data = self.read()
+        return None if data is None else from_bytes(data, self._key)
+
+    def read(self) -> bytes | None:
+        """None: there is none. Raises NotAllowedError: others may read or write it, or it is no plain file."""
+        try:
+            return read_private(self.path)
+        except NotFoundError:
+            return None
+
+    def discard(self) -> None:
+        """Raises OperationError."""
+        if self.path.parent.is_dir():
+            remove_durably(self.path)
+
+
+def to_bytes(state: SessionState, key: bytes) -> bytes:
+    """HMAC-SHA-256 of what follows, then a safetensors file whose metadata hold the facts as JSON."""
+    given, tensors = state.given, dict(state.tensors)
+    told: dict[str, Any] | None = None
+    if given is not None:
+        told = {"task": given.task, "task_body_sha256": given.task_body_sha256, "answer": given.answer}
+        tensors[_BODY] = torch.frombuffer(bytearray(given.body or b"\0"), dtype=torch.uint8)
+        told["body_bytes"] = len(given.body)
+    content: bytes = safetensors.torch.save(tensors, {"facts": json.dumps(state.facts), "given": json.dumps(told)})
+    return hmac.digest(key, content, "sha256") + content
+
+
+def from_bytes(data: bytes, key: bytes) -> SessionState:
+    """Raises StateRefused: it is torn or changed, or was written with another site's key."""
+    content = data[_MAC_BYTES:]
+    if not hmac.compare_digest(hmac.digest(key, content, "sha256"), data[:_MAC_BYTES]):
+        raise StateRefused("the kept state is torn or changed, or another site's")
+    try:
+        header_bytes = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + header_bytes])["__metadata__"]
+        facts, told = json.loads(metadata["facts"]), json.loads(metadata["given"])
+        tensors = safetensors.torch.load(content)
+        given = None
+        if told is not None:
+            body = tensors.pop(_BODY).numpy().tobytes()[: told["body_bytes"]]
+            given = Given(told["task"], told["task_body_sha256"], told["answer"], body)
+    except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise StateRefused(f"the kept state cannot be read: {str(error)[:200]}") from error
+    return SessionState(facts, tensors, given)

@@ -1,0 +1,219 @@
+"""One of several processes of a trainer, for `test_scale_out`: `python -m tests.algorithms.scale_out_side JSON`.
+
+Does one case in a group that meets by a file, and writes what process RANK found: figures as JSON, tensors beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.method import Evaluate, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import decode
+from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.batch import Answer, Group
+from silo.trainer.resume import StateFile
+from silo.trainer.scale_out import Place, Processes, ProcessLost
+from silo.trainer.session import Session
+from silo.trainer.sharding import ShardedBase
+from silo.trainer.shared_work import LedEngine, shared_grader
+from silo.trainer.step import Learner
+from tests.algorithms.test_T22_resume import SECRET, bare_session
+from tests.algorithms.tiny import make_model, make_plan, make_shape, random_factors, start_payload
+
+Found = tuple[dict[str, Any], dict[str, torch.Tensor]]
+
+
+def answer(ids: tuple[int, ...], reward: float, donor: str = "") -> Answer:
+    return Answer(ids, "", True, reward, donor)
+
+
+# Five prompts for two processes, ragged, one without signal, one with a donor.
+GROUPS = [
+    Group((5, 9, 20, 7), (answer((4, 6, 1), 1.0), answer((3,), 0.0), answer((8, 8, 8, 8, 8), 0.0))),
+    Group((11,), (answer((12, 1), 0.0), answer((13, 14, 1), 1.0, "b"))),
+    Group((6, 7), (answer((4, 1), 1.0), answer((5, 1), 1.0))),
+    Group((6, 8, 9), (answer((4, 7, 7, 7, 1), 1.0), answer((5, 1), 0.0), answer((2,), 1.0))),
+    Group((3, 3, 3, 3, 3), (answer((9, 9, 9, 1), 0.0), answer((5, 6, 1), 1.0))),
+]
+
+
+def plan_with(changes: dict[str, Any]) -> Plan:
+    fields: dict[str, Any] = {
+        "objective__kl_coefficient": 0.05, "objective__proximal_mu": 0.1, "optimiser__epochs": 2,
+        "optimiser__grad_norm_max": 0.5, "prompts_per_step": 5, "rollout__temperature": 0.8,
+    }  # fmt: skip
+    return make_plan(**{**fields, **changes})
+
+
+PLAN = plan_with({})
+STEPS = (1, 2, 3, 4, 5)
+
+
+def update(group: Processes | None, options: dict[str, Any]) -> Found:
+    """The last epoch's gradients, before the clip, and the figures of one update."""
+    model = make_model()
+    adapter = LoraAdapter(model, make_shape(model))
+    adapter.load(random_factors(adapter.shape, 0, 0.3))
+    with torch.no_grad():
+        for parameter in adapter.parameters:
+            parameter.add_(0.01)  # so that the proximal term pulls
+    sharded = bool(options.get("shard"))
+    held = 0
+    if sharded and group is not None:
+        held = ShardedBase(adapter.decoder, model, group).share_bytes
+    learner = Learner(
+        adapter,
+        plan_with(options.get("plan", {})),
+        microbatch_tokens=options.get("microbatch_tokens", 10),
+        checkpointing=sharded,
+        group=group,
+        equal_passes=sharded,
+    )
+    gradients: list[dict[str, torch.Tensor]] = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def spy(parameters: Any, norm_max: float) -> torch.Tensor:
+        named = zip(adapter.trained_names, parameters, strict=True)
+        gradients.append({name: each.grad.clone() for name, each in named})
+        return clip(parameters, norm_max)
+
+    torch.nn.utils.clip_grad_norm_ = spy  # type: ignore[assignment]
+    try:
+        figures = learner.update(GROUPS[slice(*options.get("groups", [len(GROUPS)]))])
+    finally:
+        torch.nn.utils.clip_grad_norm_ = clip  # type: ignore[assignment]
+    tensors = {f"{epoch}.{name}": each for epoch, found in enumerate(gradients) for name, each in found.items()}
+    tensors |= {f"after.{name}": each for name, each in adapter.state().items()}
+    return {
+        "figures": {name: each for name, each in vars(figures).items() if each is not None},
+        "share_bytes": held,
+    }, tensors
+
+
+def steps(group: Processes | None, options: dict[str, Any]) -> Found:
+    """Private and public steps of a session, an evaluation, and where it stands; kept or gone on from, if asked."""
+    session, shape = shared_session(group, shard=bool(options.get("shard")))
+    payload, digest = start_payload(shape)
+    tokens: list[Any] = []
+    file = StateFile(Path(options["kept"]), SECRET) if "kept" in options else None
+    first = 1
+    if options.get("resume"):
+        state = file.load() if file is not None else None
+        assert state is not None
+        tokens.append(session.restore(state))
+        first = state.position.step + 1
+    else:
+        session.carry_out(LoadAdapter(1, digest), payload)
+    for step in range(first, options.get("last", STEPS[-1]) + 1):
+        if step % 2:
+            figures = session.carry_out(PrivateStep(1, step, tuple((step + place) % 9 for place in range(5)))).metrics
+        else:
+            body = session.carry_out(GeneratePublic(1, step, (4, 0, 9, 2), "all")).body
+            told = decode(pb.PublicResponses, body)
+            tokens.append([response.text for row in told.prompts for response in row.responses])
+            donors = pb.PublicDonors()
+            good = pb.Response(text="7a", finish=pb.FINISH_STOP)
+            donors.prompts.add(prompt_index=4, donors=[pb.Donor(origin="b", position=0, response=good)])
+            figures = session.carry_out(PublicStep(1, step, "replace", donors)).metrics
+        tokens.append(figures["tokens"] if "tokens" in figures else figures["trained_tokens"])
+    evaluated = decode(pb.MetricsEval, session.carry_out(Evaluate(0, "")).body)
+    if file is not None and not options.get("resume") and (group is None or group.rank == 0):
+        file.save(session.state())
+    values = {f"{one.name} {one.topic}": one.value for one in evaluated.metrics}
+    return {"tokens": tokens, "evaluated": values}, session.state().tensors
+
+
+def shared_session(group: Processes | None, *, shard: bool = False) -> tuple[Session, Any]:
+    if group is None:
+        return bare_session(PLAN)
+    alone, shape = bare_session(PLAN)
+    session = Session(replace(alone._material, model=make_model()), group=group, shard_base=shard)
+    session.begin_run(PLAN, shape)
+    return session, shape
+
+
+def failures(group: Processes | None, options: dict[str, Any]) -> Found:
+    """One process fails at its own work: both hear of it, and can go on together."""
+    assert group is not None
+    told: dict[str, Any] = {}
+
+    def failing() -> int:
+        if group.rank == 1:
+            raise OperationError("its own sentence", code="NOT_FINITE")
+        return 7
+
+    try:
+        group.together(failing)
+    except OperationError as error:
+        told["failed"] = [error.code, error.message]
+    told["after"] = group.together(lambda: 7 + group.rank)
+    told["broadcast"] = group.broadcast(b"\0from 0" if group.rank == 0 else b"ignored").decode()
+    told["empty"] = group.broadcast(b"").decode()
+    told["gathered"] = group.gather({"rank": group.rank, "long": "x" * (group.rank * 1000)})[1]["rank"]
+    asked: list[int] = []
+
+    def grader(pairs: Any) -> list[bool]:
+        asked.append(len(pairs))
+        return [int(text) % 3 == 0 for text, _ in pairs]
+
+    told["verdicts"] = shared_grader(grader, group)([(str(number), "") for number in range(7)])
+    told["asked"] = asked
+    led = LedEngine(_Counting, group)
+    told["led"] = [one.ids for one in led.generate([], temperature=1.0, max_new_tokens=1)[0]]
+    same = torch.ones(3)
+    group.require_equal([same])
+    try:
+        group.require_equal([same + group.rank])
+    except ProcessLost as error:
+        told["apart"] = str(error)
+    return told, {}
+
+
+class _Counting:
+    """An engine that tells how many there are of it: one, in process 0."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        _Counting.made += 1
+
+    def use(self, rows: Any) -> None: ...
+    def rest(self) -> None: ...
+
+    def generate(self, questions: Any, *, temperature: float, max_new_tokens: int) -> list[Any]:
+        from silo.trainer.rollout.embedded import Rollout
+
+        return [(Rollout((_Counting.made,), True),)]
+
+
+CASES: dict[str, Callable[[Processes | None, dict[str, Any]], Found]] = {
+    "update": update, "steps": steps, "failures": failures,
+}  # fmt: skip
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    group = Processes(Place(order["rank"], order["size"], order["rendezvous"]))
+    figures, tensors = CASES[order["case"]](group, order["options"])
+    out = Path(order["out"])
+    out.with_suffix(".json").write_text(json.dumps(figures))
+    safetensors.torch.save_file({name: each.contiguous() for name, each in tensors.items()}, out)
+    group.gather(None)
+    os._exit(0)  # as a trainer ends; gloo's threads end badly where the interpreter takes them apart
+
+
+if __name__ == "__main__":
+    main()

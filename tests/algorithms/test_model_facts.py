@@ -1,0 +1,141 @@
+"""A model folder that cannot be trained is refused from its headers, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from fedsilo.treaty.errors import UsageError
+from silo import model_facts
+from silo.model_facts import read_model_facts
+from silo.trainer import decoder
+from tests.algorithms.tiny import make_model, make_tokenizer
+
+pytestmark = pytest.mark.torch
+SIZES: dict[str, Any] = {
+    "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None,
+}  # fmt: skip
+
+
+def built(kind: str) -> Any:
+    match kind:
+        case "qwen3":
+            return make_model()
+        case "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
+        case _:
+            return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False))
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("qwen3", "qwen2", "llama"):
+        built(kind).save_pretrained(root / kind)
+        make_tokenizer().save_pretrained(root / kind)
+    return root
+
+
+def test_what_is_known_is_what_the_decoder_knows() -> None:
+    assert model_facts.ARCHITECTURES == decoder.ARCHITECTURES
+    assert model_facts.ROTARY_KINDS == decoder.ROTARY_KINDS
+    assert model_facts.ACTIVATIONS == decoder.ACTIVATIONS
+    assert model_facts.PROJECTIONS == decoder.ADAPTABLE
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+def test_sizes_are_those_of_the_model(origin: Path, kind: str) -> None:
+    facts, model = read_model_facts(origin / kind), built(kind)
+    assert facts.parameters == sum(each.numel() for each in model.parameters())
+    linear = [each for name, each in model.named_modules() if type(each) is torch.nn.Linear and name != "lm_head"]
+    assert facts.projection_numbers == sum(each.weight.numel() for each in linear)
+    assert facts.projection_rows == sum(each.out_features for each in linear)
+    assert facts.tied is (kind != "llama")
+
+
+def config_is(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def tensors_are(change_tensors: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change_tensors(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return change
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def two_heads(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("llama", config_is(architectures=["MistralForCausalLM"]), "architecture 'MistralForCausalLM' is not known"),
+        ("llama", config_is(hidden_act="gelu"), "activation 'gelu'"),
+        ("llama", config_is(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "positions of kind 'dynamic'"),
+        ("llama", config_is(rope_parameters={"partial_rotary_factor": 0.5}), "only 0.5 of each head"),
+        ("qwen2", config_is(use_sliding_window=True), "sliding window"),
+        ("qwen3", config_is(quantization_config={"quant_method": "fp8"}), "stored quantised"),
+        ("qwen3", config_is(auto_map={"AutoModel": "m.M"}), "its own code"),
+        ("qwen3", config_is(hidden_size="24"), "hidden_size is '24'"),
+        ("qwen3", config_is(intermediate_size=31), r"has shape \[32, 24\], config.json makes it \[31, 24\]"),
+        ("qwen3", pickled, r"weights are pickled \(pytorch_model.bin\)"),
+        ("qwen3", lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors"),
+        ("qwen3", lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
+        ("qwen3", lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer"),
+        ("qwen3", lambda folder: (folder / "config.json").unlink(), "config.json does not exist"),
+        ("qwen3", cut, "its header names"),
+        ("llama", tensors_are(lambda all: all.pop("lm_head.weight")), "lack lm_head.weight"),  # type: ignore[arg-type,return-value]
+        ("llama", tensors_are(lambda all: all.pop("model.layers.1.mlp.up_proj.weight")), "lack .*up_proj"),  # type: ignore[arg-type,return-value]
+        ("qwen2", tensors_are(lambda all: all.pop("model.layers.0.self_attn.k_proj.bias")), "lack .*k_proj.bias"),  # type: ignore[arg-type,return-value]
+        ("qwen3", tensors_are(two_heads), "lm_head.weight is not the embedding"),
+        (
+            "qwen3",
+            tensors_are(lambda all: all.update({"model.norm.weight": torch.ones(24, dtype=torch.int8)})),
+            "stored as I8",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused(
+    origin: Path, tmp_path: Path, kind: str, change: Callable[[Path], None], said: str
+) -> None:
+    folder = tmp_path / kind
+    shutil.copytree(origin / kind, folder)
+    read_model_facts(folder)
+    change(folder)
+    with pytest.raises(UsageError, match=said) as raised:
+        read_model_facts(folder)
+    assert (raised.value.code, raised.value.exit_code) == ("MODEL_NOT_SUPPORTED", 2)
+
+
+def test_a_head_that_is_the_embedding_may_be_stored_twice(origin: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "qwen3"
+    shutil.copytree(origin / "qwen3", folder)
+    before = read_model_facts(folder).parameters
+    tensors_are(lambda all: all.update({"lm_head.weight": all["model.embed_tokens.weight"].clone()}))(folder)
+    assert read_model_facts(folder).parameters == before

@@ -1,0 +1,77 @@
+"""Lengths and the prompts to be shown, as `silo check` asks for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.edge.task_files import STANDARD, Task, TaskFile
+from fedsilo.treaty.errors import UsageError
+from silo.trainer.preview import PROMPT_CHARACTERS_MAX, preview, quantiles, request_from, spread
+from tests.algorithms.tiny import make_model, make_tokenizer
+
+pytestmark = pytest.mark.torch
+
+
+def write(path: Path, prompts: list[str]) -> str:
+    rows = [
+        {"id": f"{place}", "prompt": each, "answer": "12", "topic": "ab"[place % 2]}
+        for place, each in enumerate(prompts)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def request(folder: Path, **changes: Any) -> dict[str, Any]:
+    make_tokenizer().save_pretrained(folder / "model")
+    make_model().config.save_pretrained(folder / "model")
+    return {
+        "model": str(folder / "model"),
+        "template": "{{ messages[0]['content'] }}=",
+        "private": [write(folder / "private.jsonl", ["1" * length for length in range(1, 31)])],
+        "fields": vars(STANDARD),
+        "verifier": "exact",
+        "public": write(folder / "public.jsonl", ["abc"]),
+        "held_out": write(folder / "held_out.jsonl", ["abcd", "ab"]),
+        "max_prompt_tokens": 20,
+        "show": 3,
+        **changes,
+    }
+
+
+def test_lengths_are_counted_with_the_template_and_the_tokenizer(tmp_path: Path) -> None:
+    found = preview(request_from(request(tmp_path)))
+    private = found["sets"]["private"]
+    assert private["prompt_tokens"] == [2, 17, 29, 31, 31]  # a character is a token, and = is one more
+    assert private["answer_tokens"] == [3] * 5  # two digits and the end
+    assert (private["rows"], private["overlong"], private["topics"]) == (30, 11, {"a": 15, "b": 15})
+    assert found["sets"]["held_out"]["prompt_tokens"] == [3, 5, 5, 5, 5]
+    # the shortest, the middle one and the longest of those that are used
+    assert [(each["tokens"], each["text"]) for each in found["prompts"]] == [
+        (length + 1, "1" * length + "=") for length in (1, 10, 19)
+    ]
+    assert preview(request_from(request(tmp_path, show=0)))["prompts"] == []
+
+
+def test_a_long_prompt_is_cut_where_it_is_shown(tmp_path: Path) -> None:
+    long = write(tmp_path / "long.jsonl", ["1" * (PROMPT_CHARACTERS_MAX + 50)])
+    (shown,) = preview(request_from(request(tmp_path, private=[long], max_prompt_tokens=10_000)))["prompts"]
+    assert shown["tokens"] == PROMPT_CHARACTERS_MAX + 51 and shown["text"] == "1" * PROMPT_CHARACTERS_MAX
+
+
+def test_a_request_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    fields = request(tmp_path)
+    del fields["verifier"]
+    with pytest.raises(UsageError, match="'verifier'"):
+        request_from(fields)
+
+
+def test_quantiles_and_spread_of_few() -> None:
+    assert quantiles([]) == [] and quantiles([7]) == [7] * 5
+    file = TaskFile(Path("f"), (), "", 0, ())
+    places = [(length, file, Task(str(length), "p", "a", "t")) for length in (5, 3)]
+    assert [each[0] for each in spread(places, 3)] == [3, 5]
+    assert [each[0] for each in spread(places, 1)] == [3]

@@ -1,0 +1,295 @@
+"""Two processes over gloo train as one does: gradients, figures, tokens, adapter, kept state; with whole and with
+sharded weights; and a trainer of two processes behind a link."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.wire.codec import decode_factors
+from silo.config import load_config
+from silo.link import Link, Listener
+from silo.trainer.fences import OFFLINE
+from silo.trainer.scale_out import Place, dealt, start_others, started_by_a_launcher
+from tests.algorithms.scale_out_side import CASES, Found
+from tests.algorithms.test_worker import ask, configuration
+from tests.algorithms.tiny import make_model, make_plan, make_shape, make_tokenizer, payload_of, random_factors
+from tests.security.link_harness import EXTERNAL, write_config
+
+pytestmark = pytest.mark.torch
+# The processes add the same float32 numbers in another order: gradients of some 0.1 differ by some 1e-7. Adam divides
+# by the root of the second moment, so that the rounding of one near zero becomes a share of a whole step of lr 1e-3.
+SUMS = {"rtol": 1e-5, "atol": 1e-6}
+FACTORS = {"rtol": 0.0, "atol": 2e-5}
+
+
+def processes(folder: Path, case: str, size: int = 2, **options: Any) -> list[Found]:
+    """What each process of a group found, in the order of their ranks."""
+    folder.mkdir(exist_ok=True)
+    running = []
+    for rank in range(size):
+        order = {
+            "rank": rank, "size": size, "rendezvous": f"file://{folder}/meet/store", "case": case, "options": options,
+            "out": str(folder / f"{rank}.safetensors"),
+        }  # fmt: skip
+        (folder / "meet").mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "tests.algorithms.scale_out_side", json.dumps(order)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        running.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        for process in running:
+            _, words = process.communicate(timeout=120)
+            assert process.returncode == 0, words[-3000:]
+    finally:
+        for process in running:
+            process.kill()
+    return [
+        (
+            json.loads((folder / f"{rank}.json").read_text()),
+            safetensors.torch.load_file(folder / f"{rank}.safetensors"),
+        )
+        for rank in range(size)
+    ]
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], **tolerance: float) -> None:
+    assert set(got) == set(expected)
+    for name, each in expected.items():
+        torch.testing.assert_close(got[name], each, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"plan": {"objective__token_aggregation": "token-mean", "objective__entropy_coefficient": 0.01}},
+        {"plan": {"objective__kl_coefficient": 0.0}, "microbatch_tokens": 1000},
+        {"groups": [1]},
+        {"shard": True},
+        {"shard": True, "groups": [1]},
+        {"shard": True, "groups": [2, 3], "plan": {"objective__kl_coefficient": 0.0}},
+    ],
+    ids=["parts", "token-mean", "one part", "one prompt", "sharded", "sharded, one prompt", "sharded, no signal"],
+)
+def test_gradients_and_figures_are_those_of_one_process(options: dict[str, Any], tmp_path: Path) -> None:
+    figures, tensors = CASES["update"](None, {name: each for name, each in options.items() if name != "shard"})
+    found = processes(tmp_path / "two", "update", **options)
+    for other_figures, other_tensors in found:
+        assert_same(
+            {name: each for name, each in other_tensors.items() if not name.startswith("after.")},
+            {name: each for name, each in tensors.items() if not name.startswith("after.")},
+            **SUMS,
+        )
+        assert_same(other_tensors, tensors, **FACTORS)
+        assert other_figures["figures"] == pytest.approx(figures["figures"], rel=1e-5, abs=1e-9)
+    assert all(torch.equal(found[0][1][name], each) for name, each in found[1][1].items())  # and equal bits in both
+    if options.get("shard"):
+        projections = [each for name, each in make_model().named_parameters() if "proj" in name]
+        whole = sum(each.numel() * each.element_size() for each in projections)
+        assert [each["share_bytes"] for each, _ in found] == [whole // 2] * 2
+
+
+@pytest.fixture(scope="module")
+def alone() -> Found:
+    return CASES["steps"](None, {})
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["whole", "sharded"])
+def test_five_steps_end_with_the_same_adapter_tokens_and_evaluation(shard: bool, alone: Found, tmp_path: Path) -> None:
+    for figures, tensors in processes(tmp_path / "two", "steps", shard=shard):
+        assert figures == alone[0]  # in float32 no draw flipped
+        assert_same(tensors, alone[1], **FACTORS)
+    moved = [float((alone[1][name] - each).abs().max()) for name, each in CASES["steps"](None, {"last": 1})[1].items()]
+    assert max(moved) > 100 * FACTORS["atol"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on_from_a_kept_state(
+    before: int, after: int, alone: Found, tmp_path: Path
+) -> None:
+    kept = {"kept": str(tmp_path / "kept"), "last": 3}
+    going_on = {"kept": str(tmp_path / "kept"), "resume": True}
+    if before == 2:
+        processes(tmp_path / "two", "steps", **kept)
+        figures, tensors = CASES["steps"](None, going_on)
+    else:
+        CASES["steps"](None, kept)
+        figures, tensors = processes(tmp_path / "two", "steps", **going_on)[0]
+    assert figures["tokens"][0] is False  # not bit for bit, and it says so
+    assert figures["tokens"][1:] == alone[0]["tokens"][-3:]
+    assert figures["evaluated"] == alone[0]["evaluated"]
+    assert_same(tensors, alone[1], **FACTORS)
+
+
+def test_a_failure_in_one_process_is_heard_in_both_and_they_go_on(tmp_path: Path) -> None:
+    (first, _), (second, _) = processes(tmp_path / "two", "failures")
+    assert first["failed"] == ["NOT_FINITE", "process 1 of the trainer failed: its own sentence"]
+    assert second["failed"] == ["NOT_FINITE", "its own sentence"]
+    assert (first["after"], second["after"]) == (7, 8)
+    for told in (first, second):
+        assert (told["broadcast"], told["empty"], told["gathered"]) == ("\0from 0", "", 1)
+        assert [correct for correct, _ in told["verdicts"]] == [True, False, False, True, False, False, True]
+        assert all(reward == float(correct) for correct, reward in told["verdicts"])
+        assert told["led"] == [[1]]
+        assert "come apart" in told["apart"]
+    assert (first["asked"], second["asked"]) == ([4], [3])
+
+
+def test_prompts_are_dealt_out_evenly_and_the_same_way_each_time() -> None:
+    assert dealt([5, 9, 2, 2, 4], 2) == [[1, 2], [0, 3, 4]]
+    assert dealt([3], 3) == [[0], [], []]
+    assert dealt([], 2) == [[], []]
+    costs = [place * 37 % 101 + 1 for place in range(64)]
+    shares = dealt(costs, 4)
+    assert sorted(place for share in shares for place in share) == list(range(64))
+    loads = [sum(costs[place] for place in share) for share in shares]
+    assert max(loads) - min(loads) <= max(costs)
+
+
+def test_a_launcher_says_the_place_and_nonsense_is_refused() -> None:
+    assert started_by_a_launcher({}) is None
+    assert started_by_a_launcher({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert started_by_a_launcher({"WORLD_SIZE": "4", "RANK": "3"}) == Place(3, 4)
+    for wrong in ({"WORLD_SIZE": "two"}, {"WORLD_SIZE": "2", "RANK": "2"}, {"WORLD_SIZE": "5000", "RANK": "2"}):
+        with pytest.raises(UsageError):
+            started_by_a_launcher(wrong)
+    for size in (0, -1, 5000):
+        with pytest.raises(UsageError):
+            start_others(size)
+
+
+REFUSED = [
+    (EXTERNAL, ("  processes: 1", "  processes: 2"), "processes is for launch: child"),
+    (("  isolation: auto", "  isolation: user"), ("  processes: 1", "  processes: 2"), "no socket"),
+    (("  shard_base: false", "  shard_base: true"), ("  threads: auto", "  threads: 1"), "one process"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "cause"), REFUSED)
+def test_settings_that_cannot_be_are_refused(
+    first: tuple[str, str], second: tuple[str, str], cause: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=cause):
+        load_config(write_config(tmp_path, first, second))
+    two = ("  processes: 1", "  processes: 2")
+    assert load_config(write_config(tmp_path, two, ("  shard_base: false", "  shard_base: true"))).trainer.shard_base
+
+
+# ---- behind a link -----------------------------------------------------------------------------------
+
+
+class Trainer:
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._listener = Listener(f"unix:{folder}/t.sock", user_ids=frozenset({os.getuid()}))
+        environment = {name: value for name, value in os.environ.items() if name not in OFFLINE}
+        command = [sys.executable, "-m", "silo.trainer.worker", "--address", f"unix:{folder}/t.sock", *words]
+        self.process = subprocess.Popen(command, env=environment | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)})
+        self.link: Link = self._listener.accept(60.0)
+
+    def others(self) -> list[int]:
+        """Process 1 and further; graders and the like are started by a process, and are none."""
+        number = self.process.pid
+        children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
+        return [int(c) for c in children if b"silo.trainer.worker" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+        self.link.close()
+        self._listener.close()
+
+
+@pytest.fixture
+def trainers(tmp_path: Path) -> Iterator[Any]:
+    make_model().save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    started: list[Trainer] = []
+
+    def start(*words: str, **changes: Any) -> Trainer:
+        trainer = Trainer(tmp_path, *words)
+        started.append(trainer)
+        fields = {**configuration(tmp_path), **changes}
+        ready, _ = ask(trainer.link, "configure", **fields)
+        assert ready.type == "ready", ready.fields
+        assert ready.fields["processes"] == (2 if words else 1)
+        return trainer
+
+    yield start
+    for trainer in started:
+        trainer.end()
+
+
+def plan_fields(resume: bool = False) -> dict[str, Any]:
+    shape = make_shape(make_model())
+    schema = {
+        "rank": shape.rank, "alpha": shape.alpha, "freeze": "none",
+        "tensors": [{"name": name, "shape": list(sides)} for name, sides in shape.shapes.items()],
+    }  # fmt: skip
+    more = {"resume": True} if resume else {}
+    return {"canonical_json": make_plan(objective__kl_coefficient=0.1).canonical(), "lora_schema": schema, **more}
+
+
+def train(trainer: Trainer, steps: tuple[int, ...]) -> None:
+    for step in steps:
+        done, phases = ask(trainer.link, "task", task="PrivateStep", round=1, step=step, rows=[39, step, 7])
+        assert (done.type, phases) == ("done", ["rollout", "grade", "update"]), done.fields
+
+
+def test_a_trainer_of_two_processes_does_what_one_does_and_outlives_its_kill(trainers: Any, tmp_path: Path) -> None:
+    shape = make_shape(make_model())
+    # no answer of a random model is right; what there is to learn is the way back to the base
+    payload, digest = payload_of(shape, random_factors(shape, 0, 0.3)), "d"
+    updates = []
+    for words in ((), ("--processes", "2")):
+        trainer = trainers(*words)
+        assert ask(trainer.link, "plan", **plan_fields())[0].type == "planned"
+        ask(trainer.link, "task", payload, task="LoadAdapter", round=1, digest=digest)
+        train(trainer, (1, 2))
+        if words:
+            beside, _ = ask(trainer.link, "task", task="PrivateStep", round=1, step=3, rows=[40])
+            assert beside.fields["code"] == "BAD_TASK"  # refused by both, and both go on
+            [other] = trainer.others()
+            os.kill(other, signal.SIGKILL)
+            trainer.link.send(task_message(3))
+            assert trainer.process.wait(60) == 1  # one cannot go on without the other
+            trainer.end()
+            trainer = trainers(*words, shard_base=True)
+            planned, _ = ask(trainer.link, "plan", **plan_fields(resume=True))
+            assert planned.fields["resumed"] == {"task": "PrivateStep", "round": 1, "step": 2, "exact": True}
+        train(trainer, (3,))
+        updates.append(decode_factors(ask(trainer.link, "task", task="ExportDelta", round=1)[0].body).tensors)
+        others = trainer.others()
+        trainer.end()
+        assert len(others) == len(words) // 2
+        end = time.monotonic() + 20
+        while any(map(lives, others)):
+            assert time.monotonic() < end, "the others outlive process 0"
+    assert not list(tmp_path.glob("processes-*"))
+    assert max(float(abs(each).max()) for each in updates[0].values()) > 100 * FACTORS["atol"]
+    for name, each in updates[0].items():
+        torch.testing.assert_close(torch.tensor(updates[1][name]), torch.tensor(each), **FACTORS)
+
+
+def lives(process_id: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{process_id}/cmdline").read_bytes())  # of one that only waits to be reaped it is empty
+    except FileNotFoundError:
+        return False
+
+
+def task_message(step: int) -> Any:
+    from silo.link import LinkMessage
+
+    return LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": step, "rows": [39, step, 7]})

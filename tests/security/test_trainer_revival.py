@@ -1,0 +1,224 @@
+"""A trainer that dies is started again, behind the same walls, and brought to where it was; the guard sees no more."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.treaty.wire.codec import decode_factors
+from silo.config import SiloConfig, load_config
+from silo.guard import isolation, trainer_link
+from silo.guard.supervisor import RESTARTS_MAX, Supervisor, TrainerGone, TrainerSaid
+from silo.guard.trainer_revival import Given
+from silo.link import LinkMessage
+from tests.security.link_harness import write_config
+
+PLAN = LinkMessage("plan", {"canonical_json": '{"optimiser":{"state":"reset"}}'})
+KEEPING = LinkMessage("plan", {"canonical_json": '{"optimiser":{"state":"keep"}}'})
+
+
+def task(name: str, round_number: int = 1, step: int = 0) -> LinkMessage:
+    return LinkMessage("task", {"task": name, "round": round_number, "step": step})
+
+
+LOAD, STEP, OFFER, SWAP, EXPORT = (
+    task("LoadAdapter"), task("PrivateStep", 1, 1), task("GeneratePublic", 1, 2), task("PublicStep", 1, 2),
+    task("ExportDelta"),
+)  # fmt: skip
+
+
+def given(*done: LinkMessage, plan: LinkMessage = PLAN, doing: LinkMessage | None = None) -> Given:
+    found = Given()
+    found.sent(plan)
+    found.heard(LinkMessage("planned", {"private_prompts": 3}))
+    for one in done:
+        found.sent(one)
+        found.heard(LinkMessage("done", {"task": one.fields["task"]}))
+    if doing is not None:
+        found.sent(doing)
+    return found
+
+
+def stands_at(message: LinkMessage) -> dict[str, Any]:
+    return {**message.fields, "exact": True}
+
+
+@pytest.mark.parametrize(
+    ("before", "resumed", "repeated"),
+    [
+        (given(LOAD, STEP, doing=OFFER), stands_at(STEP), []),
+        (given(LOAD, STEP, doing=OFFER), stands_at(OFFER), []),  # done, and the answer lost
+        (given(LOAD, STEP, OFFER), stands_at(OFFER), []),
+        (given(LOAD, STEP, doing=EXPORT), stands_at(STEP), []),
+        (given(LOAD, STEP, doing=OFFER), None, [LOAD, STEP]),
+        (given(LOAD, STEP, doing=OFFER), stands_at(LOAD), [LOAD, STEP]),  # behind what was told
+        (given(LOAD, STEP, doing=OFFER), stands_at(task("PrivateStep", 2, 1)), [LOAD, STEP]),
+        (given(LOAD, OFFER, SWAP, doing=EXPORT), None, [LOAD, OFFER, SWAP]),
+        (given(LOAD, STEP, doing=task("LoadAdapter", 2)), None, []),  # which starts afresh anyhow
+        (given(LOAD, STEP, task("LoadAdapter", 2), doing=task("PrivateStep", 2, 1)), None, [task("LoadAdapter", 2)]),
+        (given(doing=LOAD), None, []),
+        (given(), None, []),
+        (given(LOAD, STEP, plan=KEEPING, doing=OFFER), None, [LOAD, STEP]),
+        (given(LOAD, task("LoadAdapter", 2), plan=KEEPING, doing=OFFER), None, None),
+        (given(LOAD, STEP, plan=KEEPING, doing=OFFER), stands_at(LOAD), None),
+        (given(LOAD, task("LoadAdapter", 2), plan=KEEPING, doing=OFFER), stands_at(task("LoadAdapter", 2)), []),
+    ],
+)
+def test_what_is_given_again(before: Given, resumed: Any, repeated: Any) -> None:
+    assert before.to_repeat(resumed) == repeated
+
+
+# ---- a real one --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config() -> Iterator[SiloConfig]:
+    """Of a child in the best walls that this machine builds; a short folder, since a unix socket's path is."""
+    from tests.algorithms.test_worker import write_tasks
+    from tests.algorithms.tiny import make_model, make_tokenizer
+
+    with tempfile.TemporaryDirectory(prefix="revive-") as folder:
+        home = Path(folder)
+        (home / "state").mkdir()
+        (home / "id").mkdir()
+        for name in ("hospital_a.key", "hospital_a.ed25519"):  # for the probes: no wall hides what is not there
+            (home / "id" / name).write_text("")
+        make_model().save_pretrained(home / "model")
+        make_tokenizer().save_pretrained(home / "model")
+        write_tasks(home / "tasks.jsonl", "p")
+        yield load_config(
+            write_config(
+                home,
+                ("[data/train.jsonl]", "[tasks.jsonl]"), ("path: public/medqa_2k.jsonl", "path: tasks.jsonl"),
+                ("path: public/held_out.jsonl", "path: tasks.jsonl"), ("path: /models/Qwen3-1.7B", "path: model"),
+                ("  load: bf16", "  load: fp32"), ("  threads: auto", "  threads: 1"),
+                ("  # How an answer to a private prompt is graded: math | choice | exact | numeric | format.\n"
+                 "  verifier: choice", "  verifier: exact"),
+                ("    # How an answer to a public prompt is graded.\n    verifier: choice", "    verifier: exact"),
+                ("    # Optional; without it, the public set's verifier.\n    verifier: choice", ""),
+            )
+        )  # fmt: skip
+
+
+class Site:
+    def __init__(self, config: SiloConfig) -> None:
+        self.events: queue.Queue[TrainerSaid | TrainerGone] = queue.Queue()
+        self.supervisor = Supervisor(config, self.events.put)
+        self._stack = ExitStack()  # a daemon's control socket is there as long as the daemon
+        fields = self._stack.enter_context(trainer_link.probe_fields_beside_the_daemon(config, os.getpid()))
+        self.supervisor.start(b"secret of a", fields)
+
+    def end(self) -> None:
+        self.supervisor.stop()
+        self._stack.close()
+
+    def hear(self, kind: str) -> LinkMessage:
+        """The next message of this type. A death that the guard is told of fails the test."""
+        while True:
+            event = self.events.get(timeout=60)
+            assert isinstance(event, TrainerSaid), event
+            assert event.message.type != "failed", event.message.fields
+            if event.message.type == kind:
+                return event.message
+
+    def kill(self) -> None:
+        for process_id in descendants(self.supervisor._process.pid if self.supervisor._process else 0):
+            words = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
+            if b"silo.trainer.worker" in words:
+                os.kill(process_id, signal.SIGKILL)
+
+    def do(self, body: bytes = b"", *, killed: bool = False, **fields: Any) -> LinkMessage:
+        self.supervisor.send(LinkMessage("task", fields, body))
+        if killed:
+            self.hear("step")
+            self.kill()
+        return self.hear("done")
+
+
+def descendants(process_id: int) -> list[int]:
+    found = []
+    for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split():
+        found += [int(child), *descendants(int(child))]
+    return found
+
+
+@contextmanager
+def planned(config: SiloConfig) -> Iterator[tuple[Site, bytes, str]]:
+    from tests.algorithms.tiny import make_model, make_plan, make_shape, start_payload
+
+    shape = make_shape(make_model())
+    schema = {
+        "rank": shape.rank, "alpha": shape.alpha, "freeze": "none",
+        "tensors": [{"name": name, "shape": list(sides)} for name, sides in shape.shapes.items()],
+    }  # fmt: skip
+    site = Site(config)
+    try:
+        site.supervisor.send(LinkMessage("plan", {"canonical_json": make_plan().canonical(), "lora_schema": schema}))
+        site.hear("planned")
+        yield site, *start_payload(shape)
+    finally:
+        site.end()
+
+
+def update_of(config: SiloConfig, *, killed: bool, tear: bool = False) -> bytes:
+    with planned(config) as (site, payload, digest):
+        site.do(payload, task="LoadAdapter", round=1, digest=digest)
+        site.do(task="PrivateStep", round=1, step=1, rows=[0, 4, 2])
+        if tear:
+            state = config.state_dir / "scratch" / "session" / "state"
+            state.write_bytes(state.read_bytes()[:-1])
+        # killed in its middle, so that the second step is done by another process than the first
+        stepped = site.do(killed=killed, task="PrivateStep", round=1, step=2, rows=[1, 7, 3])
+        assert (stepped.fields["round"], stepped.fields["step"]) == (1, 2)
+        update = site.do(task="ExportDelta", round=1).body
+        assert site.events.empty()
+    return update
+
+
+@pytest.mark.torch
+def test_a_child_killed_in_a_step_goes_on_and_its_update_is_the_same(
+    config: SiloConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    undisturbed = update_of(config, killed=False)
+    assert any(array.any() for array in decode_factors(undisturbed).tensors.values())
+    assert update_of(config, killed=True) == undisturbed
+    assert "goes on where it was" in caplog.text and "starts the round over" not in caplog.text
+    caplog.clear()
+    assert update_of(config, killed=True, tear=True) == undisturbed
+    assert "starts the round over: the kept state is torn" in caplog.text
+
+
+@pytest.mark.torch
+def test_one_that_dies_over_and_over_is_given_up_and_the_guard_is_told(config: SiloConfig) -> None:
+    with planned(config) as (site, payload, digest):
+        site.do(payload, task="LoadAdapter", round=1, digest=digest)
+        site.supervisor.send(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 1, "rows": [0, 4, 2]}))
+        for _ in range(RESTARTS_MAX + 1):
+            site.hear("step")
+            site.kill()
+        while not isinstance(event := site.events.get(timeout=60), TrainerGone):
+            assert event.message.type == "step"
+        assert event == TrainerGone(137)
+
+
+@pytest.mark.torch
+def test_one_that_comes_back_behind_lower_walls_is_not_taken(
+    config: SiloConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    if isolation.best_rung() == "waived":
+        pytest.skip("this machine builds no walls")
+    lower = config.model_copy(update={"trainer": config.trainer.model_copy(update={"isolation": "waived"})})
+    with planned(config) as (site, payload, digest):
+        site.supervisor._config = lower
+        site.do(payload, task="LoadAdapter", round=1, digest=digest)
+        site.kill()
+        assert isinstance(site.events.get(timeout=60), TrainerGone)
+    assert "its walls are waived, and were" in caplog.text
