@@ -207,7 +207,7 @@ def line_filter(event: str = "", text: str = "", *, control: bool = True) -> Cal
 def _is_quiet_control(line: bytes) -> bool:
     try:
         record = json.loads(line)  # the mark may also stand deeper in a record of another kind
-        return str(record.get("kind", "")).startswith("control.") and record.get("decision") != "deny"
+        return str(record.get("kind", "")).startswith("control.") and record.get("decision") in (None, "", "allow")
     except (ValueError, AttributeError, RecursionError):
         return False
 

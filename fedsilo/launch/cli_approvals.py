@@ -92,7 +92,18 @@ def approvals_show(
 
 def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str:
     """Every fact, one rule a line; within `columns`, when they are given, the rules that are ok share lines."""
-    leaves, policy = data["leaves"], data["policy"]
+    policy = data["policy"]
+    if "leaves" not in data:  # of a state folder whose policy is of another version
+        return "\n".join(
+            [
+                f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
+                f"run {data['run']}, round {data['round']}; held since {_utc(data['held_since'])}, "
+                f"its time {'is' if data['state'] == 'held' else 'was'} until {_utc(data['expires_at'])}",
+                f"policy {policy['digest']}, of another version than this program: only its running daemon judges it",
+                *(_rule_line(rule) for rule in policy["rules"]),
+            ]
+        )
+    leaves = data["leaves"]
     counts = " ".join(f"{count} {name}" for name, count in policy["counts"].items())
     noticed, held = data.get("noticed", []), data["state"] == "held"
     loud = [rule for rule in policy["rules"] if columns is None or rule["outcome"] != "ok"]

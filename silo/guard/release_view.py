@@ -184,7 +184,8 @@ class ReleaseView:
     def _used_since(self, release: Release, destination: Mapping[str, str]) -> dict[str, Any]:
         """Since which round this address and this certificate are used without a break, over all kinds."""
         known = self._ledger.far_end
-        if ends_of(known.get("destination", {})) != ends_of(destination):
+        # nothing was sent yet, or it went elsewhere
+        if not known or ends_of(known["destination"]) != ends_of(destination):
             return {}
         if known["release"] == release.id or known["at"] > release.requested_at:
             return {}

@@ -26,12 +26,14 @@ from fedsilo.treaty.plan_facts import digests_of, parameters_of
 from fedsilo.treaty.wire.codec import sha256_hex
 from silo.guard.context import RunView
 from silo.guard.ledger import Ledger
+from silo.guard.limits_view import FIGURES
 
 ROUNDS_LISTED = 200  # the newest
 NOT_READ_YET = "the log is not read to its end yet"
 HIDDEN = ("quorum.given", "awaited", "silos.phases", "silos.step", "silos.received_bytes", "silos.last_seen",
           "silos.code", "silos.policy")  # fmt: skip
 _OPENED, _AGREED, _RESULT = ("ingress.decision", "round.open"), "round.agreed", "round.result"
+_WORD_ON_UPDATE = ("egress.decision", "egress.sent", "approval.deny", "approval.expire")  # the newest one holds
 _ENDED_HOLD = {"approval.deny": "rejected", "approval.expire": "missed"}  # without a yes
 
 
@@ -228,11 +230,13 @@ def _kept_in(marks: Sequence[Mark]) -> tuple[str, str] | None:
     it left, or nothing was made yet, or a hold ran out, which nobody answered. A public step that was kept in is no
     word on the round.
     """
-    ends = [mark for mark in marks if (mark.reasons or mark.event == "egress.sent")
-            and mark.kind not in ("public.responses", "metrics.eval")]  # fmt: skip
-    if not ends or ends[-1].event in ("egress.sent", "approval.expire"):
+    ends = [mark for mark in marks if mark.event in _WORD_ON_UPDATE and mark.kind not in ("public.responses", *FIGURES)]
+    if not ends:
         return None
-    return ("rejected" if ends[-1].event == "approval.deny" else "refused"), ", ".join(ends[-1].reasons)
+    newest = ends[-1]
+    if newest.event == "egress.decision" and newest.verdict == "deny":
+        return "refused", ", ".join(newest.reasons)
+    return ("rejected", ", ".join(newest.reasons)) if newest.event == "approval.deny" else None
 
 
 def _next_word(phases: Sequence[Mapping[str, Any]], *, held: bool, evaluates: bool) -> str:

@@ -132,6 +132,16 @@ def test_without_a_daemon_the_state_folder_answers(ask: Ask, silo: release_site.
     assert ask("diff", "r9/none/0", "--offline")[0] == 8
 
 
+def test_a_folder_whose_policy_is_of_another_version_shows_what_it_can(ask: Ask, silo: release_site.Site) -> None:
+    held = silo.hold_factors(2.0)
+    policy = silo.bench.gate.policy
+    silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, {"a_word_of_a_later_version": 1}, ""))
+    code, text = ask("show", held.id, "--offline", text=True)
+    assert code == 0 and "of another version than this program" in text and held.digest in text
+    assert "leaves" not in text and "\napprove: " not in text
+    assert ask("show", held.id, "--offline")[1]["data"]["state"] == "held"
+
+
 def test_T36_an_approval_names_each_finding(ask: Ask, silo: release_site.Site) -> None:
     held = silo.hold_factors(3.0)
     shown = ask("show", held.id)[1]["data"]

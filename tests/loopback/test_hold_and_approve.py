@@ -112,7 +112,7 @@ def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites:
     assert newest["detail"]["person"] == "bob" and newest["detail"]["release"] == shown["id"]
     digests = ("--expect-digest", shown["digest"], "--expect-policy", shown["policy"]["digest"])
     assert approvals(sites, "defer", shown["id"], "--operator", "bob", "--minutes", "5").exit_code == 2  # no proof
-    too_late = approvals(sites, "defer", shown["id"], "--operator", "bob", "--minutes", "600000", *digests)
+    too_late = approvals(sites, "defer", shown["id"], "--operator", "bob", "--minutes", "500000", *digests)
     assert too_late.exit_code == 6
     assert approvals(sites, "diff", shown["id"]).data["against"]["approved_by"] == ["bob"]
     assert [row["state"] for row in approvals(sites, "history").data["releases"]] == ["held", "approved"]

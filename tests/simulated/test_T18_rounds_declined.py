@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from coordinator.round_view import RoundView
+from fedsilo.edge.round_marks import Mark
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard import round_view
 from tests.policies import setting
 from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
 from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.guarded import command, small_factors
 
+CODE = "TOTAL_L2"
 HELD = ("first_rounds: 0", "first_rounds: 1")
 
 
@@ -52,6 +55,31 @@ def test_a_coordinator_tells_who_declined_from_who_was_silent(late: Any) -> None
         "hospital_a": "accepted", "hospital_b": "accepted", "hospital_c": "declined", "hospital_d": "absent",
     }  # fmt: skip
     assert {row["why"] for row in over["silos"]} == {None}  # nobody told it
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([("egress.decision", "lora.factors", "deny"), ("egress.sent", "diag.drift", "")], ("refused", CODE)),
+        ([("egress.sent", "lora.factors", ""), ("egress.decision", "diag.drift", "deny")], None),
+        ([("egress.decision", "lora.factors", "deny"), ("egress.decision", "lora.factors", "hold")], None),
+        ([("approval.deny", "lora.factors", ""), ("egress.decision", "lora.factors", "allow")], None),
+        (
+            [("egress.decision", "lora.factors", "hold"), ("approval.deny", "lora.factors", "")],
+            ("rejected", "TOTAL_L2"),
+        ),
+    ],
+)
+def test_the_newest_word_on_the_update_itself_is_told(
+    words: list[tuple[str, str, str]], told: tuple[str, str] | None
+) -> None:
+    marks = [
+        Mark(
+            at, event, kind, 0, verdict, () if verdict in ("allow", "hold") or event == "egress.sent" else ("TOTAL_L2",)
+        )
+        for at, (event, kind, verdict) in enumerate(words)
+    ]
+    assert round_view._kept_in(marks) == told
 
 
 def test_a_silo_that_drops_out_of_a_round_sits_out_and_did_not_decline(late: Any) -> None:

@@ -52,6 +52,14 @@ def test_control_messages_are_left_out_where_that_is_asked_and_denied_ones_stay(
             audit({"control": wrong})
 
 
+@pytest.mark.parametrize(
+    ("decision", "stays"), [('"allow"', False), ("null", False), ('"deny"', True), ('"hold"', True)]
+)
+def test_only_a_control_message_that_went_through_is_left_out(decision: str, stays: bool) -> None:
+    wanted = line_filter("", "", control=False)
+    assert wanted(f'{{"kind":"control.poll","decision":{decision}}}'.encode()) is stays
+
+
 def test_a_damaged_line_is_never_left_out() -> None:
     for line in (b'{"kind":"control.poll"', b'["kind":"control.poll"]', b'[{"kind":"control.poll"}]'):
         assert line_filter(control=False)(line)

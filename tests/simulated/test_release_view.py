@@ -81,6 +81,8 @@ def test_the_first_release_is_compared_with_nothing(tmp_path: Path) -> None:
             shown = view(site, release)
             assert codes(shown) == []
             assert shown["difference"].startswith("first release, nothing to compare; cert to 20")
+        site.bench.releases.destination.clear()  # a state folder holds no address
+        assert view(site, release)["difference"] == "first release, nothing to compare"
 
 
 @pytest.mark.parametrize(
