@@ -15,10 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
 
-# Tests that start whole federations come last: two federations at a time, each with the tests that share it.
+# Tests that start whole federations come last: three federations at a time, each with the tests that share it.
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback $(TEST_FLAGS)
-	$(BIN)/python -m pytest --numprocesses 2 tests/loopback $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 3 tests/loopback $(TEST_FLAGS)
 
 # Rollouts by a real vLLM server: the CPU build in an environment of its own (3.4 GB, some minutes the first time), or in
 # one that is there already (VLLM_VENV=FOLDER).

@@ -1,7 +1,7 @@
 """Fixtures that cost a federation: made once, shared by every test that can share them; and who runs beside whom.
 
-A federation waits half of its time, for a person, a deadline or a process that ends. So `make test` has two workers,
-and tests that share one stay together.
+A federation waits half of its time, for a person, a deadline or a process that ends. So `make test` has three workers
+on two cores, and tests that share one stay together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.loopback.federation import COORDINATOR_ATTACKS, SHORT, Demo, Federati
 
 SEED = 1
 HOLDS = "hospital_a"
-# What two workers do, in this order. Long parts come first, so that the end finds both at work; and the first two need
+# What the workers do, in this order. Long parts come first, so that the end finds all at work; and the first two need
 # a base model each, which takes most of a minute where it was never built.
 SHARE_ATTACKED = ("test_hostile_parties", "test_T38_logs")
 SHARE_SITES = (
