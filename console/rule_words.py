@@ -46,7 +46,7 @@ _BRIEF: Mapping[str, str] = {
 # A limit that binds from below; but such a rule with limit 0 counts what must not be there at all.
 _LEAST = frozenset({
     "records of the round", "approvals", "plan peers", "plan gives enough records", "records behind the profile",
-    "witnesses",
+    "witnesses", "screen hits",
 })  # fmt: skip
 # Why a person said no, by the code that is written down; the silo refuses any other.
 REJECT_CODES: Mapping[str, str] = {
@@ -73,7 +73,14 @@ def binds_from_below(name: str, limit: str) -> bool:
     return name in _LEAST and limit not in ("", "0")
 
 
+def _is_about_people(rule: Rule) -> bool:
+    """With `on_hit: hold` the rule counts who approved, not what was hit."""
+    return rule.rule == "screen hits" and binds_from_below(rule.rule, rule.limit)
+
+
 def name_of(rule: Rule) -> str:
+    if _is_about_people(rule):
+        return "people's approvals of answers that a screen hit"  # how many were hit, the rule's facts say
     return _NAMES.get(rule.rule, rule.rule)
 
 
@@ -95,7 +102,7 @@ def _told(rule: Rule) -> str:
         return f"{here}; open is {there}"
     if rule.rule == "plan peers" and limit == "0":
         return f"{measured or '-'} of its silos are no peers of this site; none is allowed"
-    if rule.rule == "approvals":
+    if rule.rule == "approvals" or _is_about_people(rule):
         return f"{measured or '0'} given, {limit or '-'} needed"
     if binds_from_below(rule.rule, limit):
         return f"{measured or '-'}, at least {limit}"

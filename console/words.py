@@ -96,9 +96,14 @@ def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyp
         text, style = essential[1]
         essential[1] = text.partition(",")[0], style
     shown = list(essential)
-    for place, part in ((1, (context, "strong")), (len(essential), (policy, "dim"))):
-        if part[0] and width_of([*shown, part]) + 2 * len(shown) + 2 <= cells:
-            shown.insert(place, part)
+    # Of the context the party is the last to go: nobody may take one site for another.
+    party = context.rpartition(glyphs.dot)[2]
+    for text in (context, party, party.partition(":")[2]):
+        if text and width_of([*shown, (text, "strong")]) + 2 * len(shown) + 2 <= cells:
+            shown.insert(1, (text, "strong"))
+            break
+    if policy and width_of([*shown, (policy, "dim")]) + 2 * len(shown) + 2 <= cells and len(shown) > len(essential):
+        shown.insert(len(essential), (policy, "dim"))
     return tuple(
         piece for index, part in enumerate(shown) for piece in ([("  ", "")] if index else [(" ", "")]) + [part]
     )

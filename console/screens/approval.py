@@ -234,9 +234,10 @@ class ApprovalScreen(FedScreen):
             self.fed.say("cancelled: nothing was asked for")
             return
         self._busy = True
-        self._result = line(("sending…", "warn"))
+        reads = isinstance(order, PayloadReading)
+        self._result = line(("asking for the payload…" if reads else "sending…", "warn"))
         self.redraw()
-        self.fed.send(order, self._read if isinstance(order, PayloadReading) else self._put_off)
+        self.fed.send(order, self._read if reads else self._put_off)
 
     def _put_off(self, text: str, *, ok: bool, result: Mapping[str, Any] | None = None) -> None:
         self._told(text, ok=ok)

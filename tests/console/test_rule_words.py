@@ -34,6 +34,8 @@ from tests.console.states import live, release, rule, silo
         ("tensor dtype", "float32", "float32", "type of the numbers: float32"),
         ("not known here", "", "", "not known here"),
         ("plan peers", "4", "2", "peers in the run: 4, at least 2"),
+        ("screen hits", "2", "0", "screen hits: 2, none is allowed"),
+        ("screen hits", "0", "1", "people's approvals of answers that a screen hit: 0 given, 1 needed"),
         ("plan peers", "1", "0",
          "peers in the run: 1 of its silos are no peers of this site; none is allowed"),
     ],
