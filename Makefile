@@ -17,7 +17,7 @@ demo: $(VENV)/.runtime
 
 # Tests that start whole federations come last: three federations at a time, each with the tests that share it.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 3 --ignore tests/loopback $(TEST_FLAGS)
 	$(BIN)/python -m pytest --numprocesses 3 tests/loopback $(TEST_FLAGS)
 
 # Rollouts by a real vLLM server: the CPU build in an environment of its own (3.4 GB, some minutes the first time), or in

@@ -180,7 +180,7 @@ async def test_a_verdict_in_the_filter_is_asked_of_the_daemon_and_the_cursor_sta
         await desk.answer("outbox deny", {**denied, "next": None})
         assert [item.id for item in screen.table.rows.shown] == ["250", "240", "20", "10"]
         assert screen.table.selected().id == "240"  # type: ignore[union-attr]
-        assert "Outbox · 4 of 250 · /verdict:deny" in desk.text
+        assert "Outbox · 4 loaded of 250 · /verdict:deny" in desk.text
         await desk.press("escape")
         assert desk.app.wanted["outbox"] == ("outbox", {"limit": PAGE_ROWS})
         assert screen.table.rows.kept in (0, 100)

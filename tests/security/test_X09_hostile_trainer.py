@@ -215,7 +215,7 @@ def test_T17_another_spelling_in_tokens_makes_the_same_bytes() -> None:
     codec_of_text = TextCodec(Tokenizer())
 
     def message(ids: tuple[int, ...]) -> bytes:
-        answer: Any = SimpleNamespace(text=codec_of_text.text_of(ids), finished=True, reward=1.0)
+        answer: Any = SimpleNamespace(text=codec_of_text.text_of(ids), finished=True, correct=True)
         own: Any = {1: SimpleNamespace(answers=(answer,))}
         return codec.encode(responses_message("0" * 64, [1], own, "correct"))
 
