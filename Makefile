@@ -43,7 +43,7 @@ threats: $(VENV)/.dev
 
 # A federation waits most of its time: both halves at once, so that the other works meanwhile.
 threats-in-memory: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --ignore tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 3 --ignore tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
 
 threats-federations: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2 tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
