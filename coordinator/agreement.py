@@ -38,12 +38,7 @@ from fedsilo.treaty.wire.codec import encode
 
 log = logging.getLogger("fedsilo.coordinator")
 
-DEADLINE = "agreement/"  # and the number of the round
 ROUND_SHARE = 4  # the part of a round's time that signing it may take, at most
-
-
-def deadline_name(number: int) -> str:
-    return f"{DEADLINE}{number}"
 
 
 def seconds_for(plan: Plan) -> float:

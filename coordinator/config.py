@@ -44,6 +44,9 @@ class Expected(_Closed):
     template_sha256: Sha256
     load: Literal["fp32", "bf16", "nf4", "fp8"] = "fp32"
     mixed_base: Literal["refuse", "allow"] = "refuse"
+    # Of verifiers that packages bring at the silos, as `silo check` prints it; None: no silo brings one.
+    own_verifiers_sha256: Sha256 | None = None
+    mixed_verifiers: Literal["refuse", "allow"] = "refuse"
     lora_schema: Path  # JSON as `fedsilo policy schema make` writes it
 
 

@@ -254,8 +254,8 @@ class Control:
         if self._submissions.abort(name, record):
             return {"run": name, "state": "aborted"}
         with self._driver.changing() as _, self._driver.parts.store.transaction() as session:
-            run = self._active(command, started=False)
-            shown, newest = command.arguments.get("round"), run.newest_round(session)
+            run = self._active(command)
+            shown, newest = command.arguments.get("round"), run.life.round
             if shown is not None and shown != newest:
                 raise ConflictError(
                     f"run {name!r} is in round {newest}, not {shown!r}", hint="look again", code="STALE_VIEW"
@@ -266,11 +266,9 @@ class Control:
             self._driver.changing().notify_all()
             return {"run": name, "state": "aborted"}
 
-    def _active(self, command: VerifiedCommand, *, started: bool = True) -> ActiveRun:
+    def _active(self, command: VerifiedCommand) -> ActiveRun:
         name = str(command.arguments.get("run", ""))
         run = self._driver.runs.get(name)
         if run is None:
             raise NotFoundError(f"no run {name!r} is going on", hint="`fedsilo run list` shows the runs")
-        if started and not run.started:
-            raise ConflictError(f"run {name!r} has not started", hint="abort it, or wait until the silos took the plan")
         return run

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from coordinator import store as db
 from coordinator.driver import Driver
 from coordinator.round_view import run_row
+from fedsilo.edge.figures import unit_of
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.treaty.intervals import wilson_interval
 from fedsilo.treaty.plan import Plan, plan_from_canonical
@@ -32,7 +33,6 @@ NOT_RECORDED = (
     "reward, KL, tokens: figures of a trainer stay at its site",
     "the number of held-out prompts a silo answered: the plan's number is the most it can be",
 )
-_UNITS = {"pass_at_1": "share", "pass_at_1_greedy": "share", "gap": "share", "update_norm": "L2"}
 
 
 class CurveView:
@@ -59,7 +59,7 @@ def curves_answer(session: Session, arguments: Mapping[str, Any]) -> dict[str, A
     known = sorted({name for name, _ in found})
     series = [
         {
-            "name": name, "silo": silo, "unit": _UNITS.get(name, ""),
+            "name": name, "silo": silo, "unit": unit_of(name),
             "source": "computed" if name == "gap" else "released",
             "points": [{"x": point["round"] * steps} | point for point in points[-POINTS_MAX:]],
         }

@@ -37,13 +37,14 @@ from coordinator.record import Outcome
 from coordinator.replies import Replies
 from coordinator.server import FederationService, control_server, federation_server
 from coordinator.store import Store
-from coordinator.submission import Fixed, Submissions
+from coordinator.submission import Submissions
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.identity_files import load_identity, load_site
 from fedsilo.edge.one_line import keep_to_one_line
+from fedsilo.edge.run_request import Fixed
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
 from fedsilo.treaty.grading import require_verifier
@@ -60,16 +61,28 @@ _UNGUESSABLE = TENSOR_KINDS | {"control.hello", "control.checkpoint"}
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A configuration whose files are all there and fit each other."""
+class Shared:
+    """A configuration whose files that are no secret are all there and fit each other."""
 
     config: CoordinatorConfig
-    identity: Identity
     charter: Policy
     schema: LoraSchema
     public: TaskFile
     agreed: Agreed
     warnings: tuple[str, ...]
+
+    @property
+    def fixed(self) -> Fixed:
+        """What nobody who submits a run can choose."""
+        rows = len(self.public.rows)
+        return Fixed(self.config.federation, self.config.silos, self.agreed, self.schema, rows, self.charter)
+
+
+@dataclass(frozen=True)
+class Checked(Shared):
+    """With what only the daemon may read."""
+
+    identity: Identity
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,12 @@ def check(config: CoordinatorConfig) -> Checked:
             f"{config.source}: the certificate is of {identity.spiffe_id}, the configuration of {config.spiffe_id}"
         )
     load_site(files.site_ca, files.operators, site=config.site)
+    shared = check_shared(config)
+    return Checked(config, shared.charter, shared.schema, shared.public, shared.agreed, shared.warnings, identity)
+
+
+def check_shared(config: CoordinatorConfig) -> Shared:
+    """As `check`, without the daemon's keys: what a person may read who submits a run."""
     charter = load_policy(_read(config.charter, "coordinator init"), str(config.charter))
     expected = config.expected
     schema = schema_from_json(_read(expected.lora_schema, "fedsilo policy schema make"), str(expected.lora_schema))
@@ -112,6 +131,12 @@ def check(config: CoordinatorConfig) -> Checked:
     warnings = [f"{config.public.path}:{line}: {reason}" for line, reason in public.problems]
     if require_verifier(config.public.verifier).executes:
         warnings.append(f"answers to the public set are not checked here: {config.public.verifier} runs programs")
+        responses = charter.file.egress.public_responses
+        if responses is not None and responses.send_only_verified:
+            warnings.append(
+                f"{config.charter}:{charter.line_of(('egress', 'public.responses', 'send_only_verified'))}: so each "
+                "message with answers is denied here; write send_only_verified: false, as the sites' policies demand it"
+            )
     agreed = Agreed(
         base_model_sha256=expected.base_model_sha256,
         tokenizer_sha256=expected.tokenizer_sha256,
@@ -121,8 +146,10 @@ def check(config: CoordinatorConfig) -> Checked:
         lora_schema_sha256=schema.digest,
         public_set_sha256=config.public.sha256,
         held_out_sha256=config.held_out.sha256,
+        own_verifiers_sha256=expected.own_verifiers_sha256 or "",
+        mixed_verifiers=expected.mixed_verifiers,
     )
-    return Checked(config, identity, charter, schema, public, agreed, tuple(warnings))
+    return Shared(config, charter, schema, public, agreed, tuple(warnings))
 
 
 class Coordinator:
@@ -227,7 +254,7 @@ class Coordinator:
                 replies=self._replies,
             )
         )
-        fixed = Fixed(config.federation, config.silos, checked.agreed, checked.schema, len(checked.public.rows))
+        fixed = checked.fixed
         self.submissions = Submissions(self.driver, fixed, self._text_now)
         self.driver.after_hello = self.submissions.look_within
         self.control = Control(self.desk, self.driver, self.submissions, outcome, config, checked.charter.digest)

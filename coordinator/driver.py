@@ -29,20 +29,24 @@ from coordinator import store as db
 from coordinator.aggregate import l2_norm
 from coordinator.agreement import Agreements
 from coordinator.blobs import AnyPayload, BytesPayload
-from coordinator.effects import Effects, Prepared
+from coordinator.effects import Effects, Prepared, contribution_of
 from coordinator.ingress import Arrived, OpenPlace, Ruling
 from coordinator.journal import Pending, Refusals
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.replies import Reply
-from coordinator.runs import ActiveRun, Surroundings
+from coordinator.runs import ActiveRun, Surroundings, stored_life
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
+from fedsilo.treaty.method import DeadlinePassed
 from fedsilo.treaty.plan import plan_from_canonical
+from fedsilo.treaty.round_tables import Verdict, is_over
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.asked import Asked
 from policies.engine import HistoryBook
 
 log = logging.getLogger("fedsilo.coordinator")
+
+PAST_RUNS_KEPT = 8
 
 
 @dataclass
@@ -66,6 +70,7 @@ class Driver:
         self._changed = threading.Condition(threading.RLock())
         self.replies = self.parts.replies(self.parts.federation, self.parts.spiffe_id, self.parts.signing_key)
         self._norms: dict[str, float] = {}
+        self._past: dict[str, rounds.Life] = {}  # a few runs that have ended, for retries of what came last
         self.pending = Pending(self.parts.store, self.parts.audit)
         self.refusals = Refusals(self.parts.audit.append, self.parts.monotonic)
         self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all)
@@ -74,6 +79,7 @@ class Driver:
             now=self.parts.now,
             monotonic=self.parts.monotonic,
             publish=self.parts.publish,
+            undone=self.parts.store.once_undone,
             checkpoint=self._checkpoint,
             finished=self.parts.finished,
             agreements=Agreements(
@@ -91,7 +97,7 @@ class Driver:
         self.pending.take_up()
         with self._changed, self.parts.store.transaction() as session:
             for row in session.scalars(select(db.Run).where(db.Run.plan != "").order_by(db.Run.ordinal)):
-                if not rounds.is_terminal(rounds.RUN, row.state):
+                if not is_over(row.state):
                     run = ActiveRun(plan_from_canonical(row.plan), self.around)
                     run.replay(session)
                     self.runs[row.name] = run
@@ -131,14 +137,14 @@ class Driver:
             if self.halted:
                 return None
             for run in list(self.runs.values()):
-                for name in run.due(self.parts.monotonic()):
+                for name in run.life.due(self.parts.monotonic()):
                     log.info("run %s: deadline %s has passed", run.name, name)
                     with self._storing() as session:
-                        run.pass_deadline(session, name)
+                        run.apply(session, DeadlinePassed(name))
             self.effects.forget_ended()
             self.refusals.tell()
             self._changed.notify_all()
-            waits = [at - self.parts.monotonic() for run in self.runs.values() for at in run.deadlines.values()]
+            waits = [at - self.parts.monotonic() for run in self.runs.values() for at in run.life.deadlines.values()]
             return max(0.0, min(waits)) if waits else None
 
     # ---- one message ---------------------------------------------------------------------------------
@@ -250,7 +256,8 @@ class Driver:
             number = min(envelope.round, place.round)  # a round of its own making has no row of its own
             self._count(session, silo, envelope.run, number, envelope.kind, "in", arrived.payload.size_bytes)
             if ruling.decision.verdict != "allow":
-                refusal = self._why_denied(session, arrived, ruling)
+                refusal = self._why_denied(arrived, ruling)
+                self.effects.note_refused(session, arrived)
                 if told:
                     log.warning("refused: %s; %s", refusal.message, ruling.decision.explain().replace("\n", "; "))
                 return self._refusal(refusal, envelope)
@@ -270,22 +277,17 @@ class Driver:
             book.record(ruling.facts)
             db.set_counts(session, silo, db.as_json(book.to_json()))
 
-    def _why_denied(self, session: Session, arrived: Arrived, ruling: Ruling) -> PeerError:
+    def _why_denied(self, arrived: Arrived, ruling: Ruling) -> PeerError:
         """The one code the sender gets; the reasons stay here (B6), but a message that is merely late hears so."""
         envelope, what = arrived.envelope, f"{arrived.envelope.kind} of {arrived.silo}"
-        run = self.runs.get(envelope.run)
-        if envelope.kind in CONTRIBUTIONS and (run is None or arrived.silo not in run.silos):
-            return PeerError(WireCode.NO_SUCH_RUN, f"{what}: no part in a run {envelope.run[:64]!r}")
-        if run is not None and envelope.kind in CONTRIBUTIONS and envelope.kind != "metrics.eval":
-            number = run.open_round(session)
-            if envelope.round != number:
-                return PeerError(
-                    WireCode.ROUND_CLOSED,
-                    f"{what} came for round {envelope.round}; open is {number or 'none'}",
-                    field="round",
-                    expected=str(number),
-                    got=str(envelope.round),
-                )
+        if envelope.kind in CONTRIBUTIONS:
+            run = self.runs.get(envelope.run)
+            if run is None:
+                return PeerError(WireCode.NO_SUCH_RUN, f"{what}: no part in a run {envelope.run[:64]!r}")
+            try:
+                run.check(contribution_of(arrived))
+            except PeerError as error:
+                return error
         return PeerError(WireCode.INGRESS_DENIED, f"{what}: {', '.join(ruling.decision.reasons)}")
 
     def _graded(self, arrived: Arrived) -> Arrived:
@@ -313,18 +315,22 @@ class Driver:
         return True
 
     def _is_retry(self, session: Session, arrived: Arrived) -> bool:
-        envelope = arrived.envelope
-        if envelope.kind not in CONTRIBUTIONS:
+        if arrived.envelope.kind not in CONTRIBUTIONS:
             return False
-        uploads = db.uploads_in_slot(
-            session,
-            run=envelope.run,
-            round_number=envelope.round,
-            step=envelope.step,
-            kind=envelope.kind,
-            silo=arrived.silo,
-        )
-        return any(upload.digest == arrived.payload.digest for upload in uploads)
+        life = self._life(session, arrived.envelope.run)
+        return life is not None and rounds.step(life, contribution_of(arrived), 0.0).verdict is Verdict.IGNORED
+
+    def _life(self, session: Session, name: str) -> rounds.Life | None:
+        """Where a run stands, whether or not it has ended; None where none of that name ever had a plan."""
+        if name in self.runs:
+            return self.runs[name].life
+        if name not in self._past:
+            row = session.get(db.Run, name)
+            if row is None or not row.plan:
+                return None
+            past = list(self._past.items())[1 - PAST_RUNS_KEPT :]
+            self._past = dict([*past, (name, stored_life(session, plan_from_canonical(row.plan)))])
+        return self._past[name]
 
     # ---- replies -------------------------------------------------------------------------------------
 
@@ -347,6 +353,7 @@ class Driver:
         if isinstance(taken.body, pb.Ack):
             taken.body.pending = self._next_item(session, silo) is not None
             taken.body.checkpoints = silo in self.effects.relay.waiting
+            taken.body.paused = any(silo in run.silos for run in self._paused())
         reply = self.replies.seal(
             session, silo, kind=taken.kind, body=taken.body, payload=taken.payload, run=taken.run,
             round_number=taken.round, step=taken.step,
@@ -393,15 +400,17 @@ class Driver:
             return self._next_item(session, silo) is not None
 
     def _next_item(self, session: Session, silo: str) -> db.OutboxItem | None:
-        paused = [name for name, run in self.runs.items() if run.paused_at is not None]
-        return db.first_outbox_item(session, silo, except_runs=paused)
+        return db.first_outbox_item(session, silo, except_runs=[run.name for run in self._paused()])
+
+    def _paused(self) -> list[ActiveRun]:
+        return [run for run in self.runs.values() if run.life.paused_at is not None]
 
     def _place(self, session: Session, arrived: Arrived) -> OpenPlace:
         """What the rules compare a message with: the open round, or the newest for what may come after a round."""
         run = self.runs.get(arrived.envelope.run)
         if run is None:
             return OpenPlace()
-        number = run.open_round(session)
+        number = run.life.open_round
         step, indices, evaluated = 0, tuple[int, ...](), ""
         row = session.get(db.Round, (run.name, number)) if number else None
         if row is not None:
@@ -413,7 +422,7 @@ class Driver:
             of_round = session.get(db.Round, (run.name, arrived.envelope.round))
             evaluated = of_round.adapter_digest if of_round else ""
         if arrived.envelope.kind == "metrics.eval" or arrived.envelope.kind.startswith("control."):
-            number = run.newest_round(session)
+            number = run.life.round
         norm = self._norm(digest) if arrived.tensors is not None else None
         asked = run.asked.get(arrived.silo, Asked())
         return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked)

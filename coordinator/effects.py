@@ -18,9 +18,10 @@ from coordinator.members import check_hello, facts_as_fields, hello_as_fields
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.runs import ActiveRun
 from coordinator.witnessing import Relay
+from fedsilo.treaty import rounds
 from fedsilo.treaty.audit.checkpoint import Checkpoint
 from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.method import MessageArrived, SiloAbstained
+from fedsilo.treaty.method import SiloAbstained, SiloLeft
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 log = logging.getLogger("fedsilo.coordinator")
@@ -37,6 +38,14 @@ class Prepared:
 
     objection: PeerError | None = None
     taken: Checkpoint | None = None
+
+
+def contribution_of(arrived: Arrived) -> rounds.Contribution:
+    """A message as the tables of a run know it."""
+    envelope = arrived.envelope
+    return rounds.Contribution(
+        arrived.silo, envelope.kind, envelope.round, envelope.step, envelope.attempt, arrived.payload.digest
+    )
 
 
 class Effects:
@@ -85,7 +94,8 @@ class Effects:
                 if member is None or member.state != "joined":  # whoever differs has no part
                     raise PeerError(WireCode.NOT_A_MEMBER, f"{silo} contributes although it has not joined")
                 run = self._run_of(envelope, silo)
-                if not run.started or envelope.kind not in run.method.kinds_under(run.plan):
+                run.check(contribution_of(arrived))
+                if envelope.kind not in run.method.kinds_under(run.plan):
                     raise PeerError(WireCode.UNKNOWN_KIND, f"{envelope.kind} does not belong to {run.plan.method}")
         return Prepared()
 
@@ -110,6 +120,8 @@ class Effects:
                 return Taken("control.checkpoint", self.relay.answer(session, peer, body, prepared.taken))
             case pb.Progress():
                 state.round, state.step = body.round, body.step
+                if (run := self._runs.get(envelope.run)) is not None:
+                    run.apply(session, rounds.Progressed(silo, body.round))
                 self._parts.publish(
                     "silo.progress", {"silo": silo, "run": envelope.run, "round": body.round, "step": body.step}
                 )
@@ -118,7 +130,7 @@ class Effects:
                 state.error = body.code
                 self._parts.publish("silo.error", {"silo": silo, "run": envelope.run, "code": body.code})
                 if (run := self._runs.get(envelope.run)) is not None and silo in run.plan.silos:
-                    number = run.open_round(session)
+                    number = run.life.open_round
                     db.note_error(session, run=run.name, round_number=number, silo=silo, code=body.code)
                 return ack()
             case pb.Declined() | pb.Abstain():
@@ -157,7 +169,7 @@ class Effects:
             )
         self._parts.publish("silo.joined", {"silo": silo, "isolation": hello.isolation, "role": hello.role})
         for run in self._runs.values():
-            if silo in run.accepted and silo in run.silos:
+            if silo in run.accepted:
                 self._note_isolation(session, run, silo)
         return ack()
 
@@ -168,7 +180,7 @@ class Effects:
         if rung and rung != (db.isolation_of(session, run.name).get(silo) or [""])[-1]:
             session.add(
                 db.Figure(
-                    run=run.name, round=run.open_round(session), step=0, silo=silo, name=db.ISOLATION,
+                    run=run.name, round=run.life.open_round, step=0, silo=silo, name=db.ISOLATION,
                     fields=db.as_json({"silo": silo, "rung": rung}),
                 )
             )  # fmt: skip
@@ -184,13 +196,12 @@ class Effects:
         run = self._run_of(envelope, silo)
         if body.round == 0:
             # outside a round there is only the plan to say no to; to decline the base evaluation is no reason to go
-            if isinstance(body, pb.Abstain) or not run.started:
-                self._leave(session, run.name, silo)
-        elif run.started:
+            run.apply(session, SiloLeft(silo) if isinstance(body, pb.Abstain) else rounds.PlanDeclined(silo))
+        else:
             # whoever keeps a whole-round message back keeps back the round; a step's answers only the step
             step = body.step if not (isinstance(body, pb.Declined) and body.kind != "public.responses") else 0
             declined = body.kind if isinstance(body, pb.Declined) else ""
-            run.abstain(session, SiloAbstained(silo, body.round, step, declined))
+            run.apply(session, SiloAbstained(silo, body.round, step, declined))
         self.forget_ended()
         self._notify()
         return ack()
@@ -223,10 +234,7 @@ class Effects:
             {"run": run.name, "round": envelope.round, "step": envelope.step, "silo": silo, "kind": envelope.kind,
              "bytes": kept.size_bytes},
         )  # fmt: skip
-        run.feed(
-            session,
-            MessageArrived(silo, envelope.kind, envelope.round, envelope.step, arrived.body, kept.digest),
-        )
+        run.apply(session, contribution_of(arrived), arrived.body)
         self.forget_ended()
         self._notify()
         return ack()
@@ -253,9 +261,8 @@ class Effects:
             session.flush()
             run = self._runs.get(item.run)
             if item.kind == "run.plan" and run is not None:
-                run.accepted.add(silo)
                 self._note_isolation(session, run, silo)
-                run.start_if_accepted(session)
+                run.apply(session, rounds.PlanTaken(silo))
                 self._notify()
         self.forget_ended()
 
@@ -265,18 +272,18 @@ class Effects:
             if peer.name in run.silos and run.countersign(session, peer, signature):
                 self._notify()
 
-    def _leave(self, session: Session, name: str, silo: str) -> None:
-        self._parts.publish("silo.left", {"run": name, "silo": silo})
-        self._runs[name].leave(session, silo)
-        self.forget_ended()
-        self._notify()
+    def note_refused(self, session: Session, arrived: Arrived) -> None:
+        """That the charter refused a silo's update of the open round; it may come with another."""
+        envelope, run = arrived.envelope, self._runs.get(arrived.envelope.run)
+        if run is not None and envelope.kind == run.plan.lora.update_kind:
+            run.apply(session, rounds.UpdateRefused(arrived.silo, envelope.round))
 
     def _run_of(self, envelope: pb.Envelope, silo: str) -> ActiveRun:
         run = self._runs.get(envelope.run)
-        if run is None or silo not in run.silos:
+        if run is None or silo in run.left or silo not in run.plan.silos:
             raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} has no part in a run {envelope.run[:64]!r}")
         return run
 
     def forget_ended(self) -> None:
-        for name in [name for name, run in self._runs.items() if run.ended]:
+        for name in [name for name, run in self._runs.items() if run.life.over]:
             del self._runs[name]

@@ -25,6 +25,8 @@ class Agreed:
     lora_schema_sha256: str
     public_set_sha256: str
     held_out_sha256: str
+    own_verifiers_sha256: str = ""  # empty: no site brings a verifier of its own
+    mixed_verifiers: str = "refuse"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class HelloFacts:
     isolation: str
     role: str
     policy_sha256: str
+    own_verifiers_sha256: str
 
 
 _CHECKS = (
@@ -52,7 +55,10 @@ _CHECKS = (
     ("lora_schema_sha256", WireCode.SCHEMA_MISMATCH),
     ("public_set_sha256", WireCode.PUBLIC_SET_MISMATCH),
     ("held_out_sha256", WireCode.HELD_OUT_MISMATCH),
+    ("own_verifiers_sha256", WireCode.VERIFIER_MISMATCH),
 )
+# Fields that may differ where the agreement allows a mixture, and where it says so.
+_MAY_BE_MIXED = {"load": "mixed_base", "own_verifiers_sha256": "mixed_verifiers"}
 
 
 def silo_of(spiffe_id: str, federation: str, silos: tuple[str, ...]) -> str:
@@ -87,10 +93,10 @@ def check_hello(hello: pb.Hello, agreed: Agreed) -> HelloFacts:
         )
     for field, code in _CHECKS:
         expected, got = str(getattr(agreed, field)), _printable(getattr(hello, field))
-        if expected != got and not (field == "load" and agreed.mixed_base == "allow"):
-            raise PeerError(
-                code, f"{field} differs: expected {expected}, got {got}", field=field, expected=expected, got=got
-            )
+        mixed = field in _MAY_BE_MIXED and getattr(agreed, _MAY_BE_MIXED[field]) == "allow"
+        if expected != got and not mixed:
+            differ = f"{field} differs: expected {expected or 'none'}, got {got or 'none'}"
+            raise PeerError(code, differ, field=field, expected=expected, got=got)
     for field, allowed in (("role", ROLES), ("isolation", RUNGS)):
         got = _printable(getattr(hello, field))
         if got not in allowed:

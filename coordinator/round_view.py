@@ -31,7 +31,7 @@ from fedsilo.edge.round_marks import Mark, RoundMarks, no_run_yet
 from fedsilo.treaty.errors import NotFoundError
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.plan_facts import digests_of, parameters_of
-from fedsilo.treaty.rounds import RUN, is_terminal
+from fedsilo.treaty.round_tables import is_over
 
 ROUNDS_LISTED = 200  # the newest
 STRAGGLER_RATIO = 2.0  # of the median of the others in the same phase
@@ -87,8 +87,9 @@ class RoundView:
     def _live(self, run: db.Run) -> Live:
         # copies, each taken in one step, so that nobody waits for the lock while an aggregate is made
         active, seen, parts = self._driver.runs.get(run.name), dict(self._driver.seen), self._driver.parts
-        deadlines = dict(active.deadlines) if active is not None else {}
-        since = active.paused_at if active is not None else None
+        life = active.life if active is not None else None
+        deadlines = life.deadlines if life is not None else {}
+        since = life.paused_at if life is not None else None
         moment = parts.monotonic() if since is None else since
         return Live(
             parts.now(), {name: max(at - moment, 0.0) for name, at in deadlines.items()}, since is not None,
@@ -231,7 +232,7 @@ class _Facts:
         self._row, self._plan = row, plan
         self.closed = seconds_between(row.opened_at, row.closed_at)
         self.elapsed = self.closed if live is None else seconds_between(row.opened_at, live.now)
-        self._over = is_terminal(RUN, run.state)
+        self._over = is_over(run.state)
         query = select(db.Upload).where(db.Upload.run == run.name, db.Upload.round == row.number)
         self._uploads: dict[tuple[str, str, int], db.Upload] = {}
         for upload in session.scalars(query.order_by(db.Upload.received_at)):
@@ -364,8 +365,8 @@ def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int],
     `declined` where a message was kept back, by whomever and for whatever reason: that is all that a site says (B6,
     T18); else the silo `sits out`.
     """
-    query = select(db.MethodEvent.event).where(
-        db.MethodEvent.run == run, db.MethodEvent.event.like('%"event":"SiloAbstained"%')
+    query = select(db.Transition.event).where(
+        db.Transition.run == run, db.Transition.event.like('%"event":"SiloAbstained"%')
     )
     told = [json.loads(text) for text in session.scalars(query)]
     words: dict[tuple[str, int], str] = {}

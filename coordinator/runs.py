@@ -1,18 +1,19 @@
-"""One run: folds what happened through its method's coordinator half and carries the actions out.
+"""One run: what `treaty.rounds` accepts is kept, told to the method's coordinator half, and carried out.
 
-Everything a fold changes (state of the run, outbox, uploads, the event itself) goes into the caller's one
-transaction, so after a crash either all of it is there or none. A restarted coordinator folds `method_events` again
-and stands where it stood.
+Everything an event changes (the event itself, state of the run, outbox, uploads) goes into the caller's one
+transaction, so after a crash either all of it is there or none; where the transaction fails, the run in memory is what
+it was before. A restarted coordinator folds `transitions` again and stands where it stood.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
+from google.protobuf.message import Message
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
@@ -24,7 +25,7 @@ from coordinator.blobs import Blobs, whole
 from coordinator.round_drift import NAME as DRIFT
 from coordinator.round_drift import drift_note
 from fedsilo.treaty import rounds
-from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.errors import ConflictError, OperationError, PeerError, WireCode
 from fedsilo.treaty.method import (
     Commit,
     Committed,
@@ -36,19 +37,16 @@ from fedsilo.treaty.method import (
     Note,
     RunStarted,
     Send,
-    SiloAbstained,
     SiloLeft,
     StartDeadline,
 )
 from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.round_tables import CONFLICT, ROUND_OVER, Effect, Verdict, possible
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import FactorsReader, decode, encode
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
 from policies.asked import Asked
-
-JOIN = "join"  # the deadline before a run has a method
-ABSTENTIONS_MAX = 16  # of one silo in one round, beside two for each public step: the round itself, and its kinds
 
 
 @dataclass
@@ -59,6 +57,7 @@ class Surroundings:
         now: UTC, ISO 8601.
         monotonic: seconds, for deadlines and durations only.
         publish: tells watchers (name, fields).
+        undone: calls what it is given where the transaction fails.
         checkpoint: closes a round in the audit log.
         finished: writes adapter folder and run record of a run that ended.
         agreements: what is signed before a round begins.
@@ -68,6 +67,7 @@ class Surroundings:
     now: Callable[[], str]
     monotonic: Callable[[], float]
     publish: Callable[[str, dict[str, Any]], None]
+    undone: Callable[[Callable[[], None]], None]
     checkpoint: Callable[[], None]
     finished: Callable[[Session, db.Run], None]
     agreements: agreement.Agreements
@@ -78,27 +78,18 @@ class ActiveRun:
     """A run with a plan.
 
     Attributes:
-        deadlines: name -> monotonic moment at which it passes.
-        accepted: silos that took the plan in and did not decline it.
-        left: silos that are out of the run.
+        life: where it stands.
         asked: what was asked of each silo beside public steps.
     """
 
     plan: Plan
     around: Surroundings
-    accepted: set[str] = field(default_factory=set)
-    left: set[str] = field(default_factory=set)
-    deadlines: dict[str, float] = field(default_factory=dict)
-    started: bool = False
-    ended: bool = False
-    paused_at: float | None = None
-    asked: dict[str, Asked] = field(default_factory=dict)
-    _out: set[tuple[int, str]] = field(default_factory=set)  # (round, silo) that said it takes no part in that round
-    _abstained: set[SiloAbstained] = field(default_factory=set)  # of the newest round
+    asked: Mapping[str, Asked] = field(default_factory=dict)
     _opened_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.method = method_named(self.plan.method)
+        self.life = rounds.first_life(self.plan)
         self._state: Any = self.method.coordinator.start(self.plan, "coordinator")
 
     @property
@@ -107,212 +98,169 @@ class ActiveRun:
 
     @property
     def silos(self) -> tuple[str, ...]:
-        return tuple(silo for silo in self.plan.silos if silo not in self.left)
+        """Those that are in the run."""
+        return tuple(silo for silo in self.plan.silos if self.life.standing[silo] != "out")
 
-    # ---- life ----------------------------------------------------------------------------------------
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """Those that took the plan in and are in the run."""
+        return self.life.those("accepted")
+
+    @property
+    def left(self) -> set[str]:
+        return set(self.life.those("out"))
+
+    # ---- orders --------------------------------------------------------------------------------------
 
     def offer_plan(self, session: Session) -> None:
         """Queue the signed plan for every silo of the roster."""
         body = encode(pb.RunPlan(canonical_json=self.plan.canonical()))
         for silo in self.plan.silos:
             queue(session, silo=silo, run=self.name, round_number=0, step=0, kind="run.plan", payload=body)
-        self.deadlines[JOIN] = self.around.monotonic() + self.plan.join_deadline_seconds
-
-    def start_if_accepted(self, session: Session, *, deadline_passed: bool = False) -> None:
-        """Start once every silo took the plan in, or at the deadline with the quorum; below the quorum, fail."""
-        if self.started:
-            return
-        waiting = [silo for silo in self.silos if silo not in self.accepted]
-        if waiting and not deadline_passed and len(self.silos) >= self.plan.quorum:
-            return
-        ready = tuple(silo for silo in self.silos if silo in self.accepted)
-        run = self._row(session)
-        self.deadlines.pop(JOIN, None)
-        if len(ready) < self.plan.quorum:
-            self._end_early(session, "failed", "QUORUM_NOT_REACHED")
-            return
-        late = [silo for silo in self.silos if silo not in ready]
-        self._send_away(session, late, "aborted")
-        self.left |= set(late)
-        run.state = rounds.advance(rounds.RUN, run.state, "start")
-        run.started_at = self.around.now()
-        self.started = True
-        self.around.publish("run.started", {"run": self.name, "silos": list(ready)})
-        self.feed(session, RunStarted(ready, run.base_digest))
-
-    def leave(self, session: Session, silo: str) -> None:
-        """A silo is out: its site declined the plan, or it was removed."""
-        if silo in self.left or silo not in self.plan.silos:
-            return
-        self.left.add(silo)
-        withdraw(session, silo, self.name)
-        if self.started:
-            self.feed(session, SiloLeft(silo))
-            self.look_at_agreement(session)
-            return
-        figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=db.PLAN_DECLINED, fields="{}")
-        session.add(figure)
-        self.start_if_accepted(session)
-
-    def end(self, session: Session, outcome: str, reason: str) -> None:
-        """Bring the run to `finished`, `failed` or `aborted`, and write its record."""
-        event = {"finished": "finish", "failed": "fail", "aborted": "abort"}[outcome]
-        run = self._row(session)
-        run.state = rounds.advance(rounds.RUN, run.state, event)
-        run.reason = reason
-        run.ended_at = self.around.now()
-        self.ended = True
-        self.deadlines.clear()
-        self.around.finished(session, run)
-        self.around.publish("run.ended", {"run": self.name, "outcome": outcome, "reason": reason})
+        self.apply(session, StartDeadline(rounds.JOIN, self.plan.join_deadline_seconds))
 
     def abort(self, session: Session) -> None:
         """End at once."""
-        self._end_early(session, "aborted", "ABORTED")
-
-    def _end_early(self, session: Session, outcome: str, reason: str) -> None:
-        """End before the method does."""
-        self._send_away(session, self.silos, outcome)
-        self.end(session, outcome, reason)
-
-    def _send_away(self, session: Session, silos: Iterable[str], outcome: str) -> None:
-        """The run is over for these silos: what is queued is withdrawn, and whoever was given the plan is told. Else it
-        would take itself to be in this run when the next one comes, or join it when its people have looked at the plan.
-        """
-        body = encode(pb.RunEnd(outcome=outcome, adapter_digest=self._row(session).adapter_digest))
-        number = self.open_round(session)
-        for silo in silos:
-            knows = not never_given(session, silo, self.name, "run.plan")
-            withdraw(session, silo, self.name)
-            if knows:
-                queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
+        self.apply(session, FinishRun("aborted", "ABORTED"))
 
     def pause(self, session: Session) -> None:
         """Deliver nothing and let no deadline pass until resumed."""
-        run = self._row(session)
-        run.state = rounds.advance(rounds.RUN, run.state, "pause")
-        self.paused_at = self.around.monotonic()
+        self.apply(session, rounds.RunPaused())
 
     def resume(self, session: Session) -> None:
-        run = self._row(session)
-        run.state = rounds.advance(rounds.RUN, run.state, "resume")
-        waited = self.around.monotonic() - (self.paused_at if self.paused_at is not None else self.around.monotonic())
-        self.deadlines = {name: due + waited for name, due in self.deadlines.items()}
-        self.paused_at = None
-
-    def due(self, moment: float) -> list[str]:
-        """Deadlines that have passed, earliest first; none while paused."""
-        if self.paused_at is not None:
-            return []
-        return sorted((name for name, at in self.deadlines.items() if at <= moment), key=self.deadlines.__getitem__)
-
-    def pass_deadline(self, session: Session, name: str) -> None:
-        self.deadlines.pop(name, None)
-        if name == JOIN:
-            self.start_if_accepted(session, deadline_passed=True)
-        elif name.startswith(agreement.DEADLINE):
-            self.look_at_agreement(session, deadline_passed=True)
-        else:
-            self.feed(session, DeadlinePassed(name))
-
-    # ---- agreement -----------------------------------------------------------------------------------
+        self.apply(session, rounds.RunResumed())
 
     def countersign(self, session: Session, peer: PeerIdentity, signature: bytes) -> bool:
         """A silo signed the open round's transcript. False: it did not."""
-        number = self.open_round(session)
+        number = self.life.open_round
         if not self.around.agreements.countersign(session, self.plan, number, peer, signature):
             return False
-        self.look_at_agreement(session)
+        self.apply(session, rounds.Signed(peer.name, number))
         return True
-
-    def look_at_agreement(self, session: Session, *, deadline_passed: bool = False) -> None:
-        """Let the open round begin at those who signed, once nobody is left to wait for."""
-        number = 0 if self.ended else self.open_round(session)
-        out = frozenset({silo for absent, silo in self._out if absent == number} | self.left)
-        agreements = self.around.agreements
-        for silo, payload in agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):
-            queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="round.agreed", payload=payload)
-            self.deadlines.pop(agreement.deadline_name(number), None)
-            self.around.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
-
-    def abstain(self, session: Session, event: SiloAbstained) -> None:
-        """A silo keeps something back. What it has said before, or says of another round, changes and stores nothing,
-        and it has no more to say than a round can ask of it (T11)."""
-        if event.round != self.newest_round(session) or event in self._abstained:
-            return
-        told = sum((each.round, each.silo) == (event.round, event.silo) for each in self._abstained)
-        if told < 2 * len(self.plan.public_steps()) + ABSTENTIONS_MAX:
-            self.feed(session, event)
-            self.look_at_agreement(session)
 
     # ---- the fold ------------------------------------------------------------------------------------
 
-    def feed(self, session: Session, event: CoordinatorEvent) -> None:
-        """Fold one event, and those its actions cause, into the caller's transaction."""
-        pending: deque[CoordinatorEvent] = deque([event])
+    def judged(self, event: rounds.Event) -> rounds.Outcome:
+        """What the tables say of an event; nothing changes."""
+        return rounds.step(self.life, event, self.around.monotonic())
+
+    def check(self, event: rounds.Event) -> rounds.Outcome:
+        """As `judged`. Raises ConflictError, PeerError: the tables refuse it."""
+        outcome, name = self.judged(event), rounds.name_of(self.life, event)
+        if outcome.verdict is not Verdict.REFUSED:
+            return outcome
+        if outcome.code == CONFLICT:
+            raise ConflictError(f"cannot {name} what is {self.life.state}", hint=possible(self.life.state))
+        code, silo, asked = WireCode(outcome.code), getattr(event, "silo", ""), getattr(event, "round", 0)
+        if code is WireCode.NO_SUCH_RUN:
+            raise PeerError(code, f"{silo} has no part in a run {self.name!r}")
+        if code is not WireCode.ROUND_CLOSED:
+            raise PeerError(code, f"{name} of {silo} for round {asked}: another is there, or the round is to come")
+        number = self.life.open_round
+        raise PeerError(
+            code, f"{name} of {silo} came for round {asked}; open is {number or 'none'}",
+            field="round", expected=str(number), got=str(asked),
+        )  # fmt: skip
+
+    def apply(self, session: Session, event: rounds.Event, body: Message | None = None) -> bool:
+        """Keep an event and carry out what it leads to, all in the caller's transaction. False: it is to be ignored.
+
+        Args:
+            session: the transaction.
+            event: what happened.
+            body: of a contribution, its parsed payload.
+
+        Raises:
+            ConflictError, PeerError: the tables refuse it.
+        """
+        outcome = self.check(event)
+        if outcome.verdict is Verdict.IGNORED:
+            return False
+        pending = deque(self._taken(session, event, outcome, body))
         while pending:
-            event = pending.popleft()
-            session.add(
-                db.MethodEvent(
-                    run=self.name, ordinal=db.next_ordinal(session, self.name), event=db.as_json(event_fields(event))
-                )
-            )
-            session.flush()
-            self._note_out(event)
-            self._state, actions = self.method.coordinator.on_event(self._state, event)
-            for action in actions:
-                pending.extend(self._carry_out(session, action))
+            pending.extend(self._must(session, pending.popleft()))
+        return True
+
+    def _must(self, session: Session, event: rounds.Event) -> list[rounds.Event]:
+        """An event that the run itself causes. Raises OperationError: the tables refuse it, a fault of ours."""
+        try:
+            outcome = self.check(event)
+        except ConflictError as error:
+            raise OperationError(f"run {self.name}: {error.message}") from error
+        return self._taken(session, event, outcome) if outcome.verdict is Verdict.ACCEPTED else []
+
+    def _taken(
+        self, session: Session, event: rounds.Event, outcome: rounds.Outcome, body: Message | None = None
+    ) -> list[rounds.Event]:
+        """Keep one accepted event and carry its effects out. Returns the events that follow from it."""
+        before, snapshot = self.life, (self.life, self._state, self.asked)
+        self.around.undone(lambda: self._restore(*snapshot))
+        fields = db.as_json(rounds.to_fields(event))
+        session.add(db.Transition(run=self.name, ordinal=db.next_ordinal(session, self.name), event=fields))
+        self.life = outcome.life
+        self._row(session).state = self.life.state
+        row = session.get(db.Round, (self.name, before.round))
+        if row is not None and before.round == self.life.round:
+            row.state = self.life.round_state
+        session.flush()
+        follow: list[rounds.Event] = []
+        for effect in outcome.effects:
+            if effect is Effect.TELL:
+                follow += self._tell(session, event, body)
+            else:
+                follow += self._carry_out(session, effect, event, before)
+        if outcome.then == "start":
+            follow.append(RunStarted(self.accepted, self._row(session).base_digest))
+        elif outcome.then == "give up":
+            follow.append(rounds.GivenUp("QUORUM_NOT_REACHED"))
+        return follow
+
+    def _restore(self, life: rounds.Life, state: Any, asked: Mapping[str, Asked]) -> None:
+        self.life, self._state, self.asked = life, state, asked
+
+    def _told(self, event: rounds.Event, body: Message | None) -> CoordinatorEvent:
+        """An event as the method knows it."""
+        if not isinstance(event, rounds.Contribution):
+            return cast(CoordinatorEvent, event)
+        if body is None:
+            body = body_of(event, self.around.blobs)
+        return MessageArrived(event.silo, event.kind, event.round, event.step, body, event.digest)
+
+    def _tell(self, session: Session, event: rounds.Event, body: Message | None) -> list[rounds.Event]:
+        self._state, actions = self.method.coordinator.on_event(self._state, self._told(event, body))
+        return [each for action in actions for each in self._act(session, action)]
 
     def replay(self, session: Session) -> None:
-        """Fold the stored events again, without their effects: those are in the database already."""
-        query = select(db.MethodEvent).where(db.MethodEvent.run == self.name).order_by(db.MethodEvent.ordinal)
-        passed: set[str] = set()
-        for row in session.scalars(query):
-            event = event_from_fields(json.loads(row.event), self.around.blobs)
-            if isinstance(event, RunStarted):
-                self.started = True
-                self.accepted = set(event.silos)
-                self.left = set(self.plan.silos) - set(event.silos)
-            elif isinstance(event, SiloLeft):
-                self.left.add(event.silo)
-            elif isinstance(event, DeadlinePassed):
-                passed.add(event.name)
-            self._note_out(event)
-            self._state, actions = self.method.coordinator.on_event(self._state, event)
-            for action in actions:
-                if isinstance(action, StartDeadline):
-                    # counted anew: an outage must not close a round (design 5)
-                    self.deadlines[action.name] = self.around.monotonic() + action.seconds
-                elif isinstance(action, Send):
-                    self._note_asked(action)
-        for name in passed:
-            self.deadlines.pop(name, None)
-        if not self.started:
-            self.deadlines[JOIN] = self.around.monotonic() + self.plan.join_deadline_seconds
-            figures = select(db.Figure.silo).where(db.Figure.run == self.name, db.Figure.name == db.PLAN_DECLINED)
-            self.left = set(session.scalars(figures))
-            # whose plan is no longer queued has taken it in
-            queued = select(db.OutboxItem.silo).where(db.OutboxItem.run == self.name)
-            self.accepted = set(self.plan.silos) - set(session.scalars(queued)) - self.left
-        transcript = session.get(db.RoundTranscript, (self.name, self.open_round(session)))
-        if transcript is not None and transcript.state == "signing":
-            self._await_signatures(transcript.round)
-        if self._row(session).state == "paused":
-            self.paused_at = self.around.monotonic()
+        """Fold the stored events again, without their effects: those are in the database already.
 
-    def open_round(self, session: Session) -> int:
-        """Number of the open round, 0 if none is."""
-        query = select(db.Round.number).where(db.Round.run == self.name, db.Round.state == "open")
-        return session.scalar(query) or 0
+        Raises:
+            OperationError: the events do not make the state that the run and its newest round are in.
+        """
+        for event in stored_events(session, self.name):
+            outcome = self.judged(event)
+            if outcome.verdict is not Verdict.ACCEPTED:
+                raise OperationError(f"run {self.name}: its stored {rounds.name_of(self.life, event)} does not fit")
+            self.life = outcome.life
+            if Effect.TELL in outcome.effects:
+                self._state, actions = self.method.coordinator.on_event(self._state, self._told(event, None))
+                for action in actions:
+                    if isinstance(action, Send):
+                        self._note_asked(action)
+        newest = session.get(db.Round, (self.name, self.life.round))
+        said = self._row(session).state, newest.state if newest is not None else "none"
+        folded = self.life.state, self.life.round_state
+        if said != folded:
+            raise OperationError(
+                f"run {self.name} and its newest round are {said} in the database, {folded} by their stored events",
+                hint="the database was changed by hand, or is of another version: take it from a backup",
+            )
 
-    def newest_round(self, session: Session) -> int:
-        query = select(db.Round.number).where(db.Round.run == self.name).order_by(db.Round.number.desc()).limit(1)
-        return session.scalar(query) or 0
+    # ---- what the method wants -----------------------------------------------------------------------
 
-    def _carry_out(self, session: Session, action: CoordinatorAction) -> list[CoordinatorEvent]:
+    def _act(self, session: Session, action: CoordinatorAction) -> list[rounds.Event]:
         match action:
             case Send():
-                self._note_round(session, action)
+                follow = self._note_round(session, action)
                 action = self._with_transcript(session, action)
                 self._note_asked(action)
                 queue(
@@ -324,8 +272,9 @@ class ActiveRun:
                     kind=action.kind,
                     payload=encode(action.body),
                 )
-            case StartDeadline(name, seconds):
-                self.deadlines[name] = self.around.monotonic() + seconds
+                return follow
+            case StartDeadline():
+                return self._must(session, action)
             case Note(name, number, step, fields):
                 silo = str(fields.get("silo", ""))
                 session.add(
@@ -334,40 +283,13 @@ class ActiveRun:
                     )
                 )
                 self.around.publish(f"note.{name}", {"run": self.name, "round": number, "step": step, **fields})
-            case Commit():
-                return self._commit(session, action)
-            case FinishRun(outcome, reason):
-                self.end(session, outcome, reason)
-        return []
+                return []
+            case Commit() | FinishRun():
+                return self._must(session, action)
 
-    def _with_transcript(self, session: Session, action: Send) -> Send:
-        """What opens or ends a round names its transcript, whatever the method."""
-        agreements = self.around.agreements
-        if isinstance(action.body, pb.RoundOpen):
-            body, made = agreements.opening(session, self.plan, action.round, action.body, self.silos)
-            if made:
-                self._await_signatures(action.round)
-            return replace(action, body=body)
-        if isinstance(action.body, pb.RoundResult):
-            return replace(action, body=agreements.result(session, self.plan, action.round, action.body))
-        return action
-
-    def _await_signatures(self, number: int) -> None:
-        self.deadlines[agreement.deadline_name(number)] = self.around.monotonic() + agreement.seconds_for(self.plan)
-
-    def _note_out(self, event: CoordinatorEvent) -> None:
-        if isinstance(event, SiloAbstained):
-            self._abstained = {each for each in self._abstained if each.round == event.round} | {event}
-            if event.step == 0:
-                self._out.add((event.round, event.silo))
-
-    def _note_asked(self, action: Send) -> None:
-        self.asked[action.silo] = self.asked.get(action.silo, Asked()).after(action.body, action.step)
-
-    def _note_round(self, session: Session, action: Send) -> None:
-        """Keep what the driver must know of rounds: which is open, on which base, with which public prompts."""
-        row = session.get(db.Round, (self.name, action.round))
-        if isinstance(action.body, pb.RoundOpen) and row is None:
+    def _note_round(self, session: Session, action: Send) -> list[rounds.Event]:
+        """What the tables must know of what the method sends: a round opens, or ends without an adapter."""
+        if isinstance(action.body, pb.RoundOpen) and action.round > self.life.round:
             steps = {str(step.step): list(step.prompt_indices) for step in action.body.public_steps}
             session.add(
                 db.Round(
@@ -380,49 +302,119 @@ class ActiveRun:
                 )
             )
             session.flush()
-            self._opened_at[action.round] = self.around.monotonic()
-            self.around.publish("round.opened", {"run": self.name, "round": action.round})
-        if isinstance(action.body, pb.RoundResult) and row is not None and row.state == "open":
-            row.state = rounds.advance(rounds.ROUND, row.state, "abandon")
-            self._close(row)
-            self.around.publish("round.abandoned", {"run": self.name, "round": action.round})
+            return self._must(session, rounds.RoundOpened(action.round))
+        if isinstance(action.body, pb.RoundResult):
+            return self._must(session, rounds.RoundAbandoned(action.round))
+        return []
 
-    def _commit(self, session: Session, action: Commit) -> list[CoordinatorEvent]:
-        row = session.get(db.Round, (self.name, action.round))
-        if row is None:
-            raise OperationError(f"round {action.round} of {self.name} was never opened")
+    def _with_transcript(self, session: Session, action: Send) -> Send:
+        """What opens or ends a round names its transcript, whatever the method."""
+        agreements = self.around.agreements
+        if isinstance(action.body, pb.RoundOpen):
+            body, made = agreements.opening(session, self.plan, action.round, action.body, self.silos)
+            if made:
+                seconds = agreement.seconds_for(self.plan)
+                self._must(session, StartDeadline(f"{rounds.AGREEMENT}{action.round}", seconds))
+            return replace(action, body=body)
+        if isinstance(action.body, pb.RoundResult):
+            return replace(action, body=agreements.result(session, self.plan, action.round, action.body))
+        return action
+
+    def _note_asked(self, action: Send) -> None:
+        of_silo = self.asked.get(action.silo, Asked()).after(action.body, action.step)
+        self.asked = {**self.asked, action.silo: of_silo}
+
+    # ---- effects -------------------------------------------------------------------------------------
+
+    def _carry_out(
+        self, session: Session, effect: Effect, event: rounds.Event, before: rounds.Life
+    ) -> list[rounds.Event]:
+        """Do what the tables say. Returns the events that follow from it."""
+        match effect, event:
+            case Effect.BEGIN, RunStarted(silos):
+                self._send_away(session, before.those("asked"), "aborted", 0)
+                self._row(session).started_at = self.around.now()
+                self.around.publish("run.started", {"run": self.name, "silos": list(silos)})
+            case Effect.WITHDRAW, rounds.PlanDeclined(silo) | SiloLeft(silo):
+                self.around.publish("silo.left", {"run": self.name, "silo": silo})
+                withdraw(session, silo, self.name)
+            case Effect.NOTE_DECLINED, rounds.PlanDeclined(silo) | SiloLeft(silo):
+                figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=db.PLAN_DECLINED, fields="{}")
+                session.add(figure)
+            case Effect.AGREE, _:
+                self._agree(session, deadline_passed=isinstance(event, DeadlinePassed))
+            case Effect.INVITE, rounds.RoundOpened(number):
+                self._opened_at[number] = self.around.monotonic()
+                self.around.publish("round.opened", {"run": self.name, "round": number})
+            case Effect.AGGREGATE, Commit():
+                return self._commit(session, event)
+            case Effect.CLOSE, Committed(number) | rounds.RoundAbandoned(number):
+                self._close(session.get_one(db.Round, (self.name, number)))
+                if before.round_state == "open":
+                    self.around.publish("round.abandoned", {"run": self.name, "round": number})
+            case Effect.SEND_AWAY, _:
+                self._send_away(session, self.silos, self.life.state, before.open_round)
+            case Effect.RECORD, FinishRun(reason=reason) | rounds.GivenUp(reason):
+                self._record(session, reason, before)
+        return []
+
+    def _agree(self, session: Session, *, deadline_passed: bool) -> None:
+        """Let the open round begin at those who signed, once nobody is left to wait for."""
+        number, out, agreements = self.life.open_round, self.life.absent(), self.around.agreements
+        for silo, payload in agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):
+            queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="round.agreed", payload=payload)
+            self._must(session, rounds.DeadlineDropped(f"{rounds.AGREEMENT}{number}"))
+            self.around.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
+
+    def _send_away(self, session: Session, silos: Iterable[str], outcome: str, number: int) -> None:
+        """The run is over for these silos: what is queued is withdrawn, and whoever was given the plan is told. Else it
+        would take itself to be in this run when the next one comes, or join it when its people have looked at the plan.
+        """
+        body = encode(pb.RunEnd(outcome=outcome, adapter_digest=self._row(session).adapter_digest))
+        for silo in silos:
+            knows = not never_given(session, silo, self.name, "run.plan")
+            withdraw(session, silo, self.name)
+            if knows:
+                queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
+
+    def _record(self, session: Session, reason: str, before: rounds.Life) -> None:
+        if before.round_state not in ROUND_OVER and before.round:
+            self._close(session.get_one(db.Round, (self.name, before.round)))
+        run = self._row(session)
+        run.reason, run.ended_at = reason, self.around.now()
+        self.around.finished(session, run)
+        self.around.publish("run.ended", {"run": self.name, "outcome": run.state, "reason": reason})
+
+    def _commit(self, session: Session, action: Commit) -> list[rounds.Event]:
+        row = session.get_one(db.Round, (self.name, action.round))
         blobs = self.around.blobs
         uploads = [blobs.get(digest) for digest in action.upload_digests]
-        row.state = rounds.advance(rounds.ROUND, row.state, "commit")
         try:
             base = blobs.get(row.base_digest)
             adapter = aggregate(blobs, base, uploads, self.method.combine, freeze=self.plan.lora.freeze)
         except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
-            row.state = rounds.advance(rounds.ROUND, row.state, "abandon")
-            self._close(row)
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
-            self._end_early(session, "failed", error.code)
-            return []
+            return [rounds.RoundAbandoned(action.round), rounds.GivenUp(error.code)]
         fields = db.as_json(drift_note(action.silos, base, uploads))
         session.add(db.Figure(run=self.name, round=action.round, step=0, silo="", name=DRIFT, fields=fields))
         row.adapter_digest = adapter.digest
         row.participants = db.as_json(list(action.silos))
-        row.state = rounds.advance(rounds.ROUND, row.state, "committed")
-        self._close(row)
         self._row(session).adapter_digest = adapter.digest
         self.around.checkpoint()
+        seconds = self._seconds(action.round)
         self.around.publish(
             "round.committed",
-            {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": row.seconds},
+            {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": seconds},
         )
         return [Committed(action.round, adapter.digest)]
 
     def _close(self, row: db.Round) -> None:
-        row.closed_at = self.around.now()
-        row.seconds = round(self.around.monotonic() - self._opened_at.get(row.number, self.around.monotonic()), 3)
-        self.deadlines.pop(f"round/{row.number}", None)
-        self.deadlines.pop(agreement.deadline_name(row.number), None)
+        row.closed_at, row.seconds = self.around.now(), self._seconds(row.number)
+
+    def _seconds(self, number: int) -> float:
+        """Since a round was opened; 0 where that was before a restart."""
+        return round(self.around.monotonic() - self._opened_at.get(number, self.around.monotonic()), 3)
 
     def _row(self, session: Session) -> db.Run:
         run = session.get(db.Run, self.name)
@@ -453,32 +445,26 @@ def withdraw(session: Session, silo: str, run: str) -> None:
     session.execute(delete(db.OutboxItem).where(db.OutboxItem.silo == silo, db.OutboxItem.run == run))
 
 
-# ---- events as JSON ---------------------------------------------------------------------------------
-
-_EVENTS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (RunStarted, SiloAbstained, SiloLeft, DeadlinePassed, Committed)
-}
+# ---- the journal ------------------------------------------------------------------------------------
 
 
-def event_fields(event: CoordinatorEvent) -> dict[str, Any]:
-    """An event as JSON; a message by the digest of its kept payload."""
-    if isinstance(event, MessageArrived):
-        named = {name: getattr(event, name) for name in ("silo", "kind", "round", "step", "digest")}
-        return {"event": "MessageArrived", **named}
-    return {"event": type(event).__name__, **asdict(event)}
+def stored_events(session: Session, run: str) -> list[rounds.Event]:
+    """What was accepted of a run, in that order. Raises OperationError: a stored event is none."""
+    query = select(db.Transition.event).where(db.Transition.run == run).order_by(db.Transition.ordinal)
+    try:
+        return [rounds.from_fields(json.loads(text)) for text in session.scalars(query)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise OperationError(f"run {run}: what the database keeps of it cannot be read") from error
 
 
-def event_from_fields(fields: dict[str, Any], blobs: Blobs) -> CoordinatorEvent:
-    """The event again. Raises OperationError: a payload it names is missing."""
-    fields = dict(fields)
-    name = fields.pop("event")
-    if name == "MessageArrived":
-        payload = blobs.get(fields["digest"])
-        kind = fields["kind"]
-        if kind in TENSOR_KINDS:
-            return MessageArrived(body=FactorsReader(payload, payload.size_bytes).header, **fields)
-        return MessageArrived(body=decode(OUTBOUND_KINDS[kind], whole(payload)), **fields)
-    event: CoordinatorEvent = _EVENTS[name](
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    )
-    return event
+def stored_life(session: Session, plan: Plan) -> rounds.Life:
+    """Where a run stands by what is stored, its deadlines aside."""
+    return rounds.folded(rounds.first_life(plan), stored_events(session, plan.run), 0.0)
+
+
+def body_of(message: rounds.Contribution, blobs: Blobs) -> Message:
+    """The parsed payload; of tensors, the header. Raises OperationError: it is missing."""
+    payload = blobs.get(message.digest)
+    if message.kind in TENSOR_KINDS:
+        return FactorsReader(payload, payload.size_bytes).header
+    return decode(OUTBOUND_KINDS[message.kind], whole(payload))

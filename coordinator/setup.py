@@ -15,6 +15,7 @@ from typing import Any
 from fedsilo.edge.files import write_durably
 from fedsilo.edge.identity_files import load_coordinator_key, read_public
 from fedsilo.edge.model_folder import read_fingerprints
+from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.site_policy import SiteInputs, make_site_policy, within_context
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import ConflictError, OperationError
@@ -54,6 +55,7 @@ class InitInputs:
     state_dir: Path = Path("state")
     size: PlanSize = field(default_factory=PlanSize)
     least_isolation: str = "waived"
+    template: str | Path | None = None  # as `data.template` of a silo; None: the model folder's
 
 
 def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, Any]:
@@ -86,6 +88,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
         "federation_ca_pem": read_public(here / "id" / "federation_ca.crt").decode("ascii"),
         "peers": [f"spiffe://{inputs.federation}/silo/{silo}" for silo in inputs.silos],
         "plan_size": size.to_json(),
+        "load": inputs.load,
     }
     write_durably(places["bundle"], json.dumps(bundle, indent=1).encode() + b"\n")
     made = make_site_policy(
@@ -104,6 +107,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
             dtype=inputs.dtype,
             first_rounds=0,
             least_isolation=inputs.least_isolation,
+            template=inputs.template,
         )
     )
     charter = load_policy(made.policy_text.encode(), str(places["charter"]))
@@ -122,6 +126,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
 
 def _config_text(inputs: InitInputs) -> str:
     prints = read_fingerprints(inputs.model)
+    template = read_template(inputs.template, inputs.model).sha256 or prints.template_sha256
     name = inputs.coordinator
     return f"""\
 # The coordinator of {inputs.federation}. Written by `coordinator init`; unknown keys are errors.
@@ -143,7 +148,7 @@ expected:                                     # a silo that differs is refused a
   base_model: {_text(inputs.model.name)}      # a name for people, written into the adapter folder
   base_model_sha256: {_text(prints.base_model_sha256)}
   tokenizer_sha256: {_text(prints.tokenizer_sha256)}
-  template_sha256: {_text(prints.template_sha256)}
+  template_sha256: {_text(template)}
   load: {inputs.load}                         # fp32 | bf16 | nf4 | fp8
   lora_schema: lora_schema.json
 public:                                       # this copy checks the answers that silos send

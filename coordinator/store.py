@@ -3,8 +3,8 @@
 SQLAlchemy 2 with portable column types, so that PostgreSQL is another URL. SQLite runs in WAL mode with full
 synchronisation: a committed transaction is on the disk, and only then is a message acknowledged (design 5).
 
-A method's state is not stored: `method_events` keeps what the pure half was told, in order, and folding it again
-gives the same state and the same actions, for every method.
+Where a run and its method stand is not stored: `transitions` keeps what `treaty.rounds` accepted, in order, and
+folding it again gives the same life, the same state of the method and the same actions, for every method.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Base(DeclarativeBase):
 
 
 class Run(Base):
-    """state: one of `fedsilo.treaty.rounds.RUN`."""
+    """state: one of `fedsilo.treaty.round_tables.RUN`."""
 
     __tablename__ = "runs"
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -69,7 +69,7 @@ class Run(Base):
 
 
 class Round(Base):
-    """state: one of `fedsilo.treaty.rounds.ROUND`."""
+    """state: one of `fedsilo.treaty.round_tables.ROUND`."""
 
     __tablename__ = "rounds"
     run: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -246,8 +246,10 @@ class Figure(Base):
     fields: Mapped[str] = mapped_column(Text)
 
 
-class MethodEvent(Base):
-    __tablename__ = "method_events"
+class Transition(Base):
+    """An event of `fedsilo.treaty.rounds` that was accepted, as JSON."""
+
+    __tablename__ = "transitions"
     run: Mapped[str] = mapped_column(String(64), primary_key=True)
     ordinal: Mapped[int] = mapped_column(Integer, primary_key=True)
     event: Mapped[str] = mapped_column(Text)
@@ -281,20 +283,25 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
-        """One transaction, durable when the block ends.
+        """One transaction, durable when the block ends; where it fails, what `once_undone` was given is called.
 
         Raises:
             DiskFullError: no space; nothing of the block is kept.
             OperationError: the database refuses for another reason.
         """
-        around = getattr(self._thread, "afterwards", None)
+        around = getattr(self._thread, "afterwards", None), getattr(self._thread, "undo", None)
         afterwards: list[Callable[[], None]] = []
-        self._thread.afterwards = afterwards
+        undo: list[Callable[[], None]] = []
+        self._thread.afterwards, self._thread.undo = afterwards, undo
         try:
             with _named_errors(), self._sessions.begin() as session:
                 yield session
+        except BaseException:
+            for call in reversed(undo):
+                call()
+            raise
         finally:
-            self._thread.afterwards = around
+            self._thread.afterwards, self._thread.undo = around
         for call in afterwards:
             call()
 
@@ -306,6 +313,10 @@ class Store:
             call()
         else:
             afterwards.append(call)
+
+    def once_undone(self, call: Callable[[], None]) -> None:
+        """Call if this thread's transaction fails, the last one first: memory is then what the database is."""
+        self._thread.undo.append(call)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -428,19 +439,8 @@ def delivered_outbox_items(session: Session, silo: str, sequence: int) -> list[O
 
 
 def next_ordinal(session: Session, run: str) -> int:
-    newest = session.scalar(select(sql.max(MethodEvent.ordinal)).where(MethodEvent.run == run))
+    newest = session.scalar(select(sql.max(Transition.ordinal)).where(Transition.run == run))
     return 1 if newest is None else newest + 1
-
-
-def uploads_in_slot(session: Session, *, run: str, round_number: int, step: int, kind: str, silo: str) -> list[Upload]:
-    query = select(Upload).where(
-        Upload.run == run,
-        Upload.round == round_number,
-        Upload.step == step,
-        Upload.kind == kind,
-        Upload.silo == silo,
-    )
-    return list(session.scalars(query))
 
 
 def is_adapter(session: Session, digest: str) -> bool:

@@ -7,11 +7,10 @@ its roster, and with it the plan, final.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -19,99 +18,18 @@ from coordinator import store as db
 from coordinator.aggregate import initial_adapter
 from coordinator.blobs import BytesPayload
 from coordinator.driver import Driver
-from coordinator.members import Agreed
 from coordinator.runs import ActiveRun
-from fedsilo.treaty import rounds, strict_yaml
-from fedsilo.treaty.averaging import initial_frozen_sha256
-from fedsilo.treaty.errors import ConflictError, NotFoundError, UsageError
-from fedsilo.treaty.methods import method_named
+from fedsilo.edge.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
+from fedsilo.treaty import strict_yaml
+from fedsilo.treaty.errors import ConflictError, NotFoundError
 from fedsilo.treaty.plan import Plan
-from policies.schema import LoraSchema
+from fedsilo.treaty.round_tables import RUN, advance, gather, is_over
 
 Record = Callable[[Session, str], None]  # within the transaction that does it: which run
 
 
 def _nothing(session: Session, run: str) -> None:
     """For callers that nobody ordered."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """What a submitter cannot choose, since the silos agreed on it."""
-
-    federation: str
-    silos: tuple[str, ...]
-    agreed: Agreed
-    schema: LoraSchema
-    public_set_rows: int
-
-    def fields(self) -> dict[str, Any]:
-        agreed = self.agreed
-        return {
-            "federation": self.federation,
-            "lora": {
-                "rank": self.schema.rank,
-                "alpha": self.schema.alpha,
-                "schema_sha256": self.schema.digest,
-                "freeze": self.schema.freeze,
-            },
-            "base_model_sha256": agreed.base_model_sha256,
-            "tokenizer_sha256": agreed.tokenizer_sha256,
-            "template_sha256": agreed.template_sha256,
-            "load": agreed.load,
-            "mixed_base": agreed.mixed_base,
-            "public_set_sha256": agreed.public_set_sha256,
-            "public_set_rows": self.public_set_rows,
-            "held_out_sha256": agreed.held_out_sha256,
-            "wire_dtype": self.schema.dtype,
-        }
-
-
-def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple[str, ...]) -> Plan:
-    """The plan of a request for these silos.
-
-    Args:
-        document: the request, a mapping, with its lines where they are known.
-        fixed: what cannot be chosen.
-        silos: the roster.
-
-    Raises:
-        UsageError: an unknown field, a wrong value, a silo that is not of the federation, or a value that differs
-            from what the federation fixes; named.
-    """
-    fields = dict(document.value)
-    for name, value in fixed.fields().items():
-        given = fields.get(name, value)
-        if name == "lora" and isinstance(given, Mapping):
-            given = {**value, **given}
-        if given != value:
-            raise UsageError(
-                f"{document.place((name,))}: {name} is {given!r}; this federation has {value!r}",
-                hint=f"leave {name} out of the file",
-            )
-        fields[name] = value
-    fields["silos"] = list(silos)
-    unknown = [silo for silo in silos if silo not in fixed.silos]
-    if unknown:
-        raise UsageError(
-            f"{document.place(('silos',))}: {unknown[0]!r} is not a silo of this federation",
-            hint=f"known: {', '.join(fixed.silos)}",
-        )
-    try:
-        fields["lora"] = {**fields["lora"], "frozen_sha256": _frozen_sha256(fixed.schema, fields.get("seed"))}
-        plan = Plan.model_validate_json(json.dumps(fields))
-    except ValidationError as error:
-        raise strict_yaml.mistake(Plan, error, document) from error
-    method_named(plan.method)
-    return plan
-
-
-def _frozen_sha256(schema: LoraSchema, seed: object) -> str:
-    """Digest of the factors that the run freezes, which follow from its seed; that a seed is none, the plan says."""
-    if schema.freeze == "none":
-        return ""
-    number = seed if isinstance(seed, int) and 0 <= seed < 2**53 else 0
-    return initial_frozen_sha256(schema.tensors, number, schema.freeze)
 
 
 def _taken(request: dict[str, Any]) -> strict_yaml.Document:
@@ -157,19 +75,17 @@ class Submissions:
             UsageError: not a valid run.
             ConflictError: the name is taken, or another run has not ended.
         """
-        document = strict_yaml.load(text.encode(), source)
-        if not isinstance(document.value, dict):
-            raise UsageError(f"{source}: a run is a mapping of keys")
+        document = read_request(text.encode(), source)
         request = dict(document.value)
         with self.driver.changing(), self.driver.parts.store.transaction() as session:
             ordinal = (session.scalar(select(func.max(db.Run.ordinal))) or 0) + 1
             request.setdefault("run", f"run-{ordinal}")
             document = replace(document, value=request)
-            plan = plan_from_request(document, self.fixed, self._silos_of(document))
+            plan = check_request(document, self.fixed)
             if session.get(db.Run, plan.run) is not None:
                 raise ConflictError(f"there is a run {plan.run!r} already", hint="choose another `run:`")
             going_on = session.scalars(select(db.Run)).all()
-            active = [run.name for run in going_on if not rounds.is_terminal(rounds.RUN, run.state)]
+            active = [run.name for run in going_on if not is_over(run.state)]
             if active:
                 raise ConflictError(f"run {active[0]!r} has not ended", hint="wait for it, or abort it")
             session.add(
@@ -238,15 +154,9 @@ class Submissions:
             self._end(session, name, "abort", "ABORTED")
             return True
 
-    def _silos_of(self, document: strict_yaml.Document) -> tuple[str, ...]:
-        given = document.value.get("silos", self.fixed.silos)
-        if not isinstance(given, list | tuple) or not all(isinstance(silo, str) for silo in given):
-            raise UsageError(f"{document.place(('silos',))}: silos is a list of names")
-        return tuple(given)
-
     def _wait(self, name: str, request: dict[str, Any]) -> None:
         document = _taken(request)
-        plan = plan_from_request(document, self.fixed, self._silos_of(document))
+        plan = plan_from_request(document, self.fixed, silos_of(document, self.fixed.silos))
         due = self.driver.parts.monotonic() + plan.join_deadline_seconds
         self.waiting[name] = Waiting(request, plan, due)
 
@@ -262,10 +172,12 @@ class Submissions:
         for name, item in list(self.waiting.items()):
             ready = self._joined(session, item.plan)
             late = self.driver.parts.monotonic() >= item.due
-            if len(ready) == len(item.plan.silos) or (late and len(ready) >= item.plan.quorum):
+            whole, quorum = len(item.plan.silos), item.plan.quorum
+            verdict = gather(ready=len(ready), of=whole, quorum=quorum, deadline_passed=late)
+            if verdict == "start":
                 self._start(session, name, ready)
-            elif late:
-                self._end(session, name, "fail", "QUORUM_NOT_REACHED")
+            elif verdict:
+                self._end(session, name, verdict, "QUORUM_NOT_REACHED")
 
     def _start(self, session: Session, name: str, silos: tuple[str, ...]) -> None:
         item = self.waiting.pop(name)
@@ -280,7 +192,7 @@ class Submissions:
     def _end(self, session: Session, name: str, event: str, reason: str) -> None:
         self.waiting.pop(name)
         row = session.get_one(db.Run, name)
-        row.state = rounds.advance(rounds.RUN, row.state, event)
+        row.state = advance(RUN, row.state, event)
         row.reason, row.ended_at = reason, self.now()
         self.driver.parts.finished(session, row)
         self.driver.parts.publish("run.ended", {"run": name, "outcome": row.state, "reason": reason})

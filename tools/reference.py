@@ -36,11 +36,15 @@ def main() -> int:
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
         print(FOLDER.relative_to(ROOT) / name)
+    from tools.rounds_page import write  # it takes helpers from here
+
+    print(write().relative_to(ROOT))
     return 0
 
 
 def pages() -> dict[str, str]:
     """File name -> whole text of each page."""
+    from tools.reference_figures import figures_page
     from tools.threats import threats_page
 
     made: dict[str, Callable[[], str]] = {
@@ -51,6 +55,7 @@ def pages() -> dict[str, str]:
         "messages.md": messages_page,
         "audit-record.md": audit_page,
         "exit-codes.md": exit_codes_page,
+        "figures.md": figures_page,
         "threats.md": threats_page,
     }
     return {name: HEADING + re.sub(r"\n{3,}", "\n\n", make()).strip() + "\n" for name, make in made.items()}

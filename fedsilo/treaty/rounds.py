@@ -1,39 +1,445 @@
-"""The life of a run and of a round as transition tables. The store keeps the state's name; a move that is not in the
-table is a conflict, whoever asks for it."""
+"""The life of a run at the coordinator as transition tables: run, silo in the run, round, silo in the round.
+
+    life, event, moment  ->  verdict, next life, effects by name
+
+Each table (`round_tables`) decides every pair of state and event. `step` asks the tables that an event concerns, from
+the run down to the silo's place in the round; the first that refuses decides. What is accepted is the caller's
+journal: `step` again over it gives the same life, so nothing else need be kept.
+
+The method says when a round is complete; here stands what it may then do: no commit below the quorum, and of nothing
+but the updates that were taken. A contribution is known by (run, round, step, attempt, silo, kind, digest). The same
+digest in the same place is a retry, whichever attempt it came with: ignored, and acknowledged. Another digest in a
+taken place is refused, so which updates count does not depend on the order in which they came.
+
+Time is the caller's: `due` is asked with a moment, and deadlines that are folded again count from that moment, since
+an outage must not close a round.
+
+What it does not stop: a silo that is slow on purpose, up to each deadline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from fedsilo.treaty.errors import ConflictError
+from fedsilo.treaty.method import (
+    Commit,
+    Committed,
+    DeadlinePassed,
+    FinishRun,
+    RunStarted,
+    SiloAbstained,
+    SiloLeft,
+    StartDeadline,
+)
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.round_tables import (
+    BAD,
+    DENY,
+    IGNORE,
+    LATE,
+    OK,
+    PLACE,
+    ROUND,
+    ROUND_OVER,
+    RUN,
+    SILO,
+    Cell,
+    Effect,
+    Verdict,
+    gather,
+    is_over,
+)
 
-Table = Mapping[str, Mapping[str, str]]  # state -> event -> next state
+JOIN = "join"  # the deadline before a run begins
+AGREEMENT = "agreement/"  # and the number of the round: the deadline for signing its transcript
+EVALUATION = "metrics.eval"
+ABSTENTIONS_MAX = 16  # of one silo in one round, beside two for each public step: the round itself, and its kinds
 
-RUN: Table = {
-    "waiting": {"start": "running", "pause": "paused", "abort": "aborted", "fail": "failed"},
-    "running": {"pause": "paused", "finish": "finished", "fail": "failed", "abort": "aborted"},
-    "paused": {"resume": "running", "abort": "aborted", "fail": "failed"},
-    "finished": {},
-    "failed": {},
-    "aborted": {},
+
+# ---- events: those of the method and these ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlanTaken:
+    """A silo acknowledged the plan."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
+class PlanDeclined:
+    """A site said no to the plan; once the run goes on, this says no to nothing."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
+class RunPaused:
+    pass
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    pass
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """The coordinator ends the run as failed, without the method."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundOpened:
+    """To all silos that are in the run."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class RoundAbandoned:
+    round: int
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A silo signed the transcript of a round."""
+
+    silo: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """A silo told of a step in a round."""
+
+    silo: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A message that belongs to the run, in its place. `attempt` numbers how often its sender sent it."""
+
+    silo: str
+    kind: str
+    round: int
+    step: int
+    attempt: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class UpdateRefused:
+    """The charter let a silo's update of a round not in."""
+
+    silo: str
+    round: int
+
+
+@dataclass(frozen=True)
+class DeadlineDropped:
+    """What a deadline waited for is there."""
+
+    name: str
+
+
+Event = (
+    PlanTaken
+    | PlanDeclined
+    | RunStarted
+    | RunPaused
+    | RunResumed
+    | GivenUp
+    | FinishRun
+    | SiloLeft
+    | RoundOpened
+    | RoundAbandoned
+    | Signed
+    | Progressed
+    | Contribution
+    | UpdateRefused
+    | SiloAbstained
+    | Commit
+    | Committed
+    | StartDeadline
+    | DeadlineDropped
+    | DeadlinePassed
+)
+
+# ---- one life --------------------------------------------------------------------------------------------
+
+_Slot = tuple[int, str, str]  # step, silo, kind
+
+
+@dataclass(frozen=True)
+class Life:
+    """Where a run stands; immutable.
+
+    Attributes:
+        silos: of the plan, in its order.
+        standing: silo -> its state in `SILO`.
+        round: number of the newest round; 0 before the first. `round_state` is its state in `ROUND`.
+        places: silo -> its state in `PLACE`, of the newest round.
+        signed: silos that signed the newest round's transcript.
+        abstained: what silos said in the newest round.
+        taken: round -> place -> digest of what was taken there.
+        deadlines: name -> the moment at which it passes.
+        paused_at: the moment, while paused.
+    """
+
+    silos: tuple[str, ...]
+    quorum: int
+    update_kind: str
+    abstentions_max: int
+    standing: Mapping[str, str]
+    state: str = "waiting"
+    round: int = 0
+    round_state: str = "none"
+    places: Mapping[str, str] = field(default_factory=dict)
+    signed: frozenset[str] = frozenset()
+    abstained: frozenset[SiloAbstained] = frozenset()
+    taken: Mapping[int, Mapping[_Slot, str]] = field(default_factory=dict)
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    paused_at: float | None = None
+
+    @property
+    def started(self) -> bool:
+        return self.state != "waiting"
+
+    @property
+    def over(self) -> bool:
+        return is_over(self.state)
+
+    @property
+    def open_round(self) -> int:
+        """0 if none is open."""
+        return self.round if self.round_state == "open" else 0
+
+    def those(self, standing: str) -> tuple[str, ...]:
+        """The silos of that state in the run, in the plan's order."""
+        return tuple(silo for silo in self.silos if self.standing[silo] == standing)
+
+    def absent(self) -> frozenset[str]:
+        """Silos that take no part in the newest round."""
+        return frozenset(silo for silo in self.silos if self.standing[silo] == "out" or self.places.get(silo) == "left")
+
+    def due(self, moment: float) -> list[str]:
+        """Deadlines that have passed, earliest first; none while paused."""
+        if self.paused_at is not None:
+            return []
+        return sorted((name for name, at in self.deadlines.items() if at <= moment), key=self.deadlines.__getitem__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`then`: what follows at once, `start` or `give up`; else empty. `life` changes only where it was accepted."""
+
+    verdict: Verdict
+    life: Life
+    effects: tuple[Effect, ...] = ()
+    code: str = ""
+    then: str = ""
+
+
+def first_life(plan: Plan) -> Life:
+    """Of a run whose plan goes out."""
+    return Life(
+        plan.silos,
+        plan.quorum,
+        plan.lora.update_kind,
+        2 * len(plan.public_steps()) + ABSTENTIONS_MAX,
+        dict.fromkeys(plan.silos, "asked"),
+    )
+
+
+def name_of(life: Life, event: Event) -> str:
+    """What the tables call an event."""
+    match event:
+        case Contribution(kind=kind):
+            return "evaluation" if kind == EVALUATION else "update" if kind == life.update_kind else "answer"
+        case FinishRun(outcome):
+            return {"finished": "finish", "failed": "fail", "aborted": "abort"}[outcome]
+        case SiloAbstained(step=step):
+            return "abstain in step" if step else "abstain"
+        case DeadlinePassed(name):
+            special = "signing deadline" if name.startswith(AGREEMENT) else "deadline"
+            return "join deadline" if name == JOIN else special
+    return _NAMES[type(event)]
+
+
+_NAMES: dict[type[Any], str] = {
+    PlanTaken: "plan taken",
+    PlanDeclined: "plan declined",
+    RunStarted: "start",
+    RunPaused: "pause",
+    RunResumed: "resume",
+    GivenUp: "give up",
+    SiloLeft: "leave",
+    RoundOpened: "open",
+    RoundAbandoned: "abandon",
+    Signed: "sign",
+    Progressed: "progress",
+    UpdateRefused: "update refused",
+    Commit: "commit",
+    Committed: "committed",
+    StartDeadline: "await",
+    DeadlineDropped: "arrived",
 }
 
-ROUND: Table = {
-    "open": {"commit": "committing", "abandon": "abandoned"},
-    "committing": {"committed": "committed", "abandon": "abandoned"},
-    "committed": {},
-    "abandoned": {},
-}
+
+def step(life: Life, event: Event, moment: float) -> Outcome:
+    """One event at a moment (seconds of the caller's clock)."""
+    name, silo = name_of(life, event), str(getattr(event, "silo", ""))
+    if isinstance(event, Contribution) and life.taken.get(event.round, {}).get(_slot(event)) == event.digest:
+        return Outcome(Verdict.IGNORED, life)  # whatever has become of run and round: it was acknowledged
+    run = RUN[life.state][name]
+    member = SILO[life.standing.get(silo, "out")][name] if silo and name in SILO["out"] else OK
+    whole = ROUND[life.round_state][name] if name in ROUND["none"] else OK
+    place = PLACE[life.places[silo]][name] if silo in life.places and name in PLACE["late"] else OK
+    cells = (run, member, _limit(life, event, name), whole, place)
+    for verdict in (Verdict.REFUSED, Verdict.IGNORED):
+        for cell in cells:
+            if cell.verdict is verdict:
+                return Outcome(verdict, life, code=cell.code)
+    standing, places = dict(life.standing), dict(life.places)
+    if member.next:
+        standing[silo] = member.next
+    if place.next:
+        places[silo] = place.next
+    moved = replace(
+        life,
+        state=run.next or life.state,
+        round_state=whole.next or life.round_state,
+        standing=standing,
+        places=places,
+    )
+    after = _changed(moved, event, moment)
+    effects = tuple(effect for cell in cells for effect in cell.effects)
+    return Outcome(Verdict.ACCEPTED, after, effects, then=_then(after, name))
 
 
-def advance(table: Table, state: str, event: str) -> str:
-    """The next state. Raises ConflictError: the event is not possible in this state; the hint lists what is."""
-    moves = table[state]
-    if event not in moves:
-        possible = ", ".join(moves) or "nothing, it has ended"
-        raise ConflictError(f"cannot {event} what is {state}", hint=f"possible now: {possible}")
-    return moves[event]
+def folded(life: Life, events: Iterable[Event], moment: float) -> Life:
+    """The life after a journal. Raises ConflictError: the journal holds what was never accepted."""
+    for event in events:
+        outcome = step(life, event, moment)
+        if outcome.verdict is not Verdict.ACCEPTED:
+            raise ConflictError(f"the journal does not fit: {name_of(life, event)} of what is {life.state}")
+        life = outcome.life
+    return life
 
 
-def is_terminal(table: Table, state: str) -> bool:
-    return not table[state]
+def _slot(event: Contribution) -> _Slot:
+    return event.step, event.silo, event.kind
+
+
+def _limit(life: Life, event: Event, name: str) -> Cell:
+    """What depends on more than the states: numbers of rounds, what was said before, the quorum."""
+    match event:
+        case Contribution(round=number):
+            # these belong to a round as a whole, so each has one place, and a commit finds it
+            wrong = name != "answer" and event.step != 0
+            if name == "evaluation":
+                # of an adapter that is to come there is nothing to say yet; round 0 is the base model
+                wrong |= number > life.round or (number == life.round > 0 and life.round_state not in ROUND_OVER)
+            elif number != life.round:
+                return LATE
+            return DENY if wrong or _slot(event) in life.taken.get(number, {}) else OK
+        case SiloAbstained(silo, number):
+            told = sum(each.silo == silo for each in life.abstained)
+            again = event in life.abstained or told >= life.abstentions_max
+            return IGNORE if number != life.round or again else OK
+        case RoundOpened(number):
+            return IGNORE if number <= life.round else OK if number == life.round + 1 else BAD
+        case Signed(silo, number):
+            return OK if number == life.round and silo not in life.signed else IGNORE
+        case Progressed() | UpdateRefused() | RoundAbandoned():
+            return OK if event.round == life.round else IGNORE
+        case Commit(number, silos, digests):
+            taken = life.taken.get(number, {})
+            given = [taken.get((0, silo, life.update_kind)) for silo in silos]
+            enough = len(set(silos)) == len(silos) >= life.quorum
+            return OK if number == life.round and enough and given == list(digests) else BAD
+        case Committed(number):
+            return OK if number == life.round else BAD
+        case DeadlinePassed(name) | DeadlineDropped(name):
+            return OK if name in life.deadlines else IGNORE
+    return OK
+
+
+def _changed(life: Life, event: Event, moment: float) -> Life:
+    """What an accepted event changes beside the states that it moves itself."""
+    match event:
+        case RunStarted():
+            life = replace(life, standing={silo: SILO[at]["start"].next or at for silo, at in life.standing.items()})
+            return _without(life, {JOIN})
+        case RunPaused():
+            return replace(life, paused_at=moment)
+        case RunResumed():
+            waited = moment - (life.paused_at if life.paused_at is not None else moment)
+            later = {name: at + waited for name, at in life.deadlines.items()}
+            return replace(life, deadlines=later, paused_at=None)
+        case FinishRun() | GivenUp():
+            ended = ROUND[life.round_state]["run over"].next or life.round_state
+            return replace(_round_over(life), round_state=ended, deadlines={}, paused_at=None)
+        case RoundOpened(number):
+            invited = dict.fromkeys(life.those("accepted"), "invited")
+            return replace(life, round=number, places=invited, signed=frozenset(), abstained=frozenset())
+        case Contribution(round=number):
+            of_round = {**life.taken.get(number, {}), _slot(event): event.digest}
+            return replace(life, taken={**life.taken, number: of_round})
+        case Signed(silo):
+            return replace(life, signed=life.signed | {silo})
+        case SiloAbstained():
+            return replace(life, abstained=life.abstained | {event})
+        case Committed() | RoundAbandoned():
+            return _round_over(life)
+        case StartDeadline(name, seconds):
+            # while paused, all deadlines stand still from the moment of the pause
+            start = moment if life.paused_at is None else life.paused_at
+            return replace(life, deadlines={**life.deadlines, name: start + seconds})
+        case DeadlinePassed(name) | DeadlineDropped(name):
+            return _without(life, {name})
+    return life
+
+
+def _round_over(life: Life) -> Life:
+    places = {silo: PLACE[at]["round over"].next or at for silo, at in life.places.items()}
+    number = str(life.round)
+    return _without(replace(life, places=places), {n for n in life.deadlines if n.split("/")[1:2] == [number]})
+
+
+def _without(life: Life, names: set[str]) -> Life:
+    return replace(life, deadlines={name: at for name, at in life.deadlines.items() if name not in names})
+
+
+def _then(life: Life, name: str) -> str:
+    if life.state != "waiting" or name not in {"plan taken", "plan declined", "leave", "join deadline"}:
+        return ""
+    ready, asked = life.those("accepted"), life.those("asked")
+    return gather(
+        ready=len(ready), of=len(ready) + len(asked), quorum=life.quorum, deadline_passed=name == "join deadline"
+    )
+
+
+# ---- the journal -----------------------------------------------------------------------------------------
+
+_KINDS = {
+    kind.__name__: kind for kind in (*_NAMES, FinishRun, Contribution, SiloAbstained, DeadlinePassed)
+}  # fmt: skip
+
+
+def to_fields(event: Event) -> dict[str, Any]:
+    """An event as JSON; a message by its digest."""
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def from_fields(fields: Mapping[str, Any]) -> Event:
+    """The event again. Raises KeyError or TypeError: it is none."""
+    rest = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items() if key != "event"}
+    event: Event = _KINDS[fields["event"]](**rest)
+    return event

@@ -1,44 +1,17 @@
-"""The transition tables, and the plan's canonical form."""
+"""The plan's canonical form, and draws by key."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsilo.treaty.errors import ConflictError, PeerError
+from fedsilo.treaty.errors import PeerError
 from fedsilo.treaty.plan import plan_from_canonical
 from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
-from fedsilo.treaty.rounds import ROUND, RUN, Table, advance, is_terminal
 from fedsilo.treaty.wire.codec import canonical_json
 from tests.simulated.paper_federation import plan_of
-
-
-@pytest.mark.parametrize("table", [RUN, ROUND])
-def test_every_state_is_reachable_and_ends_somewhere(table: Table) -> None:
-    reached, frontier = set(), [next(iter(table))]
-    while frontier:
-        state = frontier.pop()
-        if state not in reached:
-            reached.add(state)
-            frontier.extend(table[state].values())
-    assert reached == set(table)
-    assert any(is_terminal(table, state) for state in table)
-
-
-@given(st.sampled_from(sorted(RUN)), st.sampled_from(["start", "pause", "resume", "finish", "fail", "abort", "nap"]))
-def test_an_event_moves_by_the_table_or_is_a_conflict(state: str, event: str) -> None:
-    if event in RUN[state]:
-        assert advance(RUN, state, event) == RUN[state][event]
-    else:
-        with pytest.raises(ConflictError) as error:
-            advance(RUN, state, event)
-        assert state in error.value.message
-    if is_terminal(RUN, state):
-        assert not RUN[state]
 
 
 def test_a_plan_survives_its_canonical_form() -> None:

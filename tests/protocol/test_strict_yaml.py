@@ -37,6 +37,8 @@ class Outer(BaseModel):
         ("a: no\n", 1, "ambiguous"),
         ("x: 1\na: &anchor 1\nb: *anchor\n", 2, "anchors"),
         ("a: !!python/object:os.system x\n", 1, "tag"),
+        ("a: 1\nb: !!python/object:os.system {}\n", 2, "tag"),
+        ("a: !!python/tuple [1]\n", 1, "tag"),
         ("a: 0x10\n", 1, "decimal"),
         ("a: 2026-01-01\n", 1, "date"),
         ("a: 1_000\n", 1, "decimal"),

@@ -1,0 +1,299 @@
+"""The tables of a run: whole, and right for whatever comes in whatever order. `paper_run` says what must hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedsilo.treaty import method as m
+from fedsilo.treaty import rounds
+from fedsilo.treaty.errors import ConflictError, WireCode
+from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.round_tables import CONFLICT, OVER, PLACE, ROUND, RUN, SILO, TABLES, Table, Verdict, advance, gather
+from tests.protocol.paper_run import PaperRun
+from tests.simulated.paper_federation import plan_of
+
+ROUNDS = 2
+UPDATE = "lora.factors"
+
+
+def plan_with(silos: Iterable[str], **changes: object) -> Plan:
+    return plan_of(silos=tuple(silos), rounds=ROUNDS, local_steps=2, swap_period=2, **changes)
+
+
+# ---- the tables themselves -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_pair_of_state_and_event_is_decided(name: str) -> None:
+    table = TABLES[name]
+    codes = {CONFLICT, *WireCode}
+    [events] = {frozenset(row) for row in table.values()}
+    assert events
+    for row in table.values():
+        for cell in row.values():
+            assert not cell.next or cell.next in table
+            assert (cell.verdict is Verdict.REFUSED) == (cell.code in codes) == bool(cell.code)
+            assert cell.verdict is Verdict.ACCEPTED or not (cell.next or cell.effects)
+
+
+def moves(table: Table, state: str) -> set[str]:
+    return {cell.next for cell in table[state].values() if cell.next}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_state_is_reached_from_the_first(name: str) -> None:
+    table = TABLES[name]
+    reached, frontier = set(), [next(iter(table))]
+    while frontier:
+        state = frontier.pop()
+        if state not in reached:
+            reached.add(state)
+            frontier.extend(moves(table, state))
+    assert reached == set(table)
+
+
+def test_what_has_ended_stays_ended() -> None:
+    assert {state for state in RUN if not moves(RUN, state)} == OVER
+    assert all(not cell.effects for state in OVER for cell in RUN[state].values())
+    assert not moves(SILO, "out") and not moves(PLACE, "late") and not moves(PLACE, "contributed")
+    assert moves(ROUND, "committed") == moves(ROUND, "abandoned") == {"open"}, "only the next round"
+    # from wherever a run stands, people and the coordinator itself can end it
+    assert all(RUN[state][event].next in OVER for state in set(RUN) - OVER for event in ("abort", "give up"))
+
+
+@pytest.mark.parametrize("state", RUN)
+@pytest.mark.parametrize("event", ["start", "pause", "resume", "finish", "fail", "abort"])
+def test_an_order_moves_by_the_table_or_is_a_conflict(state: str, event: str) -> None:
+    if RUN[state][event].next:
+        assert advance(RUN, state, event) == RUN[state][event].next
+        return
+    with pytest.raises(ConflictError) as error:
+        advance(RUN, state, event)
+    assert state in error.value.message
+    assert ("it has ended" in error.value.hint) == (state in OVER)
+    assert not {"give up", "finish", "fail"} & set(error.value.hint.removeprefix("possible now: ").split(", "))
+
+
+@given(st.integers(0, 4), st.integers(0, 4), st.integers(1, 4), st.booleans())
+def test_a_run_starts_with_the_quorum_and_never_below(ready: int, others: int, quorum: int, passed: bool) -> None:
+    verdict = gather(ready=ready, of=ready + others, quorum=quorum, deadline_passed=passed)
+    assert (verdict == "start") == (ready >= quorum and (passed or not others))
+    assert (verdict == "") == (bool(others) and not passed and ready + others >= quorum)
+
+
+# ---- any history ---------------------------------------------------------------------------------------
+
+
+def messages(silos: str) -> st.SearchStrategy[rounds.Event]:
+    """Whatever a silo may say, in its time or not."""
+    silo = st.sampled_from([*silos, "stranger"])
+    number, step, digest = st.integers(0, ROUNDS + 1), st.sampled_from([0, 2]), st.sampled_from("xy")
+    attempt = st.integers(1, 2)
+    update = st.builds(rounds.Contribution, silo, st.just(UPDATE), number, step, attempt, digest)
+    answer = st.builds(rounds.Contribution, silo, st.just("public.responses"), number, st.just(2), attempt, digest)
+    evaluation = st.builds(rounds.Contribution, silo, st.just("metrics.eval"), number, step, attempt, digest)
+    abstention = st.builds(m.SiloAbstained, silo, number, step, st.sampled_from(["", UPDATE]))
+    in_round = [st.builds(kind, silo, number) for kind in (rounds.Signed, rounds.Progressed, rounds.UpdateRefused)]
+    plan = st.builds(rounds.PlanTaken, silo)
+    goes = st.one_of(st.builds(m.SiloLeft, silo), st.builds(rounds.PlanDeclined, silo))
+    return st.one_of(plan, plan, update, update, update, answer, evaluation, abstention, *in_round, goes)
+
+
+ORDERS: list[rounds.Event | str] = [rounds.RunPaused(), rounds.RunResumed(), m.FinishRun("aborted", "ABORTED"), "time"]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Plan, list[rounds.Event | str]]:
+    """Honest beginnings now and then, since few random histories would get past the join."""
+    silos = "abcd"[: draw(st.integers(1, 4))]
+    plan = plan_with(silos, method=draw(st.sampled_from(["pubswap", "fedavg-grpo"])), quorum=draw(
+        st.integers(1, len(silos))
+    ))  # fmt: skip
+    start: list[rounds.Event | str] = [rounds.PlanTaken(silo) for silo in silos] if draw(st.booleans()) else []
+    time = st.just("time")
+    said = draw(st.lists(st.one_of(messages(silos), messages(silos), messages(silos), time), max_size=40))
+    orders = draw(st.lists(st.tuples(st.integers(0, 60), st.sampled_from(ORDERS)), max_size=3))
+    for place, order in orders:
+        said.insert(place, order)
+    # retries, late: whatever was said may come again, anywhere behind
+    for place, again in draw(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)):
+        said.insert(max(place, again), said[again % len(said)] if said else "time")
+    return plan, [*start, *said]
+
+
+@settings(max_examples=160, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(histories())
+def test_any_history_keeps_what_it_acknowledged_and_ends_by_its_deadlines(
+    history: tuple[Plan, list[rounds.Event | str]],
+) -> None:
+    plan, said = history
+    run = PaperRun(plan)
+    for event in said:
+        if isinstance(event, str):
+            run.next_deadline()
+        else:
+            run.say(event)
+    run.check_replay()
+    run.to_the_end()
+    run.check_replay()
+    # whatever was acknowledged is acknowledged again, as a retry, and changes nothing
+    before = run.life
+    for message in run.acknowledged:
+        assert run.say(message).verdict is Verdict.IGNORED
+    assert run.life is before
+
+
+def honest(plan: Plan, silo: str) -> list[rounds.Event]:
+    """What one silo says in a run in which nothing goes wrong, in its order."""
+    said: list[rounds.Event] = [rounds.PlanTaken(silo)]
+    for number in range(1, plan.rounds + 1):
+        said.append(rounds.Signed(silo, number))
+        if plan.public_steps() and plan.method != "fedavg-grpo":
+            said.append(rounds.Contribution(silo, "public.responses", number, 2, 1, f"{silo}{number}p"))
+        said.append(rounds.Contribution(silo, UPDATE, number, 0, 1, f"{silo}{number}"))
+    return [*said, rounds.Contribution(silo, "metrics.eval", plan.rounds, 0, 1, f"{silo}m")]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.integers(1, 4), st.sampled_from(["pubswap", "fedavg-grpo"]))
+def test_honest_silos_in_any_order_with_lost_answers_make_one_and_the_same_run(
+    data: st.DataObject, count: int, method: str
+) -> None:
+    """A silo sends its next message once the one before was taken; acknowledgements are lost now and then, so it sends
+    again, with another attempt, and a message from before may still be on its way."""
+    silos = "abcd"[:count]
+    run = PaperRun(plan_with(silos, method=method, quorum=count))
+    waiting = {silo: honest(run.plan, silo) for silo in silos}
+    while any(waiting.values()):
+        silo = data.draw(st.sampled_from([silo for silo in silos if waiting[silo]]))
+        message = waiting[silo][0]
+        verdict = run.say(message).verdict
+        if verdict is Verdict.ACCEPTED:
+            waiting[silo].pop(0)
+            if data.draw(st.booleans()):
+                again = run.say(message)
+                assert again.verdict is Verdict.IGNORED or not isinstance(message, rounds.Contribution)
+    assert run.life.state == "finished"
+    assert [commit.silos for commit in run.commits] == [tuple(silos)] * ROUNDS
+    assert [commit.upload_digests for commit in run.commits] == [
+        tuple(f"{silo}{number}" for silo in silos) for number in (1, 2)
+    ]
+    run.check_replay()
+
+
+# ---- by hand -------------------------------------------------------------------------------------------
+
+
+def opened(silos: str = "ab", **changes: object) -> PaperRun:
+    run = PaperRun(plan_with(silos, **changes))
+    for silo in silos:
+        run.say(rounds.PlanTaken(silo))
+    assert run.life.open_round == 1
+    return run
+
+
+def update(silo: str, digest: str, number: int = 1, attempt: int = 1) -> rounds.Contribution:
+    return rounds.Contribution(silo, UPDATE, number, 0, attempt, digest)
+
+
+def test_another_digest_in_a_taken_place_is_refused_and_the_same_one_is_a_retry() -> None:
+    run = opened()
+    assert run.say(update("a", "x")).verdict is Verdict.ACCEPTED
+    assert run.say(update("a", "x", attempt=2)).verdict is Verdict.IGNORED
+    other = run.say(update("a", "y"))
+    assert (other.verdict, other.code) == (Verdict.REFUSED, WireCode.INGRESS_DENIED)
+    run.say(update("b", "z"))
+    assert run.commits[0].upload_digests == ("x", "z")
+    late = run.say(update("a", "y"))
+    assert (late.verdict, late.code) == (Verdict.REFUSED, WireCode.ROUND_CLOSED)
+
+
+def test_a_method_commits_nothing_below_the_quorum_and_nothing_that_was_not_taken() -> None:
+    run = opened(quorum=2)
+    run.say(update("a", "x"))
+    for silos, digests in ((("a",), ("x",)), (("a", "b"), ("x", "y")), (("a", "a"), ("x", "x"))):
+        assert rounds.step(run.life, m.Commit(1, silos, digests), 0.0).code == CONFLICT
+    run.say(m.SiloAbstained("b", 1, 0))
+    assert run.life.round == 2 and not run.commits and ROUND["open"]["abandon"].next == "abandoned"
+    # the counterpart: the same update, and one more, is committed
+    other = opened(quorum=2)
+    other.say(update("a", "x"))
+    other.say(update("b", "y"))
+    assert other.commits == [m.Commit(1, ("a", "b"), ("x", "y"))]
+
+
+@pytest.mark.parametrize("kind", [UPDATE, "metrics.eval"])
+def test_what_belongs_to_a_whole_round_has_one_place_in_it(kind: str) -> None:
+    """Else a silo had as many places as there are steps, and a commit would not find what the method was told of."""
+    run = opened("ab", quorum=1)
+    number = 1 if kind == UPDATE else 0
+    for step in (1, 2):
+        outcome = run.say(rounds.Contribution("a", kind, number, step, 1, "x"))
+        assert (outcome.verdict, outcome.code) == (Verdict.REFUSED, WireCode.INGRESS_DENIED)
+    assert run.say(rounds.Contribution("a", kind, number, 0, 1, "x")).verdict is Verdict.ACCEPTED
+    run.say(m.SiloAbstained("b", 1, 0))
+    assert [commit.upload_digests for commit in run.commits] == ([("x",)] if kind == UPDATE else [])
+
+
+def test_while_paused_time_stands_still_and_what_comes_is_taken() -> None:
+    run = opened()
+    run.now = 100.0
+    left = run.life.deadlines["round/1"] - run.now
+    run.say(rounds.RunPaused())
+    run.now = 1e9
+    assert run.life.due(run.now) == [] and not run.next_deadline()
+    assert run.say(update("a", "x")).verdict is Verdict.ACCEPTED
+    run.say(rounds.RunResumed())
+    assert run.life.deadlines["round/1"] - run.now == pytest.approx(left)  # one addition and one difference of floats
+    assert run.life.due(run.now) == [] and run.life.due(run.now + left + 1) == ["round/1"]
+
+
+def test_the_last_message_ends_a_run_also_while_it_is_paused() -> None:
+    run = opened(method="fedavg-grpo")
+    for number in (1, 2):
+        run.say(update("a", f"a{number}", number))
+        run.say(update("b", f"b{number}", number))
+    run.say(rounds.RunPaused())
+    for silo in "ab":
+        assert run.life.state == "paused"
+        run.say(rounds.Contribution(silo, "metrics.eval", 2, 0, 1, silo))
+    assert run.life.state == "finished"
+
+
+def test_a_silos_place_says_why_its_update_is_missing() -> None:
+    run = opened("abcd", quorum=1)
+    assert set(run.life.places.values()) == {"invited"}
+    run.say(rounds.Signed("a", 1))
+    run.say(rounds.UpdateRefused("b", 1))
+    run.say(m.SiloAbstained("c", 1, 0))
+    assert run.life.places == {"a": "working", "b": "refused", "c": "left", "d": "invited"}
+    run.say(update("d", "d"))
+    places = {**run.life.places}
+    run.say(update("b", "b"))  # the one that was put right counts
+    assert places["d"] == "contributed" and run.life.places["b"] == "contributed"
+    ended = rounds.step(run.life, m.FinishRun("aborted", "ABORTED"), 0.0).life
+    assert ended.places == {"a": "late", "b": "contributed", "c": "left", "d": "contributed"}
+    assert ended.round_state == "abandoned"
+
+
+def test_an_abstention_said_again_is_ignored_and_their_number_has_an_end() -> None:
+    run = opened("abc")
+    assert run.say(m.SiloAbstained("a", 1, 2)).verdict is Verdict.ACCEPTED
+    assert run.say(m.SiloAbstained("a", 1, 2)).verdict is Verdict.IGNORED
+    verdicts = [run.say(m.SiloAbstained("a", 1, step)).verdict for step in range(3, 60)]
+    assert verdicts.count(Verdict.ACCEPTED) == run.life.abstentions_max - 1
+    assert run.say(m.SiloAbstained("b", 1, 2)).verdict is Verdict.ACCEPTED, "another silo's word is its own"
+
+
+def test_a_journal_that_holds_what_was_never_accepted_is_refused() -> None:
+    run = opened()
+    assert rounds.folded(rounds.first_life(run.plan), run.journal, 0.0).open_round == 1
+    with pytest.raises(ConflictError, match="the journal does not fit"):
+        rounds.folded(rounds.first_life(run.plan), [*run.journal, rounds.PlanTaken("a")], 0.0)
+    with pytest.raises(KeyError):
+        rounds.from_fields(json.loads('{"event": "Nothing"}'))

@@ -1,0 +1,230 @@
+"""What the coordinator asks of its database, whichever it is. A subclass says at which URL; it is collected, this not.
+
+    class TestSqlite(StoreSuite):
+        @pytest.fixture
+        def url(self, tmp_path): return f"sqlite:///{tmp_path / 'coordinator.db'}"
+
+The database at the URL is empty when a test begins, and keeps what is committed when a `Store` is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.runs import never_given, queue, stored_events, stored_life, withdraw
+from coordinator.store import Store
+from fedsilo.treaty import rounds
+from tests.protocol.paper_run import PaperRun, timeless
+from tests.simulated.paper_federation import plan_of
+
+LARGEST = 2**63 - 1  # of a signed 64-bit column: sequences and bytes
+
+
+def run_row(name: str = "run-1", **changes: Any) -> db.Run:
+    fields = {"ordinal": 1, "state": "waiting", "request": "{}", "submitted_at": "2026-01-01T00:00:00Z"}
+    return db.Run(name=name, **(fields | changes))
+
+
+def item(session: Session, silo: str, kind: str, run: str = "run-1") -> None:
+    queue(session, silo=silo, run=run, round_number=0, step=0, kind=kind, payload=b"\x00\xff" + kind.encode())
+
+
+class StoreSuite:
+    @pytest.fixture
+    def url(self, tmp_path: Any) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def opened(self, url: str) -> Iterator[Callable[[], Store]]:
+        """Opens the database, each time as a process that has just started."""
+        stores: list[Store] = []
+
+        def again() -> Store:
+            for store in stores:
+                store.close()
+            stores.append(Store(url))
+            return stores[-1]
+
+        yield again
+        for store in stores:
+            store.close()
+
+    # ---- transactions ----------------------------------------------------------------------------------
+
+    def test_what_is_committed_is_there_after_a_restart_and_what_failed_is_not(self, opened: Any) -> None:
+        store = opened()
+        with store.transaction() as session:
+            session.add(run_row())
+        with pytest.raises(ZeroDivisionError), store.transaction() as session:
+            session.add(run_row("run-2"))
+            session.flush()
+            raise ZeroDivisionError
+        with opened().transaction() as session:
+            assert session.scalars(select(db.Run.name)).all() == ["run-1"]
+
+    def test_who_waits_for_the_end_of_a_transaction_is_told_of_the_one_end_it_has(self, opened: Any) -> None:
+        store, told = opened(), []
+
+        def change(name: str) -> None:
+            store.once_committed(lambda: told.append(f"{name} committed"))
+            for order in (1, 2):
+                store.once_undone(lambda order=order: told.append(f"{name} undone {order}"))
+
+        with store.transaction():
+            change("first")
+        with pytest.raises(ZeroDivisionError), store.transaction():
+            change("second")
+            raise ZeroDivisionError
+        assert told == ["first committed", "second undone 2", "second undone 1"]
+
+    def test_a_commit_that_the_database_refuses_is_undone_as_well(self, opened: Any) -> None:
+        store, told = opened(), []
+        with store.transaction() as session:
+            session.add(run_row())
+        with pytest.raises(IntegrityError), store.transaction() as session:
+            store.once_undone(lambda: told.append("undone"))
+            session.add(run_row())
+        assert told == ["undone"]
+        with store.transaction() as session:
+            assert session.scalar(select(func.count()).select_from(db.Run)) == 1
+
+    def test_two_threads_lose_no_count(self, opened: Any) -> None:
+        store, guard = opened(), threading.Lock()
+
+        def count() -> None:
+            for _ in range(20):
+                with guard, store.transaction() as session:
+                    key = {"silo": "a", "run": "", "round_number": 0, "kind": "control.poll", "direction": "in"}
+                    db.count_message(session, **key, payload_bytes=3)
+
+        threads = [threading.Thread(target=count) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with store.transaction() as session:
+            [row] = db.traffic_table(session)
+        assert (row["messages"], row["bytes"]) == (40, 120)
+
+    # ---- counters --------------------------------------------------------------------------------------
+
+    def test_a_sequence_only_grows_and_takes_the_largest_number(self, opened: Any) -> None:
+        store = opened()
+        with store.transaction() as session:
+            assert db.sequence_of(session, "a", "run-1", "in") == 0
+            for value in (5, 3, 9, 8):
+                db.raise_sequence(session, "a", "run-1", value)
+            db.set_sequence(session, "a", "", "out", LARGEST)
+        with opened().transaction() as session:
+            assert db.sequence_of(session, "a", "run-1", "in") == 9
+            assert db.sequence_of(session, "a", "", "out") == LARGEST
+            assert db.sequence_of(session, "a", "run-2", "in") == db.sequence_of(session, "b", "run-1", "in") == 0
+
+    def test_what_the_rules_count_is_replaced_and_kept(self, opened: Any) -> None:
+        with opened().transaction() as session:
+            assert db.counts_of(session, "a") == ""
+            db.set_counts(session, "a", '{"é": 1}')
+            db.set_counts(session, "a", '{"é": 2}')
+        with opened().transaction() as session:
+            assert db.counts_of(session, "a") == '{"é": 2}' and db.counts_of(session, "b") == ""
+
+    # ---- the journal of a run --------------------------------------------------------------------------
+
+    def test_the_stored_events_of_a_run_give_its_life_again(self, opened: Any) -> None:
+        paper = PaperRun(plan_of(method="fedavg-grpo", silos=("a", "b"), rounds=1))
+        for silo in "ab":
+            paper.say(rounds.PlanTaken(silo))
+        for silo in "ab":
+            paper.say(rounds.Contribution(silo, "lora.factors", 1, 0, 1, silo * 64))
+        with opened().transaction() as session:
+            for event in paper.journal:
+                fields = db.as_json(rounds.to_fields(event))
+                session.add(db.Transition(run="run-1", ordinal=db.next_ordinal(session, "run-1"), event=fields))
+                session.flush()
+            session.add(db.Transition(run="run-2", ordinal=1, event="{}"))
+        with opened().transaction() as session:
+            assert stored_events(session, "run-1") == paper.journal
+            assert timeless(stored_life(session, paper.plan)) == timeless(paper.life)
+            assert db.next_ordinal(session, "run-1") == len(paper.journal) + 1 and db.next_ordinal(session, "none") == 1
+
+    def test_one_place_of_a_journal_holds_one_event(self, opened: Any) -> None:
+        store = opened()
+        with store.transaction() as session:
+            session.add(db.Transition(run="run-1", ordinal=1, event="{}"))
+        with pytest.raises(IntegrityError), store.transaction() as session:
+            session.add(db.Transition(run="run-1", ordinal=1, event="[]"))
+
+    def test_one_contribution_is_kept_once(self, opened: Any) -> None:
+        def upload() -> db.Upload:
+            return db.Upload(run="run-1", round=1, step=0, kind="lora.factors", silo="a", digest="d" * 64,
+                             payload_bytes=LARGEST, norm=0.1, received_at="2026-01-01T00:00:00Z")  # fmt: skip
+
+        store = opened()
+        with store.transaction() as session:
+            session.add(upload())
+        with pytest.raises(IntegrityError), store.transaction() as session:
+            session.add(upload())
+        with store.transaction() as session:
+            [kept] = session.scalars(select(db.Upload)).all()
+            assert (kept.payload_bytes, kept.norm) == (LARGEST, 0.1)
+
+    # ---- the outbox ------------------------------------------------------------------------------------
+
+    def test_an_outbox_gives_what_is_oldest_and_drops_what_was_taken_in(self, opened: Any) -> None:
+        with opened().transaction() as session:
+            for silo, kind in (("a", "run.plan"), ("b", "run.plan"), ("a", "round.open"), ("a", "run.end")):
+                item(session, silo, kind)
+        with opened().transaction() as session:
+            first = db.first_outbox_item(session, "a")
+            assert first is not None and (first.kind, first.payload) == ("run.plan", b"\x00\xffrun.plan")
+            assert db.first_outbox_item(session, "a", except_runs=["run-1"]) is None
+            assert never_given(session, "a", "run-1", "run.plan")
+            first.delivered_sequence = 7
+        with opened().transaction() as session:
+            assert not never_given(session, "a", "run-1", "run.plan")
+            assert db.delivered_outbox_items(session, "a", 6) == []
+            assert [each.kind for each in db.delivered_outbox_items(session, "a", LARGEST)] == ["run.plan"]
+            withdraw(session, "a", "run-1")
+        with opened().transaction() as session:
+            assert db.first_outbox_item(session, "a") is None and db.first_outbox_item(session, "b") is not None
+
+    def test_numbers_of_rows_grow_also_across_a_restart(self, opened: Any) -> None:
+        with opened().transaction() as session:
+            item(session, "a", "run.plan")
+            [first] = session.scalars(select(db.OutboxItem.id))
+        with opened().transaction() as session:
+            item(session, "a", "run.end")
+            assert max(session.scalars(select(db.OutboxItem.id))) > first
+
+    # ---- what is read ----------------------------------------------------------------------------------
+
+    def test_only_the_digest_of_a_global_adapter_names_one(self, opened: Any) -> None:
+        with opened().transaction() as session:
+            session.add(run_row(base_digest="0" * 64, adapter_digest="1" * 64))
+            session.add(db.Round(run="run-1", number=1, state="committed", base_digest="0" * 64,
+                                 adapter_digest="2" * 64, opened_at="2026-01-01T00:00:00Z"))  # fmt: skip
+        with opened().transaction() as session:
+            assert [db.is_adapter(session, digit * 64) for digit in "0123"] == [True, True, True, False]
+            assert not db.is_adapter(session, "")
+            assert db.is_round(session, "run-1", 1) and not db.is_round(session, "run-1", 2)
+
+    def test_a_silos_codes_and_walls_are_kept_in_their_order_and_each_once(self, opened: Any) -> None:
+        with opened().transaction() as session:
+            for code in ("SCREEN", "DECLINED", "SCREEN"):
+                db.note_error(session, run="run-1", round_number=1, silo="a", code=code)
+            session.add(db.Figure(run="run-1", round=0, step=0, silo="b", name=db.PLAN_DECLINED, fields="{}"))
+            for rung in ("namespaces", "waived"):
+                fields = db.as_json({"silo": "a", "rung": rung})
+                session.add(db.Figure(run="run-1", round=0, step=0, silo="a", name=db.ISOLATION, fields=fields))
+                session.flush()
+        with opened().transaction() as session:
+            assert db.errors_of(session, "run-1") == {"a": ["SCREEN", "DECLINED"], "b": ["DECLINED"]}
+            assert db.isolation_of(session, "run-1") == {"a": ["namespaces", "waived"]}

@@ -1,0 +1,267 @@
+"""A coordinator that dies before or after any of its commits, again and again: what it acknowledged is there, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from coordinator import store as db
+from coordinator.runs import stored_events, stored_life
+from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.treaty import rounds
+from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.protocol.paper_run import timeless
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
+
+EVERY = 7  # commits; prime to the number of silos, so that each kind of message has its turn
+
+
+class KilledError(BaseException):
+    """The process is gone: nothing in it may catch this and go on."""
+
+
+class Killer:
+    """Kills at every `EVERY`-th commit of a house, from `first` on, once before it and once after it."""
+
+    def __init__(self, first: int) -> None:
+        self.commits, self.first, self.kills, self.armed = 0, first, Counter[str](), True
+
+    def watch(self, house: House) -> None:
+        whole = house.store.transaction
+
+        @contextmanager
+        def transaction() -> Iterator[Session]:
+            self.commits += 1
+            place = (self.commits - self.first) % (2 * EVERY)
+            with whole() as session:
+                yield session
+                if place == 0:
+                    self.die("before")
+            if place == EVERY:
+                self.die("after")
+
+        house.store.transaction = transaction  # type: ignore[method-assign]
+
+    def die(self, how: str) -> None:
+        if self.armed:
+            self.kills[how] += 1
+            raise KilledError
+
+
+class StubbornSilo(SimulatedSilo):
+    """Sends what was not answered again, under a number of its own, as a guard does."""
+
+    federation: Federation
+
+    def deliver(self, envelope: pb.Envelope, payload: bytes) -> Any:
+        while True:
+            try:
+                return super().deliver(envelope, payload)
+            except KilledError:
+                self.federation.restart()
+                attempt = envelope.attempt + 1
+                envelope = self.envelope(
+                    envelope.kind, payload, run=envelope.run, number=envelope.round, step=envelope.step
+                )
+                envelope.attempt = attempt
+                self.signed(envelope)
+
+
+class Federation:
+    def __init__(self, folder: Path, killer: Killer) -> None:
+        self.house = House(folder)
+        self.killer = killer
+        self.silos = [StubbornSilo(self.house, name) for name in SILOS]
+        for silo in self.silos:
+            silo.federation = self
+        self.house.submit()
+        killer.watch(self.house)
+
+    def restart(self) -> None:
+        self.house.close()
+        self.house = House(self.house.folder, clock=self.house.clock)
+        self.killer.watch(self.house)
+        for silo in self.silos:
+            silo.house = self.house
+
+    def play(self) -> None:
+        for silo in self.silos:
+            silo.join()
+        until_quiet(list(self.silos))
+        self.killer.armed = False
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> db.Run:
+    house, silos = federation(tmp_path_factory.mktemp("whole"))
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    run = house.run()
+    house.close()
+    assert run.state == "finished"
+    return run
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_a_coordinator_killed_again_and_again_ends_with_the_adapter_of_an_undisturbed_one(
+    tmp_path: Path, undisturbed: db.Run, first: int
+) -> None:
+    killer = Killer(first)
+    played = Federation(tmp_path, killer)
+    played.play()
+    house, run = played.house, played.house.run()
+    assert (run.state, run.adapter_digest) == ("finished", undisturbed.adapter_digest)
+    assert min(killer.kills.values()) > 5 and set(killer.kills) == {"before", "after"}
+    told = Counter(event for event in house.rows(lambda session: stored_events(session, "run-1"))
+                   if isinstance(event, rounds.Contribution))  # fmt: skip
+    kept = {(row.silo, row.kind, row.round, row.step, row.digest)
+            for row in house.rows(lambda session: list(session.scalars(select(db.Upload))))}  # fmt: skip
+    assert {(each.silo, each.kind, each.round, each.step, each.digest) for each in told} == kept
+    assert len(told) == len(kept) == len(SILOS) * (2 * 2 + 2 + 3), (
+        "two public steps and one update a round; three metrics"
+    )
+    house.close()
+    assert [result["problems"] for result in verify_logs([tmp_path / "audit"])] == [[]]
+
+
+def test_after_each_message_the_stored_events_give_the_life_in_memory(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    whole, looked = house.driver.receive, []
+
+    def receive(*arguments: Any) -> Any:
+        reply = whole(*arguments)
+        for run in house.driver.runs.values():
+            stored = house.rows(lambda session, run=run: stored_life(session, run.plan))
+            assert timeless(stored) == timeless(run.life)
+            looked.append(run.life.state)
+        return reply
+
+    house.driver.receive = receive  # type: ignore[method-assign]
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    assert house.run().state == "finished" and set(looked) == {"waiting", "running"}
+    house.close()
+
+
+def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody thought of, after the update was taken and told to the method."""
+    house, silos = federation(tmp_path)
+    *_, last = silos
+    last.mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    run, payload = house.driver.runs["run-1"], last.delta_payload(1)
+    before = run.life, run._state, run.asked
+    with monkeypatch.context() as patched:
+        patched.setattr("coordinator.runs.drift_note", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            last.say("lora.factors", payload, run="run-1", number=1)
+    assert (run.life, run._state, run.asked) == before and not house.driver.halted
+    assert timeless(house.rows(lambda session: stored_life(session, run.plan))) == timeless(run.life)
+    # it counted against the silo's budget (T11), so the round goes on without it, and is whole for the others
+    assert isinstance(last.say("lora.factors", payload, run="run-1", number=1), pb.Refusal)
+    assert run.life.places[last.name] == "refused"
+    house.advance(1000.0)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert (first.state, first.participants) == ("committed", db.as_json(list(SILOS[:3])))
+    last.mute = set()
+    until_quiet(silos)
+    assert house.run().state == "finished"
+    house.close()
+
+
+@pytest.mark.parametrize("change", ["UPDATE runs SET state = 'paused'", "UPDATE rounds SET state = 'abandoned'",
+                                    "DELETE FROM transitions WHERE ordinal > 3"])  # fmt: skip
+def test_a_database_that_does_not_fit_itself_starts_no_coordinator(tmp_path: Path, change: str) -> None:
+    house, silos = federation(tmp_path)
+    silos[0].mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    house.close()
+    again = House(tmp_path, clock=house.clock)  # the counterpart: unchanged, it starts
+    assert again.driver.runs["run-1"].life.open_round == 1
+    with again.store.transaction() as session:
+        session.execute(text(change))
+    again.close()
+    with pytest.raises(OperationError, match=r"run-1 and its newest round are .* by their stored events"):
+        House(tmp_path, clock=house.clock)
+
+
+def test_T29_what_came_last_is_acknowledged_again_after_the_run_has_ended(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    assert house.run().state == "finished"
+    silo = silos[0]
+    [upload] = house.rows(lambda session: list(session.scalars(
+        select(db.Upload).where(db.Upload.silo == silo.name, db.Upload.kind == "metrics.eval", db.Upload.round == 2)
+    )))  # fmt: skip
+    payload = house.blobs.get(upload.digest).read_at(0, upload.payload_bytes)
+    for _ in range(2):  # by the coordinator that took it, and by one that was started since
+        assert isinstance(silo.say("metrics.eval", payload, run="run-1", number=2), pb.Ack)
+        house.close()
+        house = House(tmp_path, clock=house.clock)
+        for other in silos:
+            other.house = house
+    refusal = silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=2)
+    assert isinstance(refusal, pb.Refusal) and refusal.code == "NO_SUCH_RUN"
+    house.close()
+
+
+def test_T50_an_update_that_names_a_step_is_refused_and_halts_nobody(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    *_, last = silos
+    last.mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    payload = last.delta_payload(1)
+    refusal = last.say("lora.factors", payload, run="run-1", number=1, step=3)
+    assert isinstance(refusal, pb.Refusal) and refusal.code == "INGRESS_DENIED" and not house.driver.halted
+    house.advance(1000.0)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert (first.state, first.participants) == ("committed", db.as_json(list(SILOS[:3]))) and not house.driver.halted
+    house.close()
+
+
+def test_a_run_that_is_aborted_leaves_no_round_open_and_no_deadline(tmp_path: Path) -> None:
+    house, silos = federation(tmp_path)
+    silos[0].mute = {"lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    run = house.driver.runs["run-1"]
+    assert run.life.open_round == 1 and run.life.deadlines
+    with house.driver.changing(), house.store.transaction() as session:
+        run.abort(session)
+        house.driver.effects.forget_ended()
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert first.state == "abandoned" and first.closed_at
+    assert house.record()["rounds"][0]["state"] == "abandoned"
+    assert not run.life.deadlines and house.driver.tick() is None
+    ended = [item.run for item in house.rows(lambda session: session.scalars(select(db.OutboxItem)).all())]
+    assert ended == ["run-1"] * len(SILOS), "run.end for each"
+    assert house.submit(RUN_YAML.replace("run-1", "run-2"))["run"] == "run-2"  # the way is free
+    house.close()

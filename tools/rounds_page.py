@@ -1,0 +1,94 @@
+"""`docs/explain/rounds.md`, drawn from the transition tables; `make reference` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsilo.treaty.round_tables import OVER, TABLES, Cell, Table, Verdict
+from tools.reference import HEADING, ROOT, markdown_table
+
+PAGE = ROOT / "docs" / "explain" / "rounds.md"
+_TITLES = {
+    "run": ("The run", "One for each run; its state is what `fedsilo run list` shows."),
+    "silo": ("A silo in the run", "Whether it was asked, took the plan in, or is out of the run for good."),
+    "round": ("The round", "The newest of a run; the next opens when it is over."),
+    "place": (
+        "A silo's place in the round",
+        "Why an update is in the aggregate or is not. `refused`: the charter let its update not in; it may come with "
+        "another. `late`: the round was over before it came.",
+    ),
+}
+_INTRODUCTION = """\
+# Rounds
+
+What happens to a run stands in four tables, [`round_tables.py`](../../fedsilo/treaty/round_tables.py). An event asks
+those that have a row for it, from the run down to the silo's place; the first that refuses decides, and the sender is
+told its code. What is accepted is written down, in the same transaction as all that it changes, before anybody is
+told; a coordinator that starts again folds what is written down and stands where it stood.
+
+**Retries.** A contribution is known by run, round, step, attempt, silo, kind and digest. The same digest in the same
+place is ignored and acknowledged, whichever attempt it came with and whatever has become of the run since. Another
+digest in a taken place is refused, so which updates count does not depend on the order in which they came.
+
+**Closing a round.** The method says when it is complete. The tables let it commit only updates that were taken, and
+never fewer than the quorum. All that was taken counts, in the order of silos that the plan has.
+
+**Time.** While somebody is awaited, a deadline runs. While a run is paused none passes, and after a restart they count
+anew: an outage closes no round. When no more messages come, deadlines alone bring every run to its end.
+
+`tests/protocol/test_rounds_small.py` goes through every history of two silos; `test_rounds.py` tries up to four, with
+retries, late, lost and reordered messages. What this does not stop: a silo that is slow on purpose, up to each
+deadline."""
+
+
+def rounds_page() -> str:
+    """The whole text of the page."""
+    parts = [_INTRODUCTION]
+    for name, table in TABLES.items():
+        title, what = _TITLES[name]
+        parts += [f"## {title}\n\n{what}", _diagram(table), _cells(table)]
+    return HEADING + "\n\n".join(parts) + "\n"
+
+
+def write(page: Path = PAGE) -> Path:
+    page.write_text(rounds_page(), encoding="utf-8")
+    return page
+
+
+def _diagram(table: Table) -> str:
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
+    for state, row in table.items():
+        events: dict[str, list[str]] = {}
+        for event, cell in row.items():
+            if cell.next:
+                events.setdefault(cell.next, []).append(event)
+        lines += [f"    {state} --> {to}: {', '.join(names)}" for to, names in events.items()]
+        if not events:
+            lines.append(f"    {state} --> [*]")
+    return "\n".join([*lines, "```"])
+
+
+def _columns(table: Table) -> Iterator[tuple[str, str]]:
+    """(heading, state): the ends of a run decide alike, and stand in one column."""
+    ends = [state for state in table if state in OVER]
+    alike = len(ends) > 1 and all(table[state] == table[ends[0]] for state in ends)
+    for state in table:
+        if not (alike and state in ends):
+            yield state, state
+        elif state == ends[0]:
+            yield ", ".join(ends), state
+
+
+def _cells(table: Table) -> str:
+    columns = list(_columns(table))
+    rows = [[f"**{event}**", *(_text(table[state][event]) for _, state in columns)] for event in table[columns[0][1]]]
+    return markdown_table(("event", *(heading for heading, _ in columns)), rows)
+
+
+def _text(cell: Cell) -> str:
+    if cell.verdict is Verdict.REFUSED:
+        return f"`{cell.code}`"
+    if cell.verdict is Verdict.IGNORED:
+        return "ignored"
+    return "; ".join([f"→ {cell.next}" if cell.next else "stays", *(effect.value for effect in cell.effects)])
