@@ -1,11 +1,12 @@
-"""What the proof of agreement can tell: `python -m benchmarks.agreement --json [--only faults alarms cost]`.
+"""What the proof of agreement can tell: `python -m benchmarks.agreement --json [--only faults share alarms cost]`.
 
 A tiny random Qwen3 in bfloat16 takes steps at lr 1e-5; a second engine answers with each fault in turn, under the right
 adapter's name, until the figures give it away or so many tokens were looked at. `learned` starts from an adapter that
 has done some rounds, `first` from B = 0, whose effect bfloat16 hardly sees. Tokens are those that were looked at. False
 alarms: fresh windows of 4,000 tokens, with the 95 % Wilson interval; the exact rate that is aimed at, one in a million,
 takes more windows than anybody runs, so the share beyond two standard errors is counted as well: 4.6 % of them ought to
-be. Cost: a step of the learner's benchmark, 7 million numbers, with the checks and without.
+be. Share: how soon divergence stops a large fault where 2 % of a step is looked at. Cost: a step of the learner's
+benchmark, 7 million numbers, with the checks and without.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedsilo.treaty.intervals import wilson_interval
 from silo.trainer.agreement import AnswerFigures, Finding, Limits, Watch, Window, divergence
 from tests.algorithms.agreement_rig import Fault, Rig
 
+PARTS = ["faults", "share", "alarms", "cost"]
 LEARNED = 0.02
 PUSHES = 16
 PLACES = (12, 13, 14, 15, 16)  # of the history, in turn
 TOKENS_MAX = 400_000
+STEPS_WATCHED = (1, 2, 4, 8, 16, 41)  # 41 steps of two answers of 48 tokens are the short window
 FAULTS: dict[str, tuple[str, Fault]] = {
     "1 step stale": ("learned", Fault(lag=1)),
     "2 steps stale": ("learned", Fault(lag=2)),
@@ -45,6 +49,13 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "1 step stale, float32": ("float32", Fault(lag=1)),
     "never pushed in the first round": ("first", Fault(lag=PUSHES)),
     "never pushed in the first round, float32": ("first float32", Fault(lag=PUSHES)),
+}
+
+
+# What divergence is for, and nothing wrong at all.
+LARGE = {
+    "none": Fault(),
+    **{name: fault for name, (kind, fault) in FAULTS.items() if kind == "learned" and not fault.lag},
 }
 
 
@@ -68,6 +79,8 @@ def fault_row(rig: Rig, fault: Fault, tokens_max: int) -> dict[str, Any]:
         turn, tokens = turn + 1, tokens + sum(len(answer.engine) for answer in answers)
         everything.add(answers)
         kl, limit, beyond = judged(answers, limits)
+        together, most = watch.differ(answers)
+        beyond = beyond or together.exceeds(most)
         alarms = watch.add(answers)
         caught = "divergence" if beyond else "coefficient" if alarms else ""
     findings = {finding.other: finding for finding in everything.findings()}
@@ -84,6 +97,28 @@ def fault_row(rig: Rig, fault: Fault, tokens_max: int) -> dict[str, Any]:
     if previous := findings.get("previous"):
         row["steps_detectable_with_these_tokens"] = round(previous.detectable, 2)
     return row
+
+
+def stopped_at_the_default_share(rig: Rig, fault: Fault, runs: int) -> dict[str, float]:
+    """Share of runs that divergence has stopped by a step, where of 64 answers two are looked at."""
+    limits = Limits()
+    steps = [rig.figures(PLACES[0], fault) for _ in range(6)]
+    draws, counts, alone, seen = np.random.default_rng(0), dict.fromkeys(STEPS_WATCHED, 0), 0, 0
+    for _ in range(runs):
+        watch, at = Watch(limits), STEPS_WATCHED[-1] + 1
+        for step in range(1, STEPS_WATCHED[-1] + 1):
+            answers = steps[draws.integers(len(steps))]
+            two = [answers[place] for place in draws.permutation(len(answers))[:2]]
+            by_itself = judged(two, limits)[2]
+            alone, seen = alone + by_itself, seen + 1
+            together, most = watch.differ(two)
+            if by_itself or together.exceeds(most):
+                at = step
+                break
+        for step in STEPS_WATCHED:
+            counts[step] += at <= step
+    found = {f"by_step_{step}": round(count / runs, 3) for step, count in counts.items()}
+    return {"a_step_by_itself_until_then": round(alone / seen, 3), **found}
 
 
 def judged(answers: Sequence[AnswerFigures], limits: Limits) -> tuple[float, float, bool]:
@@ -126,8 +161,6 @@ def false_alarms(windows: int, seeds: Sequence[int]) -> dict[str, Any]:
 
 def cost(repeats: int) -> dict[str, Any]:
     """One private step of 64 answers of 128 tokens, 7 million numbers: seconds of the checks beside the whole."""
-    import numpy as np
-
     from benchmarks import learner_model
     from silo.trainer.adapters.lora import LoraAdapter
     from silo.trainer.agreement_watch import AgreementWatch
@@ -189,8 +222,9 @@ def cost(repeats: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; the output is always JSON")
-    parser.add_argument("--only", nargs="+", choices=["faults", "alarms", "cost"], default=["faults", "alarms", "cost"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--tokens-max", type=int, default=TOKENS_MAX)
+    parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--windows", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--repeats", type=int, default=5)
@@ -201,6 +235,11 @@ def main() -> int:
         made = rigs(0)
         figures["faults"] = {
             name: fault_row(made[kind], fault, options.tokens_max) for name, (kind, fault) in FAULTS.items()
+        }
+    if "share" in options.only:
+        rig = rigs(0)["learned"]
+        figures["default_share"] = {
+            name: stopped_at_the_default_share(rig, fault, options.runs) for name, fault in LARGE.items()
         }
     if "alarms" in options.only:
         figures["false_alarms"] = false_alarms(options.windows, options.seeds)

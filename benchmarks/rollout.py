@@ -9,7 +9,7 @@ vLLM (`--vllm`: the python of a virtual environment that has it, see docs/how-to
     ratio_generate_bf16, ratio_generate_fp32    our tokens/s / those of `generate` with the adapter beside the base
     ratio_merged_bf16, ratio_merged_fp32        the same, the adapter merged for `generate` alone
     ratio_vllm_cpu                              our tokens/s / the server's, float32; only with --vllm
-    ours_bf16_tokens_per_second, ...            medians
+    ours_bf16_tokens_per_second, ...            medians; ours_beside_vllm_...: of the cycles that took turns with vLLM
     share_of_flop_limit_fp32                    products no method leaves out / what torch's largest product reaches
 
 The ratio of a row is the median over cycles of the ratio of two that ran one after the other.
@@ -68,10 +68,12 @@ def main() -> int:
         return 0
     figures: dict[str, Any] = {}
     for name, dtype in DTYPES.items():
-        figures |= compared(name, Task(dtype), options.cycles, ["ours", "beside", "merged"])
+        found = cycles_of(Task(dtype), options.cycles, ["ours", "beside", "merged"])
+        figures |= {**figures_of(name, found), **share_of_limit(name, found["ours"])}
     if options.vllm is not None:
         os.environ[VLLM_PYTHON] = str(options.vllm)
-        figures |= compared("fp32", Task("float32"), options.cycles, ["ours", "vllm"])
+        found = cycles_of(Task("float32"), options.cycles, ["ours", "vllm"])
+        figures |= figures_of("fp32", found, ours="ours_beside_vllm")
     kept = {name: figures[name] >= least for name, least in REQUIRED.items()}
     conditions = {
         "rows": PROMPTS * SAMPLES, "tokens": [PROMPT_TOKENS, NEW_TOKENS], "rank": RANK, "cycles": options.cycles,
@@ -84,7 +86,8 @@ def main() -> int:
 RATIOS = {"beside": "ratio_generate", "merged": "ratio_merged", "vllm": "ratio_vllm_cpu"}
 
 
-def compared(name: str, task: Task, cycles: int, sides: list[str]) -> dict[str, Any]:
+def cycles_of(task: Task, cycles: int, sides: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """What each side measured, cycle by cycle, in turn."""
     workers = {side: Worker("benchmarks.rollout", side, task) for side in sides}
     try:
         for worker in workers.values():
@@ -96,18 +99,28 @@ def compared(name: str, task: Task, cycles: int, sides: list[str]) -> dict[str, 
     finally:
         for worker in workers.values():
             worker.end()
+    return found
+
+
+def figures_of(name: str, found: dict[str, list[dict[str, Any]]], *, ours: str = "ours") -> dict[str, Any]:
+    """Ratios to our side and tokens per second. name: bf16 | fp32; ours: what our own figures are called here."""
     figures: dict[str, Any] = {}
-    for side in sides[1:]:
+    for side in (side for side in found if side != "ours"):
         pairs = zip(found[side], found["ours"], strict=True)
         ratio = statistics.median(their["seconds"] / our["seconds"] for their, our in pairs)
         figures[RATIOS[side] + ("" if side == "vllm" else f"_{name}")] = round(ratio, 3)
     for side, answers in found.items():
         seconds = statistics.median(each["seconds"] for each in answers)
-        figures[f"{side}_{name}_tokens_per_second"] = round(TOKENS / seconds)
-    if name == "fp32" and "flops_per_second" in found["ours"][0]:
-        shares = (each["useful_flops"] / each["seconds"] / each["flops_per_second"] for each in found["ours"])
-        figures["share_of_flop_limit_fp32"] = round(statistics.median(shares), 3)
+        figures[f"{ours if side == 'ours' else side}_{name}_tokens_per_second"] = round(TOKENS / seconds)
     return figures
+
+
+def share_of_limit(name: str, cycles: list[dict[str, Any]]) -> dict[str, Any]:
+    """In float32, in which the machine's limit is measured. cycles: ours."""
+    if name != "fp32":
+        return {}
+    shares = (each["useful_flops"] / each["seconds"] / each["flops_per_second"] for each in cycles)
+    return {"share_of_flop_limit_fp32": round(statistics.median(shares), 3)}
 
 
 def factors_of(model: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ MARGIN = 0.25  # of all parts but the libraries; fitted to the five processes of
 CUDA_CONTEXT_BYTES = 600 << 20
 LOGITS_MAX = 1 << 24  # numbers of one chunk, `silo.trainer.layers`
 SCORES_MAX = 1 << 25  # numbers of the masks of one pass, `silo.trainer.step`
+ROOM_UNIT = 8  # `silo.trainer.layers`
 NF4_BLOCK = 64
 # Of one vLLM 0.32 CPU server and its two processes, its keys and values and its model left out: measured once, and
 # pages that they share are counted more than once.
 SERVER_BYTES = 2 << 30
 CODE = "MEMORY_TOO_SMALL"
+# What drivers of accelerators that torch calls `cuda` put there: NVIDIA's, AMD's, and that of Windows' Linux.
+_DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Settings:
     samples_here: bool = True  # False: rollout servers do
     servers: int = 0  # rollout servers beside the trainer on this machine
     server_cache_bytes: int = 0  # keys and values of each
+    processes: int = 1  # that train together in this memory, each with the whole of the estimate
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,13 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
         "adapter": 2 * factors * FLOAT32_BYTES,  # the factors and where they were when the round began
         # two moments; and factors and moments once more, to which a step that fails goes back
         "optimiser": 5 * factors * FLOAT32_BYTES,
+        # the factors of the rollout before, in the base's numbers: what the proof of agreement compares with. Servers
+        # may be two, each with its own.
+        "agreement": factors * item * (1 if settings.samples_here else 2),
     }
+    rooms = [rows * _room(parts, shapes.rank) for rows, _, parts in _joined(model)]
+    if settings.load == "bf16":
+        lasting["room"] = model.layers * sum(rooms) * item  # beside each weight, for its factors
     if settings.servers:
         each = SERVER_BYTES + _model_bytes(model, settings.load, item) + settings.server_cache_bytes
         lasting["rollout servers"] = settings.servers * each
@@ -117,8 +128,12 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
     }
     if settings.load in ("nf4", "fp8"):
         # the projection at work as plain numbers; as float32 and places in a table on the way there
-        update["dequantised"] = max(rows * columns for rows, columns in _joined(model)) * (
+        update["dequantised"] = max(rows * columns for rows, columns, _ in _joined(model)) * (
             item + FLOAT32_BYTES + (4 if settings.load == "fp8" else 2)
+        )
+        # and then once more, with room for its factors beside it
+        update["joined"] = item * max(
+            rows * columns + room for (rows, columns, _), room in zip(_joined(model), rooms, strict=True)
         )
     rows, cache = _rollout_rows(model, settings, shapes, item)
     rollout = {
@@ -126,8 +141,14 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
         # logits, their float32 copy, probabilities
         "engine": rows * model.vocabulary * (item + 2 * FLOAT32_BYTES)
         + _prefill_bytes(model, shapes, rows, item)
-        + update.get("dequantised", 0),
+        + update.get("dequantised", 0)
+        + update.get("joined", 0),
     }
+    # Between a step's end and the next, on the host: factors, start, moments and what agreement compares with, as
+    # copies and as the content of a file, which safetensors has twice for a moment.
+    kept = 3 * (4 * factors * FLOAT32_BYTES + lasting["agreement"])
+    if not settings.on_cuda and kept > sum(update.values()):
+        update = {"kept state": kept}
     return Estimate(lasting, rollout if settings.samples_here else {}, update)
 
 
@@ -140,11 +161,16 @@ def _projections(model: ModelFacts) -> list[tuple[int, int]]:
     return one * model.layers
 
 
-def _joined(model: ModelFacts) -> list[tuple[int, int]]:
-    """Sides of the weights as the decoder holds them, those of one input in one."""
+def _joined(model: ModelFacts) -> list[tuple[int, int, int]]:
+    """Sides of the weights as the decoder holds them, those of one input in one, and how many are in each."""
     D, E = model.hidden, model.head_width
     wide = (model.heads + 2 * model.key_value_heads) * E
-    return [(wide, D), (D, model.heads * E), (2 * model.intermediate, D), (D, model.intermediate)]
+    return [(wide, D, 3), (D, model.heads * E, 1), (2 * model.intermediate, D, 2), (D, model.intermediate, 1)]
+
+
+def _room(parts: int, rank: int) -> int:
+    """Columns beside a weight for the factors of so many, as `silo.trainer.layers` rounds them up."""
+    return -(-parts * rank // ROOM_UNIT) * ROOM_UNIT
 
 
 def _model_bytes(model: ModelFacts, load: str, item: int) -> int:
@@ -234,6 +260,22 @@ def machine(devices: str) -> Machine | None:
     return None if devices == "cuda" else _ram()
 
 
+def require_card(devices: str) -> None:
+    """That `trainer.devices: cuda` can be had: the trainer would train on the CPU without a word.
+
+    What it does not see: a driver that is broken, or a torch that was built for processors alone.
+
+    Raises:
+        UsageError: no driver of an accelerator is there, or CUDA_VISIBLE_DEVICES hides all.
+    """
+    if devices != "cuda":
+        return
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0].strip() in ("", "-1")
+    if hidden or (not any(glob.glob(each) for each in _DEVICE_FILES) and _first_card() is None):  # noqa: PTH207
+        why = "CUDA_VISIBLE_DEVICES hides all" if hidden else "this machine shows no GPU"
+        raise UsageError(f"trainer.devices is cuda, and {why}", hint="trainer.devices: auto or cpu", code="NO_GPU")
+
+
 def _ram() -> Machine | None:
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
@@ -299,15 +341,22 @@ def judge(found: Estimate, has: Machine | None, settings: Settings, trainers: in
         raise UsageError(
             f"a trainer here needs about {size_text(wanted)}{together}; "
             f"this machine has {size_text(has.total_bytes)} of {has.kind}",
-            hint=remedy(found, settings),
+            hint=_fewer(found, has.total_bytes, settings, trainers) or remedy(found, settings),
             code=CODE,
         )
     if wanted > has.free_bytes:
         return (
             f"a trainer here needs about {size_text(wanted)}{together}, and {size_text(has.free_bytes)} of {has.kind} "
-            f"are free now; {remedy(found, settings)}"
+            f"are free now; {_fewer(found, has.free_bytes, settings, trainers) or remedy(found, settings)}"
         )
     return ""
+
+
+def _fewer(found: Estimate, has_bytes: int, settings: Settings, trainers: int) -> str:
+    """Where it is the number of processes that asks for too much: one of each silo here would have its memory."""
+    if settings.processes == 1 or found.peak_bytes * (trainers // settings.processes) > has_bytes:
+        return ""
+    return f"lower trainer.processes, which is {settings.processes}"
 
 
 def remedy(found: Estimate, settings: Settings) -> str:

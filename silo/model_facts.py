@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.model_folder import weight_files
 from fedsilo.treaty.errors import UsageError
 
 # As `silo.trainer.decoder` knows them; a test holds the two together.
@@ -117,6 +118,8 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     path = folder / "config.json"
     if "auto_map" in config:
         raise _refused(f"{path} has auto_map: it wants its own code run, which is never done (threat T22)")
+    if config.get("transformers_weights") is not None:
+        raise _refused(f"{path} has transformers_weights: it names other weights than those that are hashed")
     named = config.get("architectures")
     kind = named[0] if isinstance(named, list) and named else named
     if kind not in ARCHITECTURES:
@@ -170,29 +173,22 @@ _Placed = tuple[tuple[int, ...], str, Path, tuple[int, int]]  # shape, type, fil
 
 
 def _tensor_places(folder: Path) -> dict[str, _Placed]:
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if index.is_file():
-        try:
-            names = sorted({str(each) for each in json.loads(index.read_bytes())["weight_map"].values()})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise _refused(f"{index} lists no weights") from error
-        if any("/" in name or name.startswith(".") for name in names):
-            raise _refused(f"{index}: a shard lies outside the folder")
-        paths = [folder / name for name in names]
-    elif single.is_file():
-        paths = [single]
-    else:
+    try:
+        paths = weight_files(folder)
+    except UsageError as error:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
-        if pickled:
+        if pickled and not list(folder.glob("*.safetensors")):
             raise _refused(
                 f"{folder}: the weights are pickled ({pickled[0]}), and unpickling runs code (threat T22)",
                 "use the folder's safetensors form",
-            )
-        raise _refused(f"{folder} holds no model.safetensors", "copy the whole folder again")
+            ) from error
+        raise _refused(error.message, error.hint) from error
     placed: dict[str, _Placed] = {}
     for path in paths:
-        placed |= _header_of(path)
+        found = _header_of(path)
+        if twice := sorted(placed.keys() & found.keys()):
+            raise _refused(f"{folder}: {twice[0]} lies in two shards", "copy the whole folder again")
+        placed |= found
     return placed
 
 
@@ -240,7 +236,7 @@ def _check_tensors(folder: Path, config: Mapping[str, Any], facts: ModelFacts, p
 
 
 def _expected(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor that the decoder reads, biases aside."""
+    """Shape of each tensor that the decoder reads."""
     D, E = facts.hidden, facts.head_width
     sides = {
         "self_attn.q_proj": (facts.heads * E, D),
@@ -258,15 +254,23 @@ def _expected(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, tuple[i
     found: dict[str, tuple[int, ...]] = {
         f"model.layers.{place}.{name}.weight": shape for place in range(facts.layers) for name, shape in sides.items()
     }
-    biased = [
-        *(("q_proj", "k_proj", "v_proj") if facts.architecture == "Qwen2ForCausalLM" else ()),
-        *(("q_proj", "k_proj", "v_proj", "o_proj") if config.get("attention_bias") else ()),
-    ]
     for place in range(facts.layers):
-        for name in biased:
-            found[f"model.layers.{place}.self_attn.{name}.bias"] = sides[f"self_attn.{name}"][:1]
+        for name in _biased(config, facts.architecture):
+            found[f"model.layers.{place}.{name}.bias"] = sides[name][:1]
     found |= {"model.embed_tokens.weight": (facts.vocabulary, D), "model.norm.weight": (D,)}
     return found if facts.tied else found | {"lm_head.weight": (facts.vocabulary, D)}
+
+
+def _biased(config: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
+    """Projections with a bias, as transformers builds the three families."""
+    attention = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    if architecture == "Qwen2ForCausalLM":
+        return attention[:3]
+    llama = architecture == "LlamaForCausalLM"
+    return (
+        *(attention if config.get("attention_bias") else ()),
+        *(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if llama and config.get("mlp_bias") else ()),
+    )
 
 
 def _digest(placed: _Placed) -> bytes:

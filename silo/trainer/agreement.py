@@ -24,11 +24,12 @@ adapter and reports what it did not draw; staleness below what the measured erro
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,8 @@ Numbers: TypeAlias = NDArray[np.float64]
 BASE = "base"  # the base model, adapter off
 START = "start"  # the adapter of the round's start
 PREVIOUS = "previous"  # the adapter of the rollout before
+DIFFERENCES = "differences"  # of the engine from the trainer, whatever the adapter
+OWN = "own"  # no engine's: how much of its adapter the trainer itself sees
 BASE_NAME = "base"  # what an engine calls itself that computes no adapter
 # In words, for whoever reads why a step was stopped.
 FAULTS = {
@@ -186,12 +189,18 @@ def divergence(drawn: Sequence[Numbers], other: Sequence[Numbers]) -> Divergence
         drawn: log-probabilities of each answer's tokens in the one, no answer empty.
         other: in the other.
     """
-    per_answer, lengths = [], []
-    for one, another in zip(drawn, other, strict=True):
-        difference = np.minimum(another - one, LOG_RATIO_MAX)
-        per_answer.append(float(np.sum(np.exp(difference) - difference - 1)))
-        lengths.append(len(difference))
-    tokens = sum(lengths)
+    pairs = list(zip(drawn, other, strict=True))
+    return _divergence_of([_k3(one, another) for one, another in pairs], [len(one) for one, _ in pairs])
+
+
+def _k3(one: Numbers, another: Numbers) -> float:
+    """Of all tokens of an answer together."""
+    difference = np.minimum(another - one, LOG_RATIO_MAX)
+    return float(np.sum(np.exp(difference) - difference - 1))
+
+
+def _divergence_of(per_answer: Sequence[float], lengths: Sequence[float]) -> Divergence:
+    tokens = float(sum(lengths))
     kl = sum(per_answer) / tokens
     if len(per_answer) < 2:
         return Divergence(kl, 0.0)
@@ -244,6 +253,51 @@ class Regression:
             visible=visible,
         )
 
+    def sums(self) -> Numbers:
+        """All that it holds but `tokens`: [2, answers]."""
+        return np.array([self._squares, self._products])
+
+    @classmethod
+    def of(cls, tokens: int, sums: Numbers) -> Regression:
+        """The one whose these are. Raises ValueError: they are not [2, answers]."""
+        found = cls()
+        found.tokens = tokens
+        found._squares, found._products = (each.tolist() for each in sums)
+        return found
+
+
+class Differences:
+    """How far engine and trainer are apart over some steps: of every answer two sums, and its tokens.
+
+    Of two answers whose differences are not alike, a step by itself can say nothing; some steps together can.
+    """
+
+    def __init__(self) -> None:
+        self._answers: list[list[float]] = []
+
+    def add(self, answers: Sequence[AnswerFigures]) -> None:
+        self._answers += [
+            [_k3(each.engine, each.trainer), _k3(each.exact, each.trainer), float(len(each.engine))] for each in answers
+        ]
+
+    def found(self) -> tuple[Divergence, float]:
+        """Of the engine, and what the trainer itself differs from the exact pass by. Not of nothing."""
+        engine, exact, tokens = np.array(self._answers).T.tolist()
+        return _divergence_of(engine, tokens), _divergence_of(exact, tokens).kl
+
+    def sums(self) -> Numbers:
+        """[answers, 3]."""
+        return np.array(self._answers, dtype=np.float64).reshape(-1, 3)
+
+    @classmethod
+    def of(cls, sums: Numbers) -> Differences:
+        """The one whose these are. Raises ValueError: they are not [answers, 3]."""
+        if sums.ndim != 2 or sums.shape[1] != 3:
+            raise ValueError("the sums of a divergence")
+        found = cls()
+        found._answers = sums.tolist()
+        return found
+
 
 class Window:
     """The regressions on every other adapter, and on the trainer's own base, over some steps."""
@@ -273,6 +327,21 @@ class Window:
         found = (regression.finding(other, self.visible) for other, regression in sorted(self._others.items()))
         return [finding for finding in found if finding is not None]
 
+    def state(self) -> tuple[dict[str, Any], dict[str, Numbers]]:
+        """Facts for JSON, and sums by name."""
+        held = {**self._others, OWN: self._own}
+        tokens = {name: regression.tokens for name, regression in held.items()}
+        return {"tokens": self.tokens, "of": tokens}, {name: regression.sums() for name, regression in held.items()}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], sums: Mapping[str, Numbers]) -> Window:
+        """The one whose `state` this is. Raises KeyError, TypeError, ValueError: it is none."""
+        found = cls()
+        found.tokens = int(facts["tokens"])
+        found._others = {name: Regression.of(int(tokens), sums[name]) for name, tokens in facts["of"].items()}
+        found._own = found._others.pop(OWN)
+        return found
+
 
 class Watch:
     """Two windows over the steps: a short one, judged as soon as it has the tokens, which a fault that begins late is
@@ -286,7 +355,16 @@ class Watch:
         self._limits = limits
         self._short = Window()
         self._long = Window()
+        self._differences = Differences()  # of the short window
         self._judged: dict[str, Finding] = {}
+
+    def differ(self, answers: Sequence[AnswerFigures]) -> tuple[Divergence, float]:
+        """Take a step's answers in, before `add` does. Returns how far the engine is from the trainer over the short
+        window, and what may be. An engine that agrees is ten times below what stops it, so that to look at every step
+        is no more chance of a false alarm than to look once."""
+        self._differences.add(answers)
+        found, rounding = self._differences.found()
+        return found, self._limits.kl_limit(rounding)
 
     def add(self, answers: Sequence[AnswerFigures]) -> list[Finding]:
         """Take a step's answers in. Returns what stops the step: the alarms, the strongest first."""
@@ -299,7 +377,7 @@ class Watch:
         previous = self._judged.get(PREVIOUS)
         if self._long.tokens >= self._limits.window_tokens_max or (previous is not None and previous.is_fresh):
             self._long = Window()
-        self._short = Window()
+        self._short, self._differences = Window(), Differences()
         return sorted((finding for finding in found if finding.is_alarm), key=_errors_off, reverse=True)
 
     def figures(self) -> dict[str, float]:
@@ -313,6 +391,27 @@ class Watch:
             # k rollouts of drift show about k times as strong as one
             figures["stale_detectable_steps"] = previous.detectable
         return figures
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Numbers]]:
+        """Facts for JSON, and sums by name: what the next judgement hangs on."""
+        facts: dict[str, Any] = {"judged": {other: dataclasses.asdict(each) for other, each in self._judged.items()}}
+        sums: dict[str, Numbers] = {DIFFERENCES: self._differences.sums()}
+        for name, window in (("short", self._short), ("long", self._long)):
+            facts[name], held = window.state()
+            sums |= {f"{name}.{other}": each for other, each in held.items()}
+        return facts, sums
+
+    @classmethod
+    def of(cls, limits: Limits, facts: Mapping[str, Any], sums: Mapping[str, Numbers]) -> Watch:
+        """The one whose `state` this is, on with these limits. Raises KeyError, TypeError, ValueError: it is none."""
+        found = cls(limits)
+        found._judged = {other: Finding(**each) for other, each in facts["judged"].items()}
+        found._differences = Differences.of(sums[DIFFERENCES])
+        found._short, found._long = (
+            Window.of(facts[name], {key.removeprefix(f"{name}."): each for key, each in sums.items()})
+            for name in ("short", "long")
+        )
+        return found
 
 
 def _errors_off(finding: Finding) -> float:

@@ -4,21 +4,26 @@ Wrong is one of: an answer that names another adapter than the one that is train
 or too far from the trainer's; figures that follow another adapter (`agreement`); a marker that does not show. Each of
 them stops the step, before any factor has changed.
 
+Where several processes train (`scale_out`), process 0 looks and all judge what it found, so that all stop at the same
+step. What was found so far is part of a session's kept state (`resume`).
+
 Does not stop: an engine that lies, and computes what it is asked for its checks alone. The engine is this site's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.randomness import generator, private_seed_of
 from fedsilo.treaty.wire.codec import Array
 from silo.trainer import agreement
 from silo.trainer.adapters.lora import LoraAdapter
@@ -27,6 +32,8 @@ from silo.trainer.batch import Stream, stream_of
 from silo.trainer.exact import ExactDecoder
 from silo.trainer.layers import token_logp
 from silo.trainer.rollout.embedded import Question, Rollout
+from silo.trainer.rollout.engine import Rows
+from silo.trainer.scale_out import Processes
 
 STALE = "STALE_ROLLOUT"  # another adapter
 DISAGREES = "ROLLOUT_DISAGREES"  # other log-probabilities than the trainer's
@@ -41,6 +48,9 @@ MARKER_STRENGTHS = (0.25, 1.0, 4.0, 16.0, 64.0)
 
 Generate: TypeAlias = Callable[[Sequence[Question], int], Sequence[tuple[Rollout, ...]]]
 Draw: TypeAlias = Callable[..., np.random.Generator]
+T = TypeVar("T")
+PREFIX = "agreement."  # of its tensors in a kept state
+ONE_SERVER = "one"  # that answers private and public prompts; this process itself is one
 
 
 @dataclass(frozen=True)
@@ -57,11 +67,13 @@ class Probe:
     Args:
         adapter: the one that is trained.
         temperature: of the rollout.
+        rounds_once: whether the engine rounds a layer and its factors together, as the trainer does.
     """
 
-    def __init__(self, adapter: LoraAdapter, temperature: float) -> None:
+    def __init__(self, adapter: LoraAdapter, temperature: float, *, rounds_once: bool = True) -> None:
         self._adapter = adapter
         self._temperature = temperature
+        self._rounds_once = rounds_once
         self._exact = ExactDecoder(adapter.decoder)
 
     def answers(
@@ -77,7 +89,12 @@ class Probe:
         Raises:
             OperationError: the engine reported no log-probabilities, or some that are not finite.
         """
-        reported = _reported(rows)
+        return answer_figures(self.passes(prompts, rows, others), reported_by(rows))
+
+    def passes(
+        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], others: Mapping[str, Sequence[Tensor] | None]
+    ) -> dict[str, Numbers]:
+        """Log-probabilities of all rows' tokens, [M] each: fields of `AnswerFigures`, and others by name."""
         stream = self._stream(prompts, rows)
         found = {"exact": self._exact.logp(stream, self._temperature)}
         found[agreement.BASE] = self._exact.logp(stream, self._temperature, base_only=True)
@@ -90,7 +107,7 @@ class Probe:
             if values is not None:
                 replaced = list(zip(self._adapter.parameters, values, strict=True))
                 found[name] = self._exact.logp(stream, self._temperature, factors=replaced)
-        return _answers(found, reported)
+        return {name: _numbers(logp) for name, logp in found.items()}
 
     def under(self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], factors: Mapping[str, Array]) -> Numbers:
         """Exact log-probabilities of all rows' tokens under these factors, by wire name; none: the live ones. [M]."""
@@ -101,9 +118,11 @@ class Probe:
 
     @torch.no_grad()
     def _own(self, stream: Stream) -> Tensor:
-        """In the precision that is trained in. [M]."""
+        """In the precision that is trained in, rounded as the engine does: a server that rounds a small adapter away
+        would else seem not to have taken it. [M]."""
         decoder = self._adapter.decoder
-        return token_logp(decoder.hidden(stream), decoder.head, stream.targets, self._temperature)[0]
+        with contextlib.nullcontext() if self._rounds_once else decoder.rounding_apart():
+            return token_logp(decoder.hidden(stream), decoder.head, stream.targets, self._temperature)[0]
 
     def _stream(self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row]) -> Stream:
         places = sorted({row.place for row in rows})
@@ -115,22 +134,46 @@ class Probe:
         )
 
 
+def keyed_draw(site_secret: bytes, seed: int) -> Draw:
+    """Of a watch: private, and its own in every run."""
+    return lambda purpose, *key: generator(private_seed_of(site_secret, seed, purpose, *key))
+
+
 class AgreementWatch:
     """Args:
     adapter: the one that is trained.
     temperature: of the rollout.
     draw: keyed generator of this watch's own draws, by (purpose, ...).
     limits: what is measured and what stops a step.
+    group: the processes that train together; None: this one alone.
+    equal_passes: they need each other in every pass through the model (`sharding`).
+    rounds_once: as of `Probe`.
+    servers_apart: private and public prompts are answered by two servers, which are told of adapters one by one.
     """
 
-    def __init__(self, adapter: LoraAdapter, temperature: float, draw: Draw, limits: Limits) -> None:
+    def __init__(
+        self,
+        adapter: LoraAdapter,
+        temperature: float,
+        draw: Draw,
+        limits: Limits,
+        *,
+        group: Processes | None = None,
+        equal_passes: bool = False,
+        rounds_once: bool = True,
+        servers_apart: bool = False,
+    ) -> None:
         self._adapter = adapter
+        self._group = group
+        self._equal_passes = equal_passes
         self._draw = draw
         self._limits = limits
-        self._probe = Probe(adapter, temperature)
+        self._probe = Probe(adapter, temperature, rounds_once=rounds_once)
         self._watch = agreement.Watch(limits)
-        self._previous: list[Tensor] | None = None
-        self._rollouts = 0
+        self._servers_apart = servers_apart
+        # by what answers: each server has an adapter of its own that it may have been left with
+        self._previous: dict[str, list[Tensor]] = {}
+        self._rollouts: dict[str, int] = {}
         self._marker: dict[str, float] = {}
 
     def check(
@@ -139,6 +182,7 @@ class AgreementWatch:
         prompts: Sequence[tuple[int, ...]],
         rollouts: Sequence[tuple[Rollout, ...]],
         generate: Generate,
+        rows: Rows = "private",
     ) -> dict[str, float]:
         """Look at a step's answers, before the update.
 
@@ -147,6 +191,7 @@ class AgreementWatch:
             prompts: their tokens.
             rollouts: the answers to each.
             generate: asks the engine (questions, most new tokens) under whatever the adapter then holds.
+            rows: what the prompts are of.
 
         Returns:
             Figures for the step's metrics.
@@ -155,16 +200,18 @@ class AgreementWatch:
             OperationError: `STALE_ROLLOUT`, `ROLLOUT_DISAGREES` or `ROLLOUT_NOT_PROVEN`, with the reason.
         """
         started = time.monotonic()
-        _refuse_other_adapter(self._adapter.name(), rollouts)
+        self._together(lambda: _refuse_other_adapter(self._adapter.name(), rollouts))
         figures: dict[str, float] = {}
-        rows = self._chosen(key, prompts, rollouts)
-        if rows:
-            figures |= self._measured(prompts, rows)
-        self._rollouts += 1
-        if rows and self._limits.marker_pushes and (self._rollouts - 1) % self._limits.marker_pushes == 0:
-            self._send_marker(key, prompts, rows, generate)
+        chosen = self._chosen(key, prompts, rollouts)
+        server = rows if self._servers_apart else ONE_SERVER
+        if chosen:
+            figures |= self._measured(prompts, chosen, self._previous.get(server))
+        before = self._rollouts.get(server, 0)
+        self._rollouts[server] = before + 1
+        if chosen and self._limits.marker_pushes and before % self._limits.marker_pushes == 0:
+            self._send_marker(key, prompts, chosen, generate)
         stored = self._adapter.decoder.embedding.dtype
-        self._previous = [each.detach().to(stored, copy=True) for each in self._adapter.parameters]
+        self._previous[server] = [each.detach().to(stored, copy=True) for each in self._adapter.parameters]
         return {**figures, **self._marker, "agreement_seconds": time.monotonic() - started}
 
     # ---- the difference in differences ---------------------------------------------------------------
@@ -189,21 +236,29 @@ class AgreementWatch:
             spent += cost
         return chosen
 
-    def _measured(self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row]) -> dict[str, float]:
-        others = {agreement.START: self._adapter.start, agreement.PREVIOUS: self._previous}
-        answers = self._probe.answers(prompts, rows, others)
+    def _measured(
+        self, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], previous: Sequence[Tensor] | None
+    ) -> dict[str, float]:
+        others = {agreement.START: self._adapter.start, agreement.PREVIOUS: previous}
+        reported = self._together(lambda: reported_by(rows))
+        passes = self._of_process_0(lambda: self._probe.passes(prompts, rows, others))
+        answers = answer_figures(passes, reported)
+        return self._together(lambda: self._judged(answers))
+
+    def _judged(self, answers: Sequence[AnswerFigures]) -> dict[str, float]:
         trained = [answer.trainer for answer in answers]
         found = agreement.divergence([answer.engine for answer in answers], trained)
         rounding = agreement.divergence([answer.exact for answer in answers], trained).kl
         limit = self._limits.kl_limit(rounding)
-        if found.exceeds(limit):
-            raise OperationError(
-                f"the engine's distribution is {found.kl:.3g} nats per token from the trainer's (standard error "
-                f"{found.error:.2g}), at most {limit:.3g} may be",
-                code=DISAGREES,
-                hint="the engine must load the same base in the same precision, and report log-probabilities after "
-                "temperature",
-            )
+        for of, most in ((found, limit), self._watch.differ(answers)):  # this step's, and over the short window
+            if of.exceeds(most):
+                raise OperationError(
+                    f"the engine's distribution is {of.kl:.3g} nats per token from the trainer's (standard error "
+                    f"{of.error:.2g}), at most {most:.3g} may be",
+                    code=DISAGREES,
+                    hint="the engine must load the same base in the same precision, and report log-probabilities after "
+                    "temperature",
+                )
         if alarms := self._watch.add(answers):
             reasons = "; or ".join(alarm.reason() for alarm in alarms)
             raise OperationError(reasons, code=STALE, hint="push the adapter again under a name of its own")
@@ -229,13 +284,7 @@ class AgreementWatch:
             if seen.contrast >= agreement.MARKER_CONTRAST_MIN:  # else it was too weak to show for this model
                 break
         self._marker = {"marker_distance": seen.distance, "marker_contrast": seen.contrast}
-        if not seen.has_shown:
-            raise OperationError(
-                f"a marker adapter was sent and does not show: the engine's log-probabilities are {seen.distance:.2f} "
-                f"nats per token from it, the adapter in use is {seen.contrast:.2f}",
-                code=STALE,
-                hint="the engine takes adapters and does not compute them, or answers from a cache of before",
-            )
+        self._together(lambda: _refuse_unseen(seen))
 
     def _marker_sent(
         self,
@@ -257,13 +306,16 @@ class AgreementWatch:
         with self._adapter.replaced_by(marker):
             name = self._adapter.name()
             answers = generate(questions, MARKER_TOKENS)
-        _refuse_other_adapter(name, answers)
+        self._together(lambda: _refuse_other_adapter(name, answers))
         drawn = [Row(place, each) for place, row in zip(asked, answers, strict=True) for each in row]
-        return agreement.marker_seen(
-            np.concatenate(_reported(drawn)),
-            self._probe.under(prompts, drawn, marker),
-            self._probe.under(prompts, drawn, {}),
+        reported = self._together(lambda: reported_by(drawn))
+        found = self._of_process_0(
+            lambda: {
+                "marker": self._probe.under(prompts, drawn, marker),
+                "in use": self._probe.under(prompts, drawn, {}),
+            }
         )
+        return agreement.marker_seen(np.concatenate(reported), found["marker"], found["in use"])
 
     def _marker_factors(self, key: tuple[str | int, ...], strength: float) -> dict[str, Array]:
         shape, draws = self._adapter.shape, self._draw("marker", *key)
@@ -273,6 +325,77 @@ class AgreementWatch:
             size = sides[1] ** -0.5 if name.endswith("lora_A") else strength / (shape.scale * shape.rank**0.5)
             factors[name] = (size * drawn).astype(np.float32)
         return factors
+
+    # ---- several processes ---------------------------------------------------------------------------
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Judge; where one process has a reason to stop, all stop."""
+        return work() if self._group is None else self._group.together(work)
+
+    def _of_process_0(self, work: Callable[[], dict[str, Numbers]]) -> dict[str, Numbers]:
+        """Passes through the model, as process 0 finds them: their last bits may differ on another accelerator."""
+        if self._group is None:
+            return work()
+        first = self._group.rank == 0
+        if self._equal_passes:
+            with self._group.lost_on_failure():
+                found = work()
+        else:
+            found = self._group.together(lambda: work() if first else {})
+        told = {name: each.tolist() for name, each in found.items()} if first else None
+        return {name: np.array(each, dtype=np.float64) for name, each in self._group.gather(told)[0].items()}
+
+    # ---- what is kept --------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Facts for JSON, and copies on the CPU under names with `PREFIX`: what later verdicts hang on."""
+        facts, sums = self._watch.state()
+        tensors = {f"{PREFIX}sums.{name}": torch.from_numpy(each) for name, each in sums.items()}
+        for server, previous in self._previous.items():
+            for name, each in zip(self._adapter.trained_names, previous, strict=True):
+                tensors[f"{PREFIX}previous.{server}.{name}"] = each.to("cpu", copy=True)
+        kept = {
+            "watch": facts,
+            "rollouts": dict(self._rollouts),
+            "marker": self._marker,
+            "previous": sorted(self._previous),
+        }
+        return kept, tensors
+
+    def ready_to_restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Read a `state` and change nothing; what is returned goes back to it.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        start = f"{PREFIX}sums."
+        sums = {name.removeprefix(start): each.numpy() for name, each in tensors.items() if name.startswith(start)}
+        watch = agreement.Watch.of(self._limits, facts["watch"], sums)
+        rollouts = {str(server): int(count) for server, count in dict(facts["rollouts"]).items()}
+        marker = {name: float(each) for name, each in facts["marker"].items()}
+        device, names = self._adapter.decoder.device, self._adapter.trained_names
+        previous = {
+            str(server): [tensors[f"{PREFIX}previous.{server}.{name}"].to(device, copy=True) for name in names]
+            for server in facts["previous"]
+        }
+        for held in previous.values():
+            if any(one.shape != live.shape for one, live in zip(held, self._adapter.parameters, strict=True)):
+                raise ValueError("the factors of the rollout before")
+
+        def restore() -> None:
+            self._watch, self._rollouts, self._marker, self._previous = watch, rollouts, marker, previous
+
+        return restore
+
+
+def _refuse_unseen(seen: agreement.MarkerSeen) -> None:
+    if not seen.has_shown:
+        raise OperationError(
+            f"a marker adapter was sent and does not show: the engine's log-probabilities are {seen.distance:.2f} "
+            f"nats per token from it, the adapter in use is {seen.contrast:.2f}",
+            code=STALE,
+            hint="the engine takes adapters and does not compute them, or answers from a cache of before",
+        )
 
 
 def _refuse_other_adapter(name: str, rollouts: Sequence[tuple[Rollout, ...]]) -> None:
@@ -286,7 +409,7 @@ def _refuse_other_adapter(name: str, rollouts: Sequence[tuple[Rollout, ...]]) ->
         )
 
 
-def _reported(rows: Sequence[Row]) -> list[Numbers]:
+def reported_by(rows: Sequence[Row]) -> list[Numbers]:
     """The engine's log-probabilities of each answer. Raises OperationError: they are missing, or are no numbers."""
     found = [np.asarray(row.rollout.logp, dtype=np.float64) for row in rows]
     for row, logp in zip(rows, found, strict=True):
@@ -303,9 +426,10 @@ def _numbers(logp: Tensor) -> Numbers:
     return logp.double().cpu().numpy()
 
 
-def _answers(passes: Mapping[str, Tensor], reported: Sequence[Numbers]) -> list[AnswerFigures]:
+def answer_figures(passes: Mapping[str, Numbers], reported: Sequence[Numbers]) -> list[AnswerFigures]:
+    """`Probe.passes`, cut into answers. reported: the engine's own, of each."""
     edges = np.cumsum([len(each) for each in reported])[:-1]
-    of_answer = {name: np.split(_numbers(logp), edges) for name, logp in passes.items()}
+    of_answer = {name: np.split(logp, edges) for name, logp in passes.items()}
     return [
         AnswerFigures(
             engine=engine,

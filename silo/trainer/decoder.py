@@ -29,10 +29,12 @@ from silo.trainer.layers import (
     JoinedFactors,
     attention,
     gather_rows,
+    is_narrow,
     join_factors,
     joined_linear,
     low_rank_linear,
     rms_norm,
+    room_for,
     rotate,
     swiglu,
 )
@@ -52,12 +54,20 @@ _DECODED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Projection:
-    """Linear layers of one input, side by side. weight: [M, D]; bias: [M]; both frozen. joined: the factors as they
-    were when sampling began, in place of `factors`."""
+    """Linear layers of one input, side by side.
+
+    Attributes:
+        weight: [M, D], frozen.
+        bias: [M], frozen.
+        factors: of some rows.
+        roomy: [M, D + room], the memory that a narrow weight is the left part of; the factors are laid beside it.
+        joined: the factors as they were when sampling began, in place of `factors`.
+    """
 
     weight: Tensor | QuantisedWeight
     bias: Tensor | None
     factors: tuple[Factors, ...]
+    roomy: Tensor | None = None
     joined: JoinedFactors | None = None
 
 
@@ -83,6 +93,7 @@ class Decoder:
 
     Attributes:
         adapted: whether the factors count.
+        rounds_once: what a layer and its factors give is rounded together; false: as vLLM does, each by itself.
         heads, key_value_heads, head_width: H, G and E.
 
     Raises:
@@ -96,7 +107,7 @@ class Decoder:
         config, core = model.config, model.model
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        self.adapted = True
+        self.adapted = self.rounds_once = True
         self.heads: int = config.num_attention_heads
         self.key_value_heads: int = config.num_key_value_heads
         self.head_width = _head_width(config)
@@ -121,6 +132,15 @@ class Decoder:
             yield
         finally:
             self.adapted = before
+
+    @contextmanager
+    def rounding_apart(self) -> Iterator[None]:
+        """Inside, it rounds as vLLM does: the base's product first, and then what is added to it."""
+        before, self.rounds_once = self.rounds_once, False
+        try:
+            yield
+        finally:
+            self.rounds_once = before
 
     # ---- the parts of a layer ------------------------------------------------------------------------
 
@@ -174,7 +194,7 @@ class Decoder:
     def layers_for_sampling(self) -> list[Layer]:
         """The layers with the factors as they are at this moment, made ready for many small products without gradients:
         joined and in the base's dtype once and not at every token."""
-        if not self.adapted:
+        if not self.adapted or not self.rounds_once:
             return self.layers
         return [
             dataclasses.replace(
@@ -190,14 +210,23 @@ class Decoder:
     def _joined(self, projection: Projection) -> Projection:
         if not projection.factors:
             return projection
-        joined = join_factors(projection.factors, projection.weight.shape[0], self.embedding.dtype)
+        dtype = self.embedding.dtype
+        joined = join_factors(projection.factors, projection.weight, self._scale, dtype, projection.roomy)
         return dataclasses.replace(projection, joined=joined)
 
     def _project(self, x: Tensor, projection: Projection) -> Tensor:
         if projection.joined is not None:
-            return joined_linear(x, projection.weight, projection.bias, projection.joined, self._scale)
+            return joined_linear(x, projection.weight, projection.bias, projection.joined)
         factors = projection.factors if self.adapted else ()
-        return low_rank_linear(x, projection.weight, projection.bias, factors, self._scale)
+        return low_rank_linear(
+            x,
+            projection.weight,
+            projection.bias,
+            factors,
+            self._scale,
+            rounds_once=self.rounds_once,
+            roomy=projection.roomy,
+        )
 
     # ---- training ------------------------------------------------------------------------------------
 
@@ -269,7 +298,17 @@ def _side_by_side(
 ) -> Projection:
     modules = [getattr(owner, each) for each in names]
     quantised = [module.stored for module in modules if isinstance(module, QuantisedLinear)]
-    weight = side_by_side(quantised) if quantised else torch.cat([module.weight.data for module in modules])
+    pairs = {each: pair for each in names if (pair := factors.get(f"{path}.{each}")) is not None}
+    roomy: Tensor | None = None
+    weight: Tensor | QuantisedWeight
+    if quantised:
+        weight = side_by_side(quantised)
+    elif pairs and is_narrow(modules[0].weight.dtype):
+        inputs, room = modules[0].in_features, room_for(sum(len(a) for a, _ in pairs.values()))
+        roomy = modules[0].weight.data.new_zeros(sum(module.out_features for module in modules), inputs + room)
+        weight = torch.cat([module.weight.data for module in modules], out=roomy[:, :inputs])
+    else:
+        weight = torch.cat([module.weight.data for module in modules])
     bias = None if modules[0].bias is None else torch.cat([module.bias.data for module in modules])
     found, start = [], 0
     for each, module in zip(names, modules, strict=True):
@@ -280,10 +319,10 @@ def _side_by_side(
             module.weight.data = weight[start:stop]
         if bias is not None:
             module.bias.data = bias[start:stop]
-        if (pair := factors.get(f"{path}.{each}")) is not None:
-            found.append(Factors(start, stop, *pair))
+        if each in pairs:
+            found.append(Factors(start, stop, *pairs[each]))
         start = stop
-    return Projection(weight, bias, tuple(found))
+    return Projection(weight, bias, tuple(found), roomy)
 
 
 def _head_width(config: Any) -> int:

@@ -59,7 +59,7 @@ class KeptState:
 
     def keep(self, task: LinkMessage, answer: LinkMessage) -> None:
         """Before the answer goes out. A disk that refuses costs the state and not the step: that is said in the log."""
-        if task.fields.get("task") not in CHANGING:
+        if task.fields.get("task") not in CHANGING or not self._file.is_written_here:
             return
         given = Given(task.fields, hashlib.sha256(task.body).hexdigest(), answer.fields, answer.body)
         try:

@@ -33,6 +33,38 @@ class Factors:
     b: Tensor
 
 
+# Numbers of a row of bfloat16 are 16 bytes, which a GPU's fast products want rows to be a multiple of.
+ROOM_UNIT = 8
+
+
+def room_for(columns: int) -> int:
+    """Columns beside a weight for so many of factors."""
+    return -(-columns // ROOM_UNIT) * ROOM_UNIT
+
+
+def is_narrow(dtype: torch.dtype) -> bool:
+    """Whether a product's rounding to it may swallow what a low-rank product adds afterwards."""
+    return dtype.itemsize < torch.float32.itemsize
+
+
+def _beside(out: Tensor, rows: Sequence[tuple[int, int]], bs: Sequence[Tensor], scale: float) -> Tensor:
+    """scale * each B in a block of its own, zeros elsewhere. out: [M, room]."""
+    out.zero_()
+    column = 0
+    for (start, stop), b in zip(rows, bs, strict=True):
+        out[start:stop, column : column + b.shape[1]] = b.float() * scale
+        column += b.shape[1]
+    return out
+
+
+def _together(x: Tensor, u: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One product of both parts, rounded once. x: [N, D]; u: [N, parts * r]; weight: [M, D + room]."""
+    parts = [x, u]
+    if unused := weight.shape[1] - x.shape[1] - u.shape[1]:
+        parts.append(x.new_zeros(len(x), unused))
+    return functional.linear(torch.cat(parts, 1), weight, bias)
+
+
 class _LowRankLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -41,17 +73,29 @@ class _LowRankLinear(torch.autograd.Function):
         stored: Tensor | QuantisedWeight,
         bias: Tensor | None,
         scale: float,
+        rounds_once: bool,
+        roomy: Tensor | None,
         rows: Sequence[tuple[int, int]],
         *factors: Tensor,
     ) -> Tensor:
         weight = stored if isinstance(stored, Tensor) else stored.whole(x.dtype)
-        y = functional.linear(x, weight, bias)  # [N, M]
         a = torch.cat(factors[0::2]).to(x.dtype)  # [parts * r, D]
         bs = [b.to(x.dtype) for b in factors[1::2]]
         u = x @ a.T  # [N, parts * r]
         rank = bs[0].shape[1]
-        for place, ((start, stop), b) in enumerate(zip(rows, bs, strict=True)):
-            y[:, start:stop].addmm_(u[:, place * rank : (place + 1) * rank], b.T, alpha=scale)
+        if rounds_once and is_narrow(x.dtype):
+            if roomy is None:
+                room = _beside(weight.new_empty(len(weight), room_for(len(a))), rows, factors[1::2], scale)
+                whole = torch.cat([weight, room], 1)
+            else:
+                # .data: what a backward pass of before still holds of the weight has not been changed by this
+                whole = roomy.data
+                _beside(whole[:, x.shape[1] :], rows, factors[1::2], scale)
+            y = _together(x, u, whole, bias)  # [N, M]
+        else:
+            y = functional.linear(x, weight, bias)
+            for place, ((start, stop), b) in enumerate(zip(rows, bs, strict=True)):
+                y[:, start:stop].addmm_(u[:, place * rank : (place + 1) * rank], b.T, alpha=scale)
         # Of a quantised weight the few bits are kept, and multiplied out once more in the backward pass.
         ctx.quantised = None if isinstance(stored, Tensor) else stored
         ctx.save_for_backward(x, stored if isinstance(stored, Tensor) else None, a, u, *bs)
@@ -71,14 +115,14 @@ class _LowRankLinear(torch.autograd.Function):
             if ctx.quantised is not None:
                 weight = ctx.quantised.whole(dy.dtype)
             dx = (dy @ weight).addmm_(v, a, alpha=scale)  # [N, D]
-        wants = ctx.needs_input_grad[5:]  # of A and B in turn
+        wants = ctx.needs_input_grad[7:]  # of A and B in turn
         da = (v.T @ x).float() * scale if any(wants[0::2]) else None  # [parts * r, D]
         gradients: list[Tensor | None] = []
         for place, (start, stop) in enumerate(rows):
             part = slice(place * rank, (place + 1) * rank)
             gradients.append(da[part] if da is not None and wants[2 * place] else None)
             gradients.append((dy[:, start:stop].T @ u[:, part]).float() * scale if wants[2 * place + 1] else None)
-        return dx, None, None, None, None, *gradients
+        return dx, None, None, None, None, None, None, *gradients
 
 
 class _QuantisedLinear(torch.autograd.Function):
@@ -94,12 +138,21 @@ class _QuantisedLinear(torch.autograd.Function):
 
 
 def low_rank_linear(
-    x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, factors: Sequence[Factors], scale: float
+    x: Tensor,
+    weight: Tensor | QuantisedWeight,
+    bias: Tensor | None,
+    factors: Sequence[Factors],
+    scale: float,
+    *,
+    rounds_once: bool = True,
+    roomy: Tensor | None = None,
 ) -> Tensor:
     """x W^T + bias, and on the rows that have factors scale * x A^T B^T (Hu et al. 2021).
 
-    The two products stay apart: added to W in bfloat16, a step of lr 1e-5 survives in the mean over entries alone. Some
-    nine in ten stay as they are and the others jump by a whole spacing: noise of four times the step (measured).
+    The factors stay apart from W: added to it in bfloat16, a step of lr 1e-5 survives in the mean over entries alone.
+    Some nine in ten stay as they are and the others jump by a whole spacing: noise of four times the step (measured).
+    In bfloat16 both products are one, [x, x A^T] [W, scale B]^T: rounded by itself, x W^T lies on a grid on which what
+    a small adapter adds is rounded away, every time and not by chance (docs/explain/agreement.md has the shares).
 
     Args:
         x: [N, D].
@@ -107,6 +160,9 @@ def low_rank_linear(
         bias: [M], frozen.
         factors: of some rows of the weight, in their order.
         scale: alpha / r.
+        rounds_once: false computes as vLLM and peft do, which round before they add.
+        roomy: [M, D + room], the memory that `weight` is the left part of, so that it need not be copied to have the
+            factors beside it. The right part is written over.
 
     Returns:
         [N, M] in the dtype of x.
@@ -118,36 +174,57 @@ def low_rank_linear(
         return whole
     rows = [(each.start, each.stop) for each in factors]
     flat = [tensor for each in factors for tensor in (each.a, each.b)]
-    y: Tensor = _LowRankLinear.apply(x, weight, bias, scale, rows, *flat)
+    y: Tensor = _LowRankLinear.apply(x, weight, bias, scale, rounds_once, roomy, rows, *flat)
     return y
 
 
 @dataclass(frozen=True)
 class JoinedFactors:
     """All factors of a projection as two matrices in the base's dtype: a [parts * r, D] one below the other, and
-    b [M, parts * r] with each B in a block of its own and zeros elsewhere."""
+    b [M, room] with scale * each B in a block of its own and zeros elsewhere.
+
+    Attributes:
+        whole: [M, D + room], the weight with b at its side in one piece of memory; None where they are apart.
+    """
 
     a: Tensor
     b: Tensor
+    whole: Tensor | None = None
 
 
-def join_factors(factors: Sequence[Factors], outputs: int, dtype: torch.dtype) -> JoinedFactors:
-    """outputs: M. A copy: it does not follow what becomes of the factors."""
+def join_factors(
+    factors: Sequence[Factors],
+    weight: Tensor | QuantisedWeight,
+    scale: float,
+    dtype: torch.dtype,
+    roomy: Tensor | None = None,
+) -> JoinedFactors:
+    """A copy: it does not follow what becomes of the factors.
+
+    Args:
+        factors: of some rows of the weight.
+        weight: [M, D].
+        scale: alpha / r.
+        dtype: of the base.
+        roomy: [M, D + room], the memory that `weight` is the left part of. b is written to the right part, over
+            what the last call wrote.
+    """
     a = torch.cat([each.a.detach() for each in factors]).to(dtype)
-    b = torch.zeros(outputs, len(a), dtype=dtype, device=a.device)
-    start = 0
-    for each in factors:
-        b[each.start : each.stop, start : start + len(each.a)] = each.b.detach().to(dtype)
-        start += len(each.a)
-    return JoinedFactors(a, b)
+    outputs, inputs = weight.shape
+    room = torch.empty(outputs, room_for(len(a)), dtype=dtype, device=a.device) if roomy is None else roomy[:, inputs:]
+    rows = [(each.start, each.stop) for each in factors]
+    return JoinedFactors(a, _beside(room, rows, [each.b.detach() for each in factors], scale), roomy)
 
 
-def joined_linear(
-    x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, joined: JoinedFactors, scale: float
-) -> Tensor:
+def joined_linear(x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, joined: JoinedFactors) -> Tensor:
     """`low_rank_linear` without gradients and with fewer products, for the many small batches of sampling."""
+    u = x @ joined.a.T
+    if joined.whole is not None:
+        return _together(x, u, joined.whole, bias)
     whole = weight if isinstance(weight, Tensor) else weight.whole(x.dtype)
-    return functional.linear(x, whole, bias).addmm_(x @ joined.a.T, joined.b.T, alpha=scale)
+    if is_narrow(x.dtype):
+        return _together(x, u, torch.cat([whole, joined.b], 1), bias)
+    return functional.linear(x, whole, bias).addmm_(u, joined.b[:, : u.shape[1]].T)
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -73,10 +73,22 @@ def policy_gain(
     return gain
 
 
-def is_clipped(logp: Tensor, logp_old: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
-    """Tokens whose gradient the clip removes: ratio outside the band on the side that A pushes to. All [M]."""
+def is_clipped(
+    logp: Tensor,
+    logp_old: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Tensor:
+    """Tokens whose gradient a clip removes: ratio outside the band on the side that A pushes to, or beyond the bound of
+    the dual clip where A < 0. Arguments as of `policy_gain`. All [M]."""
     ratio = ratio_of(logp, logp_old)  # [M]
-    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))  # [M]
+    outside = ratio < 1 - clip_low  # [M]
+    if dual_clip is not None:
+        outside = outside | (ratio > dual_clip)
+    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & outside)  # [M]
 
 
 def k3(logp: Tensor, logp_reference: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ def main() -> int:
         answer = {
             "error": {
                 "message": f"{error.name} is not installed",
-                "hint": "pip install 'fedsilo[silo]'",
+                "hint": "in the clone: .venv/bin/pip install -e '.[silo]' -c constraints.txt",
                 "code": "NOT_INSTALLED",
             }
         }

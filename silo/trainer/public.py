@@ -125,20 +125,29 @@ class DonorIntake:
     ) -> tuple[list[Group], SwapFigures]:
         """`swap: pool`: train on exactly the answers listed; wrong ones belong to the group too (methods 2.2, Random).
 
+        At most K of a prompt count, each once: what a list holds beyond is refused, else its length would set how much
+        one prompt weighs, and how much memory the update takes.
+
         Args:
             own: this silo's answers, one entry a prompt.
             donors: by prompt index, in the coordinator's order.
             offer: what this silo's own message held; own answers are named by their place in it.
         """
         figures = SwapFigures()
-        graded = self._graded(own, donors, figures)
+        within: dict[int, Sequence[pb.Donor]] = {}
+        for one in own:
+            listed, most = donors.get(one.prompt.row, ()), len(one.answers)
+            within[one.prompt.row] = listed[:most]
+            figures.found += sum(donor.origin != self._silo for donor in listed[most:])
+            figures.rejected.update(donor.origin for donor in listed[most:])
+        graded = self._graded(own, within, figures)
         groups = []
         for one in own:
-            sent = offered_answers(one, offer)
+            left = dict(enumerate(offered_answers(one, offer)))
             answers: list[Answer] = []
             for donor, answer in graded[one.prompt.row]:
-                if donor.origin == self._silo and not donor.HasField("response") and donor.position < len(sent):
-                    answers.append(sent[donor.position])
+                if donor.origin == self._silo and not donor.HasField("response") and donor.position in left:
+                    answers.append(left.pop(donor.position))
                 elif donor.origin == self._silo or answer is None:
                     figures.rejected[donor.origin] += 1
                 else:
@@ -154,7 +163,7 @@ class DonorIntake:
     def _graded(
         self, own: Sequence[OwnAnswers], donors: Mapping[int, Sequence[pb.Donor]], figures: SwapFigures
     ) -> dict[int, list[tuple[pb.Donor, Answer | None]]]:
-        """Donors by prompt row, each encoded and graded here; None where it cannot be used. Repeats are refused."""
+        """Donors by prompt row, each encoded and graded here; None where it cannot be used, and for a repeat."""
         listed: list[tuple[int, pb.Donor, Answer | None, str]] = []
         for one in own:
             seen: set[tuple[str, int]] = set()
@@ -173,6 +182,8 @@ class DonorIntake:
         return graded
 
     def _encoded(self, donor: pb.Donor) -> Answer | None:
+        if not donor.origin:  # an answer of nobody's counts as an own one
+            return None
         if not donor.HasField("response") or donor.response.finish == pb.FINISH_UNSPECIFIED:
             return None
         finished = donor.response.finish == pb.FINISH_STOP

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedsilo.edge.model_folder import weight_files
 from fedsilo.treaty.errors import UsageError
 
 Load: TypeAlias = Literal["nf4", "fp8"]
@@ -206,7 +207,7 @@ def load_quantised(folder: Path, load: Load) -> Any:
         if (folder / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
         found: dict[str, Tensor | QuantisedWeight] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in weight_files(folder):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  # no mapping
                     tensor = file.get_tensor(name).to(torch.bfloat16)
@@ -225,6 +226,8 @@ def _fill(model: Any, found: dict[str, Tensor | QuantisedWeight]) -> None:
         if isinstance(stored, QuantisedWeight):
             owner, _, last = name.rpartition(".")
             bias = found.pop(f"{name}.bias", None) if module.bias is not None else None
+            if module.bias is not None and not isinstance(bias, Tensor):
+                raise UsageError(f"the model folder lacks {name}.bias")
             setattr(
                 model.get_submodule(owner), last, QuantisedLinear(stored, bias if isinstance(bias, Tensor) else None)
             )

@@ -1,8 +1,9 @@
 """What a session is at a step boundary, kept as one file, so that a killed trainer goes on bit for bit.
 
-What there is at all: the factors and the round's start, the optimiser's moments, where the run stands, and the own
-answers that wait for donors while a public step is open. No generator has a state: every draw is keyed by (run, round,
-step, prompt, sample), and a private step's rows come with its task (`silo/sampling.py` keeps how far those went).
+What there is at all: the factors and the round's start, the optimiser's moments, where the run stands, the own answers
+that wait for donors while a public step is open, and what the proof of agreement has found so far. No generator has a
+state: every draw is keyed by (run, round, step, prompt, sample), and a private step's rows come with its task
+(`silo/sampling.py` keeps how far those went).
 
 The file is replaced in one step after every task that changes any of this, before the guard hears that the task is
 done. So what the guard was told is never ahead of the file, and the file is at most one task ahead: the answer to that
@@ -36,6 +37,7 @@ from fedsilo.edge.files import make_private_directory, read_private, remove_dura
 from fedsilo.treaty.errors import NotFoundError, OperationError
 from fedsilo.treaty.plan import Plan
 from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.agreement_watch import PREFIX, AgreementWatch
 from silo.trainer.batch import Answer
 from silo.trainer.data import PromptSet
 from silo.trainer.public import OwnAnswers
@@ -108,6 +110,7 @@ class ResumableRun(Protocol):
     plan: Plan
     adapter: LoraAdapter
     learner: Learner
+    watch: AgreementWatch
     public: PromptSet
     base_digest: str
     open_step: OpenStep | None
@@ -119,6 +122,7 @@ def state_of(run: ResumableRun, *, silo: str, split: str, processes: int) -> Ses
     """Copies, so that the run may go on. Raises OperationError: no task has changed anything yet."""
     if run.position is None:
         raise OperationError("no adapter was loaded, so there is no state to keep")
+    agreed, found = run.watch.state()
     facts = {
         "format": FORMAT,
         "run": run.plan.run,
@@ -129,9 +133,10 @@ def state_of(run: ResumableRun, *, silo: str, split: str, processes: int) -> Ses
         "base_digest": run.base_digest,
         "donors_trained": run.donors_trained,
         "open_step": None if run.open_step is None else _open_step_fields(run.open_step),
+        "agreement": agreed,
         "surroundings": surroundings(run.adapter, processes),
     }
-    return SessionState(facts, run.adapter.state() | run.learner.state())
+    return SessionState(facts, run.adapter.state() | run.learner.state() | found)
 
 
 def restore(run: ResumableRun, state: SessionState, *, silo: str, split: str) -> None:
@@ -150,9 +155,12 @@ def restore(run: ResumableRun, state: SessionState, *, silo: str, split: str) ->
         opened = None if facts["open_step"] is None else _open_step_from(facts["open_step"], run.public)
         position, donors_trained = Position(**facts["position"]), int(facts["donors_trained"])
         base_digest = str(facts["base_digest"])
-        run.learner.restore({name: each for name, each in state.tensors.items() if name not in adapter_names})
+        others = {name: each for name, each in state.tensors.items() if name not in adapter_names}
+        restore_watch = run.watch.ready_to_restore(facts["agreement"], others)
+        run.learner.restore({name: each for name, each in others.items() if not name.startswith(PREFIX)})
     except (KeyError, TypeError, ValueError) as error:
         raise StateRefused(f"the kept state lacks or misstates {error}") from error
+    restore_watch()
     run.adapter.restore(state.tensors)
     run.base_digest, run.open_step, run.donors_trained, run.position = base_digest, opened, donors_trained, position
 
@@ -211,12 +219,14 @@ class StateFile:
 
     def __init__(self, scratch: Path, site_secret: bytes) -> None:
         self.path = scratch / FOLDER / FILE
+        self.is_written_here = True
         self._key = hmac.new(site_secret, b"fedsilo session state", hashlib.sha256).digest()
 
     def save(self, state: SessionState) -> None:
         """Raises OperationError, UsageError: it cannot be written; the earlier file stays."""
         make_private_directory(self.path.parent)
-        write_durably(self.path, to_bytes(state, self._key), mode=0o600)
+        content = content_of(state)
+        write_durably(self.path, content, mode=0o600, tail=hmac.digest(self._key, content, "sha256"))
 
     def load(self) -> SessionState | None:
         """None: there is none. Raises StateRefused, NotAllowedError: what is there cannot be gone on from."""
@@ -237,7 +247,13 @@ class StateFile:
 
 
 def to_bytes(state: SessionState, key: bytes) -> bytes:
-    """HMAC-SHA-256 of what follows, then a safetensors file whose metadata hold the facts as JSON."""
+    """`content_of`, then HMAC-SHA-256 of it."""
+    content = content_of(state)
+    return content + hmac.digest(key, content, "sha256")
+
+
+def content_of(state: SessionState) -> bytes:
+    """A safetensors file whose metadata hold the facts as JSON."""
     given, tensors = state.given, dict(state.tensors)
     told: dict[str, Any] | None = None
     if given is not None:
@@ -245,13 +261,13 @@ def to_bytes(state: SessionState, key: bytes) -> bytes:
         tensors[_BODY] = torch.frombuffer(bytearray(given.body or b"\0"), dtype=torch.uint8)
         told["body_bytes"] = len(given.body)
     content: bytes = safetensors.torch.save(tensors, {"facts": json.dumps(state.facts), "given": json.dumps(told)})
-    return hmac.digest(key, content, "sha256") + content
+    return content
 
 
 def from_bytes(data: bytes, key: bytes) -> SessionState:
     """Raises StateRefused: it is torn or changed, or was written with another site's key."""
-    content = data[_MAC_BYTES:]
-    if not hmac.compare_digest(hmac.digest(key, content, "sha256"), data[:_MAC_BYTES]):
+    content = data[:-_MAC_BYTES]
+    if not hmac.compare_digest(hmac.digest(key, content, "sha256"), data[-_MAC_BYTES:]):
         raise StateRefused("the kept state is torn or changed, or another site's")
     try:
         header_bytes = int.from_bytes(content[:8], "little")

@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from silo.trainer import objective
 from silo.trainer.batch import Group
 
 
 def zero_variance_share(groups: Sequence[Group]) -> float:
-    """Share of groups whose rewards are all equal."""
-    return mean([float(len({answer.reward for answer in group.answers}) < 2) for group in groups])
+    """Share of groups without signal, by the rule and in the precision of the advantages (`step`, `objective`)."""
+    rewards = [torch.tensor([answer.reward for answer in group.answers], dtype=torch.float32) for group in groups]
+    return mean([float(objective.has_zero_variance(each)) for each in rewards])
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, Any]:

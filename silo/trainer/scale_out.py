@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
 from silo.link import LinkClosed, LinkMessage, MessageLink
+from silo.trainer import memory_failure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,6 +132,7 @@ class Processes:
         # What is no gradient goes over gloo: it notices at once that another process has died.
         self._control = dist.group.WORLD if on_cpu else dist.new_group(backend="gloo", timeout=TIMEOUT)
         self._dist, self._torch = dist, torch
+        self._agreed: Exception | None = None
         self.gather(None)
         if place.rendezvous and place.rank == 0:
             shutil.rmtree(Path(place.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
@@ -189,14 +191,26 @@ class Processes:
             told = [failure.code, failure.message]
         elif failure is not None:
             name = type(failure).__name__
-            told = ["OUT_OF_MEMORY" if name == "OutOfMemoryError" else "PROCESS_FAILED", name]
+            told = [memory_failure.CODE if memory_failure.is_memory_failure(failure) else "PROCESS_FAILED", name]
         others = self.gather(told)
-        if failure is not None:
-            raise failure
         for rank, other in enumerate(others):
-            if other is not None:
-                raise OperationError(f"process {rank} of the trainer failed: {other[1]}", code=str(other[0]))
+            if failure is None and other is not None:
+                failure = OperationError(f"process {rank} of the trainer failed: {other[1]}", code=str(other[0]))
+        if failure is not None:
+            self._agreed = failure
+            raise failure
         return result  # type: ignore[return-value]
+
+    def require_agreed(self, error: Exception) -> None:
+        """That what a task failed with is known to all processes, so that all are at the same place again.
+
+        Known is what `together` raised, and this trainer's own errors: they are of what all were told alike.
+
+        Raises:
+            ProcessLost: the others may wait for this one, inside a pass or a sum; it has to end for them to notice.
+        """
+        if error is not self._agreed and not isinstance(error, FedSiloError):
+            raise ProcessLost(f"process {self.rank} failed by itself: {type(error).__name__}: {error}") from error
 
     @contextlib.contextmanager
     def lost_on_failure(self) -> Iterator[None]:

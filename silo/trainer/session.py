@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +27,11 @@ from fedsilo.treaty.method import (
 )
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
-from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode, decode_factors, encode, encode_factors
+from fedsilo.treaty.wire.codec import decode_factors, encode, encode_factors
 from silo.trainer import evaluation
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import Limits
-from silo.trainer.agreement_watch import AgreementWatch
+from silo.trainer.agreement_watch import AgreementWatch, keyed_draw
 from silo.trainer.batch import Answer, Group
 from silo.trainer.data import Prompt, PromptSet, TaskRow, encode_prompts, split_holdout
 from silo.trainer.evaluation import MeasureHoldout
@@ -188,7 +187,16 @@ class Session:
                 server=material.rollout is not None,
                 whole=contextlib.nullcontext if shards is None else shards.whole,
             ),
-            watch=AgreementWatch(adapter, plan.rollout.temperature, self._watch_draw(plan), material.agreement),
+            watch=AgreementWatch(
+                adapter,
+                plan.rollout.temperature,
+                keyed_draw(material.site_secret, plan.seed),
+                material.agreement,
+                group=self._group,
+                equal_passes=shards is not None,
+                rounds_once=material.rollout is None,
+                servers_apart=material.rollout is not None and material.rollout.private != material.rollout.public,
+            ),
             private=private,
             public=public,
             held_out=held_out,
@@ -231,6 +239,11 @@ class Session:
         if isinstance(task, LoadAdapter | PrivateStep | GeneratePublic | PublicStep):
             self._run.position = Position(type(task).__name__, task.round, getattr(task, "step", 0))
         return dataclasses.replace(done, metrics={**done.metrics, "seconds": self._seconds() - started})
+
+    def close(self) -> None:
+        """No task comes any more: what rollout servers were given for this run is taken back."""
+        if self._run is not None:
+            self._run.engine.close()
 
     def state(self) -> SessionState:
         """Where the run stands after its last finished task. Raises OperationError: nothing is loaded yet."""
@@ -275,6 +288,7 @@ class Session:
         chosen = [prompts[row] for row in task.rows]
 
         def draw(place: int, sample: int) -> np.random.Generator:
+            # by the prompt's place in the step, which comes with the task; of public prompts the row is known to all
             key = (task.round, task.step, place, sample)
             return generator(private_seed_of(self._material.site_secret, run.plan.seed, "private-rollout", *key))
 
@@ -305,14 +319,9 @@ class Session:
         opened = run.open_step
         if opened is None or (opened.round, opened.step) != (task.round, task.step):
             raise OperationError(f"no public answers were generated for round {task.round} step {task.step}")
-        run.open_step = None
         donors = {row.prompt_index: list(row.donors) for row in task.donors.prompts}
-        intake = DonorIntake(
-            self._material.silo,
-            self._material.codec,
-            self._material.public_grader,
-            run.plan.rollout.max_new_tokens,
-        )
+        site, most = self._material, run.plan.rollout.max_new_tokens
+        intake = DonorIntake(site.silo, site.codec, site.public_grader, most)
 
         def random_of(prompt: Prompt) -> np.random.Generator:
             key = (self._material.silo, task.round, task.step, prompt.row)
@@ -328,13 +337,17 @@ class Session:
                 figures = SwapFigures()
             case _:
                 raise OperationError(f"there is no swap {task.swap!r}")
-        run.donors_trained += figures.used
         before = [Group(one.prompt.ids, one.answers) for one in opened.own]
         bound = None
         if task.swap == "replace" and is_due(task.step, run.plan.swap_period):
-            bound = swap_bound(run.adapter, run.plan, before, groups, figures.alphas)
+            # a pass through the model, as the update's: one process that fails at it must not leave the others waiting
+            bound = run.learner.together(lambda: swap_bound(run.adapter, run.plan, before, groups, figures.alphas))
         metrics = {"zero_variance_share_before": zero_variance_share(before), **swap_metrics(figures, bound)}
-        return Done(metrics | reward_metrics(before) | self._update(run, task.round, task.step, groups))
+        metrics |= reward_metrics(before) | self._update(run, task.round, task.step, groups)
+        # after the update: one that fails has trained on no donor, and the step may be asked for once more
+        run.open_step = None
+        run.donors_trained += figures.used
+        return Done(metrics)
 
     def _export(self, run: _Run) -> Done:
         if not run.base_digest:
@@ -382,10 +395,6 @@ class Session:
             )
         return Done({}, verdicts)
 
-    def _watch_draw(self, plan: Plan) -> Callable[..., np.random.Generator]:
-        secret = self._material.site_secret
-        return lambda purpose, *key: generator(private_seed_of(secret, plan.seed, purpose, *key))
-
     def _answer(
         self,
         run: _Run,
@@ -414,7 +423,7 @@ class Session:
 
         rollouts = generate(questions, most)
         rollout_seconds = self._seconds() - started
-        agreed = run.watch.check((round_number, step), [prompt.ids for prompt in prompts], rollouts, generate)
+        agreed = run.watch.check((round_number, step), [prompt.ids for prompt in prompts], rollouts, generate, rows)
         graded_from = self._seconds()
         self._on_phase(round_number, step, "grade")
         codec = self._material.codec
@@ -461,33 +470,3 @@ def _policy_of(run: _Run, payload: bytes, rows: Rows) -> contextlib.AbstractCont
     """Inside, the model computes this adapter, or the base model where there is none; prompts are of these rows."""
     run.engine.use(rows)
     return run.adapter.replaced_by(decode_factors(payload).tensors) if payload else run.adapter.off()
-
-
-def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | MeasureHoldout:
-    """The task a link message names.
-
-    Raises:
-        OperationError: no such task, or its fields are not the task's.
-        PeerError: the donors do not parse.
-    """
-    try:
-        round_number, step = int(fields["round"]), int(fields.get("step", 0))
-        match fields["task"]:
-            case "LoadAdapter":
-                return LoadAdapter(round_number, str(fields["digest"]))
-            case "PrivateStep":
-                return PrivateStep(round_number, step, tuple(int(row) for row in fields["rows"]))
-            case "GeneratePublic":
-                indices = tuple(int(index) for index in fields["prompt_indices"])
-                return GeneratePublic(round_number, step, indices, str(fields["offer"]))
-            case "PublicStep":
-                return PublicStep(round_number, step, str(fields["swap"]), decode(pb.PublicDonors, body))
-            case "ExportDelta":
-                return ExportDelta(round_number)
-            case "Evaluate":
-                return Evaluate(round_number, str(fields["digest"]))
-            case "MeasureHoldout":
-                return MeasureHoldout(int(fields["samples"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise OperationError(f"a task's field is missing or of another type: {error}", code="BAD_TASK") from error
-    raise OperationError(f"there is no task {str(fields['task'])[:40]!r}", code="BAD_TASK")

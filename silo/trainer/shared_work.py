@@ -44,6 +44,9 @@ class SharedEngine:
     def rest(self) -> None:
         self._engine.rest()
 
+    def close(self) -> None:
+        self._engine.close()
+
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
     ) -> list[tuple[Rollout, ...]]:
@@ -83,6 +86,11 @@ class LedEngine:
 
     def rest(self) -> None:
         self._group.together(lambda: self._engine.rest() if self._engine is not None else None)
+
+    def close(self) -> None:
+        """Without the others, who may be gone."""
+        if self._engine is not None:
+            self._engine.close()
 
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
@@ -143,6 +151,7 @@ class SharedStateFile(StateFile):
     def __init__(self, file: StateFile, group: Processes) -> None:
         self.__dict__.update(file.__dict__)
         self._group = group
+        self.is_written_here = group.rank == 0  # the others need not so much as make the copies
 
     def save(self, state: SessionState) -> None:
         if self._group.rank == 0:

@@ -13,13 +13,13 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedsilo.treaty.errors import OperationError
-from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.plan import Objective, Plan
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group, Padding, Stream, stream_of
@@ -30,6 +30,7 @@ from silo.trainer.scale_out import Processes, dealt
 # for a pass, 128 MiB in float32. A kernel that writes scores out holds them for every head, and until the backward pass
 # for every layer.
 SCORES_MAX = 1 << 25
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Learner:
         Raises:
             OperationError: a gradient is not finite.
         """
-        before = self._snapshot()
+        before = self._snapshot() if self._group is None else self._group.together(self._snapshot)
         try:
             return self._update(groups)
         except BaseException:
@@ -132,12 +133,12 @@ class Learner:
         plan, objective_plan = self._plan, self._plan.objective
         parts = self._parts(groups)
         if objective_plan.kl_coefficient > 0:
-            self._together(lambda: self._add_references(parts))
+            self.together(lambda: self._add_references(parts))
         figures = _Figures()
         for epoch in range(plan.optimiser.epochs):
             self._optimiser.zero_grad(set_to_none=True)
             figures.start_epoch()
-            self._together(lambda first=epoch == 0: self._backward_all(parts, figures, first=first))  # type: ignore[misc]
+            self.together(lambda first=epoch == 0: self._backward_all(parts, figures, first=first))  # type: ignore[misc]
             for parameter in self._adapter.parameters:
                 # no part may be left when every group lacks signal; momentum and weight decay still act
                 if parameter.grad is None:
@@ -157,15 +158,21 @@ class Learner:
             self._group.require_equal(self._adapter.parameters)
         return figures.summary(self._group)
 
-    def _together(self, work: Callable[[], None]) -> None:
-        """Work of this process alone. With sharded weights it is not: others wait inside it for a share of this one."""
+    def together(self, work: Callable[[], T]) -> T:
+        """Passes through the model, which every process makes: where one fails at them, none goes on.
+
+        With sharded weights they are not work of this process alone: others wait inside for a share of this one.
+
+        Raises:
+            OperationError: another process failed; each is as it was.
+            ProcessLost: with sharded weights; this one must end.
+        """
         if self._group is None:
-            work()
-        elif self._equal_passes:
+            return work()
+        if self._equal_passes:
             with self._group.lost_on_failure():
-                work()
-        else:
-            self._group.together(work)
+                return work()
+        return self._group.together(work)
 
     def _add_references(self, parts: Sequence[_Part]) -> None:
         with torch.no_grad(), self._adapter.off():
@@ -357,7 +364,7 @@ class Learner:
         if not part.counts:
             return
         with torch.no_grad():
-            figures.add_ratio(logp, part, settings.clip_low, settings.clip_high, first=first)
+            figures.add_ratio(logp, part, settings, first=first)
 
 
 class _Figures:
@@ -377,7 +384,7 @@ class _Figures:
         more = per_token.detach().sum(dtype=torch.float64)
         self._sums[name] = self._sums[name] + more if name in self._sums else more
 
-    def add_ratio(self, logp: Tensor, part: _Part, clip_low: float, clip_high: float, *, first: bool) -> None:
+    def add_ratio(self, logp: Tensor, part: _Part, settings: Objective, *, first: bool) -> None:
         assert part.logp_old is not None  # noqa: S101  # set by the first forward of the same call
         self._deviation.append((objective.ratio_of(logp, part.logp_old) - 1).abs().max().double())
         if first:
@@ -387,7 +394,14 @@ class _Figures:
             self.add_sum("own", logp.masked_fill(part.is_donor, 0.0))
             self.add_sum("donor", logp.masked_fill(~part.is_donor, 0.0))
             return
-        clipped = objective.is_clipped(logp, part.logp_old, part.advantages, clip_low=clip_low, clip_high=clip_high)
+        clipped = objective.is_clipped(
+            logp,
+            part.logp_old,
+            part.advantages,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            dual_clip=settings.dual_clip,
+        )
         self.add_sum("clipped", clipped)
         self._clippable += len(clipped)
 

@@ -20,18 +20,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsilo.edge.task_files import STANDARD, FieldNames
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.plan import plan_from_canonical
 from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
+from silo.trainer import memory_failure
+from silo.trainer.configuration import Configuration, configuration_from
 from silo.trainer.fences import Refusals, set_offline, verify_hub_offline, verify_offline
-from silo.trainer.rollout.place import RolloutPlace, place_from
 from silo.trainer.scale_out import Follower, Leader, Place, left_alone, start_others, started_by_a_launcher
-from silo.trainer.screen_index import IndexSettings, provide_index, settings_from
+from silo.trainer.screen_index import provide_index
 
 if TYPE_CHECKING:
     from fedsilo.edge.grading_process import GradingProcess
@@ -40,73 +39,14 @@ if TYPE_CHECKING:
     from silo.trainer.scale_out import Processes
     from silo.trainer.session import Session
 
-MICROBATCH_TOKENS = 16384
-CACHE_BYTES = 2 << 30
 DIAL_PAUSE_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """The `configure` message. Paths are as the trainer sees them inside its walls."""
-
-    silo: str
-    model_path: Path
-    load: str
-    private: tuple[Path, ...]
-    verifier: str
-    public_path: Path
-    public_verifier: str
-    held_out_path: Path
-    held_out_verifier: str
-    site_secret: bytes = field(repr=False)
-    threads: int
-    microbatch_tokens: int
-    cache_bytes: int
-    checkpointing: bool
-    shard_base: bool
-    scratch: Path | None
-    holdout_share: float = 0.0
-    fields: FieldNames = STANDARD
-    template: str | None = None  # as in `TextCodec`
-    screen_index: IndexSettings | None = None
-    rollout: RolloutPlace | None = None  # None: the embedded engine
-    agreement: dict[str, float] = field(default_factory=dict)  # of the engine with the trainer; empty: the defaults
-
-
-def configuration_from(fields: dict[str, Any]) -> Configuration:
-    """Raises UsageError: a field is missing or of another type."""
-    try:
-        scratch = fields.get("scratch")
-        return Configuration(
-            silo=str(fields["silo"]),
-            model_path=Path(fields["model"]["path"]),
-            load=str(fields["model"]["load"]),
-            private=tuple(Path(path) for path in fields["private"]),
-            verifier=str(fields["verifier"]),
-            public_path=Path(fields["public"]["path"]),
-            public_verifier=str(fields["public"]["verifier"]),
-            held_out_path=Path(fields["held_out"]["path"]),
-            held_out_verifier=str(fields["held_out"]["verifier"]),
-            site_secret=bytes.fromhex(fields["site_secret"]),
-            threads=int(fields.get("threads") or 1),
-            microbatch_tokens=int(fields.get("microbatch_tokens") or MICROBATCH_TOKENS),
-            cache_bytes=int(fields.get("cache_bytes") or CACHE_BYTES),
-            checkpointing=bool(fields.get("checkpointing")),
-            shard_base=bool(fields.get("shard_base")),
-            scratch=Path(scratch) if scratch else None,
-            holdout_share=float(fields.get("holdout_share") or 0.0),
-            fields=FieldNames(**fields.get("fields", {})),
-            template=fields.get("template"),
-            screen_index=settings_from(fields.get("screen_index")),
-            rollout=place_from(fields.get("rollout")),
-            agreement={str(name): float(value) for name, value in dict(fields.get("agreement") or {}).items()},
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the trainer's configuration lacks or misstates {error}") from error
 
 
 def load_model(folder: Path, load: str) -> Any:
     """The base model from disk, on the GPU where there is one. safetensors only, no code from the folder (T22).
+
+    Its headers are read first, and refused where they do not suffice: transformers fills a weight that is missing with
+    random numbers, and with others each time.
 
     Raises:
         UsageError: the folder cannot be loaded, or the load type needs what this installation lacks.
@@ -114,8 +54,10 @@ def load_model(folder: Path, load: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from silo.model_facts import read_model_facts
     from silo.trainer.quantised import LOADS, load_quantised
 
+    read_model_facts(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for narrow in LOADS:
         if load == narrow:
@@ -186,6 +128,8 @@ class Worker:
                 heard = True
                 self._link.send(self._answer(message))
         finally:
+            if self._session is not None:
+                self._session.close()
             for process in self._grading:
                 process.close()
 
@@ -213,6 +157,7 @@ class Worker:
         import transformers
 
         from fedsilo.edge.data_findings import find as find_repeated
+        from fedsilo.edge.own_verifiers import own_verifiers_sha256
         from fedsilo.edge.reference_checks import full_check
         from fedsilo.edge.task_files import listed, read_tasks, read_usable
         from silo.trainer.agreement import limits_from
@@ -226,6 +171,13 @@ class Worker:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         verifiers = {configuration.verifier, configuration.public_verifier, configuration.held_out_verifier}
+        own, told = own_verifiers_sha256(verifiers), configuration.own_verifiers_sha256
+        if told not in (None, own):
+            raise UsageError(
+                f"own verifiers of the trainer: {own[:12] or 'none'}, beside the guard: {str(told)[:12] or 'none'}",
+                hint="install the same package, of the same version, for both interpreters",
+                code="VERIFIER_MISMATCH",
+            )
         graders = {verifier: self._grader(verifier) for verifier in sorted(verifiers)}
         with full_check(configuration.verifier) as is_readable:
             files = read_usable(configuration.private, is_readable, configuration.fields)
@@ -327,19 +279,21 @@ class Worker:
         return LinkMessage("planned", {"overlong": overlong, "private_prompts": session.private_prompts, **begun})
 
     def _task(self, message: LinkMessage) -> LinkMessage:
-        import torch
-
-        from silo.trainer.session import task_from_fields
+        from silo.trainer.task_fields import task_from_fields
 
         if self._kept is not None and (again := self._kept.answer_to(message)) is not None:
             return again
         task = task_from_fields(message.fields, message.body)
         try:
             done = self._begun().carry_out(task, message.body)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if (group := self._group()) is not None:
+                group.require_agreed(error)
+            if not memory_failure.is_memory_failure(error):
+                raise
             raise OperationError(
-                "the accelerator's memory does not suffice; lower trainer.microbatch_tokens or trainer.cache_bytes",
-                code="OUT_OF_MEMORY",
+                "the trainer's memory does not suffice; lower trainer.microbatch_tokens or trainer.cache_bytes",
+                code=memory_failure.CODE,
             ) from error
         fields = {"task": type(task).__name__, "round": task.round, "step": getattr(task, "step", 0)}
         failures = {

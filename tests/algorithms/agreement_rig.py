@@ -21,6 +21,7 @@ from silo.trainer.agreement import AnswerFigures, Limits
 from silo.trainer.agreement_watch import AgreementWatch, Probe, Row
 from silo.trainer.batch import Answer, Group
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question, Rollout
+from silo.trainer.rollout.engine import Rows
 from silo.trainer.step import Learner
 from tests.algorithms.tiny import ALPHA, RANK, make_model, make_plan, make_shape, random_factors
 
@@ -160,7 +161,9 @@ class Rig:
     def draw(self, *key: str | int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *(len(str(part)) + sum(map(ord, str(part))) for part in key)])
 
-    def check(self, watch: AgreementWatch, at: int, fault: Fault, *, name: str | None = None) -> dict[str, float]:
+    def check(
+        self, watch: AgreementWatch, at: int, fault: Fault, *, name: str | None = None, rows: Rows = "private"
+    ) -> dict[str, float]:
         """What a step does: the engine answers, the watch looks. Raises what the watch raises."""
         put(self.trainer, self.history[at])
         questions = self.questions()
@@ -173,4 +176,4 @@ class Rig:
             sampler = EmbeddedEngine(engine.decoder, stop_ids=[], name=self.trainer.name)
             return sampler.generate(asked, temperature=TEMPERATURE, max_new_tokens=tokens)
 
-        return watch.check((1, at), [each.prompt_ids for each in questions], answers, generate)
+        return watch.check((1, at), [each.prompt_ids for each in questions], answers, generate, rows)

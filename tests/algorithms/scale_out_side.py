@@ -1,6 +1,7 @@
 """One of several processes of a trainer, for `test_scale_out`: `python -m tests.algorithms.scale_out_side JSON`.
 
-Does one case in a group that meets by a file, and writes what process RANK found: figures as JSON, tensors beside them.
+Does its cases, one after the other, in a group that meets by a file, and writes what process RANK found at each:
+figures as JSON, tensors beside them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -22,15 +24,18 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode
 from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.agreement import Limits
+from silo.trainer.agreement_watch import AgreementWatch
 from silo.trainer.batch import Answer, Group
 from silo.trainer.resume import StateFile
+from silo.trainer.rollout.embedded import EmbeddedEngine, Question
 from silo.trainer.scale_out import Place, Processes, ProcessLost
 from silo.trainer.session import Session
 from silo.trainer.sharding import ShardedBase
 from silo.trainer.shared_work import LedEngine, shared_grader
 from silo.trainer.step import Learner
 from tests.algorithms.test_T22_resume import SECRET, bare_session
-from tests.algorithms.tiny import make_model, make_plan, make_shape, random_factors, start_payload
+from tests.algorithms.tiny import make_adapter, make_model, make_plan, make_shape, random_factors, start_payload
 
 Found = tuple[dict[str, Any], dict[str, torch.Tensor]]
 
@@ -59,6 +64,7 @@ def plan_with(changes: dict[str, Any]) -> Plan:
 
 PLAN = plan_with({})
 STEPS = (1, 2, 3, 4, 5)
+KEPT_AFTER = 3
 
 
 def update(group: Processes | None, options: dict[str, Any]) -> Found:
@@ -116,7 +122,7 @@ def steps(group: Processes | None, options: dict[str, Any]) -> Found:
         first = state.position.step + 1
     else:
         session.carry_out(LoadAdapter(1, digest), payload)
-    for step in range(first, options.get("last", STEPS[-1]) + 1):
+    for step in range(first, STEPS[-1] + 1):
         if step % 2:
             figures = session.carry_out(PrivateStep(1, step, tuple((step + place) % 9 for place in range(5)))).metrics
         else:
@@ -128,9 +134,9 @@ def steps(group: Processes | None, options: dict[str, Any]) -> Found:
             donors.prompts.add(prompt_index=4, donors=[pb.Donor(origin="b", position=0, response=good)])
             figures = session.carry_out(PublicStep(1, step, "replace", donors)).metrics
         tokens.append(figures["tokens"] if "tokens" in figures else figures["trained_tokens"])
+        if file is not None and step == KEPT_AFTER and not options.get("resume") and (group is None or group.rank == 0):
+            file.save(session.state())
     evaluated = decode(pb.MetricsEval, session.carry_out(Evaluate(0, "")).body)
-    if file is not None and not options.get("resume") and (group is None or group.rank == 0):
-        file.save(session.state())
     values = {f"{one.name} {one.topic}": one.value for one in evaluated.metrics}
     return {"tokens": tokens, "evaluated": values}, session.state().tensors
 
@@ -178,7 +184,85 @@ def failures(group: Processes | None, options: dict[str, Any]) -> Found:
         group.require_equal([same + group.rank])
     except ProcessLost as error:
         told["apart"] = str(error)
+    told["stopped"] = verdicts(group)
+    told["swap"] = memory_short(group)
     return told, {}
+
+
+def memory_short(group: Processes) -> list[Any]:
+    """Memory of process 1 alone does not suffice: for the bound, then for the copies to go back to. Both are told each
+    time and go on, and then do the step. Last, each fails at what nobody agreed on."""
+    from silo.link import LinkMessage
+    from silo.trainer import session as session_module
+    from silo.trainer.worker import Worker
+
+    session, shape = shared_session(group)
+    payload, digest = start_payload(shape)
+    session.carry_out(LoadAdapter(1, digest), payload)
+    session.carry_out(GeneratePublic(1, 2, (4, 0, 9, 2), "all"))
+    donors = pb.PublicDonors()
+    good = pb.Response(text="7a", finish=pb.FINISH_STOP)
+    donors.prompts.add(prompt_index=4, donors=[pb.Donor(origin="b", position=0, response=good)])
+    worker = Worker(_Nobody(), None, None, lambda: group)
+    worker._session = session
+    fields = {"task": "PublicStep", "round": 1, "step": 2, "swap": "replace"}
+    task = LinkMessage("task", fields, donors.SerializeToString(deterministic=True))
+    assert session._run is not None
+    module: Any = session_module
+    learner, bound = session._run.learner, module.swap_bound
+    snapshot = learner._snapshot
+
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("one card of several")
+
+    def broken() -> None:
+        raise RuntimeError("nobody knows")
+
+    found: list[Any] = []
+    for at_bound in (True, False):
+        if group.rank == 1:
+            module.swap_bound = short if at_bound else bound
+            learner._snapshot = snapshot if at_bound else short  # type: ignore[method-assign]
+        found.append(worker._answer(task).fields["code"])
+    learner._snapshot = snapshot  # type: ignore[method-assign]
+    found.append(worker._answer(task).type)
+    session._run.engine.rest = broken  # type: ignore[method-assign]
+    try:
+        worker._answer(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": [0, 1]}))
+    except ProcessLost as error:
+        found.append(str(error))
+    return found
+
+
+class _Nobody:
+    def send(self, message: Any) -> None: ...
+
+    def receive(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+def verdicts(group: Processes) -> list[str]:
+    """Of four rollouts in a row: one is fine; with one process 1 alone has a reason to stop, with one process 0 alone;
+    and one is fine again."""
+    adapter = make_adapter()
+    limits = Limits(share=1.0, marker_pushes=0)
+    watch = AgreementWatch(adapter, 1.0, lambda *key: np.random.default_rng(len(key)), limits, group=group)
+    questions = [Question((5, 9, 20), tuple(np.random.default_rng([7, place]) for place in range(4)))]
+    found = []
+    for number, faulty in enumerate((None, 1, 0, None)):
+        engine = EmbeddedEngine(adapter.decoder, stop_ids=[], name=adapter.name)
+        rollouts = engine.generate(questions, temperature=1.0, max_new_tokens=4)
+        if faulty == 1 == group.rank:
+            rollouts = [tuple(replace(each, adapter="other") for each in row) for row in rollouts]
+        if faulty == 0 == group.rank:
+            rollouts = [tuple(replace(each, logp=tuple(p - 1 for p in each.logp)) for each in row) for row in rollouts]
+        try:
+            watch.check((1, number), [(5, 9, 20)], rollouts, lambda asked, tokens: [])
+            found.append("")
+        except OperationError as error:
+            found.append(error.code)
+    return found
 
 
 class _Counting:
@@ -191,6 +275,7 @@ class _Counting:
 
     def use(self, rows: Any) -> None: ...
     def rest(self) -> None: ...
+    def close(self) -> None: ...
 
     def generate(self, questions: Any, *, temperature: float, max_new_tokens: int) -> list[Any]:
         from silo.trainer.rollout.embedded import Rollout
@@ -207,10 +292,11 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     group = Processes(Place(order["rank"], order["size"], order["rendezvous"]))
-    figures, tensors = CASES[order["case"]](group, order["options"])
-    out = Path(order["out"])
-    out.with_suffix(".json").write_text(json.dumps(figures))
-    safetensors.torch.save_file({name: each.contiguous() for name, each in tensors.items()}, out)
+    for name, case, options in order["cases"]:
+        figures, tensors = CASES[case](group, options)
+        out = Path(order["folder"]) / f"{name} {group.rank}.safetensors"
+        out.with_suffix(".json").write_text(json.dumps(figures))
+        safetensors.torch.save_file({key: each.contiguous() for key, each in tensors.items()}, out)
     group.gather(None)
     os._exit(0)  # as a trainer ends; gloo's threads end badly where the interpreter takes them apart
 

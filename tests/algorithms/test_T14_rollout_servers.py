@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from fedsilo.treaty.errors import OperationError
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.rollout.engine import Rows
 from silo.trainer.rollout.place import RolloutPlace, place_from
 from silo.trainer.rollout.vllm_server import VllmEngine
 from tests.algorithms import tiny
@@ -168,8 +169,24 @@ def test_one_request_a_prompt_with_ids_and_a_seed_of_its_own(server: Scripted, a
     for body in bodies:
         assert body["return_token_ids"] is True and body["logprobs"] == 0 and body["temperature"] == 0.5
         assert body["stop_token_ids"] == [STOP] and body["add_special_tokens"] is False
+        # each word with its probability at this temperature, whatever the folder's generation_config.json says
+        assert (body["top_p"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
+        assert body["max_tokens"] == 4 and body["ignore_eos"] is True and body["skip_special_tokens"] is False
     assert [[answer.ids for answer in row] for row in answers] == [[(5, STOP)] * 3] * 2
     assert answers[0][0].logp == (-1.0, -2.0) and answers[0][0].finished
+
+
+def test_prompt_and_answer_fit_the_servers_context_to_the_token(server: Scripted, adapter: LoraAdapter) -> None:
+    """vLLM would cut what is longer short, and say that its length ended it."""
+    engine = engine_of(server, adapter)
+
+    def asked(tokens: int) -> list[Question]:
+        return [Question((3,) * tokens, (np.random.default_rng(0),))]
+
+    generate(engine, asked(64 - 4))  # of the 64 that the server says, and 4 new ones
+    with pytest.raises(OperationError, match="a prompt of 61 tokens and 4 new ones exceed the rollout server's 64"):
+        generate(engine, asked(64 - 4 + 1))
+    assert len(server.bodies("/v1/completions")) == 1
 
 
 def test_the_base_model_is_never_asked_for(server: Scripted, adapter: LoraAdapter) -> None:
@@ -344,7 +361,24 @@ def test_T14_one_server_for_both_is_emptied_in_between(server: Scripted, adapter
         generate(engine, questions(1))
     marks = [path for path, _ in server.asked if path in ("/reset_prefix_cache", "/v1/completions")]
     sample, empty = "/v1/completions", "/reset_prefix_cache"
-    assert marks == [sample, sample, empty, sample, sample, empty, sample]
+    # the first time too: nobody knows whom it answered before
+    assert marks == [empty, sample, sample, empty, sample, sample, empty, sample]
+
+
+@pytest.mark.parametrize("first", ["private", "public"])
+def test_T14_a_server_for_both_that_outlived_a_trainer_is_emptied(
+    server: Scripted, adapter: LoraAdapter, first: Rows
+) -> None:
+    """The trainer dies behind the rows of one kind; the one after it begins with the other."""
+    engine = engine_of(server, adapter)
+    engine.use("private" if first == "public" else "public")
+    generate(engine, questions(1))
+    before = len(server.asked)
+    following = VllmEngine(adapter, place_of(server), stop_ids=[STOP], vocabulary=VOCABULARY)
+    following.use(first)
+    generate(following, questions(1))
+    marks = [path for path, _ in server.asked[before:] if path in ("/reset_prefix_cache", "/v1/completions")]
+    assert marks == ["/reset_prefix_cache", "/v1/completions"]
 
 
 @pytest.mark.parametrize("reply", [(404, "not found"), (200, {"success": False}), (500, "")])
@@ -359,6 +393,13 @@ def test_T14_nothing_public_is_asked_where_the_cache_cannot_be_emptied(
         engine.use("public")
     with pytest.raises(OperationError, match="cannot be emptied"):  # and not the second time either
         engine.use("public")
+    count = len(server.bodies("/v1/completions"))
+    with pytest.raises(OperationError, match="whose prompts"):
+        generate(engine)
+    assert len(server.bodies("/v1/completions")) == count
+    server.changes = lambda path, body, right: right
+    engine.use("public")
+    generate(engine)
 
 
 def test_nothing_is_sampled_before_it_is_said_whose_prompts_come(server: Scripted, adapter: LoraAdapter) -> None:
@@ -405,25 +446,3 @@ def test_T14_the_session_asks_for_private_and_public_apart(monkeypatch: pytest.M
     private = {state for rows, _, states in calls if rows == "private" for state in states}
     public = {state for rows, _, states in calls if rows == "public" for state in states}
     assert private and public and not private & public
-
-
-# ---- sleep -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("offered", "asked"), [(True, True), (True, False), (False, True)])
-def test_a_server_sleeps_where_it_can_and_gets_the_adapter_anew(
-    server: Scripted, adapter: LoraAdapter, offered: bool, asked: bool
-) -> None:
-    targets = ("/is_sleeping", "/sleep?level=1", "/wake_up")
-    server.changes = lambda path, body, reply: (200, {}) if offered and path in targets else reply
-    engine = engine_of(server, adapter, sleep=asked)
-    generate(engine)
-    engine.rest()
-    generate(engine)
-    engine.rest()
-    seen = [path for path, _ in server.asked if path in targets]
-    if not asked:
-        assert seen == []
-    else:
-        assert seen == ([*targets, "/is_sleeping", "/sleep?level=1"] if offered else ["/is_sleeping"])
-    assert len(server.bodies("/v1/load_lora_adapter")) == 1 + (offered and asked)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import signal
 import stat
@@ -16,15 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.treaty.errors import FedSiloError, OperationError
 from fedsilo.treaty.method import ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep, TrainerTask
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode
 from silo.link import Link, LinkMessage, Listener
+from silo.trainer.agreement import Limits
 from silo.trainer.fences import OFFLINE
 from silo.trainer.resume import SessionState, StateFile, StateRefused, from_bytes, to_bytes
 from silo.trainer.session import Session
+from tests.algorithms.test_agreement_faults import StaleEngine
 from tests.algorithms.test_worker import ask, configuration
 from tests.algorithms.tiny import (
     make_model,
@@ -84,39 +88,70 @@ def do(session: Session, task: TrainerTask, payload: bytes, answered: list[bytes
     return body
 
 
-def round_with_kills(plan: Plan, folder: Path, killed_after: frozenset[int], rounds: int = 1) -> list[bytes]:
-    """Bodies of every task; after the tasks in `killed_after` only the file is left of the session."""
+def content_of(file: StateFile) -> str:
+    state = file.load()
+    assert state is not None
+    digest = hashlib.sha256(json.dumps(state.facts, sort_keys=True).encode())
+    for name, each in sorted(state.tensors.items()):
+        digest.update(name.encode() + each.flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def round_with_kills(
+    plan: Plan, folder: Path, killed_after: frozenset[int], rounds: int = 1
+) -> tuple[list[bytes], list[str]]:
+    """Bodies of every task, and what the file holds after each; after those in `killed_after` only the file is left."""
     session, shape = bare_session(plan)
     file = StateFile(folder, SECRET)
     payload, digest = start_payload(shape)
     bodies: list[bytes] = []
+    files: list[str] = []
     answered: list[bytes] = []
     tasks = [task for number in range(1, rounds + 1) for task in tasks_of(number, digest)]
     for place, task in enumerate(tasks):
         bodies.append(do(session, task, payload, answered))
         file.save(session.state())
+        files.append(content_of(file))
         if place in killed_after:
             session, _ = bare_session(plan)
             state = file.load()
             assert state is not None and session.restore(state) is True
-    return bodies
+    return bodies, files
 
 
 def test_a_session_killed_after_any_task_of_a_round_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """Killed after every task it gives the same bodies, and its file holds the same in between: so does that of one
+    that is killed after some of them."""
     plan = make_plan(objective__kl_coefficient=0.01, optimiser__epochs=2)
-    undisturbed = round_with_kills(plan, tmp_path / "whole", frozenset())
+    undisturbed, files = round_with_kills(plan, tmp_path / "whole", frozenset())
     assert len({bytes(body) for body in undisturbed}) == 4  # two messages, the update, and nothing
-    for place in range(len(undisturbed) - 1):
-        assert round_with_kills(plan, tmp_path / str(place), frozenset({place})) == undisturbed, place
-    assert round_with_kills(plan, tmp_path / "all", frozenset(range(len(undisturbed)))) == undisturbed
+    assert len(set(files)) == len(files) - 1  # the export changes nothing
+    killed = round_with_kills(plan, tmp_path / "all", frozenset(range(len(undisturbed))))
+    assert killed == (undisturbed, files)
 
 
 def test_an_optimiser_that_is_kept_over_rounds_is_kept_over_a_kill(tmp_path: Path) -> None:
     plan = make_plan(optimiser__state="keep", optimiser__learning_rate=1e-2)
-    undisturbed = round_with_kills(plan, tmp_path / "whole", frozenset(), rounds=2)
+    undisturbed, files = round_with_kills(plan, tmp_path / "whole", frozenset(), rounds=2)
     between = len(undisturbed) // 2
-    assert round_with_kills(plan, tmp_path / "kill", frozenset({between - 1}), rounds=2) == undisturbed
+    assert round_with_kills(plan, tmp_path / "kill", frozenset({between - 1}), rounds=2) == (undisturbed, files)
     assert undisturbed[between - 1] != undisturbed[-1]
+
+
+def test_an_open_step_and_the_donors_counted_so_far_outlive_a_kill() -> None:
+    plan = make_plan()
+    session, shape = bare_session(plan)
+    payload, digest = start_payload(shape)
+    answered: list[bytes] = []
+    for task in tasks_of(1, digest)[:4]:
+        do(session, task, payload, answered)
+    session.carry_out(GeneratePublic(1, 4, (4, 0), "all"))
+    went_on, _ = bare_session(plan)
+    went_on.restore(session.state())
+    assert session._run is not None and went_on._run is not None
+    assert went_on._run.donors_trained == session._run.donors_trained > 0
+    assert went_on._run.open_step == session._run.open_step
+    assert went_on._run.open_step is not None and went_on._run.open_step.offer == "all"
 
 
 def test_without_the_moments_or_the_start_the_bytes_would_differ() -> None:
@@ -142,6 +177,60 @@ def test_without_the_moments_or_the_start_the_bytes_would_differ() -> None:
     assert goes_on_with(state) == expected  # a state may be gone on from more than once
 
 
+# A step has at most 60 tokens: judged after three steps.
+WATCHED = Limits(share=1.0, window_tokens=130, marker_pushes=0)
+
+
+def watched_steps(folder: Path, *, stale: bool, killed_after: frozenset[int]) -> tuple[list[dict[str, float]], str]:
+    """What the proof of agreement says at each of five steps, and the reason where it stops one."""
+    plan, file = make_plan(optimiser__learning_rate=1e-4), StateFile(folder, SECRET)
+    # a stale engine's marker would show at once; a fresh one's is sent at the first and the fifth step
+    limits = WATCHED if stale else dataclasses.replace(WATCHED, marker_pushes=4)
+
+    def begun() -> Session:
+        session, _ = bare_session(plan, agreement=limits)
+        return session
+
+    def go_wrong(session: Session) -> None:
+        run = session._run
+        assert run is not None
+        if stale:
+            run.engine = StaleEngine(session)
+            run.engine._old = [each.clone() for each in run.adapter.start]
+
+    session = begun()
+    payload, digest = start_payload(make_shape(make_model()))
+    session.carry_out(LoadAdapter(1, digest), payload)
+    go_wrong(session)
+    told: list[dict[str, float]] = []
+    for step in range(1, 6):
+        try:
+            metrics = session.carry_out(PrivateStep(1, step, ROWS[step % 4 + 1])).metrics
+        except OperationError as error:
+            return told, f"{error.code} {error.message}"
+        told.append({name: each for name, each in metrics.items() if name.startswith(AGREED)})
+        file.save(session.state())
+        if step in killed_after:
+            session, state = begun(), file.load()
+            assert state is not None and session.restore(state) is True
+            go_wrong(session)
+    return told, ""
+
+
+AGREED = ("agreement_tokens", "stale_", "marker_", "rollout_kl", "adapter_visible")
+
+
+def test_what_the_proof_of_agreement_has_found_outlives_a_kill_within_its_window(tmp_path: Path) -> None:
+    """A window that began anew with every start would never be full where a trainer is killed often enough."""
+    fresh, reason = watched_steps(tmp_path, stale=False, killed_after=frozenset())
+    assert reason == "" and "stale_previous" in fresh[-1] and "marker_contrast" in fresh[0]
+    stopped, reason = watched_steps(tmp_path, stale=True, killed_after=frozenset())
+    assert 2 <= len(stopped) < 5 and reason.startswith("STALE_ROLLOUT")
+    always = frozenset(range(1, 6))
+    assert watched_steps(tmp_path, stale=False, killed_after=always) == (fresh, "")
+    assert watched_steps(tmp_path, stale=True, killed_after=always) == (stopped, reason)
+
+
 REFUSED: dict[str, Callable[[SessionState], SessionState]] = {
     "run": lambda state: dataclasses.replace(state, facts={**state.facts, "run": "other"}),
     "plan": lambda state: dataclasses.replace(state, facts={**state.facts, "plan": "0" * 64}),
@@ -152,14 +241,17 @@ REFUSED: dict[str, Callable[[SessionState], SessionState]] = {
     "optimiser": lambda state: dataclasses.replace(
         state, tensors={n: each for n, each in state.tensors.items() if not n.startswith("optimiser.step.")}
     ),
+    "watch": lambda state: dataclasses.replace(state, facts={**state.facts, "agreement": {}}),
+    "agreement.previous": lambda state: dataclasses.replace(
+        state, tensors={n: each for n, each in state.tensors.items() if not n.startswith("agreement.previous.")}
+    ),
     "position": lambda state: dataclasses.replace(
         state, facts={name: value for name, value in state.facts.items() if name != "position"}
     ),
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_a_state_of_something_else_is_refused_and_changes_nothing(reason: str) -> None:
+def test_a_state_of_something_else_is_refused_and_changes_nothing() -> None:
     plan = make_plan()
     session, shape = bare_session(plan)
     payload, digest = start_payload(shape)
@@ -167,8 +259,9 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(reason: str) -
         do(session, task, payload, [])
     state = session.state()
     fresh, _ = bare_session(plan)
-    with pytest.raises(StateRefused, match=reason):
-        fresh.restore(REFUSED[reason](state))
+    for reason, changed in REFUSED.items():
+        with pytest.raises(StateRefused, match=reason):
+            fresh.restore(changed(state))
     # the round is started over, and ends as if nothing had been there
     for task in tasks_of(1, digest)[:2]:
         do(fresh, task, payload, [])
@@ -274,10 +367,14 @@ def test_a_killed_worker_goes_on_and_gives_its_last_answer_again(tmp_path: Path)
         assert "resumed" not in planned.fields
         ask(trainer.link, "task", payload, task="LoadAdapter", round=1, digest=digest)
         _, second = steps(trainer, (1, 2))
+        at_the_kill = state.read_bytes()
+        steps(trainer, (3,))  # on the way that another process takes after the kill
+        undisturbed = ask(trainer.link, "task", task="ExportDelta", round=1)[0].body
         trainer.process.send_signal(signal.SIGKILL)
         trainer.process.wait(20)
         trainer.end()
 
+        state.write_bytes(at_the_kill)
         trainer = Trainer(tmp_path)
         ask(trainer.link, "configure", **fields)
         planned, _ = ask(trainer.link, "plan", **plan, resume=True)
@@ -286,16 +383,6 @@ def test_a_killed_worker_goes_on_and_gives_its_last_answer_again(tmp_path: Path)
         assert (again.fields, phases) == (second.fields, [])  # done already, and not done twice
         steps(trainer, (3,))
         resumed = ask(trainer.link, "task", task="ExportDelta", round=1)[0].body
-        trainer.end()
-
-        state.write_bytes(state.read_bytes()[:-1])
-        trainer = Trainer(tmp_path)
-        ask(trainer.link, "configure", **fields)
-        planned, _ = ask(trainer.link, "plan", **plan, resume=True)
-        assert planned.fields["resumed"] is None and "torn" in planned.fields["not_resumed"]
-        ask(trainer.link, "task", payload, task="LoadAdapter", round=1, digest=digest)
-        steps(trainer, (1, 2, 3))
-        undisturbed = ask(trainer.link, "task", task="ExportDelta", round=1)[0].body
     finally:
         trainer.end()
     assert resumed == undisturbed
@@ -312,6 +399,11 @@ def test_a_run_that_is_not_resumed_forgets_what_was_kept(tmp_path: Path) -> None
     file = StateFile(tmp_path, SECRET)
     file.save(session.state())
     assert KeptState(bare_session(plan)[0], file).begin(resume=True)["resumed"]["task"] == "LoadAdapter"
+    whole = file.path.read_bytes()
+    file.path.write_bytes(whole[:-1])
+    torn = KeptState(bare_session(plan)[0], file).begin(resume=True)
+    assert torn["resumed"] is None and "torn" in torn["not_resumed"]
+    file.path.write_bytes(whole)
     assert KeptState(bare_session(plan)[0], file).begin(resume=False) == {}
     assert KeptState(bare_session(plan)[0], file).begin(resume=True) == {
         "resumed": None, "not_resumed": "no state was kept",

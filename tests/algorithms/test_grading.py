@@ -79,6 +79,31 @@ def test_T22_costly_answers_are_not_evaluated(response: str) -> None:
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.parametrize(
+    "response", [r"\boxed{\spadesuit}", r"\boxed{6_8}", "\\boxed{6 \u4e2d}", r"\boxed{\phantom{6}}"]
+)
+def test_what_cannot_be_read_is_no_answer_and_not_a_costly_one(response: str) -> None:
+    assert grade("math", response, "6").code is VerdictCode.NO_ANSWER
+    assert grade("math", r"\boxed{7}", r"6 \spadesuit").code is VerdictCode.WRONG  # the reference's fault
+
+
+@pytest.mark.parametrize("reference", ["1/0", r"\frac{5}{0}", r"\dfrac50", "x/0", "0/0", r"\frac{x+1}{0.0}"])
+def test_T22_nothing_over_zero_is_a_reference(reference: str) -> None:
+    assert not check_reference("math", reference)
+    assert grade("math", rf"\boxed{{{reference}}}", reference).code is VerdictCode.BAD_REFERENCE
+
+
+@pytest.mark.parametrize("reference", ["0/1", "1/0.5", "10/05", r"\frac{0}{5}", r"\frac{1}{01}", "1/(x-0)"])
+def test_a_zero_elsewhere_is_one(reference: str) -> None:
+    assert grade("math", rf"\boxed{{{reference}}}", reference).correct
+
+
+@pytest.mark.parametrize("response", ["The answer is 7_8.", "7_8", r"\boxed{7_{8}}", "7_{18}", "we get x_7"])
+def test_numeric_takes_no_number_from_below_another_nor_one_with_a_base(response: str) -> None:
+    assert not any(grade("numeric", response, gold).correct for gold in ("7", "8", "18"))
+    assert grade("numeric", "It is _7_ then", "7").correct
+
+
 def test_a_costly_answer_that_is_the_reference_letter_by_letter_counts() -> None:
     assert grade("math", r"\boxed{ 100! }", "100!").correct
 

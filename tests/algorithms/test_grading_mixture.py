@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,27 @@ def test_an_own_verifier_is_found_by_name_and_runs_in_the_grading_process(instal
         assert process.origin == ("hospital-graders 1.2",)
     with GradingProcess("dosage*0.75+format*0.25") as process:
         assert process.grade("5 mg", "5").reward == 0.75
+
+
+def test_why_a_verifier_failed_is_kept_for_its_author_alone(installed: Path, tmp_path: Path) -> None:
+    with GradingProcess("dosage", reports=True) as process:
+        process.grade_many([("5 mg", "5"), ("raise", "5")])
+        assert process.take_report().startswith("the verifier 'dosage' raised RuntimeError: no, at ")
+        assert process.take_report() == ""
+        process.grade_many([("number", "5")])
+        assert process.take_report() == "the verifier 'dosage' returned 1 of type int: not True, False or a Verdict"
+        process.grade_many([("5 mg", "5")])
+        assert process.take_report() == ""
+    log = tmp_path / "log"
+
+    def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with log.open("wb") as errors:
+            pipe = subprocess.PIPE
+            return subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=errors, env=environment, bufsize=0)
+
+    with GradingProcess("dosage", launch=launch) as process:
+        assert process.grade("raise", "5").code is VerdictCode.ERROR and process.take_report() == ""
+    assert b"RuntimeError" not in log.read_bytes()  # such a text may quote an answer
 
 
 def test_a_name_of_ours_cannot_be_taken(installed: Path) -> None:

@@ -7,18 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from fedsilo.edge.grading_process import GradingProcess
+from fedsilo.edge.grading_process import GradingProcess, _plain_child
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.grading import VerdictCode
 
 # A stand-in for fedsilo.treaty.grading.exact, put before the real one on the child's path
 HOSTILE = """
-import os, sys, time
+import os, struct, sys, time
 import fedsilo.treaty.grading.exact as exact
 from fedsilo.treaty.grading.verdict import judged
 
@@ -31,6 +31,12 @@ def grade(response, reference):
         os._exit(3)
     if response == "memory":
         return judged(len(bytearray(64 << 30)) < 0)
+    if response == "extra":
+        for descriptor in range(3, 32):  # one of them is the pipe of the replies
+            try:
+                os.write(descriptor, struct.pack("<Bd", 0, 1.0) * 3)
+            except OSError:
+                pass
     return judged(response == reference)
 
 exact.grade = grade
@@ -60,6 +66,31 @@ def test_T22_hanging_dying_and_greedy_items_score_nothing_and_the_rest_is_graded
         ]
         counts = process.counts
         assert (counts.graded, counts.timeouts, counts.crashes, counts.errors) == (7, 1, 1, 1)
+
+
+def test_T22_one_verdict_too_many_is_a_crash_and_the_batch_keeps_its_length(hostile_path: None) -> None:
+    with GradingProcess("exact") as process:
+        codes = [verdict.code for verdict in process.grade_many([("1", "1"), ("extra", "x")])]
+        assert codes == [VerdictCode.CORRECT, VerdictCode.CRASHED] and process.counts.crashes == 1
+        assert [verdict.correct for verdict in process.grade_many([("1", "2"), ("1", "1")])] == [False, True]
+
+
+def test_T23_a_batch_takes_no_longer_than_its_budget(hostile_path: None) -> None:
+    pairs = [("1", "1"), *[("hang", "hang")] * 50, ("2", "2")]
+    starts: list[float] = []
+
+    def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        starts.append(time.monotonic())
+        return _plain_child(arguments, environment)
+
+    with GradingProcess(
+        "exact", deadline_seconds=0.5, launch=launch, budget_seconds=lambda items: 1.0 + items / 50
+    ) as process:
+        codes = [verdict.code for verdict in process.grade_many(pairs)]
+        assert codes == [VerdictCode.CORRECT] + [VerdictCode.TIMEOUT] * 51 and process.counts.timeouts == 51
+        # each start is of an item that was begun: 2.04 s hold five of half a second, and what is late begins none
+        assert 2 <= len(starts) <= 6 and starts[-1] - starts[0] < 12
+        assert process.grade("2", "2").correct  # and the next batch has a budget of its own
 
 
 def test_a_child_killed_between_batches_costs_one_item() -> None:

@@ -14,7 +14,7 @@ from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.method import LoadAdapter, PrivateStep
 from silo.trainer.data import clusters_of, split_holdout
 from silo.trainer.evaluation import MeasureHoldout
-from silo.trainer.session import task_from_fields
+from silo.trainer.task_fields import task_from_fields
 from tests.algorithms.tiny import (
     Row,
     first_character_grader,

@@ -67,10 +67,48 @@ def test_joined_factors_add_what_a_loop_over_rows_adds(parts: list[tuple[int, in
     for each in factors:
         for place, row in enumerate(x.double()):
             expected[place, each.start : each.stop] += 1.5 * (each.b.double() @ (each.a.double() @ row))
-    joined = layers.join_factors(factors, 12, torch.float32)
-    found = layers.joined_linear(x, weight, bias, joined, 1.5)
+    joined = layers.join_factors(factors, weight, 1.5, torch.float32)
+    found = layers.joined_linear(x, weight, bias, joined)
     assert torch.allclose(found.double(), expected, atol=1e-5)  # float32 on sums of ten numbers of size one
     assert torch.allclose(found, layers.low_rank_linear(x, weight, bias, factors, 1.5), atol=1e-5)
+
+
+def test_factors_beside_the_weight_give_the_bits_of_a_copy_and_copy_no_weight() -> None:
+    """Also where the right part is written over between a forward pass and its backward pass, as other factors do."""
+    draws = torch.Generator().manual_seed(3)
+
+    def drawn(*sides: int) -> torch.Tensor:
+        return torch.randn(*sides, generator=draws)
+
+    roomy = drawn(16, 24 + layers.room_for(4)).bfloat16()
+    weight, x = roomy[:, :24], drawn(5, 24).bfloat16()
+    start = drawn(4, 24), drawn(16, 4), x
+    found = []
+    for beside in (None, roomy):
+        a, b, entry = (each.clone().requires_grad_() for each in start)
+        factors = [layers.Factors(0, 16, a, b)]
+        y = layers.low_rank_linear(entry, weight, None, factors, 0.5, roomy=beside)
+        if beside is not None:
+            beside[:, 24:].data.zero_()
+            others = [layers.Factors(0, 16, torch.ones(4, 24), torch.ones(16, 4))]
+            layers.low_rank_linear(x, weight, None, others, 0.5, roomy=beside)
+        y.float().square().sum().backward()  # type: ignore[no-untyped-call]
+        assert a.grad is not None and b.grad is not None and entry.grad is not None
+        found.append([y.detach(), a.grad.clone(), b.grad.clone(), entry.grad.clone()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+    class Sizes(TorchFunctionMode):
+        joined = 0
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = function(*args, **(kwargs or {}))
+            if function is torch.cat:
+                Sizes.joined = max(Sizes.joined, out.numel())
+            return out
+
+    with Sizes(), torch.no_grad():
+        layers.low_rank_linear(x, weight, None, factors, 0.5, roomy=roomy)
+    assert Sizes.joined < weight.numel()
 
 
 def test_gathered_rows_add_their_gradients_in_float32() -> None:

@@ -16,6 +16,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from fedsilo.treaty.errors import UsageError
 from silo.memory_estimate import LIBRARIES_BYTES, SERVER_BYTES, Machine, Settings, Shapes, estimate, judge, machine
 from silo.model_facts import ModelFacts, read_model_facts
+from silo.trainer.adapters.lora import LoraAdapter
+from silo.trainer.batch import Answer, Group
+from silo.trainer.step import Learner
+from silo.trainer.worker import load_model
 from tests.algorithms import memory_child, tiny
 
 pytestmark = pytest.mark.torch
@@ -76,6 +80,58 @@ def test_the_estimate_is_near_what_a_process_holds(
     assert LOWEST < (estimates[0] - estimates[1]) / (peaks[0] - peaks[1]) < HIGHEST
     # of the small one nearly all is the libraries'
     assert 0.8 < LIBRARIES_BYTES / peaks[1] < 1.25
+
+
+def test_what_the_adapter_costs_is_counted_to_the_byte(folders: tuple[Path, Path]) -> None:
+    """Moments and what a step that fails goes back to; the kept state; and the room beside narrow weights."""
+    model = load_model(folders[0], "bf16")
+    shape = tiny.make_shape(model)
+    adapter = LoraAdapter(model, shape)
+    adapter.load(tiny.random_factors(shape, 0, 0.3))
+    learner = Learner(adapter, tiny.make_plan(), microbatch_tokens=64)
+    learner.update([Group((5, 9), (Answer((4, 1), "", True, 1.0), Answer((3, 1), "", True, 0.0)))])
+    before = learner._snapshot()
+    states = (learner._optimiser.state_dict(), before.optimiser)
+    moments = [each[kind] for held in states for each in held["state"].values() for kind in ("exp_avg", "exp_avg_sq")]
+    facts, run = read_model_facts(folders[0]), shapes(64)
+    found = estimate(facts, Settings(load="bf16"), run)
+    assert found.lasting["optimiser"] == sum(each.nbytes for each in (*moments, *before.factors))
+    layers = [[layer.qkv, layer.output, layer.gate_up, layer.down] for layer in adapter.decoder.layers]
+    rooms = [
+        each.roomy.nbytes - each.weight.nbytes
+        for layer in layers
+        for each in layer
+        if each.roomy is not None and isinstance(each.weight, torch.Tensor)
+    ]
+    assert found.lasting["room"] == sum(rooms) > 0
+    assert "room" not in estimate(facts, Settings(load="nf4"), run).lasting
+    previous = [each.to(torch.bfloat16) for each in adapter.parameters]
+    assert found.lasting["agreement"] == sum(each.nbytes for each in previous)
+    served = estimate(facts, Settings(load="bf16", samples_here=False), run)
+    assert served.lasting["agreement"] == 2 * found.lasting["agreement"]
+
+
+@pytest.mark.parametrize("load", ["nf4", "fp8"])
+def test_a_quantised_projection_is_counted_once_more_with_its_factors_beside_it(
+    folders: tuple[Path, Path], load: str
+) -> None:
+    facts = read_model_facts(folders[0])
+    found = estimate(facts, Settings(load=load), shapes(64))
+    # gate and up in one, and two factors' room
+    widest = 2 * facts.intermediate * (facts.hidden + 2 * tiny.RANK)
+    assert found.update["joined"] == 2 * widest and 2 * tiny.RANK % 8 == 0
+    assert "joined" not in estimate(facts, Settings(load="bf16"), shapes(64)).update
+    assert found.rollout["engine"] > found.update["joined"] + found.update["dequantised"]
+
+
+def test_what_is_kept_of_a_large_adapter_can_be_the_peak_and_is_never_on_a_card(folders: tuple[Path, Path]) -> None:
+    facts = read_model_facts(folders[1])
+    large = dataclasses.replace(shapes(1), rank=1 << 14)
+    found = estimate(facts, Settings(), large)
+    state = found.lasting["adapter"] + 2 * (found.lasting["adapter"] // 2) + found.lasting["agreement"]
+    assert found.update == {"kept state": 3 * state}
+    assert "kept state" not in estimate(facts, dataclasses.replace(Settings(), on_cuda=True), large).update
+    assert "kept state" not in estimate(facts, Settings(), shapes(64)).update
 
 
 # ---- what is made of it --------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def two_heads(tensors: dict[str, torch.Tensor]) -> None:
         ("qwen3", config_is(hidden_size="24"), "hidden_size is '24'"),
         ("qwen3", config_is(intermediate_size=31), r"has shape \[32, 24\], config.json makes it \[31, 24\]"),
         ("qwen3", pickled, r"weights are pickled \(pytorch_model.bin\)"),
-        ("qwen3", lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors"),
+        ("qwen3", lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
         ("qwen3", lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
         ("qwen3", lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer"),
         ("qwen3", lambda folder: (folder / "config.json").unlink(), "config.json does not exist"),
@@ -113,6 +113,8 @@ def two_heads(tensors: dict[str, torch.Tensor]) -> None:
         ("llama", tensors_are(lambda all: all.pop("lm_head.weight")), "lack lm_head.weight"),  # type: ignore[arg-type,return-value]
         ("llama", tensors_are(lambda all: all.pop("model.layers.1.mlp.up_proj.weight")), "lack .*up_proj"),  # type: ignore[arg-type,return-value]
         ("qwen2", tensors_are(lambda all: all.pop("model.layers.0.self_attn.k_proj.bias")), "lack .*k_proj.bias"),  # type: ignore[arg-type,return-value]
+        ("llama", config_is(mlp_bias=True), "lack .*gate_proj.bias"),
+        ("llama", config_is(attention_bias=True), "lack .*q_proj.bias"),
         ("qwen3", tensors_are(two_heads), "lm_head.weight is not the embedding"),
         (
             "qwen3",
@@ -131,6 +133,28 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(UsageError, match=said) as raised:
         read_model_facts(folder)
     assert (raised.value.code, raised.value.exit_code) == ("MODEL_NOT_SUPPORTED", 2)
+
+
+def test_biases_are_expected_where_the_family_has_them(origin: Path, tmp_path: Path) -> None:
+    """Of q, k and v alone in a Qwen2, whatever its config says; in a Llama as its config says."""
+    for kind in ("qwen2", "qwen3"):
+        folder = tmp_path / kind
+        shutil.copytree(origin / kind, folder)
+        before = read_model_facts(folder).tensors
+        config_is(**({"attention_bias": True} if kind == "qwen2" else {"mlp_bias": True}))(folder)
+        assert read_model_facts(folder).tensors == before
+    biased = tmp_path / "biased"
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False, mlp_bias=True, attention_bias=True))
+    model.save_pretrained(biased)
+    make_tokenizer().save_pretrained(biased)
+    facts = read_model_facts(biased)
+    assert facts.parameters == sum(each.numel() for each in model.parameters())
+    for lost in ("mlp.up_proj.bias", "mlp.down_proj.bias", "self_attn.o_proj.bias"):
+        folder = tmp_path / lost
+        shutil.copytree(biased, folder)
+        tensors_are(lambda all, lost=lost: all.pop(f"model.layers.1.{lost}"))(folder)  # type: ignore[misc]
+        with pytest.raises(UsageError, match=f"lack .*{lost}"):
+            read_model_facts(folder)
 
 
 def test_a_head_that_is_the_embedding_may_be_stored_twice(origin: Path, tmp_path: Path) -> None:

@@ -160,6 +160,19 @@ def test_dual_clip_bounds_only_what_pushes_down() -> None:
     assert gain.tolist() == pytest.approx([-3.0, 1.25])
 
 
+def test_clipped_is_what_has_no_gradient_with_the_dual_clip_too() -> None:
+    ratios = [0.5, 0.9, 1.1, 1.5, 2.9, 3.1, 10.0]
+    for dual_clip in (None, 3.0):
+        logp = torch.tensor(ratios * 2).log().requires_grad_()
+        advantages = torch.tensor([-1.0] * len(ratios) + [1.0] * len(ratios))
+        options = {**CLIP, "dual_clip": dual_clip}
+        objective.policy_gain(logp, torch.zeros_like(logp), advantages, **options).sum().backward()
+        clipped = objective.is_clipped(logp.detach(), torch.zeros_like(logp), advantages, **options)
+        assert logp.grad is not None
+        assert clipped.tolist() == (logp.grad == 0).tolist()
+        assert clipped[: len(ratios)].tolist() == [True, *[False] * 4, *[dual_clip is not None] * 2]
+
+
 def test_b_half_correct() -> None:
     rewards = torch.tensor([1.0] * 4 + [0.0] * 4)
     sample = objective.group_advantages(rewards, std="sample", epsilon=1e-6)

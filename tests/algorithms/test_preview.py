@@ -10,6 +10,8 @@ import pytest
 
 from fedsilo.edge.task_files import STANDARD, Task, TaskFile
 from fedsilo.treaty.errors import UsageError
+from silo.config import SiloConfig, load_config
+from silo.guard import prompt_preview
 from silo.trainer.preview import PROMPT_CHARACTERS_MAX, preview, quantiles, request_from, spread
 from tests.algorithms.tiny import make_model, make_tokenizer
 
@@ -26,6 +28,7 @@ def write(path: Path, prompts: list[str]) -> str:
 
 
 def request(folder: Path, **changes: Any) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer().save_pretrained(folder / "model")
     make_model().config.save_pretrained(folder / "model")
     return {
@@ -75,3 +78,47 @@ def test_quantiles_and_spread_of_few() -> None:
     places = [(length, file, Task(str(length), "p", "a", "t")) for length in (5, 3)]
     assert [each[0] for each in spread(places, 3)] == [3, 5]
     assert [each[0] for each in spread(places, 1)] == [3]
+
+
+SITE = """\
+silo: hospital_a
+federation: cardio-net
+coordinator: {{address: "host:1"}}
+state_dir: state
+identity: {{certificate: a, key: a, signing_key: a, federation_ca: a, site_ca: a, operators: a}}
+policy: policy.yaml
+data:
+  collection: c
+  private: ["{data}/private.jsonl"]
+  verifier: exact
+  template: plain
+  public: {{path: "{data}/public.jsonl", sha256: "{sha256}", verifier: exact}}
+  held_out: {{path: "{data}/held_out.jsonl", sha256: "{sha256}"}}
+model: {{path: "{data}/model"}}
+"""
+
+
+def site(folder: Path, data: str) -> SiloConfig:
+    path = folder / "silo.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(SITE.format(data=data, sha256="0" * 64))
+    return load_config(path)
+
+
+def test_dots_in_paths(tmp_path: Path) -> None:  # short: the kernel takes 107 bytes of a socket's path
+    request(tmp_path / "data" / "sets")
+    (tmp_path / "s" / "a").mkdir(parents=True)
+    dotted = site(tmp_path / "s" / "a", "../../s/../data/sets")
+    plain = site(tmp_path / "s" / "a", str(tmp_path / "data" / "sets"))
+    assert dotted.data == plain.data and dotted.model == plain.model
+    found = prompt_preview.preview(dotted, max_prompt_tokens=20, show=1)
+    assert found.sets["private"].rows == 30 and found == prompt_preview.preview(plain, max_prompt_tokens=20, show=1)
+
+
+def test_two_dots_after_a_link_mean_what_the_system_takes_them_for(tmp_path: Path) -> None:
+    request(tmp_path / "far" / "data")
+    (tmp_path / "far" / "below").mkdir()
+    (tmp_path / "near").symlink_to(tmp_path / "far" / "below")
+    config = site(tmp_path, "near/../data")
+    assert config.data.private == (tmp_path / "far" / "data" / "private.jsonl",)
+    assert config.data.private[0].is_file()

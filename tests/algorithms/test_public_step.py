@@ -108,6 +108,7 @@ def test_wrong_answers_give_way_uniformly() -> None:
         (donor("1<end>1"), "spells a control token"),
         (donor("1", finish=pb.FINISH_UNSPECIFIED), "does not say how it ended"),
         (pb.Donor(origin="s1", position=0), "has no text"),
+        (donor("1", origin=""), "is nobody's, and would count as an own answer"),
     ],
 )
 def test_donor_that_fails_is_dropped_and_its_sender_counted(bad: pb.Donor, why: str) -> None:
@@ -171,6 +172,22 @@ def test_pool_keeps_wrong_donors_and_names_own_answers_by_place() -> None:
     (group,), figures = intake().pooled([own], {0: donors}, "all")
     assert [(answer.text, answer.reward) for answer in group.answers] == [("11", 1.0), ("05", 0.0)]
     assert dict(figures.rejected) == {"s0": 1}  # there is no ninth own answer
+
+
+def test_pool_takes_each_own_answer_once_and_never_more_than_k() -> None:
+    """Else the coordinator's list would set how much a prompt weighs, and how large an update is."""
+    own = own_answers(4)
+    whole = [pb.Donor(origin="s0", position=place) for place in range(K)]
+    (group,), figures = intake().pooled([own], {0: whole}, "all")
+    assert group.answers == own.answers and not figures.rejected
+    (group,), figures = intake().pooled([own], {0: [whole[7]] * 40}, "all")
+    assert [answer.text for answer in group.answers] == ["13"] and dict(figures.rejected) == {"s0": 39}
+    strangers = [donor(f"1{place % 10}", position=place) for place in range(100)]
+    (group,), figures = intake().pooled([own], {0: strangers}, "all")
+    assert [answer.text for answer in group.answers] == [f"1{place}" for place in range(K)]
+    assert (figures.found, figures.used, dict(figures.rejected)) == (100, K, {"s1": 100 - K})
+    (group,), figures = intake().pooled([own], {0: [donor("11", origin="")]}, "all")
+    assert group.answers == own.answers and dict(figures.rejected) == {"": 1}
 
 
 @pytest.mark.parametrize(("offer", "texts"), [("correct", ["10", "11"]), ("all", None), ("none", [])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from pathlib import Path
 from statistics import NormalDist
@@ -31,8 +32,9 @@ from silo.trainer.quantised import (
     side_by_side,
 )
 from silo.trainer.rollout.embedded import EmbeddedEngine, Question
+from silo.trainer.text import load_codec
 from silo.trainer.worker import load_model
-from tests.algorithms.tiny import make_model, make_session, make_shape, random_factors, start_payload
+from tests.algorithms.tiny import make_model, make_session, make_shape, make_tokenizer, random_factors, start_payload
 
 pytestmark = pytest.mark.torch
 
@@ -141,7 +143,11 @@ def other_model(architecture: str) -> Any:
         torch.manual_seed(1)
         if architecture == "llama":
             return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False)).eval()
-        model = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True)).eval()
+        if architecture == "llama with biases":
+            config = LlamaConfig(**sizes, tie_word_embeddings=False, attention_bias=True, mlp_bias=True)
+            model: Any = LlamaForCausalLM(config).eval()
+        else:
+            model = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True)).eval()
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts them at zero, where a lost one would not show
                 torch.nn.init.normal_(parameter)
@@ -151,6 +157,7 @@ def other_model(architecture: str) -> Any:
 def saved(folder: Path, architecture: str) -> tuple[Path, Any]:
     """A folder, and the model in it as the trainer loads it in bfloat16."""
     (make_model() if architecture == "qwen3" else other_model(architecture)).to(torch.bfloat16).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
     return folder, load_model(folder, "bf16")
 
 
@@ -182,7 +189,7 @@ def logp_and_gradients(adapter: LoraAdapter, checkpointing: bool = False) -> lis
     return [logp.detach(), *gradients]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama", "llama with biases"])
 @pytest.mark.parametrize("load", LOADS)
 def test_a_loaded_model_computes_what_its_numbers_written_out_compute(
     tmp_path: Path, architecture: str, load: Load
@@ -280,14 +287,26 @@ def test_nothing_wide_is_kept_for_the_backward_pass(tmp_path: Path, load: Load) 
     assert wide & set(kept)  # where weights are plain they are kept, so the question is a real one
 
 
-def test_a_folder_that_lacks_a_weight_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_a_folder_that_lacks_a_weight_or_a_bias_is_refused(tmp_path: Path, kind: str) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder, _ = saved(tmp_path, "llama")
+    folder, _ = saved(tmp_path, "llama with biases")
     path = folder / "model.safetensors"
     load_quantised(folder, "nf4")
     tensors = load_file(path)
-    del tensors["model.layers.1.mlp.up_proj.weight"]
+    del tensors[f"model.layers.1.mlp.up_proj.{kind}"]
     save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(UsageError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(UsageError, match=rf"lacks model\.layers\.1\.mlp\.up_proj\.{kind}"):
         load_quantised(folder, "nf4")
+
+
+@pytest.mark.parametrize("load", ["bf16", *LOADS])
+def test_what_ends_an_answer_is_read_from_the_generation_settings(tmp_path: Path, load: str) -> None:
+    """Chat models name more tokens there than in config.json: without them an answer would run on to the limit."""
+    folder, _ = saved(tmp_path, "qwen3")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [1, 7]}))
+    assert load_codec(folder, load_model(folder, load)).stop_ids == {1, 7}
+    path.unlink()
+    assert load_codec(folder, load_model(folder, load)).stop_ids == {1}

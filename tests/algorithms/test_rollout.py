@@ -222,6 +222,28 @@ def test_a_draw_on_the_edge_of_two_sums_picks_a_word_that_may_come() -> None:
             assert bool(sound.all()) and bool(logits.gather(1, picked.unsqueeze(1)).isfinite().all())
 
 
+def test_rows_that_have_finished_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as a quarter of those held has: the model computes no token for them any more."""
+    fed: list[int] = []
+    logits_after = embedded._Cache.logits_after
+
+    def counted(self: Any, tokens: torch.Tensor) -> torch.Tensor:
+        fed.append(len(tokens))
+        return logits_after(self, tokens)
+
+    monkeypatch.setattr(embedded._Cache, "logits_after", counted)
+    engine = EmbeddedEngine(make_adapter().decoder, stop_ids=(7, 9, 11))
+    answers = engine.generate(sampled(PROMPTS), temperature=1.0, max_new_tokens=32)
+    lengths = [len(answer.ids) for row in answers for answer in row]
+    held, expected = len(lengths), []
+    for place in range(max(lengths)):
+        expected.append(held)
+        running = sum(length > place + 1 for length in lengths)
+        held = running if running <= (1 - embedded.FINISHED_SHARE_DROPPED) * held else held
+    assert fed == expected
+    assert fed[0] == len(lengths) and fed[-1] < len(lengths) / 2  # so there was something to drop
+
+
 def test_who_still_runs_may_be_asked_seldom() -> None:
     """As on an accelerator: the same answers, and the host waits for the device far less often."""
     asked: list[int] = []

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.torch
 PLAN = plan_with({"optimiser__epochs": 1, "optimiser__grad_norm_max": 1e9, "objective__entropy_coefficient": 0.01})
 # Of the norm of all gradients together. float32: the same products, added in another order. bfloat16 rounds each
 # activation by up to 2^-9 of itself, some ten times in a row through two layers and back: sqrt(2 * 10) * 2^-9 is 1 %
-# where roundings are independent; the groups' advantages take differences of such numbers, which doubles to trebles it.
-SAME_ADDENDS, BFLOAT16 = 1e-5, 0.03
+# where roundings are independent; the groups' advantages take differences of such numbers, which multiplies it. Over
+# twelve models it was 0.020 to 0.067 (mean 0.038; 0.033 where base and factors are rounded apart).
+SAME_ADDENDS, BFLOAT16 = 1e-5, 0.08
 
 
 def gradient(dtype: torch.dtype, *, microbatch_tokens: int, checkpointing: bool) -> torch.Tensor:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,24 @@ import safetensors.torch
 import torch
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.method import ExportDelta, LoadAdapter, PrivateStep
 from fedsilo.treaty.wire.codec import decode_factors
 from silo.config import load_config
 from silo.link import Link, Listener
 from silo.trainer.fences import OFFLINE
 from silo.trainer.scale_out import Place, dealt, start_others, started_by_a_launcher
 from tests.algorithms.scale_out_side import CASES, Found
+from tests.algorithms.test_T22_resume import bare_session
 from tests.algorithms.test_worker import ask, configuration
-from tests.algorithms.tiny import make_model, make_plan, make_shape, make_tokenizer, payload_of, random_factors
+from tests.algorithms.tiny import (
+    make_model,
+    make_plan,
+    make_rows,
+    make_shape,
+    make_tokenizer,
+    payload_of,
+    random_factors,
+)
 from tests.security.link_harness import EXTERNAL, write_config
 
 pytestmark = pytest.mark.torch
@@ -35,33 +46,69 @@ SUMS = {"rtol": 1e-5, "atol": 1e-6}
 FACTORS = {"rtol": 0.0, "atol": 2e-5}
 
 
-def processes(folder: Path, case: str, size: int = 2, **options: Any) -> list[Found]:
-    """What each process of a group found, in the order of their ranks."""
-    folder.mkdir(exist_ok=True)
+UPDATES: dict[str, dict[str, Any]] = {
+    "parts": {},
+    "token-mean": {"plan": {"objective__token_aggregation": "token-mean", "objective__entropy_coefficient": 0.01}},
+    "one part": {"plan": {"objective__kl_coefficient": 0.0}, "microbatch_tokens": 1000},
+    "one prompt": {"groups": [1]},
+    "sharded": {"shard": True},
+    "sharded, one prompt": {"shard": True, "groups": [1]},
+    "sharded, no signal": {"shard": True, "groups": [2, 3], "plan": {"objective__kl_coefficient": 0.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def kept_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("one")
+
+
+@pytest.fixture(scope="module")
+def alone(kept_by_one: Path) -> Found:
+    return CASES["steps"](None, {"kept": str(kept_by_one)})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two processes found at each case, in the order of their ranks. kept: states, by who left them."""
+
+    found: dict[str, list[Found]]
+    kept: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def pair(alone: Found, kept_by_one: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """One group does all cases in a row: two processes take far longer to start than to do any of them."""
+    folder = tmp_path_factory.mktemp("two")
+    kept = {"one": kept_by_one, "two": folder / "kept"}
+    cases: list[tuple[str, str, dict[str, Any]]] = [(name, "update", options) for name, options in UPDATES.items()]
+    cases += [
+        ("steps", "steps", {"kept": str(kept["two"])}),
+        ("steps, sharded", "steps", {"shard": True}),
+        ("goes on", "steps", {"kept": str(kept["one"]), "resume": True}),
+        ("failures", "failures", {}),
+    ]
+    (folder / "meet").mkdir()
     running = []
-    for rank in range(size):
+    for rank in range(2):
         order = {
-            "rank": rank, "size": size, "rendezvous": f"file://{folder}/meet/store", "case": case, "options": options,
-            "out": str(folder / f"{rank}.safetensors"),
+            "rank": rank, "size": 2, "rendezvous": f"file://{folder}/meet/store", "cases": cases, "folder": str(folder),
         }  # fmt: skip
-        (folder / "meet").mkdir(exist_ok=True)
         command = [sys.executable, "-m", "tests.algorithms.scale_out_side", json.dumps(order)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         running.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     try:
         for process in running:
-            _, words = process.communicate(timeout=120)
+            _, words = process.communicate(timeout=240)
             assert process.returncode == 0, words[-3000:]
     finally:
         for process in running:
             process.kill()
-    return [
-        (
-            json.loads((folder / f"{rank}.json").read_text()),
-            safetensors.torch.load_file(folder / f"{rank}.safetensors"),
-        )
-        for rank in range(size)
-    ]
+
+    def of(name: str, rank: int) -> Found:
+        path = folder / f"{name} {rank}.safetensors"
+        return json.loads(path.with_suffix(".json").read_text()), safetensors.torch.load_file(path)
+
+    return Pair({name: [of(name, rank) for rank in range(2)] for name, _, _ in cases}, kept)
 
 
 def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], **tolerance: float) -> None:
@@ -70,22 +117,10 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor],
         torch.testing.assert_close(got[name], each, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"plan": {"objective__token_aggregation": "token-mean", "objective__entropy_coefficient": 0.01}},
-        {"plan": {"objective__kl_coefficient": 0.0}, "microbatch_tokens": 1000},
-        {"groups": [1]},
-        {"shard": True},
-        {"shard": True, "groups": [1]},
-        {"shard": True, "groups": [2, 3], "plan": {"objective__kl_coefficient": 0.0}},
-    ],
-    ids=["parts", "token-mean", "one part", "one prompt", "sharded", "sharded, one prompt", "sharded, no signal"],
-)
-def test_gradients_and_figures_are_those_of_one_process(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", UPDATES)
+def test_gradients_and_figures_are_those_of_one_process(name: str, pair: Pair) -> None:
+    options, found = UPDATES[name], pair.found[name]
     figures, tensors = CASES["update"](None, {name: each for name, each in options.items() if name != "shard"})
-    found = processes(tmp_path / "two", "update", **options)
     for other_figures, other_tensors in found:
         assert_same(
             {name: each for name, each in other_tensors.items() if not name.startswith("after.")},
@@ -101,40 +136,32 @@ def test_gradients_and_figures_are_those_of_one_process(options: dict[str, Any],
         assert [each["share_bytes"] for each, _ in found] == [whole // 2] * 2
 
 
-@pytest.fixture(scope="module")
-def alone() -> Found:
-    return CASES["steps"](None, {})
-
-
-@pytest.mark.parametrize("shard", [False, True], ids=["whole", "sharded"])
-def test_five_steps_end_with_the_same_adapter_tokens_and_evaluation(shard: bool, alone: Found, tmp_path: Path) -> None:
-    for figures, tensors in processes(tmp_path / "two", "steps", shard=shard):
+@pytest.mark.parametrize("name", ["steps", "steps, sharded"])
+def test_five_steps_end_with_the_same_adapter_tokens_and_evaluation(name: str, alone: Found, pair: Pair) -> None:
+    for figures, tensors in pair.found[name]:
         assert figures == alone[0]  # in float32 no draw flipped
         assert_same(tensors, alone[1], **FACTORS)
-    moved = [float((alone[1][name] - each).abs().max()) for name, each in CASES["steps"](None, {"last": 1})[1].items()]
+    factors = [each for each in alone[1] if each.startswith("factor.")]
+    moved = [float((alone[1][each] - alone[1][each.replace("factor.", "start.")]).abs().max()) for each in factors]
     assert max(moved) > 100 * FACTORS["atol"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on_from_a_kept_state(
-    before: int, after: int, alone: Found, tmp_path: Path
+    before: int, after: int, alone: Found, pair: Pair
 ) -> None:
-    kept = {"kept": str(tmp_path / "kept"), "last": 3}
-    going_on = {"kept": str(tmp_path / "kept"), "resume": True}
     if before == 2:
-        processes(tmp_path / "two", "steps", **kept)
-        figures, tensors = CASES["steps"](None, going_on)
+        figures, tensors = CASES["steps"](None, {"kept": str(pair.kept["two"]), "resume": True})
     else:
-        CASES["steps"](None, kept)
-        figures, tensors = processes(tmp_path / "two", "steps", **going_on)[0]
+        figures, tensors = pair.found["goes on"][0]
     assert figures["tokens"][0] is False  # not bit for bit, and it says so
     assert figures["tokens"][1:] == alone[0]["tokens"][-3:]
     assert figures["evaluated"] == alone[0]["evaluated"]
     assert_same(tensors, alone[1], **FACTORS)
 
 
-def test_a_failure_in_one_process_is_heard_in_both_and_they_go_on(tmp_path: Path) -> None:
-    (first, _), (second, _) = processes(tmp_path / "two", "failures")
+def test_a_failure_in_one_process_is_heard_in_both_and_they_go_on(pair: Pair) -> None:
+    (first, _), (second, _) = pair.found["failures"]
     assert first["failed"] == ["NOT_FINITE", "process 1 of the trainer failed: its own sentence"]
     assert second["failed"] == ["NOT_FINITE", "its own sentence"]
     assert (first["after"], second["after"]) == (7, 8)
@@ -144,6 +171,10 @@ def test_a_failure_in_one_process_is_heard_in_both_and_they_go_on(tmp_path: Path
         assert all(reward == float(correct) for correct, reward in told["verdicts"])
         assert told["led"] == [[1]]
         assert "come apart" in told["apart"]
+        assert told["stopped"] == ["", "STALE_ROLLOUT", "ROLLOUT_DISAGREES", ""]  # both, whoever had the reason
+    for rank, told in enumerate((first, second)):
+        lost = f"process {rank} failed by itself: RuntimeError: nobody knows"
+        assert told["swap"] == ["OUT_OF_MEMORY", "OUT_OF_MEMORY", "done", lost]
     assert (first["asked"], second["asked"]) == ([4], [3])
 
 
@@ -223,7 +254,7 @@ def trainers(tmp_path: Path) -> Iterator[Any]:
         fields = {**configuration(tmp_path), **changes}
         ready, _ = ask(trainer.link, "configure", **fields)
         assert ready.type == "ready", ready.fields
-        assert ready.fields["processes"] == (2 if words else 1)
+        assert ready.fields["processes"] == 2
         return trainer
 
     yield start
@@ -251,35 +282,45 @@ def test_a_trainer_of_two_processes_does_what_one_does_and_outlives_its_kill(tra
     shape = make_shape(make_model())
     # no answer of a random model is right; what there is to learn is the way back to the base
     payload, digest = payload_of(shape, random_factors(shape, 0, 0.3)), "d"
-    updates = []
-    for words in ((), ("--processes", "2")):
-        trainer = trainers(*words)
-        assert ask(trainer.link, "plan", **plan_fields())[0].type == "planned"
-        ask(trainer.link, "task", payload, task="LoadAdapter", round=1, digest=digest)
-        train(trainer, (1, 2))
-        if words:
-            beside, _ = ask(trainer.link, "task", task="PrivateStep", round=1, step=3, rows=[40])
-            assert beside.fields["code"] == "BAD_TASK"  # refused by both, and both go on
-            [other] = trainer.others()
-            os.kill(other, signal.SIGKILL)
-            trainer.link.send(task_message(3))
-            assert trainer.process.wait(60) == 1  # one cannot go on without the other
-            trainer.end()
-            trainer = trainers(*words, shard_base=True)
-            planned, _ = ask(trainer.link, "plan", **plan_fields(resume=True))
-            assert planned.fields["resumed"] == {"task": "PrivateStep", "round": 1, "step": 2, "exact": True}
-        train(trainer, (3,))
-        updates.append(decode_factors(ask(trainer.link, "task", task="ExportDelta", round=1)[0].body).tensors)
-        others = trainer.others()
-        trainer.end()
-        assert len(others) == len(words) // 2
-        end = time.monotonic() + 20
-        while any(map(lives, others)):
-            assert time.monotonic() < end, "the others outlive process 0"
+    trainer = trainers("--processes", "2")
+    assert ask(trainer.link, "plan", **plan_fields())[0].type == "planned"
+    ask(trainer.link, "task", payload, task="LoadAdapter", round=1, digest=digest)
+    train(trainer, (1, 2))
+    beside, _ = ask(trainer.link, "task", task="PrivateStep", round=1, step=3, rows=[40])
+    assert beside.fields["code"] == "BAD_TASK"  # refused by both, and both go on
+    [other] = trainer.others()
+    os.kill(other, signal.SIGKILL)
+    trainer.link.send(task_message(3))
+    assert trainer.process.wait(60) == 1  # one cannot go on without the other
+    trainer.end()
+    trainer = trainers("--processes", "2", shard_base=True)
+    planned, _ = ask(trainer.link, "plan", **plan_fields(resume=True))
+    assert planned.fields["resumed"] == {"task": "PrivateStep", "round": 1, "step": 2, "exact": True}
+    train(trainer, (3,))
+    update = decode_factors(ask(trainer.link, "task", task="ExportDelta", round=1)[0].body).tensors
+    others = trainer.others()
+    trainer.end()
+    assert len(others) == 1
+    end = time.monotonic() + 20
+    while any(map(lives, others)):
+        assert time.monotonic() < end, "the others outlive process 0"
+    one = update_of_one(payload, digest)
     assert not list(tmp_path.glob("processes-*"))
-    assert max(float(abs(each).max()) for each in updates[0].values()) > 100 * FACTORS["atol"]
-    for name, each in updates[0].items():
-        torch.testing.assert_close(torch.tensor(updates[1][name]), torch.tensor(each), **FACTORS)
+    assert max(float(abs(each).max()) for each in one.values()) > 100 * FACTORS["atol"]
+    for name, each in one.items():
+        torch.testing.assert_close(torch.tensor(update[name]), torch.tensor(each), **FACTORS)
+
+
+def update_of_one(payload: bytes, digest: str) -> dict[str, Any]:
+    """What the same tasks give in this process, with what `configuration` says."""
+    session, _ = bare_session(
+        make_plan(objective__kl_coefficient=0.1), private=make_rows(40, "p"), site_secret=bytes.fromhex("00ff"),
+        private_grader=lambda pairs: [False for _ in pairs], microbatch_tokens=4096,
+    )  # fmt: skip
+    session.carry_out(LoadAdapter(1, digest), payload)
+    for step in (1, 2, 3):
+        session.carry_out(PrivateStep(1, step, (39, step, 7)))
+    return decode_factors(session.carry_out(ExportDelta(1)).body).tensors
 
 
 def lives(process_id: int) -> bool:

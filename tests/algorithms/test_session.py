@@ -17,8 +17,10 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode, decode_factors, encode_factors
 from silo.sampling import PrivateSampler
 from silo.trainer.adapters.lora import LoraShape
+from silo.trainer.agreement import Limits
 from silo.trainer.evaluation import DONORS_TRAINED
-from silo.trainer.session import Session, task_from_fields
+from silo.trainer.session import Session
+from silo.trainer.task_fields import task_from_fields
 from tests.algorithms.tiny import (
     ZERO_DIGEST,
     Row,
@@ -149,6 +151,84 @@ def test_own_answers_differ_between_silos_steps_and_rounds_but_not_between_runs(
     assert len({tuple(value) for value in texts.values()}) == 4
     again = generated(begun("a")[0], 2, "all")
     assert [response.text for row in again.prompts for response in row.responses] == texts["a", 2]
+
+
+def drawn_by(session: Session) -> list[tuple[Any, ...]]:
+    """Filled with the tokens of whatever the session's engine answers from here on."""
+    assert session._run is not None
+    engine, seen = session._run.engine, []
+    plain = engine.generate
+
+    def spy(questions: Any, **settings: Any) -> Any:
+        answers = plain(questions, **settings)
+        seen.append(tuple(one.ids for row in answers for one in row))
+        return answers
+
+    engine.generate = spy  # type: ignore[method-assign]
+    return seen
+
+
+def test_draws_are_keyed_by_round_and_those_of_an_evaluation_by_silo() -> None:
+    """The same adapter and prompts each time, so that nothing but the key can tell the answers apart."""
+    off = Limits(share=0.0)  # the marker would ask the engine too
+    evaluated = []
+    for silo in ("a", "b"):
+        session, shape = begun(silo, agreement=off)
+        payload, digest = start_payload(shape)
+        seen = drawn_by(session)
+        for number in (1, 2):
+            session.carry_out(LoadAdapter(number, digest), payload)
+            session.carry_out(GeneratePublic(number, 2, (4, 0, 9), "all"))
+            Session.carry_out(session, PrivateStep(number, 1, (0, 1, 2)))  # these rows, and not a sampler's
+        assert len(set(seen)) == len(seen) == 4
+        session.carry_out(Evaluate(2, digest), payload)
+        evaluated.append(seen[4:])
+    assert evaluated[0] != evaluated[1]
+    session, shape = begun("a", agreement=off)
+    again = drawn_by(session)
+    session.carry_out(Evaluate(1, digest), payload)
+    assert again == evaluated[0]  # by silo, and not by round
+
+
+def test_the_engine_rests_while_the_update_is_made() -> None:
+    session, _ = begun()
+    assert session._run is not None
+    told: list[str] = []
+    run = session._run
+    generate, rest, update = run.engine.generate, run.engine.rest, run.learner.update
+    run.engine.generate = lambda *a, **b: (told.append("generate"), generate(*a, **b))[1]  # type: ignore[method-assign,func-returns-value]
+    run.engine.rest = lambda: (told.append("rest"), rest())[1]  # type: ignore[method-assign,func-returns-value]
+    run.learner.update = lambda groups: (told.append("update"), update(groups))[1]  # type: ignore[method-assign,func-returns-value]
+    session.carry_out(PrivateStep(1, 1))
+    generated(session)
+    session.carry_out(PublicStep(1, 2, "none", pb.PublicDonors()))
+    assert [one for one in told if one != "generate"] == ["rest", "update", "rest", "update"]
+    assert told[-3:] == ["generate", "rest", "update"]
+
+
+def test_a_public_step_whose_update_fails_can_be_asked_for_again_and_its_donors_count_once() -> None:
+    session, _ = begun("a", public_grader=lambda pairs: [text.startswith("7") for text, _ in pairs])
+    message = generated(session)
+    donors = pb.PublicDonors()
+    for row in message.prompts:
+        good = pb.Response(text="7a", finish=pb.FINISH_STOP)
+        donors.prompts.add(prompt_index=row.prompt_index, donors=[pb.Donor(origin="b", position=0, response=good)])
+    assert session._run is not None
+    run, step = session._run, PublicStep(1, 2, "replace", donors)
+    update = run.learner.update
+
+    def failing(groups: Any) -> Any:
+        raise OperationError("the gradient is not finite", code="NOT_FINITE")
+
+    run.learner.update = failing  # type: ignore[method-assign]
+    with pytest.raises(OperationError, match="not finite"):
+        session.carry_out(step)
+    assert run.donors_trained == 0
+    run.learner.update = update  # type: ignore[method-assign]
+    used = session.carry_out(step).metrics["donors_used"]
+    assert used == run.donors_trained > 0
+    with pytest.raises(OperationError, match="no public answers"):
+        session.carry_out(step)
 
 
 def test_overlong_public_prompt_is_listed_without_answers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ GOOD = [row(number) for number in range(100)]
         ('{"id": "x", ', "broken JSON"),
         ("[1]", "not a JSON object"),
         ('{"id": "x", "prompt": "p", "topic": "t"}', "missing field 'answer'"),
-        (row(200, answer=7), "field 'answer' is not a text"),
+        (row(200, answer=7.5), "field 'answer' is not a text"),
+        (row(200, answer=True), "field 'answer' is not a text"),
+        (row(200, answer=None), "field 'answer' is not a text"),
         (row(200, prompt=" "), "field 'prompt' is not a text"),
-        (row(200, group=3), "field 'group' is not a text"),
+        (row(200, group=3.5), "field 'group' is not a text"),
         (row(7), "duplicate id"),
         ('{"id": "x", "prompt": "\\ud800", "answer": "a", "topic": "t"}', "not valid Unicode"),
     ],
@@ -47,6 +50,22 @@ def test_a_bad_line_is_listed_with_its_number_and_the_rest_is_used(tmp_path: Pat
     assert tasks.reasons == {reason: 1}
     assert [task.id for task in tasks.rows] == [f"q{number}" for number in range(100)]
     assert tasks.lines == 101
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_a_byte_order_mark_costs_no_row(tmp_path: Path, array: bool) -> None:
+    text = f"[{','.join(GOOD)}]" if array else "\n".join(GOOD)
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(text, encoding="utf-8-sig")
+    tasks = read_tasks(path)
+    assert (len(tasks.rows), tasks.problems, tasks.unit) == (100, (), "row" if array else "line")
+    assert tasks.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()  # of the file as it is
+    path.write_text(text.replace(GOOD[5], "\ufeff" + GOOD[5]), encoding="utf-8")  # anywhere else it is no mark
+    if array:
+        with pytest.raises(UsageError, match="row 6 is broken JSON"):
+            read_tasks(path)
+    else:
+        assert read_tasks(path).problems == ((6, "broken JSON"),)
 
 
 def test_one_line_in_twenty_is_too_many(tmp_path: Path) -> None:
@@ -176,8 +195,9 @@ def test_parquet_reads_text_alone(tmp_path: Path) -> None:
         as_parquet(tmp_path, PLAIN, id=arrow.large_string(), topic=arrow.dictionary(arrow.int32(), arrow.string()))
     )
     assert len(as_text.rows) == 100
-    with pytest.raises(UsageError, match="column 'answer' holds int64, not text"):
-        read_tasks(as_parquet(tmp_path, PLAIN, answer=arrow.int64()))
+    for kind in (arrow.float64(), arrow.date32()):
+        with pytest.raises(UsageError, match=re.escape(f"column 'answer' holds {kind}, not text or whole numbers")):
+            read_tasks(as_parquet(tmp_path, [{**each, "answer": None} for each in PLAIN], answer=kind))
     lacking = read_tasks(as_parquet(tmp_path, [*PLAIN, {**PLAIN[0], "id": "x", "answer": None}]))
     assert lacking.problems == ((101, "missing field 'answer'"),)
     cut = tmp_path / "cut.parquet"
@@ -192,7 +212,41 @@ def test_parquet_without_pyarrow_says_how_to_install_it(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
     with pytest.raises(UsageError, match="pyarrow is not installed") as raised:
         read_tasks(path)
-    assert "fedsilo[parquet]" in raised.value.hint
+    assert "pip install -e '.[parquet]' -c constraints.txt" in raised.value.hint
+
+
+@pytest.mark.parametrize("form", ["lines", "array", "parquet"])
+def test_whole_numbers_are_their_decimal_text(tmp_path: Path, form: str) -> None:
+    numbers = [0, -3, 7, 2**53 + 1, *range(100, 120)]
+    rows = [{**PLAIN[place], "id": place, "answer": each, "group": 4} for place, each in enumerate(numbers)]
+    match form:
+        case "lines":
+            path = write(tmp_path, [json.dumps(each) for each in rows])
+        case "array":
+            path = as_array(tmp_path, rows)
+        case _:
+            path = as_parquet(tmp_path, rows)
+    tasks = read_tasks(path)
+    assert tasks.problems == ()
+    assert [task.answer for task in tasks.rows] == ["0", "-3", "7", "9007199254740993", *map(str, range(100, 120))]
+    assert [task.id for task in tasks.rows] == [str(place) for place in range(len(numbers))]
+    assert {task.group for task in tasks.rows} == {"4"}
+
+
+@pytest.mark.parametrize("form", ["lines", "parquet"])
+def test_a_field_that_no_row_has_is_told_once_by_the_name_that_was_given(tmp_path: Path, form: str) -> None:
+    path = as_parquet(tmp_path, PLAIN) if form == "parquet" else write(tmp_path, GOOD)
+    unit = "row" if form == "parquet" else "line"
+    with pytest.raises(UsageError) as raised:
+        read_tasks(path, FieldNames(prompt="nope"))
+    assert raised.value.message == (
+        f"{path}: 100 of 100 {unit}s are bad, the limit is under 5%: each {unit}: missing field 'prompt': there is no "
+        "'nope', as data.fields calls it"
+    )
+    assert raised.value.hint == "data.fields.prompt: the name that the file has for it"
+    some = [row(1), row(2), *[row(number, nope="?") for number in range(3, 9)]]  # these rows are at fault, no name is
+    with pytest.raises(UsageError, match=r"line 1: missing field 'prompt'; line 2: missing field 'prompt'$"):
+        read_tasks(write(tmp_path, some), FieldNames(prompt="nope"))
 
 
 NAMES = FieldNames(id="case", prompt="question", answer="final", topic="ward", group="patient")

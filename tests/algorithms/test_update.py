@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ LOOSE = {"optimiser__grad_norm_max": 1e9}
 
 def answer(ids: list[int], reward: float, *, finished: bool = True, donor: str = "") -> Answer:
     return Answer(tuple(ids), "", finished, reward, donor)
+
+
+def own(one: Answer) -> Answer:
+    return replace(one, donor="")
 
 
 GROUPS = [
@@ -144,6 +149,57 @@ def test_local_denominator_ratio_is_one_on_epoch_one_and_not_on_epoch_two() -> N
     assert figures.ratio_deviation_first == 0.0
     assert figures.ratio_deviation_last > 1e-3
     assert figures.logp_donor is not None and figures.logp_own is not None
+
+
+@pytest.mark.parametrize("donors", [False, True])
+def test_log_probabilities_are_of_own_answers_and_of_donors_apart(donors: bool) -> None:
+    adapter = make_adapter()
+    groups = GROUPS if donors else [Group(each.prompt_ids, tuple(map(own, each.answers))) for each in GROUPS]
+    _, figures = gradient_of(adapter, groups)
+    found: dict[bool, list[float]] = {True: [], False: []}
+    with torch.no_grad():
+        for group in groups[:2]:  # the third has no signal and is not trained on
+            for one in group.answers:
+                found[bool(one.donor)] += plain_logp(peft_twin(adapter), group.prompt_ids, one.ids).tolist()
+    assert figures.logp_own == pytest.approx(sum(found[False]) / len(found[False]), rel=1e-4)
+    if donors:
+        assert figures.logp_donor == pytest.approx(sum(found[True]) / len(found[True]), rel=1e-4)
+    else:
+        assert figures.logp_donor is None and not found[True]
+
+
+@pytest.mark.parametrize("dual_clip", [None, 1.001])
+def test_clip_share_is_that_of_the_second_epochs_ratios(dual_clip: float | None) -> None:
+    """With a band of two unlike sides, so that each is told from the other."""
+    changes: dict[str, Any] = {
+        "optimiser__epochs": 2, "optimiser__learning_rate": 3e-2, "objective__clip_low": 0.9,
+        "objective__clip_high": 0.02, "objective__dual_clip": dual_clip, **LOOSE,
+    }  # fmt: skip
+    # a word that both begin with: the short answer pulls its probability up, in the one that is pushed down too
+    shared = Group((5, 9), (answer([4, 1], 1.0), answer([4, 6, 7, 8, 9, 3], 0.0)))
+    groups = [*GROUPS[:2], shared]
+    adapter, once = make_adapter(), make_adapter()
+    figures = Learner(adapter, make_plan(**changes), microbatch_tokens=1000).update(groups)
+    before, after = peft_twin(make_adapter()), peft_twin(once)
+    Learner(once, make_plan(**{**changes, "optimiser__epochs": 1}), microbatch_tokens=1000).update(groups)
+    clipped: list[bool] = []
+    turned: list[bool] = []
+    bounded: list[bool] = []
+    with torch.no_grad():
+        for group in groups:
+            mean = sum(one.reward for one in group.answers) / len(group.answers)
+            for one in group.answers:
+                ratios = (
+                    plain_logp(after, group.prompt_ids, one.ids) - plain_logp(before, group.prompt_ids, one.ids)
+                ).exp()
+                for ratio in ratios.tolist():
+                    beyond = dual_clip is not None and ratio > dual_clip
+                    clipped.append(ratio > 1.02 if one.reward > mean else ratio < 0.1 or beyond)
+                    turned.append(ratio > 1.9 if one.reward > mean else ratio < 0.98 or beyond)
+                    bounded.append(one.reward < mean and beyond)
+    assert figures.clip_share == pytest.approx(sum(clipped) / len(clipped))
+    assert 0 < sum(clipped) != sum(turned)  # so that a band turned round would be seen
+    assert any(bounded) is (dual_clip is not None)
 
 
 def test_two_epochs_equal_two_hand_made_adamw_steps() -> None:

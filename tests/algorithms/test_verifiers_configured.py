@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from fedsilo.edge.own_verifiers import own_verifiers_sha256
 from fedsilo.edge.reference_checks import full_check, our_parts_check
 from fedsilo.edge.verifier_names import AnyVerifier, OwnPartsVerifier
 from fedsilo.treaty.errors import UsageError
@@ -84,8 +85,9 @@ def test_a_wrong_one_is_told_with_file_and_line(text: str) -> None:
     for model in (Site, Centre):
         with pytest.raises(UsageError, match=r"silo\.yaml:1: verifier: "):
             in_file(text, model)
-    with pytest.raises(UsageError, match="one of math, choice, exact, numeric, format, code"):
+    with pytest.raises(UsageError, match=r"^silo\.yaml:1: verifier: unknown verifier 'maths'$") as told:
         in_file("maths")
+    assert told.value.hint.startswith("one of math, choice, exact, numeric, format, code")
 
 
 def test_a_packages_name_is_a_silos_alone(installed: Path) -> None:
@@ -126,29 +128,46 @@ def test_bad_references_of_a_package_are_left_out_and_counted_by_the_trainer(
     fields = configuration(folder) | {"verifier": "dosage*0.9+exact*0.1"}
     rows = [{"id": f"n{n}", "prompt": "1?", "answer": "x" if n == 7 else str(n), "topic": "t"} for n in range(40)]
     (folder / "private.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said, _ = ask(link, "configure", **fields, own_verifiers_sha256="a" * 64)
+    assert (said.type, said.fields["code"]) == ("failed", "VERIFIER_MISMATCH")  # another package than beside the guard
+    fields["own_verifiers_sha256"] = own_verifiers_sha256([fields["verifier"]])
     ready, _ = ask(link, "configure", **fields)
     assert ready.type == "ready", ready.fields
     assert (ready.fields["private_rows"], ready.fields["dropped"]) == (39, {"unparseable reference answer": 1})
 
 
 def site_with(private: str, public: str) -> Any:
-    data = SimpleNamespace(verifier=private, public=SimpleNamespace(verifier=public))
+    data = SimpleNamespace(verifier=private, public=SimpleNamespace(verifier=public, sha256="5" * 64))
     return SimpleNamespace(
         data=data, held_out_verifier=private, source=Path("silo.yaml"), model=SimpleNamespace(load="fp32")
     )
 
 
-def test_the_guard_grades_no_programs_and_loads_no_package(installed: Path) -> None:
-    _check_verifiers(site_with("code*0.9+dosage*0.1", "math*0.9+format*0.1"))
-    for public in ("code", "exact*0.9+code*0.1", "dosage", "exact*0.9+dosage*0.1"):
-        with pytest.raises(UsageError, match=r"data\.public\.verifier"):
-            _check_verifiers(site_with("exact", public))
+def policy_with(programs: str) -> Any:
+    pins = {"other": SimpleNamespace(sha256="6" * 64, programs="sandbox"),
+            "public": SimpleNamespace(sha256="5" * 64, programs=programs)}  # fmt: skip
+    return SimpleNamespace(file=SimpleNamespace(public_sets=pins), source="policy.yaml", line_of=lambda path: 47)
+
+
+def test_T22_strangers_programs_are_run_only_where_the_policy_says_so_for_this_set(installed: Path) -> None:
+    for programs in ("refuse", "sandbox"):
+        policy = policy_with(programs)
+        _check_verifiers(site_with("code*0.9+dosage*0.1", "math*0.9+format*0.1"), policy)
+        for public in ("dosage", "exact*0.9+dosage*0.1", "code*0.9+dosage*0.1"):
+            with pytest.raises(UsageError, match=r"data\.public\.verifier .* hospital-graders 1\.2"):
+                _check_verifiers(site_with("exact", public), policy)
+    for public in ("code", "exact*0.9+code*0.1"):
+        _check_verifiers(site_with("exact", public), policy_with("sandbox"))
+        with pytest.raises(UsageError, match=r"policy\.yaml:47: public_sets\.public\.programs is refuse") as caught:
+            _check_verifiers(site_with("exact", public), policy_with("refuse"))
+        assert caught.value.code == "VERIFIER_EXECUTES"
 
 
 def test_T22_the_run_remembers_name_and_package_and_no_path(installed: Path) -> None:
     said = json.loads(trained_with(site_with("dosage", "exact")))
     assert said == {
         "load": "fp32", "verifier": "dosage", "public_verifier": "exact", "verifier_origin": "hospital-graders 1.2",
+        "own_verifiers_sha256": own_verifiers_sha256(["dosage"]),
     }  # fmt: skip
     assert "verifier_origin" not in json.loads(trained_with(site_with("math", "exact")))
 

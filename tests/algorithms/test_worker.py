@@ -12,14 +12,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.method import LoadAdapter
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode, decode_factors
-from silo.link import Link, LinkMessage, Listener
+from silo.link import Link, LinkClosed, LinkMessage, Listener
+from silo.trainer.configuration import configuration_from
 from silo.trainer.fences import OFFLINE, Refusals, is_grading_command, set_offline, verify_hub_offline, verify_offline
-from silo.trainer.worker import configuration_from, main
-from tests.algorithms.tiny import make_model, make_plan, make_rows, make_shape, make_tokenizer, start_payload
+from silo.trainer.worker import Worker, main
+from tests.algorithms.tiny import (
+    make_model,
+    make_plan,
+    make_rows,
+    make_session,
+    make_shape,
+    make_tokenizer,
+    start_payload,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -132,6 +143,38 @@ def test_a_run_over_the_link(folder: Path, guard_end: Link) -> None:
     assert (unknown.type, unknown.fields["code"]) == ("failed", "BAD_TASK")
 
 
+class NoGuard:
+    """A link that nobody is behind: phases go nowhere."""
+
+    def send(self, message: LinkMessage) -> None: ...
+
+    def receive(self) -> LinkMessage:
+        raise LinkClosed("there is nobody")
+
+    def close(self) -> None: ...
+
+
+def test_memory_that_does_not_suffice_fails_the_step_and_not_the_worker() -> None:
+    """By the processor's own allocator, which has no error of its own. Another failure is no matter of memory."""
+    session, shape = make_session()
+    payload, digest = start_payload(shape)
+    session.carry_out(LoadAdapter(1, digest), payload)
+    assert session._run is not None
+    worker = Worker(NoGuard(), None)
+    worker._session = session
+    task = LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 1, "rows": [0, 1]})
+    learner = session._run.learner
+    update = learner._update
+    learner._update = lambda groups: torch.empty(1 << 50, dtype=torch.uint8)  # type: ignore[method-assign,assignment,return-value]
+    failed = worker._answer(task)
+    assert (failed.type, failed.fields["code"], failed.fields["input"]) == ("failed", "OUT_OF_MEMORY", False)
+    learner._update = lambda groups: torch.empty(-1)  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(RuntimeError, match="negative"):
+        worker._answer(task)
+    learner._update = update  # type: ignore[method-assign]
+    assert worker._answer(task).type == "done"
+
+
 def test_too_many_bad_lines_are_refused_with_their_numbers(folder: Path, guard_end: Link) -> None:
     failed, _ = ask(guard_end, "configure", **configuration(folder, bad_lines=3))
     assert failed.type == "failed"
@@ -141,7 +184,7 @@ def test_too_many_bad_lines_are_refused_with_their_numbers(folder: Path, guard_e
 def test_a_model_folder_that_lacks_a_file_is_refused(folder: Path, guard_end: Link) -> None:
     (folder / "model" / "model.safetensors").unlink()
     failed, _ = ask(guard_end, "configure", **configuration(folder))
-    assert (failed.type, failed.fields["code"]) == ("failed", "INVALID_INPUT")
+    assert (failed.type, failed.fields["code"]) == ("failed", "MODEL_NOT_SUPPORTED")
     assert str(folder / "model") in failed.fields["message"]
 
 

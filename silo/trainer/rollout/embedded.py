@@ -134,6 +134,9 @@ class EmbeddedEngine:
     def rest(self) -> None:
         """Nothing to free, for the same reason."""
 
+    def close(self) -> None:
+        """Nothing to take back, for the same reason."""
+
     def generate(
         self, questions: Sequence[Question], *, temperature: float, max_new_tokens: int
     ) -> list[tuple[Rollout, ...]]:

@@ -30,3 +30,6 @@ class RolloutEngine(Protocol):
 
     def rest(self) -> None:
         """Nothing is asked for a while: free what memory can be freed."""
+
+    def close(self) -> None:
+        """Nothing is asked any more: leave no adapter with a server. What is gone or silent is left as it is."""

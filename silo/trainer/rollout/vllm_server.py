@@ -84,7 +84,9 @@ class VllmEngine:
         Raises:
             OperationError: it cannot be drained or emptied; nothing of the other kind may then be sent there.
         """
-        if self._shared and self._rows not in (None, rows):
+        if self._shared and self._rows != rows:
+            # the first time too: the server may have answered another trainer, one that died, for the other rows
+            self._rows = None
             self._servers[rows].empty()
         self._rows = rows
 
@@ -234,10 +236,10 @@ class _Server:
         self, bodies: Mapping[_Request, Mapping[str, Any]], adapter: LoraAdapter
     ) -> Iterator[tuple[_Request, str, Mapping[str, Any]]]:
         """(request, name of the adapter asked for, answer), each request once. Raises OperationError."""
-        self._wake()
         left = list(bodies)
         attempts = dict.fromkeys(left, 0)
         while left:
+            self._wake()
             name = self._push(adapter)
             batch, failed = left[:REQUESTS_TOGETHER], ""
             calls: list[tuple[_Request, Call]] = []
@@ -292,6 +294,8 @@ class _Server:
                 if ask(self._socket, "/health", timeout_seconds=CONTROL_SECONDS).status == 200:
                     answer = ask(self._socket, "/v1/models", timeout_seconds=CONTROL_SECONDS)
                     if answer.status == 200:
+                        # one that a trainer put to sleep before it died still sleeps, and answers nothing of use
+                        self._asleep = self._place.sleep and self._says_it_sleeps()
                         return self._learn(answer)
             if time.monotonic() > end:
                 raise OperationError(
@@ -300,6 +304,11 @@ class _Server:
                     code="ROLLOUT_GONE",
                 )
             time.sleep(PAUSE_SECONDS)
+
+    def _says_it_sleeps(self) -> bool:
+        """Raises ServerGone."""
+        answer = ask(self._socket, "/is_sleeping", timeout_seconds=CONTROL_SECONDS)
+        return answer.status == 200 and answer.fields.get("is_sleeping") is True
 
     def _learn(self, answer: Answer) -> None:
         try:

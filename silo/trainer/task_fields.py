@@ -1,0 +1,50 @@
+"""A task as a message of the link names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.method import (
+    Evaluate,
+    ExportDelta,
+    GeneratePublic,
+    LoadAdapter,
+    PrivateStep,
+    PublicStep,
+    TrainerTask,
+)
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import decode
+from silo.trainer.evaluation import MeasureHoldout
+
+
+def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | MeasureHoldout:
+    """The task a link message names.
+
+    Raises:
+        OperationError: no such task, or its fields are not the task's.
+        PeerError: the donors do not parse.
+    """
+    try:
+        round_number, step = int(fields["round"]), int(fields.get("step", 0))
+        match fields["task"]:
+            case "LoadAdapter":
+                return LoadAdapter(round_number, str(fields["digest"]))
+            case "PrivateStep":
+                return PrivateStep(round_number, step, tuple(int(row) for row in fields["rows"]))
+            case "GeneratePublic":
+                indices = tuple(int(index) for index in fields["prompt_indices"])
+                return GeneratePublic(round_number, step, indices, str(fields["offer"]))
+            case "PublicStep":
+                return PublicStep(round_number, step, str(fields["swap"]), decode(pb.PublicDonors, body))
+            case "ExportDelta":
+                return ExportDelta(round_number)
+            case "Evaluate":
+                return Evaluate(round_number, str(fields["digest"]))
+            case "MeasureHoldout":
+                return MeasureHoldout(int(fields["samples"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise OperationError(f"a task's field is missing or of another type: {error}", code="BAD_TASK") from error
+    raise OperationError(f"there is no task {str(fields['task'])[:40]!r}", code="BAD_TASK")
