@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -31,7 +32,7 @@ from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
 from console.screens.asking import AskingDialog
 from console.screens.audit import AuditScreen
-from console.screens.base import FedScreen, content_of
+from console.screens.base import FedScreen, TooSmall, content_of, keep_covered
 from console.screens.budget import BudgetScreen
 from console.screens.certs import CertsScreen
 from console.screens.confirm import Answer, TextDialog
@@ -95,6 +96,7 @@ class FedConsole(LetsThrough):
     ascii_only: no character above 0x7e but in data.
     theme_name: of `console.themes`.
     origins: where settings of its own come from, by their names in `console.settings`; else they are defaults.
+    mouse: False leaves it to the terminal, which then marks text with it.
     may_write_files: False where whoever looks sits at another machine, as in a browser.
     clock: monotonic seconds that count on in suspend.
     driven_by_hand: no timers; a test moves the clock and calls `tick` and `settle_keys`.
@@ -103,15 +105,8 @@ class FedConsole(LetsThrough):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "fedconsole"
     CSS = """
-    FedScreen {
-        background: $background;
-        #bar, #tabs { height: 1; background: $panel; }
-        #tabs { background: $surface; }
-        #notice { padding: 0 1; }
-        #frame { height: 1fr; }
-        #footer { background: $panel; }
-    }
     .-ascii Button { border: ascii $secondary; }
+    Input > .input--placeholder { color: $secondary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(place.key, f"go('{place.name}')", show=False) for place in PLACES),
@@ -138,6 +133,7 @@ class FedConsole(LetsThrough):
         ascii_only: bool = False,
         theme_name: str = "fed-dark",
         origins: Mapping[str, str] | None = None,
+        mouse: bool = True,
         may_write_files: bool = True,
         clock: Callable[[], float] = boot_seconds,
         driven_by_hand: bool = False,
@@ -147,6 +143,7 @@ class FedConsole(LetsThrough):
             draw_without_colour(self)
         self.snapshot = Snapshot()
         self.ascii_only = ascii_only
+        self.mouse = mouse
         self.waits_for = waits_for
         self.leaving = leaving
         self.may_write_files = may_write_files
@@ -173,6 +170,7 @@ class FedConsole(LetsThrough):
         for name, make in SCREENS.items():
             self.install_screen(make(), name)
         self.push_screen(PLACES[0].name)
+        self.screen_change_signal.subscribe(self, partial(keep_covered, self))
         if self._driver is not None:
             self._driver.write(TITLE_KEPT)
         self.write_title()
@@ -209,7 +207,7 @@ class FedConsole(LetsThrough):
         forget_pinned_size()
         self.read_from(connect)
         try:
-            run_to_the_end(self, **options)
+            run_to_the_end(self, mouse=self.mouse, **options)
         finally:
             self.stop_reading()
 
@@ -237,7 +235,7 @@ class FedConsole(LetsThrough):
         stack, top = self.screen_stack, self.top
         # what is below redraws when it comes on again
         for screen in stack[stack.index(top) :] if top in stack else ():
-            if isinstance(screen, FedScreen | AskingDialog):
+            if isinstance(screen, FedScreen | AskingDialog | TooSmall):
                 screen.redraw()
 
     def ask(self) -> None:
@@ -414,7 +412,7 @@ class FedConsole(LetsThrough):
             screen.act(name)
 
     def _toggle_lock(self) -> None:
-        text = self.signing.toggle()
+        text = self.signing.toggle(self.snapshot.site)
         self.snapshot = replace(self.snapshot, viewer=self.lock.person)
         if text:
             self.say(text)

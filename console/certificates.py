@@ -27,6 +27,7 @@ MARK_DAYS = (1, 7, 30)
 ALARM_SHARE = 1 / 3  # of its life that is left, as `fedsilo certs check` warns
 CA = "CA"
 ENDS_NAMED_MAX = 2
+ALARMS_NAMED_MAX = 3
 NOT_REVOKED = "there is no revocation list: a certificate ends by its date"
 
 _ENDS = {
@@ -66,9 +67,17 @@ def certificate_rows(answer: Any, now: float, glyphs: Glyphs) -> list[dict[str, 
         told = dict(mapping(row))
         state, style = state_of(told, now, glyphs)
         left = ends_in_seconds(told, now)
-        told["_"] = {"state": state, "style": style, "left": left_text(left), "days": left / DAY_SECONDS}
+        told["_"] = {"state": state, "style": style, "left": left_text(left) or "-", "days": left / DAY_SECONDS,
+                     "soon": _ends_soon(told, now)}  # fmt: skip
         rows.append(told)
     return sorted(rows, key=lambda row: time_of(text_of(row.get("not_after"))) or math.inf)
+
+
+def _ends_soon(row: Row, now: float) -> bool:
+    """It is good as it is, and within a mark of its end."""
+    since, until = time_of(text_of(row.get("not_before"))), time_of(text_of(row.get("not_after")))
+    good = not row.get("fault") and row.get("in_use") is not False and since <= now < until
+    return good and until - now <= MARK_DAYS[-1] * DAY_SECONDS
 
 
 def ends_in_seconds(row: Row, now: float) -> float:
@@ -136,7 +145,7 @@ COLUMNS = (
     Column("left", lambda row: (text_of(_shown(row, "left")), ""), 6, worth=0, right=True,
            order=lambda row: _shown(row, "days")),
     Column("role", lambda row: (text_of(row.get("role")), ""), 11, worth=2),
-    Column("valid until UTC", lambda row: (_minute(row.get("not_after")), ""), 16, worth=1),
+    Column("valid until UTC", lambda row: (_minute(row.get("not_after")) or "-", ""), 16, worth=1),
     Column("pinned", lambda row: (pinned_word(row), ""), 11, worth=5),
     Column("issuer", lambda row: (text_of(row.get("issuer")), ""), 18, worth=6, grows=True),
     Column("fingerprint", lambda row: (ends_of(text_of(row.get("fingerprint"))), "dim"), 13, worth=3),
@@ -165,15 +174,22 @@ def ends_of(fingerprint: str) -> str:
 
 def head_lines(rows: Sequence[Row], snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
     """What needs somebody first, and whether the clocks that judge it agree."""
-    by_style = {style: [row for row in rows if _shown(row, "style") == style] for style in ("bad", "warn")}
+    alarms = [row for row in rows if _shown(row, "style") in ("bad", "warn")]
+    wrong = [row for row in alarms if not _shown(row, "soon")]
+    ending = [row for row in alarms if _shown(row, "soon")]
     told: list[Line] = []
-    if by_style["bad"] or by_style["warn"]:
-        names = ", ".join(text_of(row.get("whose")) for row in (*by_style["bad"], *by_style["warn"])[:3])
-        count = len(by_style["bad"]) + len(by_style["warn"])
-        more = f" and {count - 3} more" if count > 3 else ""
-        text = f"{glyphs.need} {count} of {len(rows)} to put right, enter on one says how: {names}{more}"
-        told += wrap(text, cells, "bad" if by_style["bad"] else "warn")[:2]
-    elif rows:
+    for found, what in ((wrong, "to put right"), (ending, "to renew before the end")):
+        if found:
+            names = ", ".join(text_of(row.get("whose")) for row in found[:ALARMS_NAMED_MAX])
+            more = f" and {len(found) - ALARMS_NAMED_MAX} more" if len(found) > ALARMS_NAMED_MAX else ""
+            bad = any(_shown(row, "style") == "bad" for row in found)
+            how = "" if told else " (enter says how)"
+            told += wrap(f"{glyphs.need} {len(found)} of {len(rows)} {what}{how}: {names}{more}", cells,
+                         "bad" if bad else "warn")[:2]  # fmt: skip
+    if ending and any(_shown(row, "soon") and row not in alarms for row in rows):
+        text = f"{glyphs.need} within: two thirds of its own life are over; {glyphs.live} within: not yet, no alarm"
+        told += wrap(text, cells, "dim")[:2]
+    if rows and not alarms:
         told += wrap(f"{glyphs.live} {len(rows)} certificates, none is near its end for its kind", cells, "ok")[:1]
     return [*told, *_next_lines(rows, cells), *clock_lines(snapshot, cells, glyphs)]
 

@@ -61,11 +61,12 @@ def reasons_of(record: Row) -> str:
 
 
 def why_line(record: Row, cells: int, more: str) -> Line:
-    """The record under the cursor in one line: its number and all that its reasons say."""
+    """The record under the cursor in one line: its number and place, and all that its reasons say."""
     decision, style = _decision(record)
     told = reasons_of(record) or ("allowed, so no reason is on record" if decision == "allow" else "decides nothing")
     word = f"{decision}: " if decision not in ("-", "allow") else ""
-    return clip(line((f"record {text_of(record.get('seq'))} ", "dim"), (word, style), told), cells, more)
+    place = f"{place_of(record)} " if place_of(record) else ""  # its column has no room at 80 cells
+    return clip(line((f"record {text_of(record.get('seq'))} ", "dim"), place, (word, style), told), cells, more)
 
 
 def _event(row: Row) -> Part:
@@ -96,8 +97,8 @@ COLUMNS = (
     Column("decision", _decision, 8, worth=0),
     Column("bytes", _size, 9, worth=3, right=True,
            order=lambda row: number(mapping(row.get("payload")).get("bytes"))),
-    Column("run/round/step", lambda row: (place_of(row), ""), 14, worth=4, grows=True),
-    Column("reasons", lambda row: (reasons_of(row), ""), 18, worth=2, grows=True),
+    Column("run/round/step", lambda row: (place_of(row), ""), 14, worth=2, grows=True),
+    Column("reasons", lambda row: (reasons_of(row), ""), 18, worth=4, grows=True),
 )  # fmt: skip
 
 
@@ -249,7 +250,7 @@ def _checkpoint(checkpoint: Mapping[str, Any]) -> list[Line]:
     names = checkpoint.get("cosigned_by")
     parties = [party_text(text_of(name)) for name in names] if isinstance(names, list) else []
     parties = [_named(parties)] if len(parties) > NAMES_SHOWN else parties
-    signed = line(f"signed checkpoint {count_text(checkpoint.get('size'))}")
+    signed = line(f"checkpoint {count_text(checkpoint.get('size'))}")
     if not parties:
         return [signed, line(("countersigned by nobody yet", "warn"))]
     return [signed, line(f"countersigned by {', '.join(parties)}")]

@@ -21,14 +21,32 @@ from console.rows import Column, Row
 QUERY = "curves"
 # In this order; what is not named here comes after, by its name.
 ORDER = ("pass_at_1", "reward_mean", "kl", "update_norm", "gap", "pass_at_1_greedy", "tokens", "drift", "donors_used",
-         "donors_wanted", "donors_found", "zero_variance_share", "clip_share", "seconds")  # fmt: skip
+         "donors_wanted", "donors_found", "swapped_share", "alpha_mean", "alpha_max", "zero_variance_share_before",
+         "zero_variance_share", "clip_share", "truncated_share", "rollout_kl", "rollout_kl_limit",
+         "adapter_visible_share", "stale_detectable_steps", "seconds")  # fmt: skip
+# What a figure's name does not say by itself (methods 2.8 has alpha, beta and omega).
 TITLES = {
     "pass_at_1": "pass@1", "pass_at_1_greedy": "pass@1 greedy", "reward_mean": "reward", "kl": "KL",
     "update_norm": "update norm", "gap": "pass@1 gap between silos", "zero_variance_share": "groups without variance",
-    "clip_share": "clipped", "donors_used": "donors used", "donors_wanted": "donors wanted",
-    "donors_found": "donors found",
+    "zero_variance_share_before": "groups without variance before swapping", "clip_share": "clipped",
+    "truncated_share": "answers cut off at the token limit", "donors_used": "donors used",
+    "donors_wanted": "donors wanted", "donors_found": "donors found", "donors_rejected": "donors rejected",
+    "swapped_share": "prompts with swapped answers", "alpha_mean": "answers swapped of a prompt's, mean",
+    "alpha_max": "answers swapped of a prompt's, most", "beta_mean": "gradient change by one swapped answer, mean",
+    "beta_max": "gradient change by one swapped answer, most", "omega": "drift bound of swapping",
+    "drift": "distance from the round's start", "logp_own": "log-probability of own answers",
+    "logp_donor": "log-probability of donors' answers", "grad_norm": "gradient norm",
+    "rollout_kl": "KL of the rollout engine from the trainer", "rollout_kl_limit": "limit of the rollout engine's KL",
+    "adapter_visible_share": "adapter's effect that the precision shows",
+    "stale_detectable_steps": "steps by which a stale engine is noticed",
+    "stale_previous": "resemblance to the previous step's adapter",
+    "stale_start": "resemblance to the round's first adapter", "stale_base": "resemblance to no adapter",
+    "marker_distance": "engine's distance from the marker", "marker_contrast": "adapter's distance from the marker",
 }  # fmt: skip
-SHARES = frozenset({"pass_at_1", "pass_at_1_greedy", "gap", "zero_variance_share", "clip_share"})
+SHARES = frozenset({
+    "pass_at_1", "pass_at_1_greedy", "gap", "zero_variance_share", "zero_variance_share_before", "clip_share",
+    "truncated_share", "swapped_share", "alpha_mean", "alpha_max", "adapter_visible_share",
+})  # fmt: skip
 PASS_RATES = frozenset({"pass_at_1", "pass_at_1_greedy"})
 SMOOTH_POINTS = 5  # of a moving mean
 ROWS_OF_ONE_PLACE = 9  # a point needs no more, and more would look like a curve
@@ -202,11 +220,22 @@ def _interval_text(answer: Mapping[str, Any], view: View) -> str:
     bars = "values" if view.smooth else "bars: 95 % interval, Wilson"
     if exact:
         return f"{bars} over the n held-out prompts that were answered"
-    return f"{bars} over the plan's n prompts; a silo that answered fewer has a wider one"
+    return f"{bars} over the plan's n prompts; fewer answered: wider"
 
 
-def value_lines(answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs, *, most: int) -> list[Line]:
-    """Every silo's value under the cursor with its number and interval; what is not drawn says why."""
+def value_lines(
+    answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyphs, *, most: int, brief: bool = False
+) -> list[Line]:
+    """Every silo's value under the cursor with its number and interval; what is not drawn says why.
+
+    Args:
+        answer: of the query.
+        view: which figure, and where the cursor stands.
+        cells: of a line.
+        glyphs: to draw with.
+        most: lines.
+        brief: without intervals and baseline, which the plot below has; for screens from which `4` has the rest.
+    """
     name = view.name
     pieces: list[Line] = []
     x = text_of(answer.get("x")) or "round"
@@ -232,23 +261,22 @@ def value_lines(answer: Mapping[str, Any], view: View, cells: int, glyphs: Glyph
             line(
                 (letter, "accent"),
                 f" {silo} ",
-                *(_value(point, name, counted=len(counts) > 1) if point else [("-", "dim")]),
+                *(_value(point, name, counted=len(counts) > 1, brief=brief) if point else [("-", "dim")]),
             )
         )
     known = baseline_of(answer, name)
-    if known and view.baseline:
+    if known and view.baseline and not brief:
         count = f", mean of {known[1]} silos" if known[1] > 1 else ""
         pieces.append(line(("before round 1 ", "dim"), value_text(known[0], name), (count, "dim")))
     lines = flow(pieces, cells, between="   ")
-    return (
-        lines if len(lines) <= most else [*lines[: most - 1], line((f"{len(lines) - most + 1} more lines: T", "dim"))]
-    )
+    more = f"{len(lines) - most + 1} more lines: {'4' if brief else 'T'}"
+    return lines if len(lines) <= most else [*lines[: most - 1], line((more, "dim"))]
 
 
-def _value(point: Mapping[str, Any], name: str, *, counted: bool) -> list[Part]:
+def _value(point: Mapping[str, Any], name: str, *, counted: bool, brief: bool) -> list[Part]:
     """With its interval, and with its own number of prompts where those under the cursor differ."""
     parts: list[Part] = [(value_text(number(point.get("value")), name), "strong")]
-    if _has_interval(point):
+    if _has_interval(point) and not brief:
         sign = "n" if point.get("n_exact") is True else "n at most"
         low, high = (value_text(number(point.get(end)), name) for end in ("low", "high"))
         count = f" {sign} {whole(point.get('n')):,}" if counted else ""
@@ -265,6 +293,15 @@ def border_title(answer: Mapping[str, Any], name: str) -> str:
                  if text_of(item.get("name")) == name), "")  # fmt: skip
     where = f" · figure {names.index(name) + 1} of {len(names)}" if name in names else ""
     return f"{title_of(name)} {unit_text(name, unit)}".rstrip() + where
+
+
+def short_title(answer: Mapping[str, Any], name: str) -> str:
+    """Which figure, in which unit, from where, and what its bars are."""
+    series = [mapping(item) for item in _list(answer.get("series")) if mapping(item).get("name") == name]
+    units = unit_text(name, next((text_of(item.get("unit")) for item in series), ""))
+    sources = ", ".join(sorted({text_of(item.get("source")) for item in series} - {""}))
+    bars = "bars: 95 %" if name in PASS_RATES else ""
+    return " · ".join(part for part in (f"{title_of(name)} {units}".rstrip(), sources, bars) if part)
 
 
 def nothing_lines(answer: Mapping[str, Any], name: str, cells: int) -> list[Line]:

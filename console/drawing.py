@@ -56,9 +56,27 @@ def fit(text: str, cells: int, more: str = "…") -> str:
     return set_cell_size(shown, max(cells - cell_len(more), 0)).rstrip() + more if cells > 0 else ""
 
 
-def pad(text: str, cells: int, *, right: bool = False, more: str = "…") -> str:
-    """`text` in exactly `cells` cells."""
-    shown = fit(text, cells, more)
+def fit_ends(text: str, cells: int, more: str = "…") -> str:
+    """`text`, safe, in at most `cells` cells; what is too much goes from its middle, and of the rest two thirds are its
+    end: of a path or a tensor's name that is what tells it from the next one."""
+    shown = safe(text)
+    if cell_len(shown) <= cells or cells <= cell_len(more):
+        return fit(shown, cells, more)
+    room = cells - cell_len(more)
+    start = len(shown)
+    while start > 0 and cell_len(shown[start - 1 :]) <= room - room // 3:
+        start -= 1
+    return set_cell_size(shown, room - cell_len(shown[start:])).rstrip() + more + shown[start:]
+
+
+def short_paths(text: str, cells: int) -> str:
+    """`text` with each path in it in at most `cells` cells, its middle left out."""
+    return " ".join(fit_ends(word, cells) if "/" in word else word for word in text.split(" "))
+
+
+def pad(text: str, cells: int, *, right: bool = False, more: str = "…", ends: bool = False) -> str:
+    """`text` in exactly `cells` cells; with `ends` what is too much goes from its middle."""
+    shown = fit_ends(text, cells, more) if ends else fit(text, cells, more)
     space = " " * (cells - cell_len(shown))
     return Shown(space + shown if right else shown + space)
 
@@ -103,9 +121,10 @@ def table(
     cells: int,
     *,
     right: frozenset[int] = frozenset(),
+    ends: frozenset[int] = frozenset(),
     gap: int = 2,
 ) -> list[Line]:
-    """Aligned columns; the widest is cut first when they do not fit."""
+    """Aligned columns; the widest is cut first when they do not fit, those of `ends` in the middle."""
     widths = [
         max(cell_len(safe(header[column])), *(cell_len(safe(row[column][0])) for row in rows)) if rows
         else cell_len(header[column])
@@ -119,7 +138,7 @@ def table(
         parts: list[Part] = []
         for column, (text, style) in enumerate(row):
             parts += [(space, "")] if column else []
-            parts.append((pad(text, widths[column], right=column in right), style))
+            parts.append((pad(text, widths[column], right=column in right, ends=column in ends), style))
         lines.append(tuple(parts))
     return lines
 

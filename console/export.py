@@ -14,8 +14,6 @@ Does not stop: what times and counts tell to somebody who knows the site, and wh
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +23,7 @@ from typing import Any
 
 from console.rows import Row
 from console.sharing import QUERIES, Question, released_answer
-from fedsilo.edge.csv_cells import csv_cell
+from fedsilo.edge.csv_cells import csv_text
 from fedsilo.edge.files import write_all
 from fedsilo.treaty.errors import ConflictError, OperationError, UsageError
 
@@ -162,13 +160,8 @@ def text_in(form: str, sheet: Sheet, taken: Taken, *, local: bool) -> str:
     except (ValueError, TypeError, RecursionError) as error:
         raise OperationError(f"a value in {sheet.name} cannot be written as JSON: {error}") from error
     names = _names(taken.rows)
-    stream = io.StringIO()
-    if local:
-        stream.write(f"# {LOCAL_WORD}: {LOCAL_MARK}\n")
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(csv_cell(name) for name in names)
-    writer.writerows([csv_cell(row.get(name)) for name in names] for row in taken.rows)
-    return stream.getvalue()
+    mark = f"# {LOCAL_WORD}: {LOCAL_MARK}\n" if local else ""
+    return mark + csv_text(names, ([row.get(name) for name in names] for row in taken.rows))
 
 
 # ---- the file --------------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from console import rule_words
-from console.drawing import Glyphs, Line, Part, bytes_text, digest_text, duration_text, flow, line, wrap
-from console.values import Finding, Release, Rule, Snapshot
+from console.drawing import Glyphs, Line, Part, bytes_text, clip, digest_text, duration_text, flow, line, wrap
+from console.release_lines import hit_brief
+from console.values import HIDDEN, Finding, Release, Rule, Snapshot
 
 LABEL_CELLS = 9
 NOT_TOLD = "the daemon does not say"
+HIDDEN_IS = "hidden: not in this source"
+HIDDEN_IN_SHARED = "hidden: not in a share-safe recording; this site's people record it with --include-local LOCAL"
 _STYLES = {"ok": "ok", "look": "warn", "hold": "warn", "deny": "bad"}
 
 
@@ -37,20 +40,25 @@ def header(
     ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "") if left > 0 else ("EXPIRED", "bad")
     if release.ended_at:
         time, ends = release.ended_at, (f"then {release.state}", "strong")
-    digest = f"sha256:{release.digest}" if cells >= 140 else f"sha256:{digest_text(release.digest)}"
+    digest = f"sha256:{release.digest if cells >= 140 else _digest(release)}"
     age = f"held {duration_text(time - release.held_since)}"
     who = f"{len(release.given)} of {release.needed} given" + (f": {', '.join(release.given)}" if release.given else "")
+    if "given" in release.hidden:
+        who = f"{HIDDEN}, {release.needed} needed"
     no = "; ".join(f"{name} said no: {rule_words.reason_text(code) or NOT_TOLD}" for name, code in release.refused)
-    roles = " or ".join(release.roles) or NOT_TOLD
+    roles = " or ".join(release.roles) or (HIDDEN if "given" in release.hidden else NOT_TOLD)
     until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
     put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
+    why_hidden = HIDDEN_IN_SHARED if "share-safe" in snapshot.link.told else release.why_hidden or HIDDEN_IS
     return [
+        *(wrap(why_hidden, cells, "dim") if release.hidden else []),
         *flow([line((release.id, "strong")), line((digest, "accent")), line(age), line(ends), *put_off], cells),
         *flow(
             [
                 line(("asked by ", "dim"), release.asked_by or NOT_TOLD),
                 line(("approvals ", "dim"), who, (f", by {roles}", "dim")),
                 *([line((no, "bad"))] if no else []),
+                *_who_may(release, cells),
             ],
             cells,
         ),
@@ -58,7 +66,24 @@ def header(
     ]
 
 
+def _who_may(release: Release, cells: int) -> list[Line]:
+    """Whom to ask, while somebody has to answer."""
+    left = [name for name in release.people if name not in release.given]
+    return [] if release.ended_at or not left else [clip(line(("may approve ", "dim"), ", ".join(left)), cells)]
+
+
+def _digest(release: Release) -> str:
+    return HIDDEN if "digest" in release.hidden else digest_text(release.digest)
+
+
+def _missing(release: Release, field: str) -> str:
+    """In place of a text that is empty: the source does not hold it, or its daemon does not say it."""
+    return HIDDEN if field in release.hidden else NOT_TOLD
+
+
 def leaves(release: Release, cells: int, glyphs: Glyphs) -> list[Line]:
+    if "leaves" in release.hidden:
+        return wrap(f"{HIDDEN}: its kind, its size, where it goes, and whose certificate is there", cells)
     seen = release.certificate
     certificate = f"cert {seen[:12]}…{seen[-4:]} pinned" if seen else "cert not seen yet"
     where = [line(f"{bytes_text(release.size_bytes)} to {release.destination or NOT_TOLD}"), line((certificate, "dim"))]
@@ -76,13 +101,21 @@ def leaves(release: Release, cells: int, glyphs: Glyphs) -> list[Line]:
     return [*flow(where, cells), *rows]
 
 
+def brief(release: Release, cells: int) -> list[Line]:
+    """What leaves, and where to, in a line or two, for the dialog that asks."""
+    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.size_bytes)}" for kind in release.kinds)
+    return wrap(f"{kinds or NOT_TOLD} to {release.destination or NOT_TOLD}", cells)
+
+
 def stays(release: Release, cells: int) -> list[Line]:
-    return wrap(", ".join(release.stays) or NOT_TOLD, cells)
+    return wrap(", ".join(release.stays) or _missing(release, "leaves"), cells)
 
 
 def policy_summary(release: Release, cells: int) -> list[Line]:
+    if "policy" in release.hidden:
+        return [line(HIDDEN)]
     counts: list[Part] = []
-    for outcome in ("ok", "look", "hold", "deny"):
+    for outcome in ("deny", "hold", "look", "ok"):
         number = release.count(outcome)
         if number or outcome != "hold":
             counts.append((f" {number} {outcome}", _STYLES[outcome] if number else "dim"))
@@ -90,16 +123,19 @@ def policy_summary(release: Release, cells: int) -> list[Line]:
 
 
 def rules(release: Release, cells: int, *, most: int) -> list[Line]:
-    """Every rule in at most `most` lines; only ok rules may be left to the list behind `p`, and are counted."""
+    """Every rule in at most `most` lines, the loudest first; only ok rules may be left to the list behind `p`, and are
+    counted."""
     loud = [rule for rule in release.rules if rule.outcome not in ("ok", "look")]
+    loud.sort(key=lambda rule: rule.outcome != "deny")
     quiet = [rule for rule in release.rules if rule.outcome == "ok"]
     lines = [row for rule in loud for row in rule_lines(rule, cells)]
     # numbers with a limit say most; a rule that only says yes says it in its name
     quiet.sort(key=lambda rule: not _has_limit(rule))
-    pieces = [line(("ok ", "ok"), *_short(rule)) for rule in quiet]
+    pieces = [_short(rule) for rule in quiet]
     for kept in range(len(pieces), -1, -1):
-        rest = [line((f"and {len(pieces) - kept} more ok: p lists them", "dim"))] if kept < len(pieces) else []
-        shown = flow([*pieces[:kept], *rest], cells)
+        rest = [line((f"and {len(pieces) - kept} more: p lists them", "dim"))] if kept < len(pieces) else []
+        told = flow([*pieces[:kept], *rest], cells - 5, between=" · ")
+        shown = [line(("ok   " if not index else "     ", "ok"), *row) for index, row in enumerate(told)]
         if len(lines) + len(shown) <= most or kept == 0:
             return [*lines, *shown]
     return lines
@@ -127,13 +163,14 @@ def _short(rule: Rule) -> Line:
 
 
 def budget(release: Release, cells: int) -> list[Line]:
-    privacy, _, counted = (release.budget or NOT_TOLD).partition("; ")
+    privacy, _, counted = (release.budget or _missing(release, "budget")).partition("; ")
     more = ": no privacy budget is claimed" if privacy == "DP off" else ""
     return flow([line(privacy + more), *(line((piece, "")) for piece in counted.split("; ") if piece)], cells)
 
 
 def difference(release: Release, cells: int) -> list[Line]:
-    text = (release.difference or NOT_TOLD).replace(" against round ", " vs round ").replace(" of this run", "")
+    text = release.difference or _missing(release, "difference")
+    text = text.replace(" against round ", " vs round ").replace(" of this run", "")
     norm = [f"L2 now {release.norm}"] if release.norm and "L2 " not in text else []
     return flow([line(piece) for piece in [*text.split("; "), *norm]], cells)
 
@@ -141,12 +178,17 @@ def difference(release: Release, cells: int) -> list[Line]:
 def noticed(release: Release, cells: int, opened: Collection[str] = ()) -> list[Line]:
     """What is unusual about it, which a person is asked to open: before everything else."""
     rows: list[Line] = []
+    if "policy" in release.hidden and not release.noticed:
+        return wrap(f"{HIDDEN}: whether something unusual was found", cells)
     if release.noticed and not release.ended_at:
         left = release.not_opened(opened)
         count = f"{len(left)} not opened: f opens the next, A is off until then" if left else "each was opened"
         rows += wrap(count, cells, "bad" if left else "ok")
-    shown = [(finding.says, finding.id in opened) for finding in release.noticed]
-    told = {says for says, _ in shown}
+    shown = [
+        (finding.says + (hit_brief(finding, release) if finding.code == "SCREEN_HIT" else ""), finding.id in opened)
+        for finding in release.noticed
+    ]
+    told = {finding.says for finding in release.noticed}
     shown += [(rule.measured or rule.rule, False) for rule in release.rules
               if rule.outcome == "look" and rule.measured not in told]  # fmt: skip
     for words, read in shown:
@@ -162,12 +204,13 @@ def unread_text(left: Collection[Finding]) -> str:
 
 def screened(release: Release, cells: int) -> list[Line]:
     """What the text screens say."""
-    return wrap((release.findings or NOT_TOLD).removeprefix("screens "), cells)
+    return wrap((release.findings or _missing(release, "findings")).removeprefix("screens "), cells)
 
 
 def findings(release: Release, cells: int) -> list[Line]:
     """How much is unusual, which stands above everything else, and what the screens say."""
-    number, told = release.count("look"), (release.findings or NOT_TOLD).removeprefix("screens ")
+    told = (release.findings or _missing(release, "findings")).removeprefix("screens ")
+    number = release.count("look")
     style = "warn" if number else ""
     return wrap(f"{number} above; {told}" if number else told, cells, style)
 
@@ -177,7 +220,7 @@ def answers(release: Release, cells: int) -> list[Line]:
         return labelled("now", wrap(f"{release.state}; nothing can be answered any more", cells - LABEL_CELLS))
     rows: list[Line] = []
     for name, text in (("approve", release.on_approve), ("reject", release.on_reject)):
-        shown = wrap(text or NOT_TOLD, cells - LABEL_CELLS)
+        shown = wrap(text or _missing(release, "consequences"), cells - LABEL_CELLS)
         rows += labelled(name, shown)
     return rows
 
@@ -210,4 +253,4 @@ def one_column(
 
 
 def signature_line(release: Release) -> Line:
-    return line((release.id, "strong"), " sha256:", (digest_text(release.digest), "accent"))
+    return line((release.id, "strong"), " sha256:", (_digest(release), "accent"))

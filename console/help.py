@@ -18,7 +18,8 @@ JSON_LINE_CHARACTERS_MAX = 2000
 
 
 def help_lines(tags: Set[str], context: Context, why_off: Callable[[str], str], cells: int) -> list[Line]:
-    """Every action of a screen: its key, what it does, its command, and why it is off.
+    """Every action of a screen: its key, what it does, its command, and why it is off. Keys that change something come
+    first: they are why somebody is there.
 
     Args:
         tags: of the screen, as `console.actions` has them.
@@ -31,7 +32,7 @@ def help_lines(tags: Set[str], context: Context, why_off: Callable[[str], str], 
         line(""),
     ]
     own = True
-    for action in actions_on(*tags):
+    for action in sorted(actions_on(*tags), key=lambda each: (not each.screens, not (each.changes and each.key))):
         if own and not action.screens:
             own = False
             lines.append(line(("everywhere", "dim")))

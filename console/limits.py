@@ -22,6 +22,9 @@ NAME_CELLS = 10  # of what a line is about
 HOUR_SECONDS, DAY_SECONDS = 3600, 86400
 DP_OFF = "DP off: no privacy budget is kept and none is claimed"
 NOT_COVERED = "what a message says, limits of one message (the outbox shows them), other ways out than the guard"
+WORDS = {
+    "FULL": "nothing more fits", "look": "above 80 %", "over": "more was used than is allowed",
+}  # fmt: skip
 FORECAST_TAKES = "if each is like the last one; messages of content only"
 
 
@@ -59,6 +62,29 @@ def bar_text(share: float, cells: int, glyphs: Glyphs) -> str:
     """Full only when it is, empty only when it is."""
     full = cells if share >= 1 else min(max(math.floor(share * cells), 1 if share > 0 else 0), cells - 1)
     return glyphs.full * full + glyphs.empty * (cells - full)
+
+
+def legend_lines(rows: Sequence[Row], cells: int) -> list[Line]:
+    """What the words of the rows mean that call for somebody, as far as they are there."""
+    there = {text_of(row.get("state")) for row in rows} | {text_of(row.get("percent")) for row in rows}
+    pieces = [line((f"{word} ", _STATE_STYLES.get(word, "bad")), (says, "dim")) for word, says in WORDS.items()
+              if word in there]  # fmt: skip
+    return _named("words", flow(pieces, cells - NAME_CELLS, between="  "))
+
+
+def tables_line(titles: Mapping[str, str], sizes: Mapping[str, int], shown: str) -> Line:
+    """The tables of which one is seen: their names with how many rows each has.
+
+    Args:
+        titles: name of a table -> how it is called here.
+        sizes: name of a table -> its rows.
+        shown: name of the one that is seen.
+    """
+    pieces: list[Part] = [(f"{'tables':{NAME_CELLS}}", "dim")]
+    for name, title in titles.items():
+        text = f"{title} {sizes.get(name, 0)}"
+        pieces.append((f"[{text}]  " if name == shown else f"{text}  ", "strong" if name == shown else ""))
+    return (*pieces, ("tab: next", "dim"))
 
 
 def percent_text(share: float) -> str:
@@ -127,7 +153,7 @@ LIMIT_COLUMNS = (
     Column("unit", _text("unit"), 14, worth=5),
     Column("window", _text("window"), 6, worth=2),
     Column("resets", _text("resets"), 16, worth=3),
-    Column("policy", _text("line", "dim"), 20, worth=4),
+    Column("policy", _text("line", "dim"), 16, worth=4),
 )  # fmt: skip
 
 
@@ -239,7 +265,7 @@ def head_lines(
     look = look_lines(rows, cells, glyphs, most=1 if brief else LOOK_NAMED_MAX)
     lines = [*look, *forecast_lines(answer, cells), dp_line(answer)]
     lines += capacity_lines(answer, cells)
-    return lines + ([] if brief else not_covered_lines(answer, cells))
+    return lines + ([] if brief else [*not_covered_lines(answer, cells), *legend_lines(rows, cells)])
 
 
 def _named(name: str, rows: Sequence[Line], style: str = "dim") -> list[Line]:
@@ -253,10 +279,13 @@ def _named(name: str, rows: Sequence[Line], style: str = "dim") -> list[Line]:
 
 def limit_text(row: Row, cells: int) -> list[Line]:
     unit = text_of(row.get("unit"))
+    words = [text_of(row.get(name)) for name in ("state", "percent")]
+    told = "; ".join(f"{word}: {WORDS[word]}" for word in words if word in WORDS)
     facts = (
         ("limit", text_of(row.get("limit"))), ("counts", f"{text_of(row.get('kind'))}, in {unit}"),
         ("used", f"{amount_text(row.get('used'), unit)} of {amount_text(row.get('max'), unit)}"
                  + (f" ({whole(row.get('used')):,} of {whole(row.get('max')):,} bytes)" if unit == "bytes" else "")),
+        ("state", told or text_of(row.get("state")) or "-"),
         ("window", f"{text_of(row.get('window'))}; resets: {text_of(row.get('resets'))}"),
         ("set at", text_of(row.get("line"))),
     )  # fmt: skip

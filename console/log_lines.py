@@ -84,9 +84,10 @@ def _level(row: Row) -> Part:
 COLUMNS = (
     Column("time UTC", lambda row: (text_of(row.get("time"))[11:23], "dim"), 12, worth=0),
     Column("level", _level, 8, worth=0),
-    Column("day", lambda row: (text_of(row.get("time"))[:10], "dim"), 10, worth=3),
+    Column("day", lambda row: (text_of(row.get("time"))[5:10], "dim"), 5, worth=3),
     Column("source", lambda row: (text_of(row.get("source")), "dim"), 12, worth=4),
-    Column("text", lambda row: (text_of(row.get("text")), _style(row)), 60, worth=0, grows=True),
+    # what it needs first: day and source are the same in most lines, and `enter` has both
+    Column("text", lambda row: (text_of(row.get("text")), _style(row)), 96, worth=0, grows=True),
 )  # fmt: skip
 TEXT = "text"
 
@@ -244,7 +245,7 @@ def head_lines(
         told += wrap(f"not filtered: what follows {REGEX_SIGN} {rows.why_not}", cells, "warn")[:2]
     if left_out:
         text = f"redaction on: {left_out} line{'s' if left_out != 1 else ''} left out or cut (trainer's words)"
-        told += wrap(f"{text}; /!(left hides", cells, "warn")[:2]
+        told += wrap(f"{text}; hide them: /!(left", cells, "warn")[:2]
     elif not coordinator:
         told += wrap("redaction on: nothing had to be left out of these lines", cells, "dim")[:1]
     if len(mapping(answer).get("lines") or ()) >= LINES_MAX <= asked_lines:

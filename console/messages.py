@@ -19,6 +19,7 @@ from console.conditions import denied_lines
 from console.drawing import Line, Part, bytes_text, clip, flow, line, table, wrap
 from console.reading import mapping, number, text_of, value_text, whole
 from console.rows import Column, Row
+from console.values import HIDDEN
 
 VERDICT_STYLES = {"allow": "ok", "deny": "bad", "hold": "warn"}
 VERDICTS = tuple(VERDICT_STYLES)
@@ -45,6 +46,7 @@ _COMPARED = (
 _DECIDING_FIRST = ("deny", "hold", "look")
 _YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
 _LABEL_CELLS = 11
+_MEASURED = "it had"  # a sentence of what would pass that also says what was measured
 
 
 # ---- rows ------------------------------------------------------------------------------------------
@@ -63,11 +65,16 @@ def left_part(row: Row) -> Part:
 def rule_part(row: Row) -> Part:
     """The rule that decided, or the codes where no rule of the policy came to judge."""
     rule = text_of(row.get("rule")) or " ".join(_texts(row.get("reasons")))
-    return (rule, "") if rule else ("-", "dim")
+    return (rule, "") if rule else (_nothing(row, "reasons"), "dim")
+
+
+def _nothing(row: Row, name: str) -> str:
+    """In place of a field: there is none, or the source does not hold it. A coordinator's rows are counts."""
+    return "-" if name in row or "messages" in row else HIDDEN
 
 
 def digest_part(row: Row) -> Part:
-    return short_digest(text_of(row.get("digest"))) or "-", "dim"
+    return short_digest(text_of(row.get("digest"))) or _nothing(row, "digest"), "dim"
 
 
 def short_digest(digest: str) -> str:
@@ -80,18 +87,20 @@ def _round_part(row: Row) -> Part:
 
 def _milliseconds_part(row: Row) -> Part:
     value = row.get("milliseconds")
-    return ("-", "dim") if value is None else (text_of(value), "")
+    if value is None:
+        return "-", "dim"
+    return (text_of(value) if number(value) < 10_000 else f"{number(value) / 1000:.0f} s"), ""  # in four cells
 
 
-def columns_of(direction: str, *, at_coordinator: bool = False) -> tuple[Column, ...]:
+def columns_of(direction: str, *, at_coordinator: bool = False, wide: bool = False) -> tuple[Column, ...]:
     """direction: outbox or inbox. At 80 cells: when, what, how much, the verdict, whether it left, and why; at a
-    coordinator also from whom, for it comes from many."""
+    coordinator also from whom, for it comes from many. In a `wide` table kind and rule stand whole."""
     rows = [
         Column("record", lambda row: (text_of(row.get("seq")), "dim"), 6, worth=8, right=True, order=_by("seq")),
         Column("day", lambda row: (text_of(row.get("time"))[5:10], ""), 5, worth=7, order=_by_text("time")),
         Column("time", lambda row: (text_of(row.get("time"))[11:19], ""), 8, worth=0, order=_by_text("time")),
         Column("round", _round_part, 5, worth=3, order=_by("round")),
-        Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=0, grows=True),
+        Column("kind", lambda row: (text_of(row.get("kind")), ""), 16, worth=0),
         Column("items", lambda row: (text_of(row.get("items")), ""), 5, worth=4, right=True, order=_by("items")),
         Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=1, right=True,
                order=_by("bytes")),
@@ -99,8 +108,12 @@ def columns_of(direction: str, *, at_coordinator: bool = False) -> tuple[Column,
         Column("left", left_part, 7, worth=0),
         Column("rule", rule_part, 10, worth=2, grows=True),  # short: that of the cursor's row stands below, whole
         Column("digest", digest_part, 9, worth=5),
-        Column("ms", _milliseconds_part, 5, worth=6, right=True, order=_by("milliseconds")),
+        Column("ms", _milliseconds_part, 4, worth=6, right=True, order=_by("milliseconds")),
     ]  # fmt: skip
+    if wide:  # of the rest the milliseconds give way first: they stand with one decision
+        cells = {"kind": 18, **({"rule": 31} if direction == "outbox" else {})}
+        rows = [replace(column, cells=cells.get(column.name, column.cells)) for column in rows]
+        rows = [replace(column, worth=9) if column.name == "ms" else column for column in rows]
     if direction == "inbox":  # what came in leaves nowhere, and takes no time on its way out
         rows = [column for column in rows if column.name not in ("left", "ms")]
         rows = [replace(column, cells=16) if column.name == "rule" else column for column in rows]
@@ -151,7 +164,9 @@ def summary_lines(
     for name, text in (("outbox", "outbound"), ("inbox", "inbound")):
         here = name == direction
         pieces.append(line((f"[{text}]" if here else text, "strong" if here else "dim")))
-    if answer:
+    if answer and "total" not in answer:
+        pieces.append(line((f"how many, held and denied: {HIDDEN}", "dim")))
+    elif answer:
         held, denied = whole(answer.get("held")), whole(answer.get("denied"))
         pieces += [
             line(f"{whole(answer.get('total'))} messages"),
@@ -189,10 +204,14 @@ def brief_lines(direction: str, row: Row, answer: Mapping[str, Any], command: st
 
 
 def why_line(row: Row, cells: int, more: str) -> Line:
-    """The message under the cursor in one line, where `brief_lines` have no room: its verdict and the whole cause."""
+    """The message under the cursor in one line, where `brief_lines` have no room: both ends of its digest, its verdict
+    and the whole cause."""
     (verdict, style), (rule, _) = verdict_part(row), rule_part(row)
     told = f" {rule}" if rule != "-" else ": no rule stood against it"
-    return clip(line((f"record {text_of(row.get('seq'))} ", "dim"), (verdict, style), told), cells, more)
+    told = f", rules {HIDDEN}" if rule == HIDDEN else told
+    digest = short_digest(text_of(row.get("digest")))
+    ends = ((f"{digest} ", "accent"),) if digest else ()
+    return clip(line((f"record {text_of(row.get('seq'))} ", "dim"), *ends, (verdict, style), told), cells, more)
 
 
 def detail_lines(
@@ -246,9 +265,13 @@ def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) 
     rows: list[Line] = []
     for rule in deciding:
         name = text_of(rule.get("rule"))
+        whole_told = next((each for each in sentences if each.startswith(f"{name}: ") and _MEASURED in each), "")
         measured, limit = value_text(rule.get("measured"), name), value_text(rule.get("limit"), name)
         if text_of(rule.get("outcome")) == "hold":
             rows += wrap(f"HOLD {name}: {measured or '-'} of {limit or '-'}", cells, "warn")
+        elif whole_told:  # what would pass and what was measured, in one sentence: twice would be two facts to compare
+            sentences = [each for each in sentences if each != whole_told]
+            rows += wrap(f"DENY {whole_told}", cells, "bad")
         elif "measured" in rule:
             rows += denied_lines(name, measured, limit, "", cells)
         else:

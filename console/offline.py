@@ -26,7 +26,7 @@ from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of
 from fedsilo.edge.audit_follow import log_key_of
 from fedsilo.edge.audit_loading import read_note
-from fedsilo.edge.audit_pages import LogPages, line_filter, record_at
+from fedsilo.edge.audit_pages import LOOK_RECORDS, LogPages, line_filter, record_at
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.treaty.audit.checkpoint import VerifierKey, cosigned_at, parse_verifier_key
@@ -35,7 +35,6 @@ from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 AUDIT = "audit"  # the log's folder below a state folder
 EVENTS_SHOWN = 50
 ROWS_DEFAULT, ROWS_MAX = 100, 200
-LOOK_RECORDS = 2_000
 # Of each witness, until the log was verified: nobody may take that for "it countersigned nothing".
 NOT_LOOKED_AT = "not looked at: v verifies"
 # The events that are looked into; as canonical JSON spells them, so that few lines of a long log are parsed.

@@ -146,8 +146,12 @@ def plot_lines(curves: Sequence[Curve], frame: Frame, cells: int, rows: int, *, 
         return []
     drawn = _Cells(width, height, ascii_only)
 
+    # bars stand a cell beside each other; room behind the last point, so that there, too, they do not turn back
+    barred = [curve.place for curve in curves if any(point.low is not None for point in curve.points)]
+    end = width - min(max(barred, default=0), width // 4)
+
     def column(x: float) -> int:
-        return round((x - frame.x[0]) / ((frame.x[1] - frame.x[0]) or 1.0) * (width * 2 - 1))
+        return round((x - frame.x[0]) / ((frame.x[1] - frame.x[0]) or 1.0) * (end * 2 - 1))
 
     def row(y: float) -> int:
         share = (y - frame.y[0]) / ((frame.y[1] - frame.y[0]) or 1.0)
@@ -169,7 +173,7 @@ def plot_lines(curves: Sequence[Curve], frame: Frame, cells: int, rows: int, *, 
         told = frame.y_text(ticks[number]) if number in ticks else ""
         axis = pad(told, AXIS_CELLS - 2, right=True) + " "
         lines.append(((Shown(axis + (tick if number in ticks else wall)), "dim"), *drawn.row(number)))
-    return [*lines, _axis(frame, width, ascii_only)]
+    return [*lines, _axis(frame, width, end, ascii_only)]
 
 
 def _draw(drawn: _Cells, curve: Curve, column: Callable[[float], int], row: Callable[[float], int]) -> None:
@@ -215,18 +219,18 @@ def _draw_cursor(drawn: _Cells, column: int, height: int, ascii_only: bool) -> N
             drawn.sign(column, place * 4, ":" if ascii_only else "┊", "dim")
 
 
-def _axis(frame: Frame, width: int, ascii_only: bool) -> Line:
-    """Beginning, middle and end of x, each below its place."""
+def _axis(frame: Frame, width: int, end: int, ascii_only: bool) -> Line:
+    """Beginning, middle and end of x, each below its place; `end`: cells to behind the last place."""
     corner, dash = ("+", "-") if ascii_only else ("└", "─")
     first, last = frame.x_text(frame.x[0]), frame.x_text(frame.x[1])
     middle_x = float(round(sum(frame.x) / 2))  # places are whole numbers
     middle = frame.x_text(middle_x)
-    under = round((middle_x - frame.x[0]) / ((frame.x[1] - frame.x[0]) or 1.0) * (width - 1)) - len(middle) // 2
+    under = round((middle_x - frame.x[0]) / ((frame.x[1] - frame.x[0]) or 1.0) * (end - 1)) - len(middle) // 2
     shown = [dash] * width
-    told = ((first, 0), (last, width - len(last)), (middle, under))
+    told = ((first, 0), (last, end - len(last)), (middle, under))
     if frame.only is not None:
         word, share = frame.x_text(frame.only), (frame.only - frame.x[0]) / ((frame.x[1] - frame.x[0]) or 1.0)
-        told = ((word, round(share * (width - 1)) - len(word) // 2),) * 3
+        told = ((word, round(share * (end - 1)) - len(word) // 2),) * 3
     for text, at in told:
         if at >= 0 and at + len(text) <= width and all(shown[place] == dash for place in range(at, at + len(text))):
             shown[at : at + len(text)] = list(text)

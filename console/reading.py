@@ -59,11 +59,12 @@ def _silo(state: Mapping[str, Any]) -> SiloState:
         phase=text_of(state.get("phase")),
         halted=text_of(state.get("halted")) if state.get("halted") else "",
         paused=state.get("paused") is True,
+        run_paused=state.get("run_paused") is True,
         isolation=text_of(mapping(state.get("trainer")).get("isolation")),
         policy_name=text_of(policy.get("name")),
         policy_digest=text_of(policy.get("digest")),
         policy_files=len(_list(policy.get("made_of"))),
-        held=tuple(_release(mapping(item)) for item in _list(state.get("held"))),
+        held=tuple(release_of(mapping(item)) for item in _list(state.get("held"))),
         figures=tuple(figures),
         left=tuple(
             Left(text_of(row.get("kind")), whole(row.get("messages")), number(row.get("bytes")))
@@ -78,6 +79,8 @@ def _silo(state: Mapping[str, Any]) -> SiloState:
         audit_broken=_broken(mapping(mapping(state.get("audit")).get("broken"))),
         certificate_until=time_of(text_of(state.get("certificate_until"))) or math.inf,
         dp=text_of(state.get("dp")),
+        hidden=frozenset(name for name in ("phase", "halted") if name not in state)
+        | frozenset({"coordinator"} if "address" not in link else ()),
     )
 
 
@@ -85,7 +88,8 @@ def _broken(found: Mapping[str, Any]) -> str:
     return f"record {whole(found.get('seq'))}: {text_of(found.get('why'))}" if found else ""
 
 
-def _release(data: Mapping[str, Any]) -> Release:
+def release_of(data: Mapping[str, Any]) -> Release:
+    """One release, as the state and the query `approval` tell it."""
     approvers, leaves = mapping(data.get("approvers")), mapping(data.get("leaves"))
     destination, policy = mapping(leaves.get("destination")), mapping(data.get("policy"))
     answers = [mapping(item) for item in _list(approvers.get("given"))]
@@ -104,6 +108,7 @@ def _release(data: Mapping[str, Any]) -> Release:
         needed=whole(approvers.get("needed")),
         roles=tuple(map(text_of, _list(approvers.get("roles")))),
         given=tuple(text_of(item.get("person")) for item in answers if item.get("verdict") == "approve"),
+        people=tuple(map(text_of, _list(approvers.get("people")))),
         destination=text_of(destination.get("address")),
         certificate=text_of(destination.get("certificate")),
         kinds=tuple(
@@ -129,7 +134,14 @@ def _release(data: Mapping[str, Any]) -> Release:
         deferred=tuple((name, number(until)) for name, until in mapping(data.get("deferred")).items()),
         on_approve=text_of(consequences.get("approve")),
         on_reject=text_of(consequences.get("reject")),
+        hidden=frozenset(name for name in _OF_A_RELEASE if name not in data)
+        | frozenset({"given"} if "given" not in approvers else ()),
+        why_hidden=text_of(data.get("missing")),
     )  # fmt: skip
+
+
+# What a daemon tells of every release that it holds.
+_OF_A_RELEASE = ("digest", "leaves", "policy", "budget", "findings", "difference", "consequences")
 
 
 def _finding(data: Mapping[str, Any]) -> Finding:

@@ -7,14 +7,16 @@ into lines first, never dropped. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from console.drawing import Glyphs, Line, bytes_text, digest_text, line, table, wrap
 from console.reading import mapping, number, text_of, whole
 from console.safe import safe
-from console.values import Finding
+from console.values import Finding, Release
 
+PLACES_MAX = 6  # of a hit, in its sentence; all that the daemon names stand below it
 PIECE_CHARACTERS = 100  # of a foreign text made safe at once, so that nothing of it is cut
 # What a finding means, and what to look at before a yes.
 _MEANS: Mapping[str, tuple[str, str]] = {
@@ -53,36 +55,95 @@ _MEANS: Mapping[str, tuple[str, str]] = {
     "SECOND_RELEASE": ("an update of this place in the run has left already", "ask why a second one is wanted"),
     "SCREEN_HIT": (
         "a text screen matched an answer: near private text, a canary, a secret or an identity",
-        "read that answer (v); reject if it is a record's",
+        "read that answer (v); reject if it is a record's, and if you cannot read it",
     ),
 }
+# What each text screen looks for, by its name in the policy: what of whose text a hit stands for, and what is counted.
+_SCREENS: Mapping[str, tuple[str, str]] = {
+    "overlap": ("words in a row that a private record of this site has too (private text)", "such passages"),
+    "canary": ("one of the strings that were planted in this site's private data (private text)", "canaries"),
+    "pii_basic": ("a pattern of an identity, such as an address, a number or a date of birth", "patterns"),
+    "charset": ("characters that the policy does not allow in a text", "characters or runs"),
+}
+_POLICY_SHOWS = "How much each screen lets pass: fedsilo policy show."
+_PLACE = re.compile(r"row (\d+) answer (\d+)")
 _UNKNOWN = ("this console does not know this kind of finding", "look at the policy (p) and the difference (d)")
 
 
-def finding_lines(finding: Finding, number_of: str, cells: int) -> list[Line]:
+def finding_lines(
+    finding: Finding, number_of: str, cells: int, release: Release | None = None, *, told: str = ""
+) -> list[Line]:
     """One finding whole.
 
     Args:
         finding: to show.
         number_of: such as "1 of 2".
         cells: of a line.
+        release: that it was found in; with it a hit of a text screen is told with what was counted and what would pass.
+        told: what is read in place of a daemon that runs, of whose payloads none can be shown; "" for a daemon.
     """
     means, then = _MEANS.get(finding.code, _UNKNOWN)
+    is_hit = finding.code == "SCREEN_HIT" and release is not None
+    meant = [] if is_hit else wrap(f"What it means: {means}.", cells)
     rows = [
         line((f"finding {number_of}  ", "dim"), (finding.id, "strong")),
         *_quoted(finding.says, cells, "warn", mark=""),
         (),
-        *wrap(f"What it means: {means}.", cells),
+        *(hit_lines(finding, release, cells) if is_hit and release is not None else meant),
         *wrap(f"What to do: {then}.", cells, "strong"),
+        *(wrap(f"{payload_away(told)} At the silo itself v shows it.", cells, "dim") if is_hit and told else []),
     ]
     if finding.evidence:
-        rows += [(), line(("what was compared", "dim"))]
+        rows += [(), line(("where it was found" if finding.code == "SCREEN_HIT" else "what was compared", "dim"))]
     for one in finding.evidence:
         rows.append(line((f"{safe(one.what, 80)}:", "accent")))
         if one.before not in ("", "None"):
             rows += _labelled("before", one.before, cells)
         rows += _labelled("now", one.now, cells)
     return rows
+
+
+def hit_lines(finding: Finding, release: Release, cells: int) -> list[Line]:
+    """What a text screen matched, how often, what is allowed, and what would pass: all that can be said of a near match
+    without the text itself, which stands in no state and no recording."""
+    screens = sorted({part.partition("/")[0] for one in finding.evidence for part in one.what.split(", ")})
+    rows: list[Line] = []
+    for name in screens:
+        matched, counted = _SCREENS.get(name, ("what the screen of that name looks for", "hits"))
+        number = ", ".join(f"{way} {count}" for way, count in _counts(release.findings, name)) or "not told"
+        rows += wrap(f"What matched: {matched}. Counted, {counted}: {safe(number, 200)}.", cells)
+    places = [found for one in finding.evidence for found in _PLACE.findall(one.now)]
+    told_of = [f"answer {answer} to public prompt {row}" for row, answer in dict.fromkeys(places)]
+    if told_of:
+        more = f" and {len(told_of) - PLACES_MAX} more, below" if len(told_of) > PLACES_MAX else ""
+        rows += wrap(f"Where: {', '.join(told_of[:PLACES_MAX])}{more}.", cells)
+    people = next((rule for rule in release.rules if rule.rule == "screen hits" and rule.limit not in ("", "0")), None)
+    unless = f", unless approved by {people.limit} ({people.measured} so far)" if people else ""
+    rows += wrap(f"Allowed: no answer with a hit{unless}.", cells)
+    rows += wrap(f"What would pass: the same message without that answer. {_POLICY_SHOWS}", cells)
+    return rows
+
+
+def hit_brief(finding: Finding, release: Release) -> str:
+    """Of a hit in few words: whose text it stands for, and how often something matched."""
+    screens = sorted({part.partition("/")[0] for one in finding.evidence for part in one.what.split(", ")})
+    counts = [f"{way} {count}" for name in screens for way, count in _counts(release.findings, name)]
+    private = "private text, " if {"overlap", "canary"} & set(screens) else ""
+    return f" ({private}counted {', '.join(counts)}, allowed 0)" if counts else ""
+
+
+def payload_away(told: str) -> str:
+    """Why no payload can be read where something is read in place of a daemon, and what can be read instead."""
+    place = "recording" if told.startswith("REPLAY") else "state folder, as the console reads it"
+    return (
+        f"The payload is in no {place}. Here f reads each finding: what matched, where, how often, what would pass; "
+        "p every rule, d the difference."
+    )
+
+
+def _counts(findings: str, screen: str) -> list[tuple[str, str]]:
+    """Codes of a screen with their counts, as the daemon's sentence on the screens has them."""
+    return re.findall(rf"\b({re.escape(screen)}/[\w/-]+) (\d+)", findings)
 
 
 def _labelled(label: str, text: str, cells: int) -> list[Line]:
@@ -138,25 +199,50 @@ def _tensors(shown: Mapping[str, Any], tensors: list[Any], cells: int, glyphs: G
         *wrap(f"sizes: {_edges(places)}", cells, "dim"),
         (),
     ]  # fmt: skip
+    found = [mapping(one) for one in tensors]
+    begins, names, ends = _apart([text_of(one.get("name")) for one in found])
+    types = {text_of(one.get("type")) for one in found}
+    alike = [f"begins with {begins}"] if begins else []
+    alike += [f"ends in {ends}"] if ends else []
+    said = [f"each name {' and '.join(alike)}"] if alike else []
+    said += [f"each is of type {types.pop()}"] if len(types) == 1 and len(found) > 1 else []
+    rows[-1:] = [*wrap("; ".join(said), cells, "dim"), ()]
     cellsof = []
-    for one in map(mapping, tensors):
+    for one, name in zip(found, names, strict=True):
         counts, shape = mapping(one.get("histogram")), one.get("shape")
         size = "x".join(str(whole(part)) for part in shape) if isinstance(shape, list) else ""
         strange = whole(counts.get("not_finite"))
         cellsof.append(
             [
-                (text_of(one.get("name")), "strong"), (size, ""), (text_of(one.get("type")), "dim"),
+                (name, "strong"), (size, ""), *([(text_of(one.get("type")), "dim")] if types else []),
                 (text_of(one.get("norm")), ""), (_bars(counts.get("negative"), glyphs), ""),
                 (str(whole(counts.get("zero"))), "dim"), (_bars(counts.get("positive"), glyphs), ""),
                 (f"{strange} NOT FINITE" if strange else "", "bad"),
             ]
         )  # fmt: skip
-    header = ("tensor", "shape", "type", "L2", "below 0", "zero", "above 0", "")
-    rows += table(header, cellsof, cells, right=frozenset({3, 5}))
+    kinds = ["type"] if types else []
+    header = ["tensor", "shape", *kinds, "L2", "below 0", "zero", "above 0", ""]
+    right = frozenset({header.index("L2"), header.index("zero")})
+    rows += table(header, cellsof, cells, right=right, ends=frozenset({0}))
     total = whole(shown.get("tensors_total"))
     if total > len(tensors):
         rows.append(line((f"and {total - len(tensors)} more tensors", "warn")))
     return rows
+
+
+def _apart(names: list[str]) -> tuple[str, list[str], str]:
+    """What all names begin with, what is left of each, and what all end in, at their dots: what is left tells one from
+    another, and has to go into a narrow table."""
+    if len(names) < 2:
+        return "", names, ""
+    split = [name.split(".") for name in names]
+    shortest = min(map(len, split)) - 1  # something is left of each
+    first = next((at for at in range(shortest) if len({parts[at] for parts in split}) > 1), max(shortest, 0))
+    rest = shortest - first
+    last = next((at for at in range(rest) if len({parts[-1 - at] for parts in split}) > 1), max(rest, 0))
+    kept = [".".join(parts[first : len(parts) - last]) for parts in split]
+    begins, ends = ".".join(split[0][:first]), ".".join(split[0][len(split[0]) - last :])
+    return f"{begins}." if begins else "", kept, f".{ends}" if ends else ""
 
 
 def _edges(places: list[float]) -> str:
@@ -217,7 +303,7 @@ def comparison_lines(told: Mapping[str, Any], cells: int) -> list[Line]:
                  (_times(one.get("times")), "")]
                 for one in tensors
             ],
-            cells, right=frozenset({1, 2, 3}),
+            cells, right=frozenset({1, 2, 3}), ends=frozenset({0}),
         )  # fmt: skip
     return rows
 

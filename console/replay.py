@@ -20,11 +20,13 @@ from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of, time_of, whole
 from console.recording import FORMAT_VERSION, NEVER_RECORDED, RECORDING_BYTES_MAX, clock_text, json_text
 from console.sharing import released_answer
+from fedsilo.edge.files import read_regular
 from fedsilo.treaty.errors import NotFoundError, OperationError, UnreachableError, UsageError
 
 ANSWERED_WITHIN_SECONDS = 5.0  # as long as a console waits for an answer
 SPEED_MIN, SPEED_MAX = 0.1, 1000.0
 _LOOK_AGAIN_SECONDS = 0.5  # at a clock that may have been moved
+_MAKES_ONE = "fedconsole --record FILE makes a recording"
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,9 @@ class Replay:
         clock: monotonic seconds.
 
     Raises:
-        NotFoundError, OperationError: the file cannot be read.
-        UsageError: it is no recording, or of another version; a speed out of range.
+        NotFoundError: no such file.
+        UsageError: it cannot be read, as a folder or a pipe; it is no recording, or of another version; a speed out of
+            range.
     """
 
     def __init__(self, path: Path, *, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -244,17 +247,8 @@ class Replay:
 
 
 def _read(path: Path) -> tuple[Header, list[_Line], bool]:
-    """Header, lines, and whether the last one was torn. Raises NotFoundError, OperationError, UsageError."""
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(RECORDING_BYTES_MAX + 1)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path} does not exist", hint="fedconsole --record FILE makes a recording") from error
-    except OSError as error:
-        raise OperationError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > RECORDING_BYTES_MAX:
-        raise UsageError(f"{path} has more than {RECORDING_BYTES_MAX >> 20} MiB")
-    texts = data.split(b"\n")
+    """Header, lines, and whether the last one was torn. Raises NotFoundError, UsageError."""
+    texts = read_regular(path, hint=_MAKES_ONE, bytes_max=RECORDING_BYTES_MAX).split(b"\n")
     torn = texts.pop() != b""
     values: list[Mapping[str, Any]] = []
     for index, text in enumerate(texts):
@@ -264,11 +258,9 @@ def _read(path: Path) -> tuple[Header, list[_Line], bool]:
             if values and index == len(texts) - 1:
                 torn = True  # a power cut may leave the line's end without its middle
                 break
-            raise UsageError(
-                f"{path}:{index + 1}: not a line of a recording", hint="fedconsole --record FILE makes a recording"
-            ) from error
+            raise UsageError(f"{path}:{index + 1}: not a line of a recording", hint=_MAKES_ONE) from error
     if not values or "fedrec" not in values[0]:
-        raise UsageError(f"{path}:1: not a recording", hint="fedconsole --record FILE makes a recording")
+        raise UsageError(f"{path}:1: not a recording", hint=_MAKES_ONE)
     if values[0]["fedrec"] != FORMAT_VERSION:
         version = str(values[0]["fedrec"])[:16]
         raise UsageError(f"{path}:1: a recording of version {version}; this console reads {FORMAT_VERSION}")

@@ -293,7 +293,8 @@ def head_lines(answer: Mapping[str, Any], before: Mapping[str, Any] | None, cell
         line(("method ", "dim"), text_of(answer.get("method")) or "-"),
     ]
     lines = flow(pieces, cells, between=glyphs.dot)
-    lines += flow([*_quorum_pieces(answer), *_deadline_pieces(answer)], cells, between=glyphs.dot)
+    lines += _named("updates", flow(_quorum_pieces(answer), cells - NAME_CELLS, between=glyphs.dot))
+    lines += _named("deadline", flow(_deadline_pieces(answer), cells - NAME_CELLS, between=glyphs.dot))
     lines += _awaited_lines(answer, cells)
     if before is not None:
         lines += compare_lines(answer, before, cells, glyphs)
@@ -302,22 +303,21 @@ def head_lines(answer: Mapping[str, Any], before: Mapping[str, Any] | None, cell
 
 def _quorum_pieces(answer: Mapping[str, Any]) -> list[Line]:
     quorum = mapping(answer.get("quorum"))
-    needed = line(("quorum ", "dim"), f"{quorum.get('needed') or '-'} of {quorum.get('of') or '-'} updates")
-    if answer.get("party") == "silo":
-        return [(*needed, (f"; how many are in: {HIDDEN}", "dim"))]
-    if quorum.get("given") is None:
-        return [needed]
+    needed, of = f"{quorum.get('needed') or '-'}", f"{quorum.get('of') or '-'}"
+    hidden = [line((f"how many are in: {HIDDEN}", "dim"))] if answer.get("party") == "silo" else []
+    if hidden or quorum.get("given") is None:
+        return [line(f"quorum {needed} of {of}"), *hidden]
     reached = _maybe(quorum.get("reached_seconds"))
-    given = f", {whole(quorum.get('given'))} in"
     enough = whole(quorum.get("given")) >= whole(quorum.get("needed"))
-    told = f", there at {duration_text(reached)}" if reached is not None else ", there" if enough else ", not there yet"
+    told = f"met at {duration_text(reached)}" if reached is not None else "met" if enough else "not met yet"
     waits = ""
     if answer.get("state") == "open" and _list(answer.get("awaited")):
         missing, at = whole(quorum.get("needed")) - whole(quorum.get("given")), deadline_of(answer)
         waits = "the others have" if enough else f"waits for {missing} more"
         waits += f" until {duration_text(at)}" if at is not None else ""
     more = [line((waits, "" if enough else "warn"))] if waits else []
-    return [(*needed, (given, ""), (told, "ok" if enough else "warn")), *more]
+    met = line(f"quorum {needed} ", (told, "ok" if enough else "warn"))
+    return [line(f"{whole(quorum.get('given'))} of {of} in"), met, *more]
 
 
 def _deadline_pieces(answer: Mapping[str, Any]) -> list[Line]:
@@ -325,14 +325,12 @@ def _deadline_pieces(answer: Mapping[str, Any]) -> list[Line]:
     paused = answer.get("paused") is True
     for item in map(mapping, _list(answer.get("deadlines"))):
         left, at = _maybe(item.get("left_seconds")), _maybe(item.get("at_seconds"))
-        what = f"deadline of the {text_of(item.get('for'))}" if text_of(item.get("for")) != "round" else "deadline"
-        told = f" in {duration_text(left)}" if left is not None else ""
+        told = f"{',' if at is not None else ''} in {duration_text(left)}" if left is not None else ""
         where = f" at {duration_text(at)}" if at is not None else ""
         halt = " (stands still: paused)" if paused and left is not None else ""
         plan = " as planned" if left is None else ""
-        pieces.append(
-            line((what, "dim"), (f"{where}{told}{plan}{halt}", "warn" if left is not None and left < 60 else ""))
-        )
+        style = "warn" if left is not None and left < 60 else ""
+        pieces.append(line(text_of(item.get("for")), (f"{where}{told}{plan}{halt}", style)))
     return pieces
 
 

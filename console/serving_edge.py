@@ -360,7 +360,8 @@ def _assets() -> dict[str, tuple[str, bytes]]:
         script, style = (folder / "js/textual.js").read_bytes(), (folder / "css/xterm.css").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError):
         raise OperationError(
-            "the script of textual-serve is not installed", hint="pip install 'fedsilo[web]'"
+            "the script of textual-serve is not installed",
+            hint="in the clone: .venv/bin/pip install -e '.[web]' -c constraints.txt",
         ) from None
     return {
         "/textual.js": ("text/javascript", script),

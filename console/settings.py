@@ -45,19 +45,20 @@ def setting_id(row: Row) -> str:
 
 
 def setting_rows(answer: Any, daemon: str, own: Sequence[Own]) -> list[dict[str, Any]]:
-    """The console's own first, for they are few and can be set here; then the daemon's in the order of its file.
+    """The daemon's first, in the order of its file, for they are what one comes for; then the console's own.
 
     Args:
         answer: of the query; anything.
         daemon: silo or coordinator.
         own: of this console.
     """
-    rows = [{"of": CONSOLE, "key": each.key, "value": each.value, "origin": each.origin} for each in own]
+    here = [{"of": CONSOLE, "key": each.key, "value": each.value, "origin": each.origin} for each in own]
     told = [mapping(row) for row in answer] if isinstance(answer, list) else []
-    return rows + [
+    theirs = [
         {"of": daemon, "key": text_of(row.get("key")), "value": row.get("value"), "origin": text_of(row.get("origin"))}
         for row in told
     ]
+    return [*theirs, *here]
 
 
 def value_words(value: Any) -> str:
@@ -100,14 +101,15 @@ COLUMNS = (
 
 
 def head_lines(rows: Sequence[Row], daemon: str, cells: int) -> list[Line]:
-    """How many are set by somebody, and how one changes them."""
+    """How many are whose, how many are set by somebody, and how one changes them."""
     theirs = [row for row in rows if row.get("of") != CONSOLE]
     if not theirs:
         return []
+    own = len(rows) - len(theirs)
     chosen = sum(row.get("origin") != DEFAULT for row in theirs)
     text = (
-        f"{chosen} of the {daemon}'s {len(theirs)} settings are set. They are changed in its file, never here, and "
-        "count from its next start."
+        f"{chosen} of the {daemon}'s {len(theirs)} settings are set; they change in its file, never here, from its "
+        f"next start. The {own} of this console stand below (G)."
     )
     return wrap(text, cells, "dim")[:2]
 

@@ -74,9 +74,10 @@ _RELEASE_ROW: Mapping[str, Rule] = {
 HELD: Mapping[str, Rule] = {
     "id": RELEASED, "revision": RELEASED, "state": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED,
     "held_since": RELEASED, "expires_at": RELEASED, "asked_by": RELEASED,
-    "approvers": {"needed": RELEASED, "roles": LOCAL, "given": LOCAL},
+    "approvers": {"needed": RELEASED, "roles": LOCAL, "people": LOCAL, "given": LOCAL},
     "digest": LOCAL, "leaves": LOCAL, "policy": LOCAL, "budget": LOCAL, "findings": LOCAL, "difference": LOCAL,
     "norm": LOCAL, "noticed": LOCAL, "base": LOCAL, "consequences": LOCAL, "deferred": LOCAL,
+    "missing": RELEASED,  # a sentence of the reader's own, of a folder whose policy it cannot read
 }  # fmt: skip
 
 SILO: Mapping[str, Rule] = {
@@ -85,6 +86,7 @@ SILO: Mapping[str, Rule] = {
     "method": RELEASED, "rounds": RELEASED, "local_steps": RELEASED, "round": RELEASED, "step": RELEASED,
     # the trainer's own word for what it does, and whether people stopped it, are told to nobody
     "phase": LOCAL, "task": LOCAL, "paused": LOCAL, "halted": LOCAL, "screens": LOCAL, "overlong": LOCAL,
+    "run_paused": RELEASED,  # the coordinator's own word
     "trainer": Open(frozenset({"isolation"})),  # told in control.hello
     "policy": {"digest": RELEASED, "name": LOCAL, "mode": LOCAL, "made_of": LOCAL},
     "held": Rows(HELD),

@@ -104,8 +104,12 @@ class Signing:
         self.person = None
         return True
 
-    def toggle(self) -> str:
-        """Unlock or lock. Returns what there is to say, or nothing."""
+    def toggle(self, there: str = "") -> str:
+        """Unlock or lock. Returns what there is to say, or nothing.
+
+        Args:
+            there: the site of the daemon that answers, once it is known; nobody of another one may sign for it.
+        """
         if self.person is not None:
             self.person = None
             return "locked"
@@ -115,8 +119,8 @@ class Signing:
             return "no key: start it with --operator-certificate FILE --operator-key FILE"
         try:
             person = unlock(self.key_files.certificate, self.key_files.key)
-            if self.site and person.operator.site != self.site:
-                raise NotAllowedError(f"{person.name} is a person of {person.operator.site}, not of {self.site}")
+            if (self.site or there) and (wrong := _of_elsewhere(person, self.site or there)):
+                raise NotAllowedError(wrong, hint=f"this is {self.site or there}")
         except FedSiloError as error:
             return f"stays locked: {error.message}. {error.hint}".strip()
         self.person, self.last_input = person, self.clock()
@@ -128,9 +132,7 @@ class Signing:
             return "this console is read-only"
         if not self.lock.open:
             return "LOCKED: press L to unlock"
-        if self.person is not None and self.person.operator.site != site:
-            return f"{self.person.name} is a person of {self.person.operator.site}, not of this site"
-        return ""
+        return _of_elsewhere(self.person, site) if self.person is not None else ""
 
     # ---- giving ------------------------------------------------------------------------------------
 
@@ -157,6 +159,12 @@ class Signing:
             why = f"a fault of the console's own, {type(error).__name__}"
         self._unsure = unsure
         return Outcome(f"not known whether it arrived: {why}. Giving it again cannot count twice.", ok=False)
+
+
+def _of_elsewhere(person: Person, site: str) -> str:
+    """Why this person cannot sign at a site, or nothing."""
+    home = person.operator.site
+    return f"{person.name} is a person of {home}, not of this site" if home != site else ""
 
 
 def record_text(result: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 STALE_SECONDS = 3.0  # six missed readings
 SKEW_SECONDS_MAX = 30.0
+HIDDEN = "hidden"  # in place of what the source does not hold; never 0, and never a guess
 HEX_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 LinkState = Literal["loading", "live", "disconnected"]
@@ -102,6 +103,10 @@ class Release:
     refused: tuple[tuple[str, str], ...] = ()  # people who said no, and their reason code
     deferred: tuple[tuple[str, float], ...] = ()  # person, until when: seconds since 1970, the daemon's clock
     ended_at: float = 0.0  # seconds since 1970, the daemon's clock, when it was first seen held no more; 0 before
+    people: tuple[str, ...] = ()  # who may approve it, where the daemon knows
+    # Fields that the source does not hold, by their names there: in a share-safe recording the local ones.
+    hidden: frozenset[str] = frozenset()
+    why_hidden: str = ""  # where the source says it
 
     @property
     def identity(self) -> tuple[str, str, int]:
@@ -175,6 +180,8 @@ class SiloState:
     dp: str
     halted_kinds: tuple[str, ...] = ()  # by their text screens; each is sent again once approvers released it
     screen_troubles: tuple[str, ...] = ()  # why a screen cannot run; its kind is denied until it can
+    run_paused: bool = False  # by the coordinator, which says so; `paused` is of people here
+    hidden: frozenset[str] = frozenset()  # fields that the source does not hold, as of a release
 
     def figure(self, name: str) -> Figure | None:
         return next((figure for figure in self.figures if figure.name == name), None)
@@ -304,14 +311,28 @@ def ended(shown: Release, state: str, given: tuple[str, ...], at: float) -> Rele
     return replace(shown, state=state, given=given, rules=rules, ended_at=shown.ended_at or at)
 
 
+NO_LONGER = "no longer held"  # while how it ended is not known
+
+
+def ending_text(told: Release) -> str:
+    """How a release ended, and by whom where people answered: such as "rejected by alice"."""
+    people = [name for name, _ in told.refused] if told.state == "rejected" else list(told.given)
+    return f"{told.state} by {', '.join(people)}" if people and told.state not in _WITHOUT_PEOPLE else told.state
+
+
+_WITHOUT_PEOPLE = ("expired", "missed")
+
+
 def changed_since(shown: Release, snapshot: Snapshot) -> str:
     """Why what was shown is no longer what the daemon holds, or nothing."""
     held = snapshot.release(shown.id)
     if held is None or held.state != "held":
-        return f"{shown.id} is no longer held"
+        return f"{shown.id} is {NO_LONGER}"
     if held.digest != shown.digest:
         return "the payload changed: read it again"
-    if held.policy_digest != shown.policy_digest or snapshot.policy_digest != shown.policy_digest:
+    # a source that tells the digest in force and not the one it was held under says nothing of a change
+    in_force = shown.policy_digest if "policy" in shown.hidden else snapshot.policy_digest
+    if held.policy_digest != shown.policy_digest or in_force != shown.policy_digest:
         return "the policy changed: read it again"
     if held.revision != shown.revision:
         return "the release was judged again: read it again"

@@ -17,14 +17,17 @@ from console.drawing import (
     bytes_text,
     clip,
     duration_text,
+    fit,
     flow,
     line,
+    short_paths,
     table,
     width_of,
     wrap,
 )
 from console.store import halts_of
 from console.values import (
+    HIDDEN,
     SKEW_SECONDS_MAX,
     CoordinatorState,
     Halt,
@@ -38,6 +41,9 @@ UPDATE_KINDS = ("lora.", "reft.")  # of a whole round, once its steps are over
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
 NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
+PATH_CELLS = 32  # of one path in the cause of a lost link
+CAUSE_CELLS_MIN, CAUSE_SLACK_CELLS = 24, 12  # the slack is what a wrapped line leaves at its end
+LINKS = ("live", "down", "connecting")  # what a guard says of its link
 EQUIVOCATION_KIND = "round.open"  # halted when the coordinator told two silos different things
 
 
@@ -90,6 +96,8 @@ def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyp
         case _:
             context, policy = "", ""
     nothing = "nothing needs you" if snapshot.state is not None else "needs: not known yet"
+    if isinstance(snapshot.state, SiloState) and "halted" in snapshot.state.hidden:
+        nothing = f"needs: some {HIDDEN}"  # a halt would not be told
     count: Part = (f"{glyphs.need} {needs} need{'s' if needs == 1 else ''} you", "warn") if needs else (nothing, "dim")
     essential: list[Part] = [count, link_words(snapshot, now, glyphs), lock.words()]
     if snapshot.link.told and width_of(essential) + 2 * len(essential) > cells:
@@ -113,7 +121,7 @@ def _policy(state: SiloState) -> str:
     if not state.policy_digest:
         return "no policy told"
     charter = " with charter" if state.policy_files > 1 else ""
-    return f"{state.policy_name} {state.policy_digest[:8]}{charter}"
+    return f"{state.policy_name or 'policy'} {state.policy_digest[:8]}{charter}"
 
 
 # ---- what needs a person ---------------------------------------------------------------------------
@@ -176,7 +184,8 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
                 needs.append(Need("audit", told, "bad", twin="coordinator audit verify", everywhere=True))
             for member in at_coordinator.members:
                 if member.refusal or member.state == "refused":
-                    needs.append(Need(f"refused {member.silo}", f"{member.silo} refused: {member.refusal}", "bad"))
+                    told = f"{member.silo} refused: {member.refusal or HIDDEN}"
+                    needs.append(Need(f"refused {member.silo}", told, "bad"))
                 elif member.error:
                     needs.append(Need(f"error {member.silo}", f"{member.silo} reports {member.error}", "warn"))
     if abs(snapshot.skew_seconds) > SKEW_SECONDS_MAX:
@@ -204,8 +213,10 @@ def _held(release: Release, time: float) -> str:
     kinds = ", ".join(kind.kind for kind in release.kinds)
     left = release.expires_at - time
     ends = f"ends {duration_text(left)}" if left > 0 else "EXPIRED"
-    given = f"{len(release.given)} of {release.needed} approved"
-    return f"{release.id} held: {kinds} {bytes_text(release.size_bytes)}, {given}, {ends}"
+    what = f"kind and size {HIDDEN}" if "leaves" in release.hidden else f"{kinds} {bytes_text(release.size_bytes)}"
+    hidden_given = f"approvals {HIDDEN}, {release.needed} needed"
+    given = hidden_given if "given" in release.hidden else f"{len(release.given)} of {release.needed} approved"
+    return f"{release.id} held: {what}, {given}, {ends}"
 
 
 def _days(days: float) -> str:
@@ -233,6 +244,16 @@ def need_lines(needs: list[Need], selected: str, cells: int, glyphs: Glyphs, *, 
     return lines
 
 
+def paused_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs) -> list[Line]:
+    """That the coordinator says that it paused the run. It is no need: nobody here can do anything about it."""
+    state = snapshot.state
+    if not isinstance(state, SiloState) or not state.run_paused:
+        return []
+    last = ", as it last told" if state.coordinator_link == "down" else ""
+    rows = wrap(f"run paused by the coordinator{last}: it goes on when people there resume it", cells - 4, "warn")
+    return [line((f" {glyphs.away} " if index == 0 else "   ", "warn"), *row) for index, row in enumerate(rows)]
+
+
 # ---- tables ----------------------------------------------------------------------------------------
 
 
@@ -258,7 +279,7 @@ def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list
     days = (state.certificate_until - time) / DAY_SECONDS
     header = ["", "silo", "state", "round", "reward", "pass@1", "budget", "left", "cert"]
     row: list[Part] = [
-        (sign, style), (state.silo, "strong"), (state.phase or "-", style),
+        (sign, style), (state.silo, "strong"), (HIDDEN if "phase" in state.hidden else state.phase or "-", style),
         (f"r{state.round}" if state.run else "-", ""),
         (f"{reward.value:.2f}" if reward else "-", ""), (f"{100 * score.value:.1f}" if score else "-", ""),
         (f"DP {state.dp}" if state.dp else "-", "dim"), (bytes_text(sent), ""),
@@ -268,12 +289,17 @@ def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list
     link = {"live": "ok", "down": "bad"}.get(state.coordinator_link, "dim")
     facts = [
         line(("trainer walls ", "dim"), state.isolation or "not told"),
-        line(("coordinator ", "dim"), f"{state.coordinator} ", (state.coordinator_link, link)),
+        line(("coordinator ", "dim"), f"{_coordinator(state)} ", (state.coordinator_link, link)),
         line(("audit ", "dim"), f"{state.audit_records} records"),
         line(("other silos ", "dim"), ("hidden: not told to this silo", "dim")),
     ]
     why = wrap(WAIVED, cells, "warn") if state.isolation == "waived" else []
     return [*lines, *flow(facts, cells), *why]
+
+
+def _coordinator(state: SiloState) -> str:
+    """Its address; of a state folder nobody knows whether there is a link, and to where."""
+    return HIDDEN if "coordinator" in state.hidden and state.coordinator_link in LINKS else state.coordinator
 
 
 def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs, most: int) -> list[Line]:
@@ -437,10 +463,12 @@ def condition_lines(snapshot: Snapshot, now: float, cells: int, *, opened_at: fl
     link = snapshot.link
     if link.state == "disconnected":
         retry = max(link.retry_at - now, 0.0)
-        # how old, and what to do, before the cause: a path in it may be longer than the lines there are
-        kept = f", below as of {duration_text(snapshot.age_seconds(now))} ago" if snapshot.state else ""
-        text = f"DISCONNECTED{kept}, again in {retry:.0f} s, r tries now: {link.cause}."
-        return wrap(f"{text} {link.hint}".rstrip(), cells, "bad")[:4]
+        kept = f"below as of {duration_text(snapshot.age_seconds(now))} ago, " if snapshot.state else ""
+        then = f"; {kept}again in {retry:.0f} s, r tries now."
+        # Two lines are what every screen has: the cause, its paths cut in the middle, and what follows go into them.
+        room = 2 * cells - width_of([(f"DISCONNECTED: {then}", "")]) - CAUSE_SLACK_CELLS
+        cause = fit(short_paths(link.cause, PATH_CELLS), max(room, CAUSE_CELLS_MIN))
+        return wrap(f"DISCONNECTED: {cause}{then} {link.hint}".rstrip(), cells, "bad")[:4]
     if link.state == "loading":
         waited = now - opened_at
         text = f"loading… waiting for {waits_for}" + (f" since {duration_text(waited)}" if waited >= 2 else "")
@@ -459,7 +487,7 @@ def once_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> li
     lines += condition_lines(snapshot, now, cells, opened_at=now, waits_for="the daemon")
     needs = needs_of(snapshot, now)
     lines += [line(("needs you", "strong"))] if needs else []
-    lines += need_lines(needs, "", cells, glyphs, most=20)
+    lines += [*need_lines(needs, "", cells, glyphs, most=20), *paused_lines(snapshot, cells, glyphs)]
     lines += [line(("silos", "strong")), *silos_lines(snapshot, now, cells, glyphs)]
     lines += [line((round_title(snapshot), "strong")), *round_lines(snapshot, cells, glyphs)]
     if isinstance(snapshot.state, SiloState):

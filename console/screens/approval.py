@@ -18,9 +18,10 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from console import facts, words
 from console.actions import Context, command_line
 from console.drawing import Line, line, width_of, wrap
+from console.feed import Question
 from console.orders import Order
-from console.reading import text_of
-from console.release_lines import finding_lines
+from console.reading import mapping, release_of, text_of
+from console.release_lines import finding_lines, payload_away
 from console.release_orders import PayloadReading, choices, payload_reading
 from console.screens.base import FedScreen, Lines
 from console.screens.confirm import Answer, ConfirmDialog, TextDialog
@@ -28,16 +29,17 @@ from console.screens.defer import DeferDialog
 from console.screens.history import HistoryScreen
 from console.screens.orders import OrderDialog
 from console.screens.release_texts import ComparisonScreen, PayloadScreen
-from console.values import Release, changed_since, ended
+from console.values import NO_LONGER, Release, changed_since, ended, ending_text
 
 PANELS_CELLS_MIN, PANELS_ROWS_MIN = 100, 30
+ENDED = "approval"  # key of the answer
 _ANSWERS = ("approve", "reject", "defer")
 
 
 class ApprovalScreen(FedScreen):
     CSS = """
     ApprovalScreen {
-        #body { height: 1fr; padding: 0 1; }
+        #body { height: 1fr; }
         #head { display: none; }
         #panels { display: none; height: auto; }
         #left-panels, #right-panels { width: 1fr; height: auto; }
@@ -63,6 +65,11 @@ class ApprovalScreen(FedScreen):
         Binding("k,up", "scroll(-1)", show=False),
     ]
     called = "approval"
+
+    def wants(self) -> Mapping[str, Question]:
+        """Once it is held no more without an answer from here: how it ended, and by whom."""
+        over = self.shown.ended_at and not self._settled
+        return {ENDED: ("approval", {"release": self.shown.id})} if over else {}
 
     def __init__(self, release: Release) -> None:
         super().__init__()
@@ -116,7 +123,19 @@ class ApprovalScreen(FedScreen):
             self.shown = held or self.shown
         elif held is None and not self.shown.ended_at:
             now = snapshot.server_now(self.fed.now())
-            self.shown = ended(self.shown, "no longer held", self.shown.given, now)
+            self.shown = ended(self.shown, NO_LONGER, self.shown.given, now)
+        if held is None and self.shown.ended_at and self.shown.state == NO_LONGER:
+            self._follow_end(mapping(snapshot.answers.get(ENDED)))
+
+    def _follow_end(self, answer: Mapping[str, Any]) -> None:
+        """How it ended, as the daemon tells once it is asked. What is shown stays as it was shown."""
+        if answer.get("id") != self.shown.id or answer.get("digest") != self.shown.digest:
+            return
+        told = release_of(answer)
+        if told.state != "held":
+            self.shown = replace(
+                ended(self.shown, ending_text(told), told.given, self.shown.ended_at), refused=told.refused
+            )
 
     def _changed(self) -> str:
         return changed_since(self.shown, self.fed.snapshot) if self.fed.snapshot.state is not None else ""
@@ -164,7 +183,11 @@ class ApprovalScreen(FedScreen):
         if self._result is not None:
             text, style = "".join(text for text, _ in self._result), self._result[0][1]
             over = words.over(self.fed.snapshot, self.fed.leaving) if self._settled else []
+            if self.shown.ended_at and not self._settled:  # somebody else answered first, and who stands with it
+                over = [line((f"{self.shown.id}: {self.shown.state}", "warn"))]
             return [*wrap(text, cells, style)[:3], *over, *(told if not self._settled else [])]
+        if self.shown.ended_at:
+            return [line((f"{self.shown.id}: {self.shown.state}; nothing can be answered any more", "warn")), *told]
         if changed := self._changed():
             return [line((f"CHANGED: {changed} (esc, then open it again)", "bad")), *told]
         return told
@@ -176,6 +199,13 @@ class ApprovalScreen(FedScreen):
         why = self.why_not(approve=True)
         if self._settled:
             return line(" esc Back  n Next  ? Help")
+        if self.shown.ended_at:
+            return line(" esc Back  n Next  h History  d Diff  p Policy  ? Help")
+        if self.fed.snapshot.link.told:  # of what is played back or read from a folder nothing is answered
+            found = "f Finding  " if self.shown.noticed else ""
+            return line(f" esc Back  n Next  {found}h History  d Diff  p Policy  ? Help")
+        if self.fed.snapshot.link.state == "disconnected":
+            return line(" r Try now  esc Back  n Next  p Policy  ? Help")
         other = self.why_not(approve=False)
         unlock = not self.fed.lock.open and not self.fed.read_only
         keys: Line = line(
@@ -226,8 +256,19 @@ class ApprovalScreen(FedScreen):
             self.app.push_screen(DeferDialog(self.shown, time, self.fed.lock.person), self._ordered)
             return
         approve = action == "approve"
-        dialog = ConfirmDialog(self.shown, approve=approve, signer=self.fed.lock.person, opened=self.opened)
-        self.app.push_screen(dialog, self._answered)
+        dialog = ConfirmDialog(
+            self.shown, approve=approve, signer=self.fed.lock.person, opened=self.opened,
+            note="" if approve else self._note,
+        )  # fmt: skip
+
+        def answered(answer: Answer | None) -> None:
+            if not approve:
+                self._note = dialog.note
+            self._answered(answer)
+
+        self.app.push_screen(dialog, answered)
+
+    _note = ""  # that a person typed for a no and did not sign yet
 
     def _ordered(self, order: Order | None) -> None:
         if order is None:
@@ -260,7 +301,7 @@ class ApprovalScreen(FedScreen):
 
     def _answered(self, answer: Answer | None) -> None:
         if answer is None:
-            self.fed.say("cancelled: nothing was answered")
+            self.fed.say("cancelled: nothing was answered" + ("; R has your note still" if self._note else ""))
             return
         self._busy = True
         self._result = line(("sending…", "warn"))
@@ -296,7 +337,8 @@ class ApprovalScreen(FedScreen):
         self.opened |= {finding.id}
         cells = max(self.app.size.width * 96 // 100 - 6, 30)
         number_of = f"{noticed.index(finding) + 1} of {len(noticed)}"
-        self.app.push_screen(TextDialog("Finding", finding_lines(finding, number_of, cells)))
+        rows = finding_lines(finding, number_of, cells, self.shown, told=self.fed.snapshot.link.told)
+        self.app.push_screen(TextDialog("Finding", rows))
 
     _again = 0
 
@@ -305,7 +347,9 @@ class ApprovalScreen(FedScreen):
             self.fed.say("it is not held any more; what left and was archived: fedsilo audit show RECORD --payload")
             return
         order = payload_reading(self.shown, self.fed.lock.person)
-        if why := self.fed.why_not_send(order):
+        if told := self.fed.snapshot.link.told:
+            self.fed.say(payload_away(told))
+        elif why := self.fed.why_not_send(order):
             self.fed.say(f"payload: {why}")
         else:
             self.app.push_screen(OrderDialog(order, self.fed.lock.person), self._ordered)

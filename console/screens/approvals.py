@@ -1,7 +1,9 @@
 """Screen 3: what is held (console design 4); `h` opens what was held before and how it ended.
 
 The inbox is the snapshot's own. Nothing is answered here: enter opens the release with all its facts, and only there
-can it be approved or rejected. What the person at this console put off stands here all the same, and says so.
+can it be approved or rejected. Below the rows stands what the one under the cursor asks for; it is no more than a
+preview, for nothing of it counts as read. What the person at this console put off stands here all the same, and says
+so.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from console import facts, rule_words
 from console.actions import Context, command_line
-from console.drawing import Line, Part, bytes_text, duration_text, line, wrap
+from console.drawing import Line, Part, bytes_text, clip, digest_text, duration_text, line, wrap
 from console.reading import text_of
 from console.rows import Column, Row
-from console.screens.base import FedScreen
+from console.screens.base import FedScreen, Lines
 from console.screens.history import AT_A_COORDINATOR, HistoryScreen
 from console.screens.tables import TablePane
-from console.values import CoordinatorState, Release
+from console.values import HIDDEN, CoordinatorState, Release
 
 EXPIRES_SOON_SECONDS = 300
 
@@ -30,17 +33,21 @@ def _state(row: Row) -> Part:
 
 
 def _verdicts(row: Row) -> Part:
-    return text_of(row["verdicts"]), "bad" if row["deny"] else "warn" if row["look"] else ""
+    return text_of(row["verdicts"]), "bad" if row["deny"] else "warn" if row["look"] or row["hold"] else ""
 
 
 def _text(name: str) -> Any:
     return lambda row: (text_of(row[name]), "")
 
 
+def _bytes(row: Row) -> Part:
+    return (HIDDEN if row["bytes"] is None else bytes_text(row["bytes"])), ""
+
+
 COLUMNS = (
     Column("release", lambda row: (text_of(row["id"]), "strong"), 16, worth=0, grows=True),
     Column("kind", _text("kind"), 12, worth=1, grows=True),
-    Column("bytes", lambda row: (bytes_text(row["bytes"]), ""), 9, worth=5, right=True, order=lambda row: row["bytes"]),
+    Column("bytes", _bytes, 9, worth=5, right=True, order=lambda row: row["bytes"] or 0.0),
     Column("state", _state, 8, worth=2),  # all that are listed are held
     Column("later", lambda row: (row["later"], "dim"), 8, worth=1, right=True, order=lambda row: row["later_seconds"]),
     Column("verdicts", _verdicts, 12, worth=1, grows=True),  # worst first, so that a cut takes the least of them
@@ -55,12 +62,19 @@ COLUMNS = (
 class ApprovalsScreen(FedScreen):
     called = "approvals"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("h", "history", show=False)]
+    CSS = """
+    ApprovalsScreen {
+        #preview { border: round $secondary; border-title-color: $accent; padding: 0 1; height: auto; }
+        &.-ascii #preview { border: ascii $secondary; }
+    }
+    """
 
     def panes(self) -> ComposeResult:
         yield TablePane(
             COLUMNS, lambda row: text_of(row.get("id")), title="Approvals",
             empty="releases that wait for an answer", makes="h opens those that were answered", id="releases",
         )  # fmt: skip
+        yield Lines(id="preview")
 
     @property
     def table(self) -> TablePane:
@@ -73,6 +87,16 @@ class ApprovalsScreen(FedScreen):
         if fed.snapshot.state is not None:
             self.table.take_rows([_held_row(release, now, fed.lock.person) for release in fed.snapshot.held])
         self.table.draw()
+        self._draw_preview()
+
+    def _draw_preview(self) -> None:
+        """What the one under the cursor asks for, where there is one and it is still held."""
+        fed, box, name = self.fed, self.query_one("#preview", Lines), self._selected_id()
+        release = fed.snapshot.release(name) if name and not self._at_a_coordinator else None
+        box.display = release is not None
+        if release is not None:
+            box.border_title = fed.title_of("Under the cursor")
+            box.draw(preview_lines(release, self.app.size.width - 6, fed.glyphs.more), greyed=self.greyed)
 
     def notices(self, cells: int) -> list[Line]:
         told = super().notices(cells)
@@ -120,18 +144,59 @@ class ApprovalsScreen(FedScreen):
         return None if item is None else self.fed.snapshot.release(item.id) or item.row
 
 
+def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
+    """What would leave and where to, which bytes these are, why it is held, what is unusual about it and who is asked,
+    a line each; the release itself has the rest.
+
+    Args:
+        release: that is held.
+        cells: of a line.
+        more: sign of what is cut.
+    """
+    hidden, room = release.hidden, cells - facts.LABEL_CELLS
+    kinds = ", ".join(f"{kind.kind} {bytes_text(kind.size_bytes)}" for kind in release.kinds)
+    leaves = HIDDEN if "leaves" in hidden else f"{kinds or '-'} to {release.destination or '-'}"
+    whole = f"sha256:{release.digest}"
+    digest = HIDDEN if "digest" in hidden else whole if len(whole) <= room else f"sha256:{digest_text(release.digest)}"
+    holding = [rule_words.says(rule) for rule in release.rules if rule.outcome == "hold"]
+    held = HIDDEN if "policy" in hidden else "; ".join(holding) or "-"
+    told = [finding.says for finding in release.noticed]
+    told += [
+        rule.measured or rule.rule for rule in release.rules if rule.outcome == "look" and rule.measured not in told
+    ]
+    none = HIDDEN if {"policy", "findings"} & hidden else "; ".join(filter(None, ("none", release.findings)))
+    others = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    given = HIDDEN if "given" in hidden else f"{len(release.given)} of {release.needed} approvals"
+    roles = f", by {' or '.join(release.roles)}" if release.roles else ""
+    rows: tuple[tuple[str, Part, str], ...] = (
+        ("leaves", (leaves, ""), ""),
+        ("digest", (digest, "accent"), ""),
+        ("held", (held, "warn"), ""),
+        ("findings", (told[0], "warn") if told else (none, "dim"), others),
+        ("asks", (f"{given}{roles}; enter to read it and answer", ""), ""),
+    )
+    return [
+        row for name, part, behind in rows
+        for row in facts.labelled(name, [line(*clip(line(part), room - len(behind), more), (behind, "dim"))])
+    ]  # fmt: skip
+
+
 def _held_row(release: Release, now: float, person: str) -> dict[str, Any]:
     left, later = release.expires_at - now, release.deferred_until(person, now)
-    counts = {name: release.count(name) for name in ("deny", "look", "ok")}
+    counts = {name: release.count(name) for name in ("deny", "hold", "look", "ok")}
     return {
-        "id": release.id, "kind": ", ".join(kind.kind for kind in release.kinds), "bytes": release.size_bytes,
+        "id": release.id,
+        "kind": HIDDEN if "leaves" in release.hidden else ", ".join(kind.kind for kind in release.kinds),
+        "bytes": None if "leaves" in release.hidden else release.size_bytes,
         "state": release.state,
         # of the person who looks alone: what is exported as the release's state says nothing of it
         "later": duration_text(later - now) if later else "-", "later_seconds": later - now if later else 0.0,
-        "given": f"{len(release.given)} of {release.needed}",
-        "verdicts": " ".join(f"{counts[name]} {name}" for name in counts if counts[name] or name == "ok"),
-        "look": counts["look"], "deny": counts["deny"],
+        "given": HIDDEN if "given" in release.hidden else f"{len(release.given)} of {release.needed}",
+        "verdicts": HIDDEN if "policy" in release.hidden else
+        " ".join(f"{counts[name]} {name}" for name in counts if counts[name] or name == "ok"),
+        "look": counts["look"], "hold": counts["hold"], "deny": counts["deny"],
         "held_since": release.held_since, "age": duration_text(now - release.held_since),
         "expires_at": release.expires_at, "ends": duration_text(left) if left > 0 else "EXPIRED",
-        "soon": left < EXPIRES_SOON_SECONDS, "digest": release.digest,
+        "soon": left < EXPIRES_SOON_SECONDS,
+        "digest": HIDDEN if "digest" in release.hidden else release.digest,
     }  # fmt: skip

@@ -1,7 +1,8 @@
 """What every dialog does that asks before something is signed: what, with what effect, by whom, and why not now.
 
 Escape cancels. The focus starts in the field, where there is one; Enter in a field signs nothing and says what is
-missing, a paste into it does nothing, and the button is off until the word is right. Whatever a dialog is about is
+missing, a paste into it does nothing, and the button is off until the word is right. While it is off Tab goes back to
+the field instead of to Cancel, where the next Enter would throw away what was typed. Whatever a dialog is about is
 asked again until it is signed (threat T36).
 
 Does not stop: a program that types as slowly as a person does.
@@ -18,7 +19,7 @@ from textual.widgets import Button, Input
 
 from console.drawing import Line, wrap
 from console.screens.base import Lines
-from console.screens.fields import HandTyped
+from console.screens.fields import FASTER_THAN_HANDS, HandTyped
 
 if TYPE_CHECKING:
     from console.app import FedConsole
@@ -35,6 +36,10 @@ class TypedWord(HandTyped):
         if isinstance(self.screen, AskingDialog):
             self.screen.entered()
 
+    def dropped(self) -> None:
+        if isinstance(self.screen, AskingDialog):
+            self.screen.word_dropped = True
+
 
 class AskingDialog(ModalScreen[ScreenResultType]):
     """Ends with what was decided, or with None. A subclass yields `#what`, `#ask`, `#why`, and where a word is typed
@@ -50,15 +55,23 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         Input { height: 3; }
         #buttons { height: 3; margin-top: 0; }
         Button { margin-right: 2; }
+        /* off: no fill, no weight; the library would leave it its colour and dim it until it cannot be read */
+        Button:disabled { opacity: 100%; text-opacity: 100%; text-style: none; color: $secondary; background: $surface;
+                          border: dashed $secondary; }
         &.-ascii #box { border: ascii $warning; }
         &.-ascii Input { border: ascii $secondary; }
+        &.-ascii Button:disabled { border: ascii $secondary; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", show=False),
+        Binding("tab", "next_field", show=False),
+    ]
 
     def __init__(self) -> None:
         super().__init__()
         self._entered = False
+        self.word_dropped = False  # what was typed came too fast, and nothing was typed since
 
     @property
     def fed(self) -> FedConsole:
@@ -116,7 +129,8 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         self.query_one("#what", Lines).draw(self.what(cells))
         self.query_one("#ask", Lines).draw(self.asked())
         why = self.why_not()
-        told = wrap(why or (self.missing() if self._entered else ""), cells, "bad")
+        missing = FASTER_THAN_HANDS if self.word_dropped and not self.word_fits() else self.missing()
+        told = wrap(why or (missing if self._entered else ""), cells, "bad")
         self.query_one("#why", Lines).draw(told or self.fed.message_lines(cells))
         for button in self.query("#confirm"):
             button.disabled = bool(why) or not self.word_fits()
@@ -124,8 +138,10 @@ class AskingDialog(ModalScreen[ScreenResultType]):
     # ---- keys --------------------------------------------------------------------------------------
 
     @on(Input.Changed)
-    def _typed(self) -> None:
+    def _typed(self, event: Input.Changed) -> None:
         self._entered = False
+        if event.input.id == "word" and event.input.value:
+            self.word_dropped = False
         self.redraw()
 
     @on(Input.Submitted)
@@ -139,6 +155,16 @@ class AskingDialog(ModalScreen[ScreenResultType]):
         if not self.word_fits():
             self.query_one("#word", Input).action_select_all()
         self.redraw()
+
+    def action_next_field(self) -> None:
+        """Tab: from the last field to the button; while that is off, to the word, and what is missing is said."""
+        fields, here = list(self.query(Input)), self.focused
+        confirm = self.query("#confirm")
+        if fields and here is fields[-1] and confirm and confirm.first(Button).disabled:
+            fields[0].focus()
+            self.entered()
+        else:
+            self.focus_next()
 
     @on(Button.Pressed)
     def _pressed(self, event: Button.Pressed) -> None:

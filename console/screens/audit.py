@@ -220,6 +220,14 @@ class AuditScreen(FedScreen):
         else:
             self.table.go_before(seq + 1)
 
+    def action_leave(self) -> None:
+        """Out of a record that was gone to back to the newest ones, and only then out of the place."""
+        if self._sought is None or self._maximised is not None:
+            super().action_leave()
+            return
+        self._sought = None
+        self.table.action_newest()
+
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
         cells = max(self.app.size.width * 96 // 100 - 6, 30)
         record = message.item.row

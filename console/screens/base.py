@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual import events
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import Screen
+from textual.geometry import Size
+from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -45,6 +46,11 @@ STYLES = {
 CELLS_MIN, ROWS_MIN = 60, 16
 TALL_ROWS_MIN = 30
 FIRST_SCREENS = 2  # Textual's own empty one, and a place
+
+
+def is_too_small(size: Size) -> bool:
+    """Nothing is drawn by halves: below this size there is one sentence."""
+    return size.width < CELLS_MIN or size.height < ROWS_MIN
 
 
 def content_of(lines: Iterable[Line], *, greyed: bool = False, ascii_only: bool = False) -> Content:
@@ -82,6 +88,19 @@ class Lines(Static):
 class FedScreen(Screen[None]):
     """A screen that redraws when a snapshot comes in, the clock ticks or the terminal changes size."""
 
+    # A scroll bar's place is kept: text that wraps otherwise beside the bar may need it for that alone, and keep it so.
+    DEFAULT_CSS = """
+    FedScreen {
+        background: $background;
+        #bar, #tabs { height: 1; background: $panel; }
+        #tabs { background: $surface; }
+        #notice { padding: 0 1; }
+        #frame { height: 1fr; }
+        #footer { background: $panel; }
+        &.-too-small #bar { height: auto; }
+        VerticalScroll { padding: 0 0 0 1; scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
+    }
+    """
     # Textual declares both for instances, so they cannot be ClassVar
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-medium"), (140, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL_ROWS_MIN, "-tall")]  # noqa: RUF012
@@ -178,10 +197,9 @@ class FedScreen(Screen[None]):
         self.set_class(fed.ascii_only, "-ascii")
         frame, tabs, notice = self.query_one("#frame"), self.query_one("#tabs", Lines), self.query_one("#notice", Lines)
         frame.display = not self.too_small
+        self.set_class(self.too_small, "-too-small")
         if self.too_small:
-            needs = len(words.needs_of(fed.snapshot, fed.now()))
-            told = line(f"needs {CELLS_MIN}x{ROWS_MIN}, has {width}x{height}; {needs} need you; as text: {self.twin()}")
-            self.query_one("#bar", Lines).draw([told])
+            self.query_one("#bar", Lines).draw([self.refusal()])
             tabs.display = notice.display = False
             self.query_one("#footer", Lines).draw([])
             return
@@ -227,6 +245,7 @@ class FedScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.redraw()
+        keep_covered(self.app)
 
     def on_screen_resume(self) -> None:
         self.fed.came_on()
@@ -249,8 +268,14 @@ class FedScreen(Screen[None]):
 
     @property
     def too_small(self) -> bool:
+        return is_too_small(self.app.size)
+
+    def refusal(self) -> Line:
+        """What stands in place of everything on a terminal that is too small."""
         width, height = self.app.size
-        return width < CELLS_MIN or height < ROWS_MIN
+        needs = len(words.needs_of(self.fed.snapshot, self.fed.now()))
+        told = f"needs {CELLS_MIN}x{ROWS_MIN}, has {width}x{height}; {needs} need you; as text: {self.twin()}"
+        return line(told)
 
     # ---- one pane alone ----------------------------------------------------------------------------
 
@@ -274,3 +299,37 @@ class FedScreen(Screen[None]):
                     sibling.display = False
                     self._hidden.append(sibling)
             child = parent
+
+
+class TooSmall(ModalScreen[None]):
+    """What covers a dialog on a terminal that is too small for it: a dialog whose facts are cut off is not to be
+    answered, so no key reaches it. It stands there as it was once there is room again."""
+
+    CSS = """
+    TooSmall {
+        background: $background;
+        #refusal { height: auto; background: $panel; }
+    }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="refusal")
+
+    def redraw(self) -> None:
+        if self.is_mounted:
+            self.query_one("#refusal", Lines).draw([cast("FedConsole", self.app).top.refusal()])
+
+    def on_mount(self) -> None:
+        self.redraw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.redraw()
+
+
+def keep_covered(app: App[Any], *_: object) -> None:
+    """Cover a dialog that has no room, and uncover it when it has; called whenever the size or the screen changes."""
+    top, small = app.screen, is_too_small(app.size)
+    if isinstance(top, TooSmall) and not small:
+        app.pop_screen()
+    elif isinstance(top, ModalScreen) and not isinstance(top, TooSmall) and small:
+        app.push_screen(TooSmall())

@@ -29,6 +29,7 @@ LIMITS = "limits"
 TALL_ROWS_MIN = 36  # below that one table at a time
 HEAD_ROWS_MIN = 30  # below that what is not counted is told with a limit (`enter`)
 PANES = ("limits", "capacity", "releases")
+CALLED = {"limits": "limits", "capacity": "bits per round", "releases": "released"}
 TWINS = {
     "limits": ("silo", "ledger", "limits"), "capacity": ("silo", "ledger", "forecast"),
     "releases": ("silo", "ledger", "show"),
@@ -94,10 +95,12 @@ class BudgetScreen(FedScreen):
             head = wrap(AT_A_COORDINATOR, width, "warn")
         else:
             head = limits.head_lines(answer, rows, width, fed.glyphs, brief=self.app.size.height < HEAD_ROWS_MIN)
-        self.query_one("#summary", Lines).draw(head, greyed=self.greyed)
         given: Mapping[str, Sequence[Row]] = {
             "limits": rows, "capacity": limits.capacity_rows(answer), "releases": limits.release_rows(answer),
         }  # fmt: skip
+        if known and not tall and not self._at_a_coordinator:
+            head += [limits.tables_line(CALLED, {name: len(each) for name, each in given.items()}, self._pane)]
+        self.query_one("#summary", Lines).draw(head, greyed=self.greyed)
         for name, pane_rows in given.items():
             pane = self.pane(name)
             pane.display = not self._at_a_coordinator and (name == self._pane or (tall and known))

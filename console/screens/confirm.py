@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -24,7 +24,7 @@ from console import facts
 from console.drawing import Line, flow, line, wrap
 from console.rule_words import REJECT_CODES
 from console.screens.asking import BOX_CELLS, AskingDialog, TypedWord
-from console.screens.base import Lines
+from console.screens.base import TALL_ROWS_MIN, Lines
 from console.screens.fields import TextLine
 from console.values import Release
 
@@ -66,8 +66,11 @@ class ConfirmDialog(AskingDialog[Answer | None]):
 
     CSS = AskingDialog.CSS.replace("AskingDialog", "ConfirmDialog")
 
-    def __init__(self, release: Release, *, approve: bool, signer: str, opened: Collection[str] = ()) -> None:
+    def __init__(
+        self, release: Release, *, approve: bool, signer: str, opened: Collection[str] = (), note: str = ""
+    ) -> None:
         super().__init__()
+        self.note = note  # what was typed for a no, also where it was not signed: the next dialog begins with it
         self._opened = frozenset(opened)
         self._release = release
         self._approve = approve
@@ -83,19 +86,23 @@ class ConfirmDialog(AskingDialog[Answer | None]):
             yield TypedWord(id="word", placeholder="type it here", max_length=24)
             if not self._approve:
                 yield TextLine(
-                    id="reason", placeholder="optional text; it stays at this site, in the audit log", max_length=200
-                )
+                    self.note, id="reason", placeholder="optional text; it stays at this site, in the audit log",
+                    max_length=200, select_on_focus=False,
+                )  # fmt: skip
             yield Lines(id="why")
             with Horizontal(id="buttons"):
                 yield Button(verb, id="confirm", variant="warning", disabled=True)
-                yield Button("Cancel", id="cancel")
+                yield Button("Cancel (esc)", id="cancel")
 
     def what(self, cells: int) -> list[Line]:
         release = self._release
         effect = release.on_approve if self._approve else release.on_reject
         undone = "This cannot be undone." if self._approve else "The release cannot be brought back."
+        # a no has its codes below, which take the rows of a low terminal
+        told = facts.brief(release, cells) if self._approve or self.app.size.height >= TALL_ROWS_MIN else []
         return [
             facts.signature_line(release),
+            *told,
             *wrap(f"Effect: {effect or facts.NOT_TOLD}.", cells),
             *wrap(f"{undone} Signed by {self._signer}.", cells, "warn"),
         ]
@@ -135,6 +142,10 @@ class ConfirmDialog(AskingDialog[Answer | None]):
     def _in_last_field(self) -> bool:
         return self._approve or not self.query_one("#word").has_focus
 
+    @on(Input.Changed, "#reason")
+    def _noted(self, event: Input.Changed) -> None:
+        self.note = event.value
+
     def decided(self) -> Answer:
         code = "" if self._approve else self.query_one("#word", Input).value.strip().upper()
         reason = "" if self._approve else self.query_one("#reason", Input).value
@@ -148,7 +159,8 @@ class TextDialog(ModalScreen[None]):
     CSS = """
     TextDialog {
         align: center middle;
-        #box { width: 96%; height: 90%; border: round $accent; background: $surface; padding: 0 1; overflow-y: auto;
+        #box { width: 96%; height: auto; max-height: 90%; border: round $accent; background: $surface;
+               padding: 0 1; overflow-y: auto;
                border-title-color: $accent; border-subtitle-color: $accent; }
         &.-ascii #box { border: ascii $accent; }
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from textual import events
 
-from console.drawing import Line
-from console.release_orders import Deferral, choices, deferral
+from console.drawing import Line, Part, wrap
+from console.release_orders import MINUTES, Deferral, choices, deferral
+from console.screens.asking import BOX_CELLS
 from console.screens.orders import OrderDialog
 from console.values import Release
 
@@ -33,12 +34,15 @@ class DeferDialog(OrderDialog):
         return deferral(self._release, self._minutes, self._time)
 
     def asked(self) -> list[Line]:
-        keys = [
-            part
-            for key, minutes in self._choices.items()
-            for part in ((key, "accent"), (f" {minutes} minutes   ", "strong" if minutes == self._minutes else "dim"))
-        ]
-        return [tuple(keys), *super().asked()]
+        keys: list[Part] = []
+        for key, minutes in self._choices.items():
+            here = minutes == self._minutes  # marked by a sign too: not every terminal has styles
+            keys.append((f"{self.fed.glyphs.cursor if here else ' '} ", "accent"))
+            keys += [(key, "accent"), (f" {minutes} minutes  ", "strong" if here else "dim")]
+        late = [f"{minutes} minutes" for key, minutes in MINUTES.items() if key not in self._choices]
+        cells = min(self.app.size.width, BOX_CELLS) - 4
+        told = wrap(f"it expires before {' and '.join(late)} are over", cells, "dim") if late else []
+        return [tuple(keys), *told, (), *super().asked()]
 
     def on_key(self, event: events.Key) -> None:
         if event.key in self._choices:

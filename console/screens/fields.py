@@ -72,3 +72,7 @@ class HandTyped(Input):
             event.stop()
             self.value = ""
             fed.say(FASTER_THAN_HANDS)
+            self.dropped()
+
+    def dropped(self) -> None:
+        """What was in the field came faster than hands type, and is gone."""

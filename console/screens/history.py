@@ -21,7 +21,7 @@ from console.rule_words import reason_text
 from console.screens.base import FedScreen
 from console.screens.confirm import TextDialog
 from console.screens.tables import TablePane
-from console.values import CoordinatorState
+from console.values import HIDDEN, CoordinatorState
 
 KEY = "history"
 AT_A_COORDINATOR = (
@@ -42,7 +42,10 @@ def _answers(row: Row) -> list[Mapping[str, Any]]:
 
 
 def _who(row: Row) -> Part:
-    people = [f"{text_of(one.get('person'))} {_verb(one)}{_why(one)}" for one in _answers(row)]
+    if "answers" not in row:
+        return HIDDEN, "dim"
+    # the code alone: what it means stands in the row when it is opened
+    people = [" ".join(filter(None, (text_of(one.get("person")), _verb(one), _code(one)))) for one in _answers(row)]
     return ", ".join(people) or "nobody", ""
 
 
@@ -50,21 +53,33 @@ def _verb(answer: Mapping[str, Any]) -> str:
     return {"approve": "yes", "reject": "no"}.get(text_of(answer.get("verdict")), "?")
 
 
+def _code(answer: Mapping[str, Any]) -> str:
+    """The reason code of a no; a yes has none."""
+    return text_of(answer.get("reason")) if _verb(answer) == "no" else ""
+
+
 def _why(answer: Mapping[str, Any]) -> str:
-    """The reason code of a no, with its words; a yes has none."""
-    code = text_of(answer.get("reason"))
-    return f" {reason_text(code)}" if code and _verb(answer) == "no" else ""
+    """The same with its words."""
+    return f" {reason_text(code)}" if (code := _code(answer)) else ""
 
 
 def _when(row: Row) -> Part:
     """Of the last answer."""
     answers = _answers(row)
-    return (text_of(answers[-1].get("at")) if answers else "-"), "dim"
+    return (text_of(answers[-1].get("at")) if answers else "-" if "answers" in row else HIDDEN), "dim"
 
 
 def _held_at(row: Row) -> str:
     seconds = number(row.get("held_since"))
     return datetime.fromtimestamp(min(max(seconds, 0.0), 253_402_300_799), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _bytes(row: Row) -> str:
+    return bytes_text(number(row.get("bytes"))) if "bytes" in row else HIDDEN
+
+
+def _digest(row: Row, name: str) -> str:
+    return text_of(row.get(name)) if name in row else HIDDEN
 
 
 COLUMNS = (
@@ -74,10 +89,10 @@ COLUMNS = (
     Column("answers", _who, 16, worth=1, grows=True),
     Column("answered", _when, 20, worth=2),
     Column("held", lambda row: (_held_at(row), "dim"), 20, worth=6, order=lambda row: number(row.get("held_since"))),
-    Column("bytes", lambda row: (bytes_text(number(row.get("bytes"))), ""), 9, worth=7, right=True,
+    Column("bytes", lambda row: (_bytes(row), ""), 9, worth=7, right=True,
            order=lambda row: number(row.get("bytes"))),
-    Column("digest", lambda row: (text_of(row.get("digest"))[:12], "accent"), 12, worth=4),
-    Column("policy", lambda row: (text_of(row.get("policy_digest"))[:8], "dim"), 8, worth=5),
+    Column("digest", lambda row: (_digest(row, "digest")[:12], "accent"), 12, worth=4),
+    Column("policy", lambda row: (_digest(row, "policy_digest")[:8], "dim"), 8, worth=5),
 )  # fmt: skip
 
 
@@ -147,11 +162,11 @@ class HistoryScreen(FedScreen):
                 "Held before",
                 [
                     line((text_of(row.get("id")), "strong"), f" {text_of(row.get('kind'))} ", _state(row)),
-                    line(("held ", "dim"), _held_at(row), f"  {bytes_text(number(row.get('bytes')))}"),
-                    *(answers or [line(("nobody answered", "dim"))]),
+                    line(("held ", "dim"), _held_at(row), f"  {_bytes(row)}"),
+                    *(answers or [line(("nobody answered" if "answers" in row else f"answers {HIDDEN}", "dim"))]),
                     line(("needed ", "dim"), f"{whole(row.get('needed'))} yes"),
-                    line(("digest ", "dim"), f"sha256:{text_of(row.get('digest'))}"),
-                    line(("policy ", "dim"), f"sha256:{text_of(row.get('policy_digest'))}"),
+                    line(("digest ", "dim"), f"sha256:{_digest(row, 'digest')}"),
+                    line(("policy ", "dim"), f"sha256:{_digest(row, 'policy_digest')}"),
                     line(("all of it ", "dim"), self.twin()),
                 ],
             )

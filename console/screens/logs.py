@@ -63,8 +63,8 @@ class LogsScreen(FedScreen):
     def panes(self) -> ComposeResult:
         yield Lines(id="head")
         yield LogPane(id="lines")
-        yield Lines(id="whole")
         yield Lines(id="trainer")
+        yield Lines(id="whole")  # last, for its second row is often empty
 
     @property
     def table(self) -> LogPane:

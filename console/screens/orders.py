@@ -49,7 +49,7 @@ class OrderDialog(AskingDialog[Order | None]):
             if self._order.word:
                 with Horizontal(id="buttons"):
                     yield Button(self._order.verb.capitalize(), id="confirm", variant="warning", disabled=True)
-                    yield Button("Cancel", id="cancel")
+                    yield Button("Cancel (esc)", id="cancel")
 
     def what(self, cells: int) -> list[Line]:
         order = self._order

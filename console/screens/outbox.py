@@ -44,6 +44,7 @@ BRIEF_ROWS_MAX = 6
 ROW_NAME_SLASHES = 3  # run/round/kind/silo
 PROGRAMS = ("silo", "coordinator")
 NUMBER_DIGITS_MAX = 15
+WIDE_CELLS_MIN = 136
 
 
 class MessagePane(TablePane):
@@ -62,6 +63,8 @@ class MessagePane(TablePane):
             query=(direction, {}), rows_in="messages", empty=noun(direction), makes=MAKES, id=f"{program}-{direction}",
         )  # fmt: skip
         self.direction = direction
+        self._program = program
+        self._wide = False
         self._looked_at = ""  # the row where somebody put the cursor
         self._put_aside = ""  # where the cursor is only because that row does not pass the filter
         self._filtered_by = ""
@@ -87,6 +90,14 @@ class MessagePane(TablePane):
         self._empty = noun(self.direction, verdict)
         self.ask_otherwise((self.direction, arguments), key=key)
         return True
+
+    def fit(self, *, wide: bool) -> None:
+        """The same columns, in the widths that a table of that room has."""
+        if wide is self._wide or self._program == "coordinator":  # whose inbox has the silo's name instead
+            return
+        self._wide = wide
+        self._columns = columns_of(self.direction, wide=wide)
+        self.rows.columns = self._columns
 
     def take(self, snapshot: Snapshot) -> None:
         super().take(snapshot)
@@ -173,6 +184,7 @@ class OutboxScreen(FedScreen):
             table.query_one(RowLines).focus()
         if table.frozen_at is None and table.ask_for(verdict=self._verdict(), control=self._control):
             self.opened_at = fed.now()
+        table.fit(wide=self.app.size.width >= WIDE_CELLS_MIN)
         table.take(fed.snapshot)
         state, answer = fed.snapshot.state, mapping(fed.snapshot.answers.get(table.key))
         left_bytes = sum(each.size_bytes for each in state.left) if isinstance(state, SiloState) else None
@@ -299,7 +311,7 @@ class MessageScreen(FedScreen):
 
     called = "message"
     CSS = """
-    MessageScreen { #body { height: 1fr; padding: 0 1; } }
+    MessageScreen { #body { height: 1fr; } }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "scroll(1)", show=False),

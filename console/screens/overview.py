@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -12,13 +14,22 @@ from textual.containers import Horizontal, Vertical
 from console import words
 from console.actions import Context, command_line, status_twin
 from console.drawing import Line, Part, line, width_of
+from console.feed import Question
 from console.screens.base import Lines
 from console.screens.orders import OrderingScreen
+from console.screens.overview_figures import OverviewFigures
 from console.values import SiloState
 
 BORDER_ROWS = 2
 EVENT_ROWS_MIN = 1  # of the newest events, however much else there is
+EVENT_ROWS_BESIDE_FIGURES = 4
 KEYS_MAX = 8
+# Keys that somebody presses here who thinks of a release, and what they do on its screen.
+OF_A_RELEASE = {
+    "A": "A approves", "R": "R rejects", "D": "D puts it off", "h": "h shows what was held before",
+    "v": "v shows what would leave", "d": "d shows the difference", "f": "f opens what was found",
+    "p": "p shows the rules",
+}  # fmt: skip
 SILO_ROWS_ELSEWHERE = 17  # of the screen: frame, needs, round, and some events
 
 
@@ -52,6 +63,9 @@ class OverviewScreen(OrderingScreen):
         super().__init__()
         self._selected = ""
 
+    def wants(self) -> Mapping[str, Question]:
+        return self.query_one(OverviewFigures).wants() if self.is_mounted else {}
+
     def panes(self) -> ComposeResult:
         yield Lines(id="strip")
         with Horizontal(id="main"):
@@ -59,6 +73,7 @@ class OverviewScreen(OrderingScreen):
                 yield Lines(id="silos-box", classes="box")
                 yield Lines(id="round-box", classes="box")
                 yield Lines(id="out-box", classes="box")
+                yield OverviewFigures()
                 yield Lines(id="events-box", classes="box")
             with Vertical(id="right-side"):
                 yield Lines(id="needs-box", classes="box")
@@ -80,8 +95,9 @@ class OverviewScreen(OrderingScreen):
         self._pin([need.key for need in needs])
         wide = width >= 140
         strip = self.query_one("#strip", Lines)
-        strip.display = bool(needs) and not wide
-        strip_rows = words.need_lines(needs, self._selected, width - 2, glyphs, most=3) if strip.display else []
+        paused = words.paused_lines(snapshot, 44 if wide else width - 2, glyphs)
+        strip_rows = [*words.need_lines(needs, self._selected, width - 2, glyphs, most=3), *paused] if not wide else []
+        strip.display = bool(strip_rows)
         strip.draw(strip_rows)
         inner = (width - 48 if wide else width) - 4
         silo_rows = words.silos_lines(snapshot, now, inner, glyphs, most=max(height - SILO_ROWS_ELSEWHERE, 4))
@@ -103,9 +119,11 @@ class OverviewScreen(OrderingScreen):
             self._box("#out-box", "Left this silo since its daemon began", left_rows, greyed=stale)
         boxes = [silo_rows, rounds, *([left_rows] if left_rows else [])]
         used = sum(len(rows) + BORDER_ROWS for rows in boxes) + len(strip_rows) + BORDER_ROWS
+        spare = self.room - used + (BORDER_ROWS if wide else -EVENT_ROWS_BESIDE_FIGURES)
+        used += self.query_one(OverviewFigures).draw(spare, width - 48 if wide else width)
         self._box("#events-box", "Events", words.event_lines(snapshot, inner, glyphs, most=max(self.room - used, 1)))
-        self._box("#needs-box", "Needs you", words.need_lines(needs, self._selected, 44, glyphs, most=6)
-                  or [line(("nothing needs you", "dim"))])  # fmt: skip
+        needed = words.need_lines(needs, self._selected, 44, glyphs, most=6) or [line(("nothing needs you", "dim"))]
+        self._box("#needs-box", "Needs you", [*needed, *paused])
         self._box("#side-events-box", "Events", words.event_lines(snapshot, 44, glyphs, most=max(height - 13, 1)))
 
     def keys(self) -> Line:
@@ -172,6 +190,13 @@ class OverviewScreen(OrderingScreen):
         elif need is not None and need.twin:
             here = "H, after a look at what was found; " if need.halted else ""
             self.fed.say(f"this is done with {here}a command, Y copies it: {need.twin}")
+
+    def on_key(self, event: events.Key) -> None:
+        """Keys of a held release do nothing here; whoever presses one is told where it works."""
+        if event.key in OF_A_RELEASE:
+            event.stop()
+            where = "enter or a opens it, and there" if self.fed.snapshot.held else "nothing is held; on a release"
+            self.fed.say(f"{event.key} is a key of a held release: {where} {OF_A_RELEASE[event.key]}")
 
     def action_inbox(self) -> None:
         """With one release held, that one; with more, the one under the cursor or the oldest."""

@@ -87,7 +87,7 @@ class TextScreen(FedScreen):
 
 
 class ComparisonScreen(TextScreen):
-    CSS = "ComparisonScreen { #body { height: 1fr; padding: 0 1; } }"
+    CSS = "ComparisonScreen { #body { height: 1fr; } }"
     called = "comparison"
 
     def wants(self) -> Mapping[str, Question]:
@@ -120,7 +120,7 @@ class PayloadScreen(TextScreen):
         ticket: of the daemon, for the signed reading.
     """
 
-    CSS = "PayloadScreen { #body { height: 1fr; padding: 0 1; } }"
+    CSS = "PayloadScreen { #body { height: 1fr; } }"
     called = "payload"
     own_keys = " esc Back  Y Twin  ? Help"  # of its JSON only a part could be drawn; the lines have all of it
     ALLOW_SELECT: ClassVar[bool] = False  # what is selected may be copied out of the console

@@ -33,6 +33,7 @@ class SettingsScreen(FedScreen):
     def __init__(self) -> None:
         super().__init__()
         self._chosen_here: set[str] = set()
+        self._answered = False
 
     def panes(self) -> ComposeResult:
         yield Lines(id="head")
@@ -70,12 +71,19 @@ class SettingsScreen(FedScreen):
             Own("read-only", "true" if fed.read_only else "false", origin("read-only"),
                 "A read-only console cannot be unlocked: start it without --read-only, with --operator-certificate and "
                 "--operator-key."),
+            Own("no-mouse", "false" if fed.mouse else "true", origin("no-mouse"),
+                "With the mouse the console scrolls and chooses rows. Started with --no-mouse it leaves it to the "
+                "terminal, which then marks text with it; otherwise most terminals do that while shift is held."),
         ]  # fmt: skip
 
     def draw(self) -> None:
         fed, width = self.fed, self.app.size.width - 4
         answer = fed.snapshot.answers.get(QUERY)
         rows = settings.setting_rows(answer, self._daemon, self.own())
+        if answer is not None and not self._answered:  # the cursor stood on the console's own, which were alone
+            self._answered = True
+            if not self.table.rows.moved:
+                self.table.rows.cursor = settings.setting_id(rows[0])
         self.table.take_rows(rows)
         head = settings.head_lines(rows, self._daemon, width)
         self.query_one("#head", Lines).draw(head, greyed=self.greyed)

@@ -343,6 +343,7 @@ class TablePane(Vertical):
         field = self.query_one(FilterLine)
         field.add_class("-open")
         field.focus()
+        field.action_select_all()  # what is typed takes the place of a filter that is there
 
     def close_filter(self) -> None:
         self.query_one(FilterLine).set_class(bool(self.rows.filter_text), "-open")

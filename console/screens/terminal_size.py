@@ -9,6 +9,9 @@ Two ways in which one is lost for ever otherwise, and with it every later one of
 
 Also: whoever exports COLUMNS or LINES would pin the size, for `shutil.get_terminal_size` believes them first.
 
+Only the terminal itself is believed: one that does not tell its size (no terminal, or 0 rows), and one that tells it in
+band, with the keys, is left to Textual, since its own question would be answered with 80x24.
+
 Does not cover: a browser, whose driver has no terminal to ask.
 """
 
@@ -46,8 +49,15 @@ def follow_terminal(app: App[Any]) -> None:
 
 
 def _terminal_size(app: App[Any]) -> Size | None:
-    ask = getattr(app._driver, "_get_terminal_size", None)
-    return Size(*ask()) if callable(ask) else None
+    """Of the terminal that the driver draws on; None where nobody may say."""
+    drawn_on = getattr(app._driver, "_file", None)
+    if drawn_on is None or getattr(app._driver, "_in_band_window_resize", False):
+        return None
+    try:
+        width, height = os.get_terminal_size(drawn_on.fileno())
+    except (OSError, ValueError):  # no terminal, or closed
+        return None
+    return Size(width, height) if width and height else None
 
 
 def forget_pinned_size(environment: MutableMapping[str, str] = os.environ, *, on_terminal: bool | None = None) -> None:

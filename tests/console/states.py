@@ -87,6 +87,7 @@ def silo(*held: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "last_run": {"run": "run-1", "state": "running"},
         "method": "pubswap", "rounds": 3, "local_steps": 8, "round": 1, "step": 6,
         "phase": "held: approval" if held else "training", "task": "", "paused": False, "halted": "",
+        "run_paused": False,
         "trainer": {"isolation": "namespaces"}, "overlong": {},
         "policy": {"name": "pubswap", "digest": POLICY_DIGEST, "mode": "enforce"}, "held": list(held),
         "metrics": {"reward_mean": {"value": 0.4134, **figure}, "pass_at_1": {"value": 0.2812, **figure}},

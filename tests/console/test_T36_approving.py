@@ -368,8 +368,8 @@ async def test_to_put_off_takes_a_choice_and_a_labelled_key_and_is_for_this_pers
     async with console() as desk:
         desk.signer.result = {"state": "held", "deferred_until": NOW + 1800, "record": 81}
         await opened(desk, state, "D")
-        assert isinstance(desk.app.screen, DeferDialog) and "1 10 minutes   2 30 minutes" in desk.text
-        assert "120 minutes" not in desk.text  # it expires before
+        assert isinstance(desk.app.screen, DeferDialog) and "▸ 1 10 minutes    2 30 minutes" in desk.text
+        assert "3 120 minutes" not in desk.text and "it expires before 120 minutes are over" in desk.text
         await desk.press("2", "enter", "D", "3")
         assert await desk.answers_sent() == [] and "in 30 minutes" in " ".join(desk.text.split())
         await desk.show(state)

@@ -14,6 +14,7 @@ from certs import roles
 from console.actions import ACTIONS, PLACE_TWINS, Action, Context, actions_on, command_line
 from console.app import SCREENS, FedConsole
 from console.drawing import UNICODE, to_text
+from console.help import help_lines
 from console.navigation import PLACES, History, crumbs_line, matches, tabs_line
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
@@ -134,6 +135,26 @@ def test_no_key_of_one_screen_means_two_things() -> None:
     for tags in (*overviews, {"approval"}, {"message"}, *({"table", name} for name in tables)):
         keys = [key for action in actions_on(*tags) for key in (action.key, *action.also) if key]
         assert len(keys) == len(set(keys)), tags
+
+
+def help_text(*tags: str) -> str:
+    return to_text(help_lines(frozenset(tags), Context(), lambda name: "", 70))
+
+
+def told_keys(*tags: str) -> list[str]:
+    """Keys in the left column of the help, in its order."""
+    keys = {action.shown_key for action in ACTIONS if action.key}
+    return [row.split()[0] for row in help_text(*tags).splitlines() if row[:1].strip() and row.split()[0] in keys]
+
+
+def test_the_help_begins_with_the_keys_that_change_something() -> None:
+    assert told_keys("approval")[:5] == ["A", "D", "R", "y", "p"]
+    at_silo = ("overview", "ordering", "ordering a silo")
+    assert told_keys(*at_silo)[:3] == ["P", "H", "enter"]
+    before, _, _ = help_text(*at_silo).partition("end guard and trainer")  # which has no key
+    assert "copy the digest" in before
+    assert told_keys("audit", "table") == [each.shown_key for each in actions_on("audit", "table")]
+    assert sorted(told_keys("approval")) == sorted(each.shown_key for each in actions_on("approval"))
 
 
 # ---- going there -----------------------------------------------------------------------------------

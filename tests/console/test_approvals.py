@@ -39,6 +39,26 @@ async def test_what_is_held_and_for_how_long_still(size: tuple[int, int]) -> Non
         assert desk.app.screen.context().release == "r1/hospital_a/0"
 
 
+@pytest.mark.parametrize("size", SIZES)
+async def test_below_the_list_stands_what_the_one_under_the_cursor_asks_for(size: tuple[int, int]) -> None:
+    rules = [*release()["policy"]["rules"], {"rule": "new destination", "outcome": "look", "measured": "NEW place"}]
+    second = {**SECOND, "policy": {**SECOND["policy"], "rules": rules}}
+    async with console(size) as desk:
+        await desk.show(silo(release(), second))
+        await desk.press("3")
+        words = " ".join(desk.text.split())
+        for told in (
+            "1 hold 23 ok", "leaves lora.factors 1.9 MiB to coordinator.example:7443", "c09f",
+            "asks 0 of 1 approvals, by approver",
+            "held people's approvals: 0 given, 1 needed", "findings none; no text screens in this ruleset",
+        ):  # fmt: skip
+            assert told in words, told
+        await desk.press("j")
+        assert "findings NEW place" in " ".join(desk.text.split()) and "findings none" not in desk.text
+        await desk.show(silo())
+        assert "leaves" not in desk.text  # the box goes with what was held
+
+
 async def test_nothing_can_be_answered_from_the_list() -> None:
     async with console() as desk:
         desk.unlock()

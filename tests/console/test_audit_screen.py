@@ -190,7 +190,7 @@ def test_the_head_says_what_the_daemon_knows_and_no_more(changes: dict[str, Any]
 
 def test_the_head_in_one_line_where_there_is_room() -> None:
     assert to_text(chain.head_lines(STATUS, NOW, 160, UNICODE)) == (
-        "verified to 18,204 of 18,290 at 09:41:00 · signed checkpoint 18,000 · countersigned by coordinator/main, "
+        "verified to 18,204 of 18,290 at 09:41:00 · checkpoint 18,000 · countersigned by coordinator/main, "
         "silo/uni_c · matches coordinator"
     )
 

@@ -118,6 +118,11 @@ def test_the_head_names_what_is_nearly_used_up_what_binds_and_what_is_not_counte
     assert "at most 9,390,904 bits (1.1 MiB) a round" in text
     assert "not counted in these bits: when messages are sent" in text and limits.NOT_COVERED in text
     assert limits.NOT_COVERED not in to_text(limits.head_lines(LIMITS, rows, 200, UNICODE, brief=True))
+    assert "FULL nothing more fits  look above 80 %" in text and "over" not in text.rpartition("words")[2]
+    over = limits.limit_rows({"rows": [{"limit": "a", "used": 3, "max": 2}]}, 0.0, UNICODE)
+    assert "over more was used than is allowed" in to_text(limits.legend_lines(over, 200))
+    assert "state     FULL: nothing more fits; over: more was used" in to_text(limits.limit_text(over[0], 200))
+    assert limits.legend_lines([], 200) == []
 
 
 @pytest.mark.parametrize(
@@ -173,6 +178,18 @@ async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
         await desk.press("tab")
         assert screen.twin() == "silo ledger limits"
         assert await desk.answers_sent() == []
+
+
+async def test_where_one_table_is_seen_at_a_time_the_others_are_named() -> None:
+    async with console((80, 24)) as desk:
+        await opened(desk)
+        assert "tables    [limits 12]  bits per round 3  released 20  tab: next" in desk.text
+        await desk.press("tab")
+        assert "limits 12  [bits per round 3]  released 20" in desk.text
+    async with console((140, 42)) as desk:
+        await opened(desk)
+        assert "tab: next" not in desk.text and "control_messages_per_minute " in desk.text
+        assert "words     FULL nothing more fits  look above 80 %" in desk.text
 
 
 async def test_at_a_coordinator_no_key_is_offered_that_does_nothing() -> None:

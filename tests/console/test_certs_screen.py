@@ -68,8 +68,15 @@ def test_the_head_counts_what_needs_somebody_and_says_whose_clock_counts() -> No
 
     good = [certificate("x", "silo", -300, 200)]
     assert "1 certificates, none is near its end for its kind ends next x in 200 d" in head(good)
-    told = "! 5 of 8 to put right, enter on one says how: the operator bob, the link to the trainer"
-    assert told in head(CERTIFICATES)
+    told = head(CERTIFICATES)
+    wrong = "! 3 of 8 to put right (enter says how): the operator bob, the operator carol, the operator dan"
+    assert f"{wrong} ! 2 of 8 to renew before the end: the link to the trainer, the site CA" in told
+    assert "! within: two thirds of its own life are over; ● within: not yet, no alarm" in told
+    soon = [each for each in CERTIFICATES if each["whose"] == "the site CA"]
+    assert head([*good, *soon]).startswith("! 1 of 2 to renew before the end (enter says how): the site CA ends next")
+    unread = certificates.certificate_rows([{"whose": "x", "fault": "y"}], NOW, UNICODE)
+    assert [cell.show(unread[0])[0] for cell in certificates.COLUMNS if cell.name in ("left", "valid until UTC")] == [
+        "-", "-"]  # fmt: skip
     people = [certificate(f"the operator {name}", "operator", -0.04, 0.29) for name in ("alice", "bob", "carol")]
     told = head([*good, *people])
     assert "4 certificates, none is near" in told and "!" not in told

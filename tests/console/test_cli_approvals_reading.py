@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from benchmarks import release_site
 from fedsilo.edge.message_index import utc
 from fedsilo.launch import cli_approvals, cli_approvals_reading
+from fedsilo.launch.silo_folder import UNREAD
 from silo.guard.held_payloads import HeldPayloads
 from silo.guard.ledger import PolicyInForce
 from silo.guard.release_pages import release_page
@@ -34,6 +35,14 @@ def silo(tmp_path: Path) -> Iterator[release_site.Site]:
         earlier(made)
         made.bench.releases.destination["address"] = "198.51.100.23:7443"
         yield made
+
+
+def test_the_names_behind_the_roles_are_told_where_they_are_known() -> None:
+    approvers = {"needed": 2, "roles": ["approver", "site-admin"], "people": ["alice", "bob"], "given": []}
+    (line,) = cli_approvals_reading.answered_lines(approvers)
+    assert line == "approvals 0 of 2 given, by approver or site-admin: alice, bob"
+    (line,) = cli_approvals_reading.answered_lines(approvers | {"people": [f"p{number}" for number in range(10)]})
+    assert line.endswith(": p0, p1, p2, p3, p4, p5, p6, p7, and 2 more")
 
 
 def test_a_rejection_is_no_approval_and_says_whose_it_is() -> None:
@@ -137,9 +146,17 @@ def test_a_folder_whose_policy_is_of_another_version_shows_what_it_can(ask: Ask,
     policy = silo.bench.gate.policy
     silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, {"a_word_of_a_later_version": 1}, ""))
     code, text = ask("show", held.id, "--offline", text=True)
-    assert code == 0 and "of another version than this program" in text and held.digest in text
-    assert "leaves" not in text and "\napprove: " not in text
-    assert ask("show", held.id, "--offline")[1]["data"]["state"] == "held"
+    assert code == 0 and f"not told here: {UNREAD}" in text and held.digest in text
+    assert "leaves" not in text and "\napprove: " not in text and "approvals 0 of 1 given\n" in text
+    shown = ask("show", held.id, "--offline")[1]["data"]
+    assert (shown["state"], shown["missing"], shown["approvers"]["given"]) == ("held", UNREAD, [])
+    silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, policy.file.model_dump(mode="json", by_alias=True), ""))
+    assert "missing" not in ask("show", held.id, "--offline")[1]["data"]
+    silo.bench.ledger.put_in_force(PolicyInForce(policy.digest, {"a_word_of_a_later_version": 1}, ""))
+    no = {"release": held.id, "digest": held.digest, "policy_digest": held.policy_digest, "reason_code": "CONTENT"}
+    silo.bench.releases.reject(command("approvals.reject", no, person="carol"))
+    code, text = ask("show", held.id, "--offline", text=True)
+    assert code == 0 and "\n  REJECTED by carol at 20" in text and "its time was until" in text
 
 
 def test_T36_an_approval_names_each_finding(ask: Ask, silo: release_site.Site) -> None:

@@ -10,10 +10,12 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fedsilo.launch.completion import OFFERED_MAX, SECONDS_MAX, within
+from fedsilo.launch.completion import OFFERED_MAX, SECONDS_MAX, _complete_with, within
 from tests.simulated.policy_site import PolicySite, text_of
 
 HOSTILE = ("$(touch x)", "r`id`", "r;id", "r&id", "r|id", "r>x", "r x", "r\nx", "r'x", 'r"x', "r*", "r\\x", "~r", "r!x",
@@ -113,6 +115,15 @@ def test_what_takes_too_long_is_not_offered() -> None:
     held.set()
     assert within(60, lambda: ["in time"]) == ["in time"]
     assert within(60, lambda: ["one"] * 100) == ["one"] * OFFERED_MAX
+
+
+def test_what_is_not_installed_offers_nothing_and_says_nothing() -> None:
+    def missing() -> None:
+        raise ImportError("no module of that name")
+
+    line: Any = SimpleNamespace(command_path="silo approvals show", params={})
+    assert _complete_with(lambda parameters, program: ["r1"], lambda: None)(line, "") == ["r1"]
+    assert _complete_with(lambda parameters, program: ["r1"], missing)(line, "") == []
 
 
 def test_a_script_for_a_shell_can_be_shown(folder: Path) -> None:

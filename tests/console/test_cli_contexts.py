@@ -54,6 +54,46 @@ def test_status_and_curves_ask_a_named_context_or_the_current_one(kept: Path, si
     assert ask(cli.fedsilo_app, "curves")[1]["data"]["run"] == "asked"
 
 
+def test_what_is_shown_names_whose_it_is_and_the_context(kept: Path, site: Site) -> None:
+    def shown(app: typer.Typer, *words: str) -> str:
+        answer = CliRunner().invoke(app, list(words))
+        assert answer.exit_code == 0, answer.output
+        return answer.output
+
+    assert shown(cli.fedsilo_app, "curves", "--context", "prod").startswith("silo hospital_a, context prod: no figures")
+    assert "hospital_a" not in shown(cli.fedsilo_app, "curves", "--context", "prod", "--csv")
+    assert "silo approvals show r1/hospital_a/0, in the folder of hospital_a's silo.yaml\n" in shown(
+        cli_silo.app, "status", "--context", "prod"
+    )
+    config = Path("a folder") / "silo.yaml"
+    write({"prod": ContextEntry("prod", "silo", site.socket, "hospital_a", config.absolute())}, "prod", kept)
+    assert f"silo approvals show r1/hospital_a/0 --config '{config.absolute()}'\n" in shown(cli_silo.app, "status")
+    values = [{"name": "kl", "silo": "hospital_a", "source": "local", "unit": "", "points": [
+        {"x": 1, "round": 1, "step": 0, "value": 0.5, "low": None, "high": None, "n": None, "n_exact": True},
+    ]}]  # fmt: skip
+    site.desk._queries["curves"] = lambda arguments: NOTHING | {"run": "r7", "series": values}
+    assert shown(cli.fedsilo_app, "curves").splitlines()[0] == "silo hospital_a, context prod: run r7"
+
+
+def test_a_context_at_whose_socket_another_party_answers_is_refused(kept: Path, site: Site) -> None:
+    for entry, party in (
+        (ContextEntry("prod", "silo", site.socket, "hospital_b"), "silo hospital_b"),
+        (ContextEntry("prod", "coordinator", site.socket), "coordinator"),
+    ):
+        write({"prod": entry}, "prod", kept)
+        asks = [(cli.fedsilo_app, "curves"), (cli.fedsilo_app, "watch")]
+        asks.append((cli_silo.app if entry.kind == "silo" else cli_coordinator.app, "status"))
+        for app, word in asks:
+            for named in ((), ("--context", "prod")):
+                code, told = ask(app, word, *named)
+                assert (code, told["error"]["code"]) == (6, "WRONG_DAEMON")
+                message = told["error"]["message"]
+                assert message == f"context 'prod' is {party}, and silo hospital_a answers at {site.socket}"
+    given = ("curves", "--context")
+    assert ask(cli.fedsilo_app, *given, f"silo:hospital_b={site.socket}")[0] == 6
+    assert ask(cli.fedsilo_app, *given, f"silo:hospital_a={site.socket}")[0] == 0
+
+
 def test_a_file_goes_before_the_current_context_where_the_other_commands_read_it(kept: Path, site: Site) -> None:
     current(kept, site, "prod")
     Path("silo.yaml").write_text("silo: 7\n")

@@ -90,6 +90,8 @@ def test_outbox_and_inbox_say_what_the_daemon_says(house: House, ask: Any) -> No
 def test_records_and_a_break_is_exit_status_7(house: House, ask: Any) -> None:
     whole = list(house.audit.records())[::-1]
     assert ask("audit", "list")[1]["data"]["records"] == whole[:100]
+    loud = [row for row in whole if not str(row.get("kind", "")).startswith("control.")]
+    assert ask("audit", "list", "--no-control", "--limit", "20")[1]["data"]["records"] == loud[:20] != whole[:20]
     assert ask("audit", "show", "1")[1]["data"] == whole[-2] and ask("audit", "show", "99999999")[0] == 8
     code, text = ask("audit", "status", text=True)
     assert code == 0 and "never verified" in text and "spiffe://cardio-net/silo/hospital_a: not seen" in text

@@ -144,6 +144,11 @@ def test_audit_records_of_a_running_silo(bench: Bench, ask: Any) -> None:
     assert {row["event"] for row in ask("audit", "list", "--event", "egress.dec")[1]["data"]["records"]} == {
         "egress.decision"
     }
+    loud = [row for row in whole if not str(row.get("kind", "")).startswith("control.")]
+    assert 0 < len(loud) < len(whole)
+    assert ask("audit", "list", "--no-control")[1]["data"]["records"] == loud
+    (newest,) = ask("audit", "list", "--no-control", "--limit", "1")[1]["data"]["records"]
+    assert newest == loud[0]
     assert ask("audit", "show", "1")[1]["data"] == whole[-2]
     assert ask("audit", "show", str(bench.audit.size))[0] == 8
 

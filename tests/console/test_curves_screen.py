@@ -14,6 +14,8 @@ from console.plots import Curve, Frame, Point, plot_lines
 from console.screens.confirm import TextDialog
 from console.screens.curves import CurvesScreen
 from console.values import Link
+from fedsilo.edge.figures import FIGURES
+from silo.guard import panel
 from tests.console import dumps
 from tests.console.desk import SIZES, Desk, console
 from tests.console.rounds import curves_at_coordinator, curves_at_silo, point
@@ -131,6 +133,25 @@ def test_an_axis_has_a_height(values: list[float]) -> None:
 # ---- figures ---------------------------------------------------------------------------------------
 
 
+def test_bars_of_the_last_place_stand_beside_each_other_as_those_of_the_first() -> None:
+    series = [
+        Curve(letter, (Point(0.0, y, y - 9, y + 9), Point(10.0, y, y - 9, y + 9)), place)
+        for place, (letter, y) in enumerate((("a", 20.0), ("b", 50.0), ("c", 80.0)))
+    ]
+    frame = Frame(x=(0.0, 10.0), y=(0.0, 100.0), y_text=lambda value: f"{value:.0f}", x_text=lambda at: f"r{at:.0f}")
+    rows = to_text(plot_lines(series, frame, 60, 40, ascii_only=True)).splitlines()
+    by_letter = {
+        letter: {
+            at for row in rows[first:last] for at, sign in enumerate(row) if sign == "|" and at >= plots.AXIS_CELLS
+        }
+        for letter, (first, last) in {"c": (0, 13), "b": (13, 26), "a": (26, 39)}.items()
+    }
+    left = plots.AXIS_CELLS
+    right = next(row for row in rows if "a" in row).rindex("a")
+    assert by_letter == {"a": {left, right}, "b": {left + 1, right + 1}, "c": {left + 2, right + 2}}
+    assert rows[-1].rstrip("-").endswith("r10") and rows[-1].rindex("r10") + 2 == right
+
+
 def test_pass_at_1_is_drawn_with_its_number_and_interval_and_not_without() -> None:
     answer = curves_at_coordinator()
     view = curves.View("pass_at_1", 7.0)
@@ -184,6 +205,23 @@ def test_the_baseline_is_the_mean_of_those_that_were_measured() -> None:
     )
     assert curves.baseline_of(answer, "pass_at_1") == pytest.approx((0.3, 2))
     assert curves.baseline_of(answer, "update_norm") is None
+
+
+def test_each_figure_that_is_kept_has_a_title_of_words_and_shares_are_in_per_cent() -> None:
+    units = {name: each.unit for name, each in FIGURES.items()}
+    assert {name for name, unit in units.items() if unit == "share"} == curves.SHARES
+    kept = {*panel._METRICS_SHOWN, *panel._METRICS_KEPT, *units}
+    plain = {name for name in kept if name not in curves.TITLES}
+    # every word of these is one that a person reads elsewhere
+    assert {word for name in plain for word in name.split("_")} <= {
+        "tokens", "seconds", "rollout", "agreement", "grade", "update", "entropy", "per", "second", "memory", "peak",
+        "bytes",
+    }  # fmt: skip
+    assert curves.value_text(0.125, "alpha_mean") == "12.5" and curves.unit_text("swapped_share", "share") == "%"
+    assert curves.value_text(0.125, "rollout_kl") == "0.125" and curves.unit_text("rollout_kl", "nats") == "nats"
+    assert curves.names_of({"names": ["seconds", "x", "rollout_kl", "swapped_share"]}) == [
+        "swapped_share", "rollout_kl", "seconds", "x",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

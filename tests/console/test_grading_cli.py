@@ -22,6 +22,26 @@ WHOLE_SECONDS_MAX = 30.0
 ENTRY = "import sys\nfrom fedsilo.launch.cli import fedsilo_main\nsys.argv[0] = 'fedsilo'\nfedsilo_main()"
 
 
+DOSE = """
+def amount(text):
+    return float(text)
+
+def grade(response, reference):
+    if response == "half":
+        return 0.7
+    if response == "memory":
+        bytearray(64 << 30)
+    if response == "leave":
+        import os
+        os.write(2, b"\\x1b[2J")
+        os._exit(3)
+    if response == "loud":
+        print("\\x1b[2J" * 100_000)
+        return True
+    return amount(response) == amount(reference)
+"""
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", ENTRY, "grade", *arguments]
 
@@ -79,9 +99,87 @@ def test_lines_that_cannot_be_read_stay_in_their_place() -> None:
 def test_answer_is_taken_for_gold_and_odd_texts_cross() -> None:
     text = "\u65e5\u672c \u2028\u0000 \ud83d"
     lines = [{"answer": "B", "response": "B"}, {"gold": text, "response": text}, {"gold": "x", "response": text}]
-    told = rows(graded("\n\n".join(map(json.dumps, lines)), "--verifier", "exact", "-").stdout)
+    told = rows(graded("\n".join(map(json.dumps, lines)), "--verifier", "exact", "-").stdout)
     assert [row["correct"] for row in told] == [True, True, False]
     assert told[1]["response"] == text
+
+
+def test_an_empty_line_keeps_its_place_and_those_at_the_end_are_none() -> None:
+    good = json.dumps({"gold": "5", "response": "5"})
+    told = rows(graded(f"{good}\n\n \r\n{good}\n\n\n", "--verifier", "exact").stdout)
+    assert [row["correct"] for row in told] == [True, False, False, True]
+    assert told[2] == {"line": 3, "correct": False, "error": "empty"}
+
+
+def test_what_a_line_says_of_itself_gives_way_to_the_verdict() -> None:
+    said = {"id": 1, "correct": True, "code": "correct", "reward": 7, "error": "old", "note": "kept"}
+    lines = [{**said, "gold": "5", "response": "6"}, {**said, "gold": 5, "response": "5"}]
+    judged, unread = rows(graded("\n".join(map(json.dumps, lines)), "--verifier", "exact").stdout)
+    assert judged == {"id": 1, "note": "kept", "gold": "5", "response": "6", "correct": False, "code": "wrong"}
+    assert set(unread) == {"id", "note", "gold", "response", "correct", "error"} and "gold" in unread["error"]
+
+
+def test_numbers_come_back_as_they_were_and_what_is_no_number_is_refused() -> None:
+    digits = "7" * 5000
+    fields = f'"gold": "5", "response": "5", "long": {digits}, "exact": 1.10, "huge": 1e999, "zero": -0.0'
+    kept, *unread = graded(
+        f'{{{fields}}}\n{{"gold": {digits}, "response": "5"}}\n{{"gold": "5", "response": 1e999}}\n'
+        '{"gold": "5", "response": "5", "n": NaN}\n{"gold": "5", "response": "5", "n": -Infinity}',
+        "--verifier", "exact",
+    ).stdout.decode().splitlines()  # fmt: skip
+    assert kept == f'{{{fields}, "correct": true, "code": "correct"}}'
+    errors = [json.loads(line, parse_int=str)["error"] for line in unread]
+    assert 'the text "gold"' in errors[0] and 'the text "response"' in errors[1]
+    assert [error.split(" is no number")[0] for error in errors[2:]] == ["not JSON: NaN", "not JSON: -Infinity"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "why"),
+    [
+        ('"gold": "5", "gold": "6"', '"gold": "5", "Gold": "6"', "'gold' twice"),
+        ('"gold": "5", "x": {"y": 1, "y": 2}', '"gold": "5", "x": [{"y": 1}, {"y": 2}]', "'y' twice"),
+        ('"gold": "5", "answer": "6"', '"gold": "5", "answer": "5"', "differ"),
+        ('"gold": "5", "answer": 5', '"gold": "5", "answer_text": 5', "differ"),
+        ('"gold": "5", "response_parts": [["5", 1]]', '"gold": "5", "response_parts": null', "both"),
+    ],
+)
+def test_a_line_that_says_two_things_is_not_judged(bad: str, good: str, why: str) -> None:
+    told = rows(graded(f'{{{bad}, "response": "5"}}\n{{{good}, "response": "5"}}', "--verifier", "exact").stdout)
+    assert [row["correct"] for row in told] == [False, True]
+    assert why in told[0]["error"] and "error" not in told[1]
+
+
+def test_the_author_of_a_verifier_learns_on_which_line_and_where_it_fails(tmp_path: Path) -> None:
+    (tmp_path / "dose.py").write_text(DOSE)
+    facts = tmp_path / "dose-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: dose\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[fedsilo.verifiers]\ndose = dose\n")
+    responses = ["1", "x", "half", "memory", "leave", "loud", "1"]
+    lines = "\n".join(json.dumps({"gold": "1", "response": each}) for each in responses)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    ended, enveloped = (
+        subprocess.run(
+            command("--verifier", "dose", *more),
+            input=lines.encode(),
+            capture_output=True,
+            env=environment,
+            check=False,
+        )
+        for more in ([], ["--json"])
+    )
+    codes = [row["code"] for row in rows(ended.stdout)]
+    assert codes == ["correct", "error", "error", "error", "crashed", "correct", "correct"]
+    told = ended.stderr.decode().splitlines()
+    assert told[0].startswith(
+        "line 2: the verifier 'dose' raised ValueError: could not convert string to float: 'x', at "
+    )
+    assert told[0].endswith("dose.py:3 in amount")
+    assert told[1] == "line 3: the verifier 'dose' returned 0.7 of type float: not True, False or a Verdict"
+    assert told[2].startswith("line 4: the verifier 'dose' raised MemoryError: out of memory, of 4096 MiB, at ")
+    assert told[3:] == ["line 5: the process that graded it ended"]
+    [envelope] = rows(enveloped.stdout)
+    assert envelope["warnings"] == told and enveloped.stderr == b""
 
 
 def test_a_reader_sees_each_line_as_it_comes() -> None:

@@ -14,7 +14,21 @@ def test_a_rejection_has_its_reason_code_and_a_yes_has_none() -> None:
         {"person": "bob", "verdict": "reject", "at": "", "reason": "TIMING"},
         {"person": "carol", "verdict": "reject", "at": ""},
     ]}  # fmt: skip
-    assert answers.show(row)[0] == "alice yes, bob no TIMING (not at this time), carol no"
+    assert answers.show(row)[0] == "alice yes, bob no TIMING, carol no"
+
+
+async def test_what_a_code_means_stands_in_the_row_when_it_is_opened() -> None:
+    row = {
+        "id": "r1/hospital_a/0", "kind": "lora.factors", "state": "rejected", "held_since": 1.0, "needed": 1,
+        "bytes": 5, "answers": [{"person": "bob", "verdict": "reject", "at": "", "reason": "TIMING"}],
+    }  # fmt: skip
+    async with console() as desk:
+        await desk.show(silo())
+        await desk.open(HistoryScreen())
+        await desk.answer(KEY, {"releases": [row], "total": 1, "next": None})
+        assert "bob no TIMING " in desk.text and "not at this time" not in desk.text
+        await desk.press("enter")
+        assert "bob TIMING (not at this time)" in desk.text
 
 
 async def test_at_a_coordinator_it_asks_nothing_and_says_where_releases_are() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from console import log_lines
 from console.drawing import UNICODE, to_text, width_of
+from console.rows import choose_columns
 from console.screens.logs import LogsScreen
 from console.values import Link
 from tests.console.desk import Desk, console
@@ -226,10 +227,23 @@ async def test_the_trainers_log_is_named_where_it_can_be_read_and_at_a_coordinat
     async with console((80, 24)) as desk:
         screen = await opened(desk)
         assert "not here: the trainer's log (may quote private text): silo logs --trainer" in desk.text
-        assert "redaction on: 20 lines left out or cut" in desk.text and screen.twin() == "silo logs"
+        assert "redaction on: 20 lines left out or cut" in desk.text and "words); hide them: /!(left" in desk.text
+        rows = desk.text.splitlines()
+        (place,) = [at for at, row in enumerate(rows) if "not here: the trainer's log" in row]
+        assert rows[place - 1].startswith("╰") and rows[place + 1].startswith("  ▸ connection lost")
+        assert screen.twin() == "silo logs"
         await desk.show(coordinator())
         await desk.answer("logs", {"lines": LINES[:3]})
         assert "silo logs --trainer" not in desk.text and screen.twin() == "coordinator logs"
+
+
+@pytest.mark.parametrize(("cells", "names"), [
+    (76, {"time UTC", "level", "text"}), (136, {"time UTC", "level", "text", "day"}),
+    (170, {"time UTC", "level", "text", "day", "source"}),
+])  # fmt: skip
+def test_a_line_is_given_room_before_what_is_the_same_in_most_lines(cells: int, names: set[str]) -> None:
+    shown = {column.name: width for column, width in choose_columns(log_lines.COLUMNS, cells)}
+    assert set(shown) == names and shown["text"] >= min(96, cells - 26)
 
 
 async def test_loading_refused_and_disconnected_say_so() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from console.drawing import to_text
-from console.messages import columns_of, detail_lines, left_part
+from console.messages import columns_of, detail_lines, left_part, why_lines
 from console.reading import value_text
+from console.rows import choose_columns
 from console.screens.outbox import MessageScreen, OutboxScreen
 from console.screens.tables import PAGE_ROWS
 from console.values import Link
@@ -133,7 +134,7 @@ async def test_the_counts_of_the_daemon_and_the_bytes_out_stand_above(size: tupl
         words = " ".join(desk.text.split())
         assert "r1 public.responses" in words and "100 loaded of 250" in words
         # the whole rule of the row under the cursor, also where its column is narrow
-        assert "DENY public prompts of the open step" in words
+        assert "DENY public prompts of the open step" in words and "00fa…00fa" in words
         assert "250 messages 13 held 25 denied 51.1 KiB left since the daemon began, polls included" in words, words
         await desk.press("tab")
         assert "since the daemon" not in desk.text
@@ -233,11 +234,34 @@ async def test_a_denied_one_says_which_rule_its_limit_and_what_would_pass(size: 
         await desk.answer("outbox record 250", decision(250, "deny"))
         words = " ".join(desk.text.split())
         for fact in (
-            "nothing was sent", "DENY public prompts of the open step: measured 1, limit 0",
-            f"would pass: {WOULD_PASS}", "run-1, round 1 step 0", "spiffe://cardio-net/coordinator/main",
+            "nothing was sent", f"DENY {WOULD_PASS}", "run-1, round 1 step 0", "spiffe://cardio-net/coordinator/main",
             "1992294 bytes, 1.9 MiB", "2026-12-01 10:00:00 UTC", "sha256 " + "7b" * 16 + " " + "7b" * 16,
         ):  # fmt: skip
             assert fact in words, fact
+        assert words.count("at most 0 pass") == 1 and "would pass" not in words and "measured 1, limit" not in words
+
+
+def test_a_sentence_that_says_what_was_measured_stands_for_the_rule_and_another_below_it() -> None:
+    record = {"decision": "deny", "rules": [DENIED, {**DENIED, "rule": "kind", "measured": "a", "limit": "b"}]}
+    told = to_text(why_lines(record, {"would_pass": [WOULD_PASS, "kind: b passes"]}, 100)).splitlines()
+    assert told == [f"DENY {WOULD_PASS}", "DENY kind: measured a, limit b", "would pass: kind: b passes"]
+
+
+def test_where_there_is_room_a_rule_stands_whole_in_its_row_and_a_long_time_in_its_cell() -> None:
+    shown = {column.name: width for column, width in choose_columns(columns_of("outbox", wide=True), 136)}
+    assert shown["rule"] >= len("public prompts of the open step") and {"record", "digest"} <= set(shown)
+    assert shown["kind"] >= len("control.checkpoint")
+    (milliseconds,) = [column for column in columns_of("outbox") if column.name == "ms"]
+    assert milliseconds.show({"milliseconds": 9_999})[0] == "9999"
+    assert milliseconds.show({"milliseconds": 12_345})[0] == "12 s"
+
+
+async def test_a_wide_terminal_shows_the_deciding_rule_whole() -> None:
+    for size, whole in (((140, 42), True), ((100, 30), False)):
+        async with console(size) as desk:
+            await opened(desk)
+            (row,) = [line for line in desk.text.splitlines() if "▸" in line]
+            assert ("public prompts of the open step" in row) is whole, row
 
 
 async def test_every_rule_and_what_the_guard_changed_are_told() -> None:
@@ -412,7 +436,7 @@ async def test_what_a_real_gate_wrote_is_what_is_shown(bench: Bench) -> None:
         await desk.press("enter")
         await desk.answer(f"outbox record {seq}", ask["outbox"]({"seq": int(seq)}))
         words = " ".join(desk.text.split())
-        assert "DENY one message per step: measured 2, limit 1" in words and "at most 1 pass, it had 2" in words
+        assert "DENY one message per step: at most 1 pass, it had 2" in words
         assert "ok tokens of one response 2 32 policy:74" in words and "keyed with this site's key" in words
         await desk.press("escape", "k", "enter")
         await desk.answer(f"outbox record {screen.twin().split()[-1]}", ask["outbox"]({"seq": int(screen.twin()[-2:])}))
@@ -466,6 +490,8 @@ async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
     async with console(size) as desk:
         await SCENES[scene](desk)
         dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)
+        if scene == "outbox":
+            await dumps.compare_variants(f"{scene}-{size[0]}x{size[1]}", desk)
 
 
 async def test_in_ascii_it_draws_nothing_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
 import stat
@@ -38,6 +39,7 @@ from console.sharing import (
 from console.values import Snapshot
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, UnreachableError, UsageError
 from tests.console import states
+from tests.simulated.test_T24_pipes_refused import outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 20
@@ -327,6 +329,27 @@ def test_a_missing_recording_and_one_that_would_be_replaced(tmp_path: Path) -> N
         recorder.snapshot()
     file.close()
     assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("pipe", "it is a pipe"), ("folder", "it is a folder"), ("large", "larger than")]
+)
+def test_no_pipe_is_waited_for_and_no_file_read_beyond_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    path = tmp_path / "a.fedrec"
+    data = whole(path)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(data)
+        monkeypatch.setattr("console.replay.RECORDING_BYTES_MAX", len(data))
+        Replay(path, clock=Clock())
+        monkeypatch.setattr("console.replay.RECORDING_BYTES_MAX", len(data) - 1)
+    assert said in outcome(lambda named: Replay(named, clock=Clock()), path)
 
 
 def test_a_full_recording_stops_and_the_console_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from console.sharing import QUERIES, Question, released_answer, unclassified
 from console.values import Snapshot
 from coordinator.curve_view import CurveView
 from coordinator.round_view import RoundView
+from fedsilo.edge.figures import FIGURES
 from fedsilo.launch import cli_curves, cli_run
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
 from tests.policies import setting
@@ -102,7 +103,7 @@ def test_the_console_draws_what_a_real_coordinator_answers_and_may_share_what_wa
     seen = answers(at_coordinator.socket, {"r": ("round", {"round": 1}), "c": ("curves", {"names": "pass_at_1"})})
     answer = seen.answers["r"]
     text = to_text([*rounds.head_lines(answer, None, 100, UNICODE), *rounds.fact_lines(answer, 100)])
-    assert "round 1 of 2" in text and "committed after" in text and "quorum 2 of 4 updates, 4 in" in text
+    assert "round 1 of 2" in text and "committed after" in text and "4 of 4 in · quorum 2 met" in text
     assert {row["state"] for row in rounds.silo_rows(answer, None, 20, UNICODE, ascii_only=False)} == {"accepted"}
     view = curves.View("pass_at_1", 1.0)
     assert curves.plot_of(seen.answers["c"], view, 80, 12, ascii_only=False)
@@ -137,8 +138,17 @@ def test_the_twins_say_what_the_queries_say(at_coordinator: Asked) -> None:
               for each in series["points"]]  # fmt: skip
     assert [float(row["value"]) for row in rows] == [each["value"] for each in values]
     assert {row["n_exact"] for row in rows if row["name"] == "pass_at_1"} == {"false"}
-    code, text = at_coordinator.run("curves", "--coordinator", "c.yaml", text=True)
+    code, text = at_coordinator.run("curves", "--coordinator", "c.yaml", "--values", text=True)
     assert code == 0 and "at most 512" in text and "not recorded: cosine" in text
+    code, last = at_coordinator.run("curves", "--coordinator", "c.yaml", text=True)
+    assert code == 0 and "at most 512" in last and "not recorded: cosine" in last
+    newest = {(row["name"], row["silo"]): row for row in rows}  # rows are in the order of rounds
+    shown = [line for line in last.splitlines() if line.startswith(tuple(name for name, _ in newest))]
+    assert len(shown) == len(newest) < len(rows)
+    for (name, silo), row in newest.items():
+        (line,) = (each.split() for each in shown if each.split()[:2] == [name, silo or "all"])
+        assert line[2:4] == [row["round"], f"{float(row['value']):.6g}"]
+    assert FIGURES["gap"].meaning in last and "--values" in last
     code, told = at_coordinator.run("run", "show", "run-1", "--round", "1")
     assert code == 0 and told["data"]["round"] == 1 and told["data"]["progress"]["state"] == "committed"
     code, text = at_coordinator.run("run", "show", "run-1", "--round", "1", text=True)
@@ -158,7 +168,10 @@ def test_the_twins_of_a_silo(at_silo: Asked) -> None:
     assert at_silo.run("round", "--round", "7")[0] == 8 and at_silo.run("round", "--run", "none")[0] == 8
     code, told = at_silo.run("curves", "--config", "silo.yaml", "--name", "kl")
     assert code == 0 and [each["name"] for each in told["data"]["series"]] == ["kl"]
-    assert at_silo.run("curves", text=True)[1].startswith("run run-1")
+    assert at_silo.run("curves", text=True)[1].startswith("silo hospital_a: run run-1")
+    one, every = (at_silo.run("curves", *words, text=True)[1] for words in (("--name", "kl"), ("--values",)))
+    assert sum(line.startswith("kl ") for line in one.splitlines()) == len(told["data"]["series"][0]["points"])
+    assert len(every.splitlines()) > len(one.splitlines())
 
 
 def test_a_csv_cell_is_no_formula() -> None:

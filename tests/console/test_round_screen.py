@@ -60,7 +60,7 @@ def test_quorum_and_deadline_stand_in_every_strip_where_they_are() -> None:
     assert (shown[6], shown[9]) == (":", "|")
     far = answer | {"deadlines": [{"name": "round/2", "for": "round", "left_seconds": 7000.0, "at_seconds": 7200.0}]}
     assert rounds.scale_of(far) == 80.0  # told in words; the strips keep their room
-    assert "deadline at 2:00:00 in 1:56:40" in to_text(rounds.head_lines(far, None, 200, UNICODE))
+    assert "deadline  round at 2:00:00, in 1:56:40" in to_text(rounds.head_lines(far, None, 200, UNICODE))
 
 
 def test_what_nobody_kept_is_said_to_be_and_what_is_others_is_hidden() -> None:
@@ -86,9 +86,9 @@ def test_a_silent_silo_is_training_or_held_and_the_quorum_says_what_it_waits_for
 
     told = "no update for 04:01: training, or held by its people; train 8, others took 01:36"
     assert f"late uni_c {told}" in head() and "straggler" not in head()
-    assert "2 in, there at 05:31 · the others have until 10:00" in head()
+    assert "updates 2 of 5 in · quorum 2 met at 05:31 · the others have until 10:00" in head()
     quorum = answer["quorum"] | {"needed": 3, "reached_seconds": None}
-    assert "2 in, not there yet · waits for 1 more until 10:00" in head(quorum=quorum)
+    assert "updates 2 of 5 in · quorum 3 not met yet · waits for 1 more until 10:00" in head(quorum=quorum)
     assert "waits for" not in head(quorum=quorum, state="abandoned")
     (late,) = [row for row in answer["silos"] if row.get("straggler")]
     assert "no update for 04:01: training, or held by its people" in " ".join(
@@ -138,8 +138,8 @@ async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
         for said in (
             "round 2 of 3",
             "open for 06:41",
-            "quorum 2 of 5 updates, 2 in, there at 05:31",
-            "deadline at 10:00 in 03:19",
+            "updates   2 of 5 in · quorum 2 met at 05:31",
+            "round at 10:00, in 03:19",
             "hospital_b to update, uni_c train 8",
             "uni_c no update for 04:01: training, or held by its people",
             "train 8, others took 01:36",
@@ -227,7 +227,7 @@ async def test_loading_empty_refused_stale_and_disconnected_say_so() -> None:
             deadlines=[{"name": "join", "for": "join", "left_seconds": 30.0, "at_seconds": None}],
         )
         await desk.answer(screen.key, empty)
-        assert "deadline of the join in 00:30" in desk.text and "no silos in this run yet" in desk.text
+        assert "deadline  join in 00:30" in desk.text and "no silos in this run yet" in desk.text
 
 
 @pytest.mark.parametrize("name", TOGETHER)

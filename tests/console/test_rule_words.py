@@ -7,7 +7,7 @@ import pytest
 from console import rule_words
 from console.conditions import denied_lines
 from console.drawing import UNICODE, to_text
-from console.facts import header, rule_lines, rules
+from console.facts import header, policy_summary, rule_lines, rules
 from console.messages import detail_lines
 from console.values import Rule
 from console.words import WAIVED, silos_lines
@@ -83,7 +83,19 @@ def test_a_release_lists_its_rules_in_these_words() -> None:
     shown["policy"]["rules"] += [rule("records of the round", 80, 2), rule("round", "1.0", "round.step 1.20", "deny")]
     (made,) = live(silo(shown)).held
     text = " ".join(to_text(rules(made, 100, most=40)).split())
-    assert "records of the round 80, at least 2" in text and "ok measured whole" in text and "80 of 2" not in text
+    assert "records of the round 80, at least 2" in text and "measured whole" in text and "80 of 2" not in text
     assert "deny place in the run: round 1; open is round 1, step 20" in text and "round.step" not in text
     whole = " ".join(" ".join(to_text(rule_lines(each, 100)) for each in made.rules).split())
     assert "measured yes, limit yes" not in whole and "hold people's approvals: 0 given, 1 needed" in whole
+
+
+def test_the_loudest_rule_stands_first_and_ok_is_said_once() -> None:
+    shown = release()
+    shown["policy"]["rules"] = [rule("approvals", 0, 1, "hold"), rule("round", "1.0", "round.step 1.20", "deny"),
+                                *(rule(f"rule {at}", 1, 2) for at in range(9))]  # fmt: skip
+    (made,) = live(silo(shown)).held
+    lines = to_text(rules(made, 60, most=20)).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["deny", "hold", "ok"]
+    assert all(line.startswith("     ") for line in lines[3:]) and lines[3:]
+    assert to_text(rules(made, 60, most=3)).endswith("more: p lists them")
+    assert to_text(policy_summary(made, 80)).endswith("1 deny 1 hold 0 look 9 ok")

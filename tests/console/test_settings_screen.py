@@ -43,8 +43,12 @@ async def test_what_is_in_use_stands_beside_where_it_comes_from() -> None:
         line = next(each for each in desk.text.splitlines() if "trainer.threads" in each)
         assert "no value" in line and "default" in line
         assert "6 of the silo's 9 settings are set" in desk.text and "never here" in desk.text
+        assert "The 6 of this console stand below (G)" in " ".join(desk.text.split()) and "Settings · 15" in desk.text
         assert screen.twin() == "silo settings"
-        await desk.press("G", "k", "enter")
+        assert screen.inspected()["key"] == "silo" and desk.text.index("syslog.enabled") < desk.text.index(
+            "console: theme"
+        )
+        await desk.press(*"Gkkkkkkk", "enter")
         for words in ("/data/a.jsonl", "/data/b.jsonl", "Change it there: silo.yaml:22", "silo check", "silo settings"):
             assert words in desk.text
         await desk.press("escape", "k", "enter")
@@ -56,6 +60,7 @@ async def test_the_consoles_own_change_with_enter_and_nothing_of_the_daemon_does
         screen = await opened(desk)
         assert desk.app.theme == "fed-dark" and "flag --theme" in desk.text
         names = list(THEMES)
+        await desk.press(*"Gkkkkk")
         for name in (*names[1:], names[0]):
             await desk.press("enter")
             assert desk.app.theme == name
@@ -99,6 +104,6 @@ async def test_T37_hostile_text_in_every_field_draws_no_control_character() -> N
         for text in TOGETHER.values():
             hostile = {"key": text, "value": [text, {text: text}], "origin": text}
             await opened(desk, [hostile, {"key": "a", "value": text}, "x", {}])
-            for keys in ((), ("G", "k", "k", "enter"), ("escape", "k", "enter"), ("escape", "i"), ("escape",)):
+            for keys in ((), ("g", "k", "k", "enter"), ("escape", "j", "enter"), ("escape", "i"), ("escape",)):
                 await desk.press(*keys)
                 assert not [character for character in desk.text if not (character.isprintable() or character == "\n")]

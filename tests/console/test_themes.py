@@ -20,7 +20,7 @@ from console.reading import mapping
 from console.screens.base import STYLES, Lines
 from console.themes import THEMES
 from fedsilo.treaty.errors import FedSiloError
-from tests.console.desk import Desk, console, open_dialog
+from tests.console.desk import Desk, console, open_dialog, type_word
 from tests.console.states import Happened, coordinator, release, silo
 from tests.policies import setting
 from tests.simulated.guarded import Bench
@@ -208,8 +208,28 @@ async def test_the_question_before_a_signature_is_ascii_and_can_be_read() -> Non
     async with console((80, 24), ascii_only=True) as desk:
         await open_dialog(desk)
         assert {character for character in desk.text if character > "\x7e" and character != "\n"} == set()
-        # the button is off until the word matches; what it says then is said by the line above it, too
-        assert worst(desk.app)[0] >= CONTRAST_MIN or "Approve" in worst(desk.app)[1]
+        assert worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
+
+
+@pytest.mark.parametrize("name", THEMES)
+async def test_a_button_that_is_off_can_be_read_and_looks_off(name: str) -> None:
+    async with console((80, 24), theme_name=name) as desk:
+        await open_dialog(desk)
+        off, border = written(desk.app, "Approve"), desk.app.screen.query_one("#confirm").styles.border_top[0]
+        assert worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
+        await type_word(desk, "c09f")
+        on = written(desk.app, "Approve")
+        assert worst(desk.app)[0] >= CONTRAST_MIN, worst(desk.app)
+        ground = written(desk.app, "Effect")
+        assert colours(off)[1] == colours(ground)[1] != colours(on)[1], "only what is on is filled"
+        assert (bool(off.style and off.style.bold), bool(on.style and on.style.bold)) == (False, True)
+        # where no colour is written at all, the frame tells
+        assert border == "dashed" != desk.app.screen.query_one("#confirm").styles.border_top[0]
+
+
+def written(app: App[Any], word: str) -> Segment:
+    """The piece of a button or a line that begins with this word; a title has more before it."""
+    return next(segment for segment in list(drawn(app))[::-1] if segment.text.strip().startswith(word))
 
 
 async def test_without_colour_none_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

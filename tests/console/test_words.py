@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from console import words
 from console.drawing import UNICODE, to_text
 from console.values import Happening
-from tests.console.desk import console
+from tests.console.desk import SIZES, console
 from tests.console.states import Happened, coordinator, live, release, silo
 
 
@@ -52,3 +54,26 @@ def test_a_broken_log_of_a_coordinator_needs_somebody_everywhere() -> None:
         needs = [need for need in words.needs_of(live(coordinator(audit=audit)), 100.0) if need.key == "audit"]
         assert bool(needs) is told
         assert not needs or (needs[0].everywhere and "BROKEN at record 4: its previous is another" in needs[0].text)
+
+
+def test_a_pause_by_the_coordinator_is_told_and_is_no_need() -> None:
+    told = "run paused by the coordinator"
+    paused = live(silo(run_paused=True))
+    assert words.needs_of(paused, 100.0) == [] and told in to_text(words.once_lines(paused, 100.0, 80, UNICODE))
+    assert "PAUSED" not in to_text(words.round_lines(paused, 80, UNICODE)), "that word is of people here"
+    link = {"address": "host:1", "link": "down", "fault": "no answer"}
+    lost = words.paused_lines(live(silo(run_paused=True, coordinator=link)), 80, UNICODE)
+    assert "paused by the coordinator, as it last told: it goes on" in to_text(lost)
+    for other in (live(silo()), live(silo(paused=True)), live(silo(run_paused="yes")), live(coordinator())):
+        assert words.paused_lines(other, 80, UNICODE) == []
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_pause_by_the_coordinator_stands_on_the_overview_until_the_run_goes_on(size: tuple[int, int]) -> None:
+    async with console(size) as desk:
+        await desk.show(silo(run_paused=True))
+        assert "run paused by the coordinator" in desk.text and "nothing needs you" in desk.text
+        await desk.show(silo(release(), run_paused=True))
+        assert "run paused by the coordinator" in desk.text and "1 needs you" in desk.text
+        await desk.show(silo(release()))
+        assert "paused" not in desk.text

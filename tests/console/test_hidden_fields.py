@@ -1,0 +1,121 @@
+"""What a source does not hold reads `hidden` on every screen: never 0, never an alarm, and not as something that a
+daemon said (console design 9)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from console import facts, messages, words
+from console.drawing import UNICODE, to_text
+from console.screens.history import COLUMNS
+from console.sharing import released_answer, released_state
+from console.values import Snapshot, changed_since, why_not_answer
+from tests.console.desk import console
+from tests.console.states import POLICY_DIGEST, coordinator, live, release, silo
+
+WRONG = ("CHANGED", " 0 B", "0 of 1", "not seen yet", "0 ok", "does not say", "nobody", "sha256:  ")
+TOLD = "REPLAY 00:05 of 03:36 paused, 2026-12-01 10:00:00Z, share-safe"
+
+
+def shared(state: dict[str, Any]) -> Snapshot:
+    snapshot = live(released_state(state))
+    return replace(snapshot, link=replace(snapshot.link, told=TOLD))
+
+
+def once(snapshot: Snapshot) -> str:
+    (held,) = snapshot.held
+    now = snapshot.link.received_at
+    rows = facts.one_column(held, snapshot, now, 100, 100, UNICODE)
+    return to_text([*rows, *words.once_lines(snapshot, now, 100, UNICODE), facts.signature_line(held)])
+
+
+def test_of_a_share_safe_state_what_is_left_out_is_hidden_and_what_is_whole_is_told() -> None:
+    text = once(shared(silo(release())))
+    assert not [wrong for wrong in WRONG if wrong in text], text
+    for label in ("stays", "policy", "budget", "diff", "screens", "approve", "reject"):
+        assert f"{label:9}hidden" in text
+    assert "FINDINGS hidden" in text and "leaves   hidden" in text and "sha256:hidden" in text
+    assert "approvals hidden, 1 needed" in text and "kind and size hidden" in text and "--include-local LOCAL" in text
+    assert "coordinator hidden live" in text
+    whole = once(live(silo(release())))
+    assert "hidden" not in whole.replace("other silos hidden", "") and "0 of 1 given" in whole and "1.9 MiB" in whole
+
+
+def test_a_reader_that_says_itself_why_something_is_missing_is_quoted() -> None:
+    thin = {name: release()[name] for name in ("id", "state", "run", "round", "held_since", "expires_at", "digest")}
+    why = "the policy in force is of another version"
+    (held,) = live(silo({**thin, "missing": why})).held
+    text = to_text(facts.one_column(held, live(silo()), 100.0, 100, 100, UNICODE))
+    assert why in text and "policy   hidden" in text and "sha256:7be1" in text and "share-safe" not in text
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_who_may_still_approve_is_named(answered: bool) -> None:
+    given = [{"person": "alice", "verdict": "approve"}] if answered else []
+    approvers = {"needed": 2, "roles": ["approver"], "people": ["alice", "bob"], "given": given}
+    snapshot = live(silo(release(approvers=approvers)))
+    (held,) = snapshot.held
+    text = to_text(facts.header(held, snapshot, 100.0, 80, UNICODE))
+    assert ("may approve bob" if answered else "may approve alice, bob") in text
+    (nobody,) = live(silo(release())).held
+    assert "may approve" not in to_text(facts.header(nobody, snapshot, 100.0, 80, UNICODE))
+
+
+def test_no_change_is_seen_in_what_is_hidden_and_nothing_can_be_answered() -> None:
+    snapshot = shared(silo(release()))
+    (held,) = snapshot.held
+    assert changed_since(held, snapshot) == ""
+    link = replace(snapshot.link, told="")
+    assert why_not_answer(held, replace(snapshot, link=link), link.received_at, approve=False)
+    # a daemon that told the digest once and another one, or none, later is a change all the same
+    (known,) = live(silo(release())).held
+    assert "payload changed" in changed_since(known, snapshot)
+    assert "policy changed" in changed_since(known, live(silo(release()), policy_digest="1" * 64))
+
+
+def test_where_a_halt_would_be_hidden_nothing_says_that_nobody_is_needed() -> None:
+    for state, told in ((shared(silo()), "needs: some hidden"), (live(silo()), "nothing needs you")):
+        assert told in to_text([words.top_bar(state, words.Lock(), 100.0, 160, UNICODE)])
+    text = to_text(words.once_lines(shared(coordinator()), 100.0, 100, UNICODE))
+    assert "clinic_e refused: hidden" in text
+
+
+def test_held_before_says_hidden_for_what_a_recording_does_not_hold() -> None:
+    row = {
+        "id": "r1/hospital_a/0", "kind": "lora.factors", "state": "rejected", "held_since": 1.0, "needed": 1,
+        "bytes": 5, "digest": "ab" * 32, "policy_digest": POLICY_DIGEST, "given": [], "answers": [],
+    }  # fmt: skip
+    kept = released_answer("approvals", {}, {"releases": [row]})
+    assert kept is not None
+    (left,) = kept[0]["releases"]
+    for name, whole in (("answers", "nobody"), ("answered", "-"), ("bytes", "5 B"), ("digest", "abab"),
+                        ("policy", POLICY_DIGEST[:8])):  # fmt: skip
+        (column,) = (column for column in COLUMNS if column.name == name)
+        assert column.show(left)[0] == "hidden" and column.show(row)[0].startswith(whole)
+
+
+def test_the_outbox_counts_nothing_that_it_was_not_told() -> None:
+    row = {"seq": 24, "verdict": "allow", "outcome": "acked", "digest": "ab" * 32, "rule": "", "reasons": []}
+    answer = {"messages": [row], "next": None, "total": 4, "held": 0, "denied": 0}
+    kept = released_answer("outbox", {}, answer)
+    assert kept is not None
+    (left,) = kept[0]["messages"]
+    for told, there, hidden in ((answer, row, False), (kept[0], left, True)):
+        text = to_text(messages.summary_lines("outbox", told, None, 100, control=False))
+        assert ("denied: hidden" in text) is hidden and ("0 denied" in text) is not hidden
+        parts = messages.rule_part(there)[0], messages.digest_part(there)[0]
+        assert (parts == ("hidden", "hidden")) if hidden else ("hidden" not in parts)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (140, 42)])
+async def test_the_screens_of_what_is_held_show_no_false_fact(size: tuple[int, int]) -> None:
+    async with console(size, read_only=True) as desk:
+        state = shared(silo(release()))
+        for keys in ((), ("3",), ("enter",)):
+            await desk.show(state)
+            await desk.press(*keys)
+            await desk.show(state)
+            assert "hidden" in desk.text and not [wrong for wrong in WRONG if wrong in desk.text], desk.text
