@@ -103,6 +103,7 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
         "isolation": _F.CODE,
         "role": _F.CODE,
         "policy_sha256": _F.DIGEST,
+        "own_verifiers_sha256": _F.DIGEST,
     },
     "Poll": {
         "wait_milliseconds": _F.NUMBER,
@@ -152,7 +153,13 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
     "CountExamples": {"examples": _F.NUMBER},
     "Metric": {"name": _F.NAME, "topic": _F.TOPIC, "value": _F.NUMBER},
     "MetricsEval": {"split": _F.CODE, "adapter_digest": _F.DIGEST},
-    "Ack": {"acknowledged_sequence": _F.NUMBER, "pending": _F.NUMBER, "checkpoints": _F.NUMBER, "record": _F.NUMBER},
+    "Ack": {
+        "acknowledged_sequence": _F.NUMBER,
+        "pending": _F.NUMBER,
+        "checkpoints": _F.NUMBER,
+        "record": _F.NUMBER,
+        "paused": _F.NUMBER,
+    },
     "Refusal": {"code": _F.CODE, "field": _F.SHORT, "expected": _F.SHORT, "got": _F.SHORT},
     "RunPlan": {"canonical_json": _F.PLAN},
     "PublicStep": {"step": _F.NUMBER, "prompt_indices": _F.NUMBER},

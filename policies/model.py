@@ -97,6 +97,14 @@ class SetPin(Closed):
     licence: Label = ""
 
 
+class PublicSetPin(SetPin):
+    programs: Annotated[
+        Literal["refuse", "sandbox"],
+        lattice.ladder("refuse", "sandbox"),
+        Field(description="sandbox: answers of other silos' models may be run here as programs, behind walls"),
+    ] = "refuse"
+
+
 class Quantise(Closed):
     grid: Annotated[Literal["float32", "bfloat16"], lattice.ladder("bfloat16", "float32")]
 
@@ -274,7 +282,7 @@ class PolicyFile(Closed):
     budgets: Budgets
     model: ModelPins
     lora_schemas: dict[str, SchemaPin]
-    public_sets: dict[str, SetPin]
+    public_sets: dict[str, PublicSetPin]
     held_out: Annotated[SetPin | None, lattice.PIN] = None  # absent: any held-out set
     egress: Egress
     ingress: Ingress

@@ -1,7 +1,7 @@
 """A site's configuration file (`hospital_a.yaml`): the closed schema and where its paths point.
 
 Unknown keys, duplicate keys and wrong types are errors with the line number (threat T35). Relative paths are taken
-from the folder of the configuration file, so that a site's folder can be moved as a whole. Loading touches no other
+from the folder of the configuration file, so that a site's folder can be moved as a whole. Loading opens no other
 file; whether what it names exists is checked at start (`silo check`).
 """
 
@@ -150,11 +150,11 @@ class Trainer(_Closed):
     start_timeout_seconds: float = Field(180.0, gt=0)
     python: Path | None = None  # another interpreter that has the training libraries; None: the guard's own
 
-    @field_validator("threads")
+    @field_validator("threads", mode="before")
     @classmethod
-    def _positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("threads is a number from 1, or auto")
+    def _positive(cls, value: Any) -> Any:
+        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise strict_yaml.WrongValueError(f"{value!r} is no number of threads", "a whole number from 1, or auto")
         return value
 
     @field_validator("must_not_reach", mode="before")
@@ -360,7 +360,9 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
 
     def absolute(path: Path, base: Path = here) -> Path:
         path = path.expanduser()
-        return path if path.is_absolute() else base / path
+        path = path if path.is_absolute() else base / path
+        # Behind walls only what is named is there, so what `folder/..` leads through would be missing.
+        return path.resolve() if ".." in path.parts else path
 
     state_dir = absolute(config.state_dir)
     given = {name: getattr(config.identity, name) for name in IdentityFiles.model_fields}

@@ -48,6 +48,7 @@ class Meaning:
 MEANINGS: Final[Mapping[str, Meaning]] = {
     "start": Meaning("daemon started"),
     "stop": Meaning("daemon stopped"),
+    "trainer.restart": Meaning("trainer died and was started again, or could not be", 3),
     "policy.load": Meaning("policy loaded"),
     "policy.reload_refused": Meaning("policy change refused", 4),
     "plan.accept": Meaning("plan of a run accepted"),

@@ -25,6 +25,7 @@ from fedsilo.treaty.errors import OperationError, VerificationError
 
 STRIDE = 32
 BLOCK_LINES = 128  # read at a time, at least, while something is looked for
+LOOK_RECORDS = 2_000  # whoever asks with a filter looks at so many records a call
 _CONTROL = b'"kind":"control.'  # as canonical JSON spells it
 DAMAGED = "damaged"  # the event of what stands in for a line that is no record
 _CHUNK_BYTES = 1 << 20

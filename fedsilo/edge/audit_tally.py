@@ -30,7 +30,7 @@ VERDICTS = ("allow", "deny", "hold")
 _HALTS = frozenset({"halt", "release"})
 _INCIDENTS = frozenset(
     {"egress.indeterminate", "policy.reload_refused", "screen.hit", "tail.repaired", "clock.jump", "key.expire_warn",
-     "round.equivocation"}
+     "round.equivocation", "trainer.restart"}
 )  # fmt: skip
 _KEY_EVENTS = frozenset({"key.enrol", "key.renew", "key.expire_warn", "denylist.load"})
 # Facts of a decision that name a set of examples by its digest, and the fact that counts its rows, where there is one.

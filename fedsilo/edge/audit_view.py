@@ -18,7 +18,7 @@ from typing import Any
 from fedsilo.edge.audit_check import Broken, LogCheck
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.audit_pages import LogPages, line_filter, record_at
+from fedsilo.edge.audit_pages import LOOK_RECORDS, LogPages, line_filter, record_at
 from fedsilo.edge.message_index import utc
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.treaty.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note, parse_verifier_key
@@ -27,7 +27,6 @@ from fedsilo.treaty.errors import FedSiloError
 _log = logging.getLogger("fedsilo.audit")
 
 ROWS_DEFAULT, ROWS_MAX = 100, 200
-LOOK_RECORDS = 2_000  # a filter looks at so many records a call
 NOTES_LOOKED_AT = 16  # newest checkpoints among which one is sought that somebody countersigned
 # What a witness's cosignatures say of this log.
 MATCHES, DIFFERS, NOT_SEEN = "matches", "differs", "not seen"

@@ -53,8 +53,10 @@ def write_private(path: Path, data: bytes) -> None:
         raise OperationError(f"cannot write {path}: {error.strerror}") from error
 
 
-def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644) -> None:
+def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644, *, tail: bytes = b"") -> None:
     """Replace `path` by `data` in one step: after a crash the old or the new content is there, never a mixture.
+
+    tail: written behind `data`, which need not be copied to have it there.
 
     A link at `path` is itself replaced, not followed.
 
@@ -70,6 +72,7 @@ def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644) -> No
                 _write_past_cache(descriptor, data)
             else:
                 write_all(descriptor, data)
+            write_all(descriptor, tail)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

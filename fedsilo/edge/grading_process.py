@@ -2,11 +2,11 @@
 
 The child stays alive across batches and grades one item after the other; it answers with one byte an item, so the
 parent knows on which item it hangs. An item past its deadline, or that kills the child, scores 0 and is counted; the
-child is started again for the rest (methods 1.2). The child gets an almost empty environment, limits on memory and
-core files, and no descriptor but its pipes. `code` runs programs: it is refused unless the caller says that it may,
-and the child then runs each in a sandbox (code_sandbox.py) or does not start. Verifiers that a site brought itself
-are loaded in the child alone. What this does not stop: a verifier that writes files or opens sockets; none of ours
-does.
+child is started again for the rest (methods 1.2). What it says that is no verdict is taken for a crash. The child gets
+an almost empty environment, limits on memory and core files, and no descriptor but its pipes. `code` runs programs: it
+is refused unless the caller says that it may, and the child then runs each in a sandbox (code_sandbox.py) or does not
+start. Verifiers that a site brought itself are loaded in the child alone. What this does not stop: a verifier that
+writes files or opens sockets; none of ours does.
 
     request   4-byte little-endian length, JSON [[response, reference], ...]
     reply     READY, or REFUSED and one line why; then nine bytes an item: the index of its VerdictCode, and its
@@ -16,7 +16,9 @@ does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 import resource
 import select
@@ -25,10 +27,13 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import IO
 
+from fedsilo.edge.one_line import one_line
 from fedsilo.edge.own_verifiers import Grade, find_verifier, load_grade
 from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
 from fedsilo.treaty.grading import RESPONSE_CHARACTERS_MAX
@@ -40,10 +45,14 @@ CODE_MARGIN_SECONDS = 0.5  # by which the sandbox's own deadline comes first: th
 START_TIMEOUT_SECONDS = 120.0
 CLOSE_TIMEOUT_SECONDS = 2.0
 MEMORY_BYTES_MAX = 4 << 30
+REFUSAL_CHARACTERS_MAX = 2000
+REPORT_BYTES_MAX = 2000
 _LENGTH = struct.Struct("<I")
 _CODES = tuple(VerdictCode)
 _READY, _REFUSED = 255, 254
 _REPLY = struct.Struct("<Bd")
+# (arguments, environment) -> the child, with pipes at its standard input and output
+Launch = Callable[[Sequence[str], Mapping[str, str]], subprocess.Popen[bytes]]
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "TMPDIR")
 
 
@@ -65,6 +74,11 @@ class GradingProcess:
         deadline_seconds: what one item may take; None: DEADLINE_SECONDS, or CODE_DEADLINE_SECONDS.
         memory_bytes_max: address space of the child.
         runs_programs: a verifier that runs programs is taken; a coordinator never says so (design 8.1).
+        launch: starts the child; by default it is a plain process.
+        budget_seconds: what a batch of so many items may take; items that are left then score 0, as if each had taken
+            too long. None: as long as they take.
+        reports: keep why a verifier of a package gave no verdict, for `take_report`. Such a text may quote responses
+            and answers, so that it is for the verifier's author at a terminal, and for no silo.
 
     Raises:
         UsageError: unknown verifier, or one that runs programs.
@@ -77,6 +91,9 @@ class GradingProcess:
         deadline_seconds: float | None = None,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         runs_programs: bool = False,
+        launch: Launch | None = None,
+        budget_seconds: Callable[[int], float] | None = None,
+        reports: bool = False,
     ) -> None:
         found = find_verifier(verifier)
         if found.executes and not runs_programs:
@@ -91,6 +108,10 @@ class GradingProcess:
         self.counts = GradingCounts()
         self._deadline_seconds = deadline_seconds
         self._memory_bytes_max = memory_bytes_max
+        # memory, not a pipe: the child never waits for its reader, and what it wrote before it died is there
+        self._reports = os.fdopen(os.memfd_create("reports"), "r+b", buffering=0) if reports else None
+        self._launch = launch or functools.partial(_plain_child, reports=self._reports)
+        self._budget_seconds = budget_seconds
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._ready = False
@@ -121,8 +142,15 @@ class GradingProcess:
         """
         with self._lock:
             verdicts: list[Verdict] = []
+            until = math.inf
+            if self._budget_seconds is not None:
+                self._wait_ready()
+                until = time.monotonic() + self._budget_seconds(len(pairs))
             while len(verdicts) < len(pairs):
-                self._grade_until_stopped(pairs, verdicts)
+                if time.monotonic() >= until:
+                    verdicts += [TIMEOUT] * (len(pairs) - len(verdicts))
+                    break
+                self._grade_until_stopped(pairs, verdicts, until)
             self.counts.graded += len(pairs)
             self.counts.errors += sum(verdict.code is VerdictCode.ERROR for verdict in verdicts)
             self.counts.timeouts += sum(verdict.code is VerdictCode.TIMEOUT for verdict in verdicts)
@@ -136,6 +164,17 @@ class GradingProcess:
         with self._lock:
             self._stop(politely=True)
 
+    def take_report(self) -> str:
+        """Why a verifier of a package gave no verdict, since this was last asked; the last one, empty for none."""
+        if self._reports is None:
+            return ""
+        with self._lock:
+            self._reports.seek(max(0, os.fstat(self._reports.fileno()).st_size - REPORT_BYTES_MAX))
+            said = self._reports.read()
+            self._reports.seek(0)  # for the child too, which shares the place
+            self._reports.truncate()
+        return said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+
     def __enter__(self) -> GradingProcess:
         return self
 
@@ -144,7 +183,9 @@ class GradingProcess:
     ) -> None:
         self.close()
 
-    def _grade_until_stopped(self, pairs: Sequence[tuple[str, str]], verdicts: list[Verdict]) -> None:
+    def _grade_until_stopped(
+        self, pairs: Sequence[tuple[str, str]], verdicts: list[Verdict], until: float = math.inf
+    ) -> None:
         """Add verdicts until all are there or the child is gone; then the item it was at is judged as well."""
         child = self._wait_ready()
         said = b""
@@ -152,7 +193,7 @@ class GradingProcess:
         try:
             _write_all(child, _LENGTH.pack(len(request)) + request)
             while len(verdicts) < len(pairs):
-                reply = self._read(child, self._deadline_seconds)
+                reply = self._read(child, min(self._deadline_seconds, max(0.0, until - time.monotonic())))
                 if reply is None:
                     verdicts.append(TIMEOUT)
                     self._stop(politely=False)
@@ -166,26 +207,23 @@ class GradingProcess:
                     verdicts.append(Verdict(_CODES[index] is VerdictCode.CORRECT, _CODES[index], reward))
         except (OSError, IndexError, ValueError):
             pass  # the pipe broke, or the child spoke nonsense: it is gone for us either way
-        if len(verdicts) < len(pairs):
-            self.counts.crashes += 1
-            verdicts.append(CRASHED)
-            self._stop(politely=False)
+        else:
+            if len(verdicts) == len(pairs) and not said:
+                return
+        self.counts.crashes += 1
+        verdicts[len(pairs) - 1 :] = [CRASHED]  # of the item it was at, or of the last one if it said too much
+        self._stop(politely=False)
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._child is not None:
             return self._child
         arguments = [self.verifier, str(self._deadline_seconds), str(self._memory_bytes_max)]
+        arguments += ["reports"] if self._reports is not None else []
         environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         try:
-            self._child = subprocess.Popen(
-                # -P, or `-m` looks in the working directory first and would run a folder `fedsilo` that stands there
-                [sys.executable, "-P", "-m", "fedsilo.edge.grading_process", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
+            # -P, or `-m` looks in the working directory first and would run a folder `fedsilo` that stands there
+            self._child = self._launch(
+                [sys.executable, "-P", "-m", "fedsilo.edge.grading_process", *arguments], environment
             )
         except OSError as error:
             raise OperationError(f"cannot start a grading process: {error.strerror}") from error
@@ -203,8 +241,9 @@ class GradingProcess:
                 status = child.poll()
                 self._stop(politely=False)
                 if said and said[0] == _REFUSED:
-                    code, message, hint = json.loads(said[1:])
-                    raise UsageError(message, hint=hint, code=code)
+                    with contextlib.suppress(ValueError, TypeError):  # it may have been cut off
+                        code, message, hint = (str(each)[:REFUSAL_CHARACTERS_MAX] for each in json.loads(said[1:]))
+                        raise UsageError(message, hint=hint, code=code)
                 raise OperationError(
                     f"the grading process for {self.verifier!r} did not start (exit status {status})",
                     hint=f"try: {sys.executable} -P -m fedsilo.edge.grading_process {self.verifier} < /dev/null",
@@ -238,6 +277,20 @@ class GradingProcess:
         child.wait()
 
 
+def _plain_child(
+    arguments: Sequence[str], environment: Mapping[str, str], reports: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if reports is None else reports,
+        env=environment,
+        bufsize=0,
+        start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
+    )
+
+
 def _write_all(child: subprocess.Popen[bytes], data: bytes) -> None:
     assert child.stdin is not None  # noqa: S101  # opened as a pipe in _start
     rest = memoryview(data)
@@ -248,18 +301,26 @@ def _write_all(child: subprocess.Popen[bytes], data: bytes) -> None:
 # --- the child ---------------------------------------------------------------------------------------------------
 
 
-def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int) -> None:
-    """The child's whole life: grade what comes on standard input until it is closed."""
+def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int, *, reports: bool = False) -> None:
+    """The child's whole life: grade what comes on standard input until it is closed. Reports go to standard error."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = memory_bytes_max if hard == resource.RLIM_INFINITY else min(memory_bytes_max, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # whatever a library prints must not mix with the replies
     replies = os.dup(1)
+    told = os.dup(2)
+    if reports:  # a child behind walls never gets here, so it needs no /dev/null
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.dup2(2, 1)
+
+    def tell(report: str) -> None:
+        if reports:
+            os.write(told, one_line(report).encode("utf-8", "replace")[: REPORT_BYTES_MAX - 1] + b"\n")
+
     try:
         # only a parent that may run programs starts a child for such a verifier
-        grade = load_grade(verifier, _sandbox(deadline_seconds) if find_verifier(verifier).executes else None)
+        grade = load_grade(verifier, _sandbox(deadline_seconds) if find_verifier(verifier).executes else None, tell)
     except FedSiloError as error:
         os.write(replies, bytes([_REFUSED]) + json.dumps([error.code, error.message, error.hint]).encode())
         return
@@ -273,7 +334,8 @@ def serve(verifier: str, deadline_seconds: float, memory_bytes_max: int) -> None
             signal.setitimer(signal.ITIMER_REAL, 2 * deadline_seconds + 1)
             try:
                 verdict = grade(response, reference) if len(response) <= RESPONSE_CHARACTERS_MAX else TOO_COSTLY
-            except (MemoryError, RecursionError):
+            except (MemoryError, RecursionError) as error:
+                tell(type(error).__name__)
                 verdict = ERROR
             os.write(replies, _REPLY.pack(_CODES.index(verdict.code), verdict.reward))
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -312,4 +374,5 @@ if __name__ == "__main__":
         sys.argv[1],
         float(sys.argv[2]) if len(sys.argv) > 2 else DEADLINE_SECONDS,
         int(sys.argv[3]) if len(sys.argv) > 3 else MEMORY_BYTES_MAX,
+        reports=sys.argv[4:] == ["reports"],
     )

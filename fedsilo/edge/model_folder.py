@@ -1,7 +1,8 @@
 """Reads a Hugging Face model folder without torch: its fingerprints, and the LoRA schema that follows from it.
 
 The base model's fingerprint covers config.json (without the keys that name paths and library versions) and every byte
-of the weights; tokenizer and chat template have their own, since a silo may differ in one of them only.
+of the weights; tokenizer and chat template have their own, since a silo may differ in one of them only. Whoever reads
+weights asks `weight_files` for them, so that what is hashed is what is trained on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def read_fingerprints(folder: Path) -> Fingerprints:
         UsageError: a file is missing or unreadable (named), or the folder asks to run its own code.
     """
     config = _read_config(folder)
-    weights = {path.name: _file_sha256(path) for path in _weight_files(folder)}
+    weights = {path.name: _file_sha256(path) for path in weight_files(folder)}
     stable = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
     base = sha256_hex(_json_bytes({"config": stable, "weights": weights}))
     tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
@@ -150,7 +151,7 @@ def lora_schema_of(
 
 def _tensor_headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """(name, shape, safetensors type) of each tensor, from the headers alone."""
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_HEADER_BYTES_MAX, path.stat().st_size):
@@ -167,8 +168,23 @@ def _tensor_headers(folder: Path) -> Iterator[tuple[str, tuple[int, ...], str]]:
         yield from entries
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights, sorted by name: those of the index, or `model.safetensors` (threat T1).
+
+    A folder is refused where programs differ in what they read: transformers takes `model.safetensors` before an index,
+    vLLM every file where there is no index, and transformers puts an adapter that lies in the folder upon the base.
+
+    What it does not stop: a loader that goes by a rule of its own, such as one for `consolidated.safetensors`.
+
+    Raises:
+        UsageError: a file is missing, or it is not certain which files are meant; named.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if (folder / "adapter_config.json").is_file():
+        raise UsageError(
+            f"{folder}: adapter_config.json says that an adapter lies upon the base model",
+            hint="use a folder that holds the base model alone",
+        )
     if index.is_file():
         listed = _read_json(index).get("weight_map")
         if not isinstance(listed, dict) or not listed:
@@ -176,8 +192,19 @@ def _weight_files(folder: Path) -> list[Path]:
         names = sorted({str(name) for name in listed.values()})
         if any("/" in name or name.startswith(".") for name in names):
             raise UsageError(f"{index}: a shard lies outside the folder")
+        if single.exists() and names != [single.name]:
+            raise UsageError(
+                f"{folder}: it holds {single.name} beside {index.name}, and programs differ in which they read",
+                hint="remove the one that is not the model's",
+            )
         return [_present(folder / name) for name in names]
-    return [_present(folder / "model.safetensors")]
+    beside = sorted(path.name for path in folder.glob("*.safetensors") if path != single)
+    if beside and single.exists():
+        raise UsageError(
+            f"{folder}: it holds {beside[0]} beside {single.name} and no index, and programs differ in which they read",
+            hint="remove what is not the model's, or copy its model.safetensors.index.json",
+        )
+    return [_present(single)]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -187,6 +214,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if "auto_map" in config:
         # The folder would run its own Python (threat T22).
         raise UsageError(f"{folder}: config.json has auto_map, and code from a model folder is never run")
+    if config.get("transformers_weights") is not None:
+        raise UsageError(
+            f"{folder}: config.json has transformers_weights: its weights would be another file than the one hashed",
+            hint="remove the key, and name the file model.safetensors",
+        )
     return config
 
 

@@ -33,6 +33,11 @@ class Template:
     reads_clock: bool = False
 
 
+def choice_of(text: str) -> str | Path | None:
+    """Of an option on the command line: empty, `chat`, `plain` or the path of a file."""
+    return text if text in ("chat", "plain") else Path(text) if text else None
+
+
 def read_template(choice: str | Path | None, folder: Path) -> Template:
     """Args:
         choice: `data.template`: None, "chat", "plain" or a file.

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedsilo.edge.files import read_regular
 from fedsilo.edge.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints
+from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import UsageError
@@ -58,6 +59,7 @@ class SiteInputs:
     valid_days: from now_seconds on, less one day for clocks that differ.
     limits: numbers of a plan's size that the site says itself; all others come from the bundle.
     dtype: of an update's values on the wire; empty takes the ruleset's own, or float32.
+    template: as `data.template` of a silo; None: the model folder's.
     """
 
     ruleset: str
@@ -77,6 +79,7 @@ class SiteInputs:
     first_rounds: int = 1
     valid_days: int = 180
     limits: Mapping[str, float] = field(default_factory=dict)
+    template: str | Path | None = None
 
 
 def make_site_policy(inputs: SiteInputs) -> SitePolicy:
@@ -113,7 +116,7 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
         schema=schema,
         schema_file=inputs.schema_file,
         tokenizer_sha256=prints.tokenizer_sha256,
-        template_sha256=prints.template_sha256,
+        template_sha256=read_template(inputs.template, inputs.model).sha256 or prints.template_sha256,
         public_file=str(inputs.public.absolute()),
         public_sha256=public.sha256,
         public_rows=len(public.rows),

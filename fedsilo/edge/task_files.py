@@ -108,7 +108,7 @@ def read_tasks(path: Path, fields: FieldNames = STANDARD) -> TaskFile:
             first_line_of[task.id] = number
             rows.append(task)
     file = TaskFile(path, tuple(rows), sha256_hex(content), lines, tuple(problems), unit_of(content))
-    return _within_limit(file)
+    return _within_limit(file, fields)
 
 
 def refuse_bad_references(file: TaskFile, is_readable: Callable[[str], bool]) -> TaskFile:
@@ -160,7 +160,7 @@ def listed(problems: Sequence[Problem], unit: str = "line") -> str:
 
 def _task_of(record: Mapping[str, Any], number: int, fields: FieldNames) -> Task | str:
     """The task, or why there is none. The reason never quotes the record: it may reach a log."""
-    row = {name: record[own] for name in (*_FIELDS, "group") if (own := getattr(fields, name)) in record}
+    row = {name: _text_of(record[own]) for name in (*_FIELDS, "group") if (own := getattr(fields, name)) in record}
     for name in _FIELDS:
         if name not in row:
             return f"missing field {name!r}"
@@ -174,6 +174,12 @@ def _task_of(record: Mapping[str, Any], number: int, fields: FieldNames) -> Task
     return Task(**{name: row[name] for name in _FIELDS}, group=group, line=number)
 
 
+def _text_of(value: Any) -> Any:
+    """A whole number as its decimal text, since identifiers and answers are often kept as numbers. A fraction has no
+    one text, so it stays what it is, and is refused."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _is_unicode(row: Mapping[str, Any]) -> bool:
     """JSON may escape half a surrogate pair, which no tokenizer and no wire takes."""
     try:
@@ -183,14 +189,25 @@ def _is_unicode(row: Mapping[str, Any]) -> bool:
     return True
 
 
-def _within_limit(file: TaskFile) -> TaskFile:
+def _within_limit(file: TaskFile, fields: FieldNames = STANDARD) -> TaskFile:
     bad = len(file.problems)
     if bad and bad >= BAD_SHARE_MAX * file.lines:
+        told = listed(file.problems, file.unit)
+        hint = (
+            'each is {"id","prompt","answer","topic"} and perhaps "group", all texts or whole numbers, ids unique; '
+            "other names of private files go into data.fields"
+        )
+        reasons = file.reasons
+        if len(reasons) == 1 and bad == file.lines > 1:  # one cause, so it is told once
+            told = f"each {file.unit}: {next(iter(reasons))}"
+            for name in _FIELDS:
+                own = getattr(fields, name)
+                if own != name and f"missing field {name!r}" in reasons:
+                    told = f"{told}: there is no {own!r}, as data.fields calls it"
+                    hint = f"data.fields.{name}: the name that the file has for it"
         raise UsageError(
-            f"{file.path}: {bad} of {file.lines} {file.unit}s are bad, the limit is under {BAD_SHARE_MAX:.0%}: "
-            f"{listed(file.problems, file.unit)}",
-            hint='each is {"id","prompt","answer","topic"} and perhaps "group", all texts, ids unique; other names of '
-            "private files go into data.fields",
+            f"{file.path}: {bad} of {file.lines} {file.unit}s are bad, the limit is under {BAD_SHARE_MAX:.0%}: {told}",
+            hint=hint,
             code="TASK_FILE_INVALID",
         )
     if not file.rows:

@@ -8,6 +8,7 @@ as its own header states the size. A site's own files and files with an agreed d
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from fedsilo.treaty.errors import UsageError
 
 LINE_BYTES_MAX = 1 << 20
+PARQUET_HINT = "in the clone: .venv/bin/pip install -e '.[parquet]' -c constraints.txt"
 UNPACKED_BYTES_MAX = 4 << 30
 _PARQUET_MARK = b"PAR1"
 _PARQUET_ROWS_AT_ONCE = 1024
@@ -27,7 +29,7 @@ Record = tuple[int, "dict[str, Any] | str"]
 
 def unit_of(content: bytes) -> str:
     """What a place counts: "line" of JSON lines, else "row"."""
-    return "row" if content.startswith(_PARQUET_MARK) or _is_array(content) else "line"
+    return "row" if content.startswith(_PARQUET_MARK) or _is_array(_without_mark(content)) else "line"
 
 
 def records_of(path: Path, content: bytes, columns: Sequence[str]) -> Iterator[Record]:
@@ -43,7 +45,13 @@ def records_of(path: Path, content: bytes, columns: Sequence[str]) -> Iterator[R
     """
     if content.startswith(_PARQUET_MARK):
         return _parquet_rows(path, content, columns)
+    content = _without_mark(content)
     return _array_elements(path, content) if _is_array(content) else _lines(content)
+
+
+def _without_mark(content: bytes) -> bytes:
+    """A text without the byte order mark that some editors and spreadsheets write before it."""
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def _is_array(content: bytes) -> bool:
@@ -118,9 +126,7 @@ def _parquet_rows(path: Path, content: bytes, columns: Sequence[str]) -> Iterato
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError as error:
-        raise UsageError(
-            f"{path} is a Parquet file, and pyarrow is not installed here", hint="pip install 'fedsilo[parquet]'"
-        ) from error
+        raise UsageError(f"{path} is a Parquet file, and pyarrow is not installed here", hint=PARQUET_HINT) from error
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(content), arrow_extensions_enabled=False)
         unpacked_bytes = sum(file.metadata.row_group(each).total_byte_size for each in range(file.num_row_groups))
@@ -145,7 +151,10 @@ def _parquet_rows(path: Path, content: bytes, columns: Sequence[str]) -> Iterato
 
 def _check_text_column(arrow: Any, path: Path, name: str, kind: Any) -> None:
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)):
+    types = arrow.types
+    if not any(fits(kind) for fits in (types.is_string, types.is_large_string, types.is_string_view, types.is_integer)):
         raise UsageError(
-            f"{path}: column {name!r} holds {kind}, not text", hint="write it as text", code="TASK_FILE_INVALID"
+            f"{path}: column {name!r} holds {kind}, not text or whole numbers",
+            hint="write it as text",
+            code="TASK_FILE_INVALID",
         )

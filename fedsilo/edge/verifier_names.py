@@ -13,6 +13,7 @@ from pydantic import BeforeValidator
 from fedsilo.edge.own_verifiers import find_verifier
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.grading import mixture, require_verifier
+from fedsilo.treaty.strict_yaml import WrongValueError
 
 
 def name_in_file(value: Any, look_up: Callable[[str], object]) -> str:
@@ -23,7 +24,7 @@ def name_in_file(value: Any, look_up: Callable[[str], object]) -> str:
         look_up: raises UsageError for a name that there is not.
 
     Raises:
-        ValueError: it is none; with the hint, since a validator's error has one text.
+        WrongValueError: it is none.
     """
     try:
         if isinstance(value, Mapping):
@@ -37,7 +38,7 @@ def name_in_file(value: Any, look_up: Callable[[str], object]) -> str:
             raise UsageError("must be a name or a mapping of names to weights", hint="as in: math")
         look_up(value)
     except UsageError as error:
-        raise ValueError(f"{error.message} ({error.hint})" if error.hint else error.message) from error
+        raise WrongValueError(error.message, error.hint) from error
     return value
 
 

@@ -99,8 +99,10 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
                 f"release {data['id']}  sha256:{data['digest']}  {data['state']}, revision {data['revision']}",
                 f"run {data['run']}, round {data['round']}; held since {_utc(data['held_since'])}, "
                 f"its time {'is' if data['state'] == 'held' else 'was'} until {_utc(data['expires_at'])}",
-                f"policy {policy['digest']}, of another version than this program: only its running daemon judges it",
+                *cli_approvals_reading.answered_lines(data["approvers"]),
+                f"policy {policy['digest']}, verdicts as the ledger has them:",
                 *(_rule_line(rule) for rule in policy["rules"]),
+                f"not told here: {data['missing']}; its running daemon tells it",
             ]
         )
     leaves = data["leaves"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from silo.config import SiloConfig
 
 PAGE_ROWS = 500  # the daemon's most
+PEOPLE_SHOWN = 8
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Read the site's state folder; no daemon is asked, and it need not run.")
 ]
@@ -196,13 +197,17 @@ def answered_lines(approvers: Mapping[str, Any]) -> list[str]:
     """How many said yes of how many that are needed, and a line for each answer: a no is none of them.
 
     Args:
-        approvers: {"needed", "roles", "given"} of the query `approval`; given has yes and no.
+        approvers: {"needed", "roles", "people", "given"} of the query `approval`; given has yes and no, and people are
+            the names behind the roles, where they are known.
     """
-    given = approvers["given"]
+    given, people = approvers["given"], approvers.get("people", ())
     count = sum(one["verdict"] == "approve" for one in given)
+    more = [f"and {len(people) - PEOPLE_SHOWN} more"] if len(people) > PEOPLE_SHOWN else []
+    roles, names = " or ".join(approvers["roles"]), ", ".join([*people[:PEOPLE_SHOWN], *more])
+    who = f", by {roles}{': ' if names else ''}{names}" if roles else ""
     words = {"approve": "approved", "reject": "REJECTED"}
     return [
-        f"approvals {count} of {approvers['needed']} given, by {' or '.join(approvers['roles'])}",
+        f"approvals {count} of {approvers['needed']} given{who}",
         *(
             "  " + " ".join(
                 [f"{words.get(one['verdict'], one['verdict'])} by {one['person']} at {utc(one['at'])}",

@@ -51,6 +51,7 @@ _HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
 SHOWN_TEXTS = frozenset({
     "silo", "role", "federation", "coordinator", "site", "silos", "log_level", "rollout.engine", "trainer.launch",
     "trainer.devices", "trainer.threads", "trainer.isolation", "expected.load", "expected.mixed_base",
+    "expected.mixed_verifiers",
     "public.verifier", "held_out.verifier",
 })  # fmt: skip
 _PEOPLE_UNKNOWN = "roles.yaml was not read here, and log lines may name people"

@@ -68,6 +68,9 @@ def fedconsole(
     operator_key: Annotated[Path | None, typer.Option("--operator-key", help="Its key, mode 0600.")] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="No character outside ASCII but in data.")] = False,
     theme: Annotated[str, typer.Option("--theme", help=f"One of {', '.join(THEME_NAMES)}.")] = "",
+    no_mouse: Annotated[
+        bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal, to mark and copy text with it.")
+    ] = False,
     version: VersionOption = False,
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -105,9 +108,11 @@ def fedconsole(
         if printed:
             _print_once(watched, screen, ascii_only=ascii_only, json_output=json_output)
         else:
-            origins = _origins(theme, ascii_only=ascii_only, read_only=read_only)
+            origins = _origins(theme, ascii_only=ascii_only, read_only=read_only, no_mouse=no_mouse)
             files = operator_certificate, operator_key
-            options: dict[str, Any] = {"ascii_only": ascii_only, "theme_name": chosen, "origins": origins}
+            options: dict[str, Any] = {
+                "ascii_only": ascii_only, "theme_name": chosen, "mouse": not no_mouse, "origins": origins,
+            }  # fmt: skip
             if entries and record is None:
                 _open_contexts(entries, files, read_only=read_only, **options)
             else:
@@ -294,9 +299,9 @@ def _files(given: Files, entry: ContextEntry | None) -> Files:
     return given if given[0] is not None or entry is None else (entry.operator_certificate, entry.operator_key)
 
 
-def _origins(theme: str, *, ascii_only: bool, read_only: bool) -> dict[str, str]:
+def _origins(theme: str, *, ascii_only: bool, read_only: bool, no_mouse: bool = False) -> dict[str, str]:
     """Where the console's own settings come from, by their names on the screen of settings."""
-    flags = {"theme": bool(theme), "ascii": ascii_only, "read-only": read_only}
+    flags = {"theme": bool(theme), "ascii": ascii_only, "read-only": read_only, "no-mouse": no_mouse}
     origins = {key: f"flag --{key}" for key, given in flags.items() if given}
     return origins if theme or "NO_COLOR" not in os.environ else {"theme": "env NO_COLOR", **origins}
 
@@ -396,7 +401,7 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
 
 
 def _approvals_lines(snapshot: Any, now: float, cells: int, glyphs: Any) -> list[Any]:
-    """Every held release with all its facts and every rule, one below the other."""
+    """Every held release with all its facts and every rule that the source holds, one below the other."""
     from console import facts
     from console.drawing import line
 
@@ -405,7 +410,8 @@ def _approvals_lines(snapshot: Any, now: float, cells: int, glyphs: Any) -> list
     lines: list[Any] = []
     for release in snapshot.held:
         lines += facts.one_column(release, snapshot, now, cells, 10_000, glyphs)
-        lines += [line(("every rule", "strong"))]
-        lines += [row for rule in release.rules for row in facts.rule_lines(rule, cells)]
+        if release.rules:
+            lines += [line(("every rule", "strong"))]
+            lines += [row for rule in release.rules for row in facts.rule_lines(rule, cells)]
         lines += [line("")]
     return lines

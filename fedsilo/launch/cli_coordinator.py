@@ -9,7 +9,7 @@ import typer
 
 from fedsilo.launch import cli_coordinator_messages, doctor
 from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
-from fedsilo.launch.daemons import ContextOption, context_client
+from fedsilo.launch.daemons import ContextOption, context_daemon
 from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
 from fedsilo.launch.output import (
     JsonOption,
@@ -21,6 +21,7 @@ from fedsilo.launch.output import (
     table,
     takes_version,
 )
+from fedsilo.launch.site_options import VERIFIERS, TemplateOption
 from fedsilo.launch.size_options import (
     LearningRateOption,
     LocalStepsOption,
@@ -53,9 +54,11 @@ def init(
     federation: Annotated[str, typer.Option("--federation", help="Name of the federation.")],
     silos: Annotated[str, typer.Option("--silos", help="Names with commas; aggregation follows this order.")],
     model: Annotated[Path, typer.Option("--model", help="Model folder; read for its hashes and shapes only.")],
-    public: Annotated[Path, typer.Option("--public", help="Public prompts, JSONL.")],
-    held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts, JSONL; read for hash and topics.")],
-    verifier: Annotated[str, typer.Option("--verifier", help="How answers to public prompts are checked.")],
+    public: Annotated[Path, typer.Option("--public", help="Public prompts: JSON lines, one JSON array, or Parquet.")],
+    held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts; read for hash and topics.")],
+    verifier: Annotated[
+        str, typer.Option("--verifier", help=f"How answers to public prompts are checked: {VERIFIERS}.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Folder that holds id/ and gets the files.")] = Path(),
     name: Annotated[str, typer.Option("--name", help="Name of the coordinator.")] = "main",
     listen: Annotated[str, typer.Option("--listen", help="host:port; port 0 takes a free one.")] = "127.0.0.1:8443",
@@ -76,6 +79,7 @@ def init(
     samples_per_prompt: SamplesOption = 16,
     max_new_tokens: TokensOption = 2048,
     learning_rate: LearningRateOption = 1e-3,
+    template: TemplateOption = "",
     person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     json_output: JsonOption = False,
@@ -88,6 +92,7 @@ def init(
     import time
 
     from coordinator.setup import InitInputs, init_coordinator
+    from fedsilo.edge.prompt_template import choice_of
     from fedsilo.launch.provision import people_of, write_coordinator_key, write_roles
     from policies.render import PlanSize
 
@@ -120,6 +125,7 @@ def init(
             targets=targets,
             dtype=dtype,
             least_isolation=least_isolation,
+            template=choice_of(template),
             size=PlanSize().changed(limits, "coordinator init"),
         ),
         force=force,
@@ -209,8 +215,8 @@ def status(
     json_output: JsonOption = False,
 ) -> None:
     """State of the running coordinator: address, silos, runs."""
-    chosen = context_client("coordinator", context, config, here=CONFIG_DEFAULT)
-    state, now = _state_of(chosen) if chosen else _state(_load(config or CONFIG_DEFAULT))
+    chosen = context_daemon("coordinator", context, config, here=CONFIG_DEFAULT)
+    state, now = _state_of(chosen.connect()) if chosen else _state(_load(config or CONFIG_DEFAULT))
 
     def text() -> str:
         lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.launch.daemons import ContextOption, context_client
+from fedsilo.launch.daemons import ContextOption, Daemon, context_daemon, party_text
 from fedsilo.launch.output import JsonOption, emit, guarded, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, client_of, load_site
 
@@ -31,6 +31,9 @@ def curves(
         list[str] | None, typer.Option("--name", help="Only this figure, such as pass_at_1; repeatable.")
     ] = None,
     x: Annotated[str, typer.Option("--x", help="round or step.")] = "",
+    values: Annotated[
+        bool, typer.Option("--values", help="Each value of every figure; else the last of each, and what it says.")
+    ] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print one line a value, as CSV.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -46,18 +49,22 @@ def curves(
     if csv and json_output:
         raise UsageError("--csv and --json are two forms of one answer", hint="give one of them")
     asked = {"run": run or None, "names": ",".join(names or ()) or None, "x": x or None}
-    with _client(context, config, coordinator) as client:
+    daemon = _daemon(context, config, coordinator)
+    with daemon.connect() as client:
         data = client.query("curves", asked)
-    emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else _curves_text(data))
+        whose = "" if json_output or csv else party_text(client.snapshot().state)
+    whose += f", context {daemon.context}" if daemon.context else ""
+    chosen = _curves_text if values or names else _last_text
+    emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else chosen(data, whose))
 
 
-def _client(context: str, config: Path | None, coordinator: Path | None) -> Any:
+def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daemon:
     if coordinator is None:
-        return context_client("", context, config) or client_of(load_site(config or CONFIG_DEFAULT))
-    from console.client import ControlClient
+        chosen = context_daemon("", context, config)
+        return chosen or Daemon(load_site(config or CONFIG_DEFAULT).control.socket)
     from coordinator.config import load_config
 
-    return ControlClient(load_config(coordinator).control.socket)
+    return Daemon(load_config(coordinator).control.socket)
 
 
 def values_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -75,18 +82,39 @@ def csv_text(data: Mapping[str, Any]) -> str:
     return text_of(CSV_COLUMNS, [[row.get(name) for name in CSV_COLUMNS] for row in values_of(data)])
 
 
-def _curves_text(data: Mapping[str, Any]) -> str:
-    rows = []
-    for row in values_of(data):
-        count = "" if row["n"] is None else f"{'' if row['n_exact'] else 'at most '}{row['n']}"
-        interval = "" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
-        place = f"{row['round']}" + (f"/{row['step']}" if row["step"] else "")
-        rows.append((row["name"], row["silo"] or "all", place, f"{row['value']:.6g}", interval, count, row["source"]))
+def _cells_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    count = "" if row["n"] is None else f"{'' if row['n_exact'] else 'at most '}{row['n']}"
+    interval = "" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"
+    place = f"{row['round']}" + (f"/{row['step']}" if row["step"] else "")
+    return row["name"], row["silo"] or "all", place, f"{row['value']:.6g}", interval, count
+
+
+def _last_text(data: Mapping[str, Any], whose: str) -> str:
+    """The newest value of each figure, how many there are, and what it says. whose: as of `_curves_text`."""
+    from fedsilo.edge.figures import FIGURES
+
+    counted = {(each["name"], each["silo"]): len(each["points"]) for each in data["series"]}
+    last = {(row["name"], row["silo"]): row for row in values_of(data)}
+    rows = [
+        (*_cells_of(row), counted[key], FIGURES[row["name"]].meaning if row["name"] in FIGURES else "")
+        for key, row in last.items()
+    ]
+    header = ("figure", "silo", "round/step", "last value", "95 % interval", "n", "values", "what it says")
+    told = _told(data, whose, header, rows)
+    return f"{told}\neach value: --name FIGURE, or --values; docs/reference/figures.md" if rows else told
+
+
+def _curves_text(data: Mapping[str, Any], whose: str) -> str:
+    """whose: figures these are, and the context that chose them, so that no silo's pass for another's."""
+    rows = [(*_cells_of(row), row["source"]) for row in values_of(data)]
+    return _told(data, whose, ("figure", "silo", "round/step", "value", "95 % interval", "n", "source"), rows)
+
+
+def _told(data: Mapping[str, Any], whose: str, header: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> str:
     if not rows:
-        return f"no figures of run {data['run'] or '-'} yet: fedsilo run submit run.yaml"
-    header = ("figure", "silo", "round/step", "value", "95 % interval", "n", "source")
+        return f"{whose}: no figures of run {data['run'] or '-'} yet: fedsilo run submit run.yaml"
     base = [f"before round 1: {each['name']} of {each['silo']} {each['value']:.4f}" for each in data["baseline"]]
-    return "\n".join([f"run {data['run']}", table(header, rows), *base,
+    return "\n".join([f"{whose}: run {data['run']}", table(header, rows), *base,
                       *(f"not recorded: {each}" for each in data["not_recorded"])])  # fmt: skip
 
 

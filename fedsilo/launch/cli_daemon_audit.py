@@ -10,7 +10,15 @@ from typing import Annotated
 import typer
 
 from fedsilo.launch import desk_answers
-from fedsilo.launch.desk_answers import Ask, BeforeOption, EventOption, NoWaitOption, RecordsOption, TextOption
+from fedsilo.launch.desk_answers import (
+    Ask,
+    BeforeOption,
+    EventOption,
+    NoControlOption,
+    NoWaitOption,
+    RecordsOption,
+    TextOption,
+)
 from fedsilo.launch.output import JsonOption, guarded
 
 _ConfigOption = Annotated[Path, typer.Option("--config", help="The daemon's configuration file.")]
@@ -29,17 +37,19 @@ def audit_app(program: str, config_default: Path, ask: Ask) -> typer.Typer:
 
     @app.command(
         "list",
-        help=f"Records of a running {program}, newest first. With a filter one call looks at some thousand records "
-        "only.",
+        help=f"Records of a running {program}, newest first. With a filter or --no-control one call looks at some "
+        "thousand records only.",
     )
     @guarded(f"{program} audit list")
     def audit_list(
         config: _ConfigOption = config_default, limit: RecordsOption = 100, before: BeforeOption = None,
-        event: EventOption = "", text: TextOption = "", json_output: JsonOption = False,
+        event: EventOption = "", text: TextOption = "", no_control: NoControlOption = False,
+        json_output: JsonOption = False,
     ) -> None:  # fmt: skip
         desk_answers.list_records(
-            partial(ask, config), program, limit=limit, before=before, event=event, text=text, json_output=json_output
-        )
+            partial(ask, config), program, limit=limit, before=before, event=event, text=text, control=not no_control,
+            json_output=json_output,
+        )  # fmt: skip
 
     @app.command("show", help=f"One record of a running {program}, in full.")
     @guarded(f"{program} audit show")

@@ -156,6 +156,7 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     from fedsilo.edge.task_files import read_tasks
     from fedsilo.treaty.errors import UsageError
     from policies.custom_file import custom_in_words
+    from policies.model import SetPin
     from policies.render import RULESETS, record_warnings, text_warnings, worst_case
     from policies.unreachable import standstill_warnings, unreachable_warnings
 
@@ -164,7 +165,9 @@ def check(file: _FileArgument, charter: _CharterOption = None, json_output: Json
     if policy.file.egress.updates:
         schema = read_pinned_schema(policy, file.parent)
     unseen = []
-    pins = [(("public_sets", name), pin) for name, pin in policy.file.public_sets.items()]
+    pins: list[tuple[tuple[str, str], SetPin]] = [
+        (("public_sets", name), pin) for name, pin in policy.file.public_sets.items()
+    ]
     if policy.file.held_out:
         pins.append((("held_out", ""), policy.file.held_out))
     for path, pin in pins:

@@ -40,10 +40,13 @@ def submit(
     request_id: RequestOption = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Submit a run; it starts when the silos it names have joined."""
+    """Submit a run; it starts when the silos it names have joined. --dry-run checks it as the coordinator will."""
+    from fedsilo.edge.dry_run import is_active
     from fedsilo.launch.input_files import read_document
 
     arguments = {"text": read_document(file), "source": str(file)[:128]}
+    if is_active():
+        _check_request(arguments["text"], arguments["source"], config)
     result = _execute("run.submit", arguments, person, config, socket, request_id)
     emit(
         "run submit",
@@ -51,6 +54,29 @@ def submit(
         json_output=json_output,
         text=f"run {result['run']} waits for {len(result['silos'])} silos{recorded(result)}",
     )
+
+
+def _check_request(text: str, source: str, config: Path) -> None:
+    """Judge a run by the federation's files beside coordinator.yaml, or by its form where there are none.
+
+    Raises:
+        UsageError: it cannot be a run here.
+    """
+    from dataclasses import replace
+
+    from fedsilo.edge.run_request import check_form, check_request, read_request
+    from fedsilo.launch.standard_streams import write_err
+
+    document = read_request(text.encode(), source)
+    document = replace(document, value={"run": "unnamed", **document.value})
+    if not config.is_file():
+        write_err(f"warning: there is no {config}: of {source} only the form is checked\n")
+        check_form(document)
+        return
+    from coordinator.config import load_config
+    from coordinator.daemon import check_shared
+
+    check_request(document, check_shared(load_config(config)).fixed)
 
 
 @app.command("list")

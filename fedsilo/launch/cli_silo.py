@@ -4,16 +4,17 @@ signed with a person's key (`--operator`), so an approval names somebody."""
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedsilo.launch import cli_approvals, cli_curves, cli_report, cli_silo_messages, doctor
-from fedsilo.launch.daemons import ContextOption, context_client
+from fedsilo.launch.daemons import ContextOption, context_daemon
 from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
 from fedsilo.launch.silo_control import (
@@ -25,6 +26,7 @@ from fedsilo.launch.silo_control import (
     command,
     load_site,
 )
+from fedsilo.launch.site_options import VERIFIERS, TemplateOption
 from fedsilo.launch.size_options import (
     LearningRateOption,
     LocalStepsOption,
@@ -54,17 +56,32 @@ doctor.add_to(app, "silo")
 def init(
     name: Annotated[str, typer.Argument(help="The site's name.")],
     model: Annotated[Path, typer.Option("--model", help="Hugging Face model folder.")],
-    private: Annotated[Path, typer.Option("--private", help="Private prompts, JSONL.")],
-    public: Annotated[Path, typer.Option("--public", help="Public prompts, JSONL.")],
-    held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts, JSONL.")],
-    verifier: Annotated[str, typer.Option("--verifier", help="How answers are graded: math, choice, exact ...")],
+    private: Annotated[
+        Path, typer.Option("--private", help="Private prompts: JSON lines, one JSON array, or Parquet.")
+    ],
+    public: Annotated[Path, typer.Option("--public", help="Public prompts, in the same forms.")],
+    held_out: Annotated[Path, typer.Option("--held-out", help="Held-out prompts, in the same forms.")],
+    verifier: Annotated[
+        str, typer.Option("--verifier", help=f"How answers are graded: {VERIFIERS}, or one that a package brings.")
+    ],
     federation: Annotated[Path, typer.Option("--federation", help="federation.json from `coordinator init`.")],
     ruleset: Annotated[str, typer.Option("--ruleset", help="pubswap, pubswap-strict, fedavg ...")] = "pubswap",
     public_verifier: Annotated[str, typer.Option("--public-verifier", help="Default: the same.")] = "",
     holdout_share: Annotated[
         float, typer.Option("--holdout-share", min=0.0, max=0.5, help="Private rows never trained on, to report on.")
     ] = 0.1,
-    load: Annotated[str, typer.Option("--load", help="fp32, bf16, nf4 or fp8.")] = "fp32",
+    load: Annotated[
+        str, typer.Option("--load", help="fp32, bf16, nf4 or fp8. Default: as the federation's bundle says.")
+    ] = "",
+    template: TemplateOption = "",
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field",
+            metavar="NAME=COLUMN",
+            help="What the private file calls id, prompt, answer, topic or group, such as prompt=question; repeatable.",
+        ),
+    ] = None,
     rank: Annotated[int, typer.Option("--rank", help="LoRA rank.")] = 32,
     alpha: Annotated[float, typer.Option("--alpha", help="LoRA alpha.")] = 64.0,
     least_isolation: Annotated[str, typer.Option("--least-isolation", help="Least accepted rung.")] = "namespaces",
@@ -88,6 +105,7 @@ def init(
     The policy's limits follow from the size of plan that the federation's bundle states; the options from --rounds to
     --learning-rate put the site's own numbers in its place.
     """
+    from fedsilo.edge.prompt_template import choice_of
     from fedsilo.edge.site_policy import read_bundle
     from fedsilo.launch.provision import people_of, take_from_bundle, write_roles
     from fedsilo.launch.silo_files import SiloFiles, write_silo_files
@@ -109,6 +127,8 @@ def init(
             holdout_share=holdout_share,
             ruleset=ruleset,
             load=load,
+            template=choice_of(template),
+            fields=_fields_of(fields or ()),
             rank=rank,
             alpha=alpha,
             least_isolation=least_isolation,
@@ -133,6 +153,21 @@ def init(
         f"{size_text(written['plan_size'])}\n"
         f"next: read the policy; plant canaries; {keys}silo check --config {config}; silo start --config {config}",
     )
+
+
+def _fields_of(given_fields: Sequence[str]) -> dict[str, str]:
+    """Raises UsageError: one is not NAME=COLUMN, or stands twice. Which names there are, the configuration says."""
+    from fedsilo.treaty.errors import UsageError
+
+    found: dict[str, str] = {}
+    for each in given_fields:
+        name, is_given, column = each.partition("=")
+        if not is_given or not column or name in found:
+            raise UsageError(
+                f"--field {each!r} is not NAME=COLUMN, each name once", hint="as in --field prompt=question"
+            )
+        found[name] = column
+    return found
 
 
 @app.command()
@@ -251,11 +286,15 @@ def status(
     """What the silo does now, what waits for persons, what left."""
     from fedsilo.launch.silo_text import status_text
 
-    chosen = context_client("silo", context, config, here=CONFIG_DEFAULT)
-    with chosen or client_of(load_site(config or CONFIG_DEFAULT)) as client:
+    chosen = context_daemon("silo", context, config, here=CONFIG_DEFAULT)
+    with chosen.connect() if chosen is not None else client_of(load_site(config or CONFIG_DEFAULT)) as client:
         snapshot = client.snapshot()
     state = {**snapshot.state, "time": snapshot.time}
-    emit("silo status", state, json_output=json_output, text=lambda: status_text(state))
+    file = config if chosen is None else chosen.config
+    reached_by = f" --config {shlex.quote(str(file))}" if file is not None else ""
+    if chosen is not None and file is None:
+        reached_by = f", in the folder of {chosen.site}'s silo.yaml"
+    emit("silo status", state, json_output=json_output, text=lambda: status_text(state, reached_by=reached_by))
 
 
 @app.command()

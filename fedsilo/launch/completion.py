@@ -28,7 +28,10 @@ def _complete_with(
     """load: imports what `find` imports."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
-        load()
+        try:
+            load()
+        except Exception:  # noqa: BLE001  # as in `within`; what is not installed offers nothing
+            return []
         program = context.command_path.split(" ", 1)[0]
         return within(SECONDS_MAX, lambda: [each for each in find(context.params, program) if _fits(each, incomplete)])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,17 +36,49 @@ ConfigOption = Annotated[
 
 @dataclass(frozen=True)
 class Daemon:
-    """`kind` and `site` are empty, and `config` None, where that is not told."""
+    """`kind` and `site` are empty, and `config` None, where that is not told. `context`: name of the one that chose it;
+    empty where a file or a socket did."""
 
     socket: Path
     kind: str = ""
     site: str = ""
     config: Path | None = None
+    context: str = ""
 
     def connect(self) -> ControlClient:
+        """Raises ConflictError: another party than its context names answers. UnreachableError: nobody does."""
         from console.client import ControlClient
 
-        return ControlClient(self.socket)
+        client = ControlClient(self.socket)
+        try:
+            self._require_same(client)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _require_same(self, client: ControlClient) -> None:
+        """A socket may be another daemon's by now, and a context name on the screen would then name the wrong party."""
+        if not self.context:
+            return
+        state = client.snapshot().state
+        silo = str(state.get("silo", ""))
+        same = self.kind == ("silo" if silo else "coordinator") and self.site == silo
+        if same or not state:  # one that has only begun says nothing yet
+            return
+        raise ConflictError(
+            f"context {self.context!r} is {' '.join(filter(None, (self.kind, self.site)))}, and {party_text(state)} "
+            f"answers at {self.socket}",
+            hint=f"fedsilo context add {self.context} --force --config FILE, of the daemon that it is to be",
+            code="WRONG_DAEMON",
+        )
+
+
+def party_text(state: Mapping[str, Any]) -> str:
+    """Whose state it is: a silo by its name, a coordinator by its federation's and its own."""
+    if state.get("silo"):
+        return f"silo {state['silo']}"
+    return f"coordinator {state.get('federation', '')}/{state.get('coordinator', '')}"
 
 
 def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | None = None) -> Daemon:
@@ -63,7 +95,7 @@ def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | 
         return Daemon(socket)
     if config is None and (name := context or contexts.current_context()):
         entry = contexts.context_given(name) if context else contexts.context_named(name)
-        return Daemon(entry.socket, entry.kind, entry.site, entry.config)
+        return Daemon(entry.socket, entry.kind, entry.site, entry.config, entry.name)
     path = config or next((each for each in DEFAULTS.values() if each.exists()), None)
     if path is None:
         raise UsageError("which daemon?", hint=_HINT)
@@ -76,7 +108,7 @@ def chosen_daemon(context: str = "", socket: Path | None = None, config: Path | 
     raise UsageError(f"{path} is a policy: it names no daemon", hint=_HINT)
 
 
-def context_client(kind: str, context: str, config: Path | None, *, here: Path | None = None) -> ControlClient | None:
+def context_daemon(kind: str, context: str, config: Path | None, *, here: Path | None = None) -> Daemon | None:
     """The daemon of the context that is named or, where no file is either, of the current one; None: a file decides.
 
     Args:
@@ -102,7 +134,7 @@ def context_client(kind: str, context: str, config: Path | None, *, here: Path |
             return None
         hint = f"{entry.kind} status --context {name}"
         raise UsageError(f"context {name!r} is a {entry.kind}, not a {kind}", hint=hint)
-    return Daemon(entry.socket).connect()
+    return Daemon(entry.socket, entry.kind, entry.site, entry.config, entry.name)
 
 
 def kind_of(path: Path) -> Kind:

@@ -22,6 +22,9 @@ BeforeOption = Annotated[
     int | None, typer.Option("--before", min=0, help="Only records before this number: `next` of the page before.")
 ]
 ControlOption = Annotated[bool, typer.Option("--control", help="Polls and heartbeats too.")]
+NoControlOption = Annotated[
+    bool, typer.Option("--no-control", help="Without polls and other control messages that nobody refused.")
+]
 VerdictOption = Annotated[str, typer.Option("--verdict", help="Only these decisions: allow, deny or hold.")]
 KindOption = Annotated[str, typer.Option("--kind", help="Only of this message kind, such as lora.factors.")]
 EventOption = Annotated[str, typer.Option("--event", help="Only events whose name begins so, such as egress.")]
@@ -103,10 +106,11 @@ def _message_text(data: Mapping[str, Any]) -> str:
 
 
 def list_records(
-    ask: Ask, program: str, *, limit: int, before: int | None, event: str, text: str, json_output: bool
+    ask: Ask, program: str, *, limit: int, before: int | None, event: str, text: str, control: bool, json_output: bool
 ) -> None:
-    """Audit records, newest first."""
-    data = ask("audit", {"limit": limit, "before": before, "event": event or None, "text": text or None})
+    """Audit records, newest first. control: also control messages that nobody refused."""
+    asked = {"limit": limit, "before": before, "event": event or None, "text": text or None}
+    data = ask("audit", asked if control else asked | {"control": False})
     rows = [
         (record["seq"], record["event"], record.get("kind", ""), record.get("round", ""), record.get("why", ""))
         for record in data["records"]

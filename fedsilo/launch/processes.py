@@ -103,7 +103,7 @@ class Child:
 @dataclass
 class Children:
     """Started in order, ended in reverse. Each gets a session of its own, so that Ctrl-C reaches only the demo,
-    which then ends them one after the other."""
+    which then ends them one after the other; they end by themselves where the demo was killed (`ends_with_parent`)."""
 
     environment: dict[str, str] = field(default_factory=dict)
     _children: list[Child] = field(default_factory=list)
@@ -123,8 +123,8 @@ class Children:
         with log.open("ab") as stderr, _interrupts_deferred():
             process = subprocess.Popen(
                 # -P: a folder named `coordinator` where the demo was started (an earlier demo's) is not our package
-                [sys.executable, "-P", "-m", module, *arguments],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-m", "fedsilo.launch.ends_with_parent", module, *arguments],
+                stdin=subprocess.PIPE,  # nothing is written: it closes with this process
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
@@ -192,7 +192,8 @@ class Children:
                     os.killpg(child.process.pid, signal.SIGKILL)
                     child.process.wait()
                     killed.append(child.name)
-                if child.process.stdout is not None:
-                    child.process.stdout.close()
+                for pipe in (child.process.stdin, child.process.stdout):
+                    if pipe is not None:
+                        pipe.close()
         self._children.clear()
         return killed

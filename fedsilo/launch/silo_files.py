@@ -10,7 +10,7 @@ import json
 import secrets
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class SiloFiles:
     holdout_share: float = HOLDOUT_SHARE
     role: str = "member"
     ruleset: str = "pubswap"
-    load: str = "fp32"
+    load: str = ""  # empty takes the bundle's, or fp32
     rank: int = 32
     alpha: float = 64.0
     least_isolation: str = "namespaces"
@@ -68,6 +68,8 @@ class SiloFiles:
     sockets: Path | None = None
     site_secret: Path | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
+    template: str | Path | None = None  # None: the model folder's
+    fields: Mapping[str, str] = field(default_factory=dict)  # name of a field -> what the private file calls it
 
 
 def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
@@ -111,6 +113,7 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
             least_isolation=files.least_isolation,
             first_rounds=files.first_rounds,
             limits=files.limits,
+            template=files.template,
         )
     )
     canaries = out / CANARIES
@@ -119,6 +122,14 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     address = files.address or str(bundle.get("coordinator_address", ""))
     if charter is not None:
         effective(load_policy(made.policy_text.encode(), str(paths["policy"])), charter.policy)
+    stated = str(bundle.get("load", "fp32"))
+    warnings = list(made.warnings)
+    if files.load and files.load != stated and "load" in bundle:
+        warnings.append(
+            f"the federation's bundle says load: {stated}, and this silo says {files.load}: the coordinator compares "
+            "them and refuses another one, unless its mixed_base is allow"
+        )
+    files = replace(files, load=files.load or stated)
     text = _config_text(files, str(bundle["federation"]), address, charter.policy.digest if charter else "")
     socket = config_from(text.encode(), paths["config"]).control.socket  # before anything is written
     make_private_directory(out)
@@ -134,7 +145,7 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
         "canaries": str(canaries),
         "control_socket": str(socket),
         "plan_size": made.size.to_json(),
-        "warnings": list(made.warnings),
+        "warnings": warnings,
     }
 
 
@@ -159,6 +170,10 @@ def _config_text(files: SiloFiles, federation: str, address: str, charter_sha256
     # The trainer's socket has a folder of its own: that folder is inside its walls.
     trainer = quoted(f"unix:{sockets}/run/trainer.sock" if sockets else "unix:run/trainer.sock")
     control = quoted(sockets / "control.sock" if sockets else "control.sock")
+    fields = ", ".join(f"{each}: {quoted(column)}" for each, column in files.fields.items())
+    fields = f"\n  # What the private files call the fields.\n  fields: {{{fields}}}" if fields else ""
+    template = at(files.template) if isinstance(files.template, Path) else str(files.template or "")
+    template = f"\n  # How a prompt becomes text; the policy pins its hash.\n  template: {template}" if template else ""
     secret = "null" if files.site_secret is None else at(files.site_secret)
     return f"""\
 # The site {name}. `silo start --config silo.yaml` runs it; `silo check --config silo.yaml` tries all but starting.
@@ -189,7 +204,9 @@ data:
   collection: {quoted(files.collection or name)}
   # Private prompts; they never leave this machine.
   private: [{at(files.private)}]
-  verifier: {files.verifier}
+  # math | choice | exact | numeric | format | code, a mixture such as math*0.9+format*0.1, or a package's own
+  # (docs/how-to/verifiers.md).
+  verifier: {files.verifier}{fields}{template}
   # Share of the private rows (of the groups, where rows have one) that is never trained on, 0 to 0.5, so that
   # `silo report benefit` can tell whether joining helped. Changing it spoils the holdout for the runs before.
   holdout_share: {files.holdout_share}

@@ -28,6 +28,7 @@ from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger, Release
 from silo.guard.release_pages import ledger_page, release_page
+from silo.guard.release_view import given_of
 from silo.guard.releases import Releases
 from silo.guard.site_view import SiteView
 from silo.guard.startup import LEDGER, Site
@@ -37,7 +38,7 @@ MISSING = (
     "the coordinator's address and certificate: in the configuration file, and seen by the running guard",
     "limits, settings and certificates: the running guard answers them",
 )
-
+UNREAD = "what held releases are made of: the policy in force was written by another version"
 
 FAR_END = ("address", "certificate")  # rows of a comparison
 FAR_END_UNKNOWN = "the coordinator's address and certificate are not on disk, so they are not compared"
@@ -96,8 +97,7 @@ def read_silo(facts: LogFacts) -> FolderView:
         return log_only(facts)
     reader = _Reader(path, facts)
     state = silo_state(facts) | reader.state()
-    unread = "what held releases are made of: the policy in force was written by another version"
-    missing = MISSING if reader.shows_held else (*MISSING, unread)
+    missing = MISSING if reader.shows_held else (*MISSING, UNREAD)
     as_of = max(facts.last_time, reader.latest_time)
     return FolderView(state, reader.policy_digest, as_of, missing, reader.queries())
 
@@ -181,12 +181,16 @@ class _Reader:
         return Releases(cast(Gate, _NoGate(self._policy)), ledger, silo=self._facts.owner.name, destination={})
 
     def _view(self, ledger: Ledger, release: Release) -> dict[str, Any]:
+        """As the daemon shows it; of a policy that cannot be read, only what the ledger alone knows, with `missing`."""
         if self.shows_held:
             return self._releases(ledger).view(release)
+        answers = ledger.approvals(release.id)
         return {
             "id": release.id, "digest": release.digest, "revision": release.revision, "state": release.state,
             "run": release.run, "round": release.round, "step": release.step, "held_since": release.requested_at,
             "expires_at": release.expires_at, "policy": {"digest": release.policy_digest, "rules": release.rules},
+            "approvers": {"needed": release.persons, "roles": [], "people": [], "given": given_of(answers)},
+            "missing": UNREAD,
         }  # fmt: skip
 
     def _approval(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

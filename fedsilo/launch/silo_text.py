@@ -15,14 +15,21 @@ def _audit_text(audit: Mapping[str, Any]) -> str:
     )
 
 
-def status_text(state: Mapping[str, Any]) -> str:
+def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
+    """A silo's state as a table.
+
+    Args:
+        state: as its daemon shows it.
+        reached_by: what stands behind a further command so that it reaches this silo.
+    """
     trainer, policy, link = state.get("trainer", {}), state.get("policy", {}), state.get("coordinator", {})
     rows = [
         ("silo", f"{state.get('silo')} ({state.get('role')}) of {state.get('federation')}"),
         ("state", f"{state.get('phase')}{': ' + state['halted'] if state.get('halted') else ''}"),
         (
             "run",
-            f"{state.get('run') or '-'} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}",
+            f"{state.get('run') or '-'} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}"
+            f"{', paused by the coordinator' if state.get('run_paused') else ''}",
         ),
         ("trainer", _trainer_text(trainer)),
         ("private", private_text(trainer.get("ready", {}))),
@@ -37,7 +44,7 @@ def status_text(state: Mapping[str, Any]) -> str:
     rows += _figure_rows(state.get("metrics", {}))
     rows += [("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes") for row in state.get("left", ())]
     rows += [
-        ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}")
+        ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}{reached_by}")
         for row in state["held"]
     ]
     return table(("what", "now"), rows)

@@ -107,6 +107,8 @@ class Plan(_Closed):
     template_sha256: Sha256
     load: Literal["fp32", "bf16", "nf4", "fp8"] = "fp32"
     mixed_base: Literal["refuse", "allow"] = "refuse"
+    own_verifiers_sha256: Sha256 | Literal[""] = ""  # of verifiers that packages bring; empty: no silo has one
+    mixed_verifiers: Literal["refuse", "allow"] = "refuse"
     public_set_sha256: Sha256
     public_set_rows: int = Field(ge=1)
     held_out_sha256: Sha256

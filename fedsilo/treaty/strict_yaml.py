@@ -38,7 +38,16 @@ _FORMS = (
     (("bool_type", "bool_parsing"), "must be true or false", "write it without quotes"),
     (("none_required",), "must be null", "leave it out"),
 )
+_PLAIN_TAGS = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 _YAML_11_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
+
+
+class WrongValueError(ValueError):
+    """For a field's validator: what is wrong with a value, and what to write."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,7 @@ def mistake(model: type[BaseModel], error: ValidationError, document: Document) 
 def _in_words(kind: str, about: Mapping[str, Any], otherwise: str) -> tuple[str, str]:
     """What is wrong with a value, and what to write: the validator's own words name Python's types, not the file's."""
     if kind == "value_error":
-        return str(about["error"]), "write the value in that form"
+        return str(about["error"]), getattr(about["error"], "hint", "") or "write the value in that form"
     for key, words in _BOUNDS.items():
         if key in about:
             return f"{words} {about[key]}", "write a number within that"
@@ -199,6 +208,8 @@ def _error(source: str, line: int, message: str, hint: str) -> UsageError:
 def _build(node: yaml.Node, path: Path, lines: dict[Path, int], source: str) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
     line = node.start_mark.line + 1
+    if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
+        raise _error(source, line, f"tag {node.tag!r} is not allowed", "remove it")
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -243,4 +254,4 @@ def _scalar(node: yaml.Node, source: str, line: int) -> Any:
         return text
     if kind == "timestamp":
         raise _error(source, line, f"{text!r} would be read as a date", "quote it")
-    raise _error(source, line, f"tag {node.tag!r} is not allowed", "")
+    raise _error(source, line, f"tag {node.tag!r} is not allowed", "remove it")

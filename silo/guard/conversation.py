@@ -13,7 +13,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from silo.guard.gate import Gate
 from silo.guard.messages import Inbound
-from silo.guard.startup import Site
+from silo.guard.startup import Site, own_verifiers
 from silo.guard.witnessing import Witnessing
 
 _log = logging.getLogger("fedsilo.silo")
@@ -87,6 +87,7 @@ class Conversation:
                 isolation=isolation,
                 role=site.config.role,
                 policy_sha256=policy,
+                own_verifiers_sha256=own_verifiers(site.config),
             ),
             run="",
         )
@@ -108,6 +109,7 @@ class Conversation:
             "lora_schema_sha256": f"the LoRA schema that {policy.source} pins",
             "public_set_sha256": f"the public set {config.data.public.path}",
             "held_out_sha256": f"the held-out set {config.data.held_out.path}",
+            "own_verifiers_sha256": "of the packages that brought the verifiers here; `silo check` names them",
             "protocol": "this version of FedSilo",
         }.get(refusal.field, f"{config.source}")
         if refusal.field:
@@ -132,7 +134,12 @@ class Conversation:
             self.joined = False
 
     def say(self, kind: str, body: Any, **routing: Any) -> Inbound:
-        """Send one control message through the gate and note what the answer says beside its content."""
+        """Send one control message through the gate and note what the answer says beside its content.
+
+        That the run is paused is a claim of the coordinator's, which people are shown as such (T37): what is done,
+        sent or let in here is the same with it and without. Does not notice a coordinator that says nothing, or
+        something else, while its run stands still.
+        """
         answer = self._gate.send(kind, body, **routing)
         self.last_sent = self._monotonic()
         self._backoff_seconds = 0.0
@@ -140,6 +147,10 @@ class Conversation:
             self.poll_now = True
         if isinstance(answer.body, pb.Ack) and answer.body.checkpoints:
             self.checkpoints_wait = True
+        if isinstance(answer.body, pb.Ack):
+            self._gate.counters.run_paused = answer.body.paused
+        elif kind == "control.poll" and not isinstance(answer.body, pb.Refusal):
+            self._gate.counters.run_paused = False  # of a paused run nothing comes
         if isinstance(answer.body, pb.Refusal):
             _log.warning("the coordinator refuses %s: %s", kind, answer.body.code)
         return answer

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fedsilo.edge.figures import unit_of
 from fedsilo.edge.message_index import utc
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.treaty.errors import NotFoundError
@@ -28,17 +29,6 @@ NOT_RECORDED = (
     "figures of other silos: the coordinator has what they released (`fedsilo curves` there)",
     "cosine between updates: nobody computes it",
 )
-_UNITS = {
-    "pass_at_1": "share", "pass_at_1_greedy": "share", "tokens": "tokens", "seconds": "s", "donors_used": "donors",
-    "donors_wanted": "donors", "donors_found": "donors", "zero_variance_share": "share", "clip_share": "share",
-    "drift": "L2", "reward_mean": "0..1", "kl": "nats", "rollout_kl": "nats", "rollout_kl_limit": "nats",
-    "entropy": "nats", "logp_own": "nats", "logp_donor": "nats", "marker_distance": "nats", "marker_contrast": "nats",
-    "stale_detectable_steps": "steps", "rollout_tokens_per_second": "tokens/s", "update_tokens_per_second": "tokens/s",
-    "memory_peak_bytes": "bytes", "rollout_seconds": "s", "agreement_seconds": "s", "grade_seconds": "s",
-    "update_seconds": "s", "grad_norm": "L2", "beta_mean": "L2", "beta_max": "L2", "omega": "L2",
-    "truncated_share": "share", "zero_variance_share_before": "share", "swapped_share": "share",
-    "alpha_mean": "share", "alpha_max": "share", "adapter_visible_share": "share",
-}  # fmt: skip
 
 
 class CurveView:
@@ -71,7 +61,7 @@ class CurveView:
             "x_max": plan.rounds * (plan.local_steps if x == "step" else 1) if plan else 0,
             "names": sorted(found),
             "series": [
-                {"name": name, "silo": self._silo(), "unit": _UNITS.get(name, ""), "source": "local",
+                {"name": name, "silo": self._silo(), "unit": unit_of(name), "source": "local",
                  "points": points[-POINTS_MAX:]}
                 for name, points in found.items() if not names or name in names
             ],

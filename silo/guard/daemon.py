@@ -44,6 +44,7 @@ from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
 from silo.guard.orders import Orders
 from silo.guard.panel import Panel
+from silo.guard.release_keeping import keep_recorded_noes
 from silo.guard.releases import Releases
 from silo.guard.runs import AdapterRefused, RunKeeper
 from silo.guard.startup import Site
@@ -94,7 +95,6 @@ class Guard:
     ) -> None:
         self._site = site
         self._archive = archive
-        self._hourly_at = 0.0
         self.hourly: list[Callable[[], object]] = [] if archive is None else [archive.expire]  # what is too old, first
         self._gate = gate
         self._ledger = ledger
@@ -104,10 +104,9 @@ class Guard:
         self._events = events
         self._monotonic = monotonic
         self._stopping = threading.Event()
-        self._last_progress = -PROGRESS_SECONDS
+        self._last_progress, self._hourly_at = -PROGRESS_SECONDS, 0.0
         self._failure: FedSiloError | None = None
-        self._halt_said = ""
-        self._taken_up = self._sits_out = False
+        self._halt_said, self._taken_up, self._sits_out = "", False, False
         self.panel = Panel(site, gate, ledger, audit, releases, desk, clock=gate.clock)
         witnessing = Witnessing(
             audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
@@ -116,7 +115,9 @@ class Guard:
         self._talk = Conversation(site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic)
         self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, talk=self._talk)
         try:
-            self._agreement.take_up(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
+            newest = list(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
+            self._agreement.take_up(newest)
+            keep_recorded_noes(ledger, newest)
         except (OperationError, RecordError) as error:  # evidence in the log alone halts like that in the ledger
             gate.halted = gate.halted or self._agreement.halted or error.message
         gate.halted = gate.halted or self._agreement.halted  # as before a restart, and before anything can be sent
@@ -457,8 +458,7 @@ class Guard:
 
     def _denied(self, error: DeniedError) -> None:
         """Our own policy denies what the protocol cannot do without. What is over its rate waits; a first hello that
-        the policy does not name at all is the end, since this silo could never take part.
-        """
+        the policy does not name at all is the end, since this silo could never take part."""
         if not self._talk.policy_said and error.code != "MESSAGE_RATE":
             self._failure = error
             return

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -430,6 +431,10 @@ class Gate:
     def halt(self, reason: str, code: str) -> None:
         """Send nothing any more. reason: in words. code: of the same."""
         self._judge.halted, self._judge.halt_code = reason, code
+
+    def halting(self) -> AbstractContextManager[None]:
+        """Around a write that all else depends on: a disk that does not take it halts this gate."""
+        return self._judge.halting()
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -162,6 +162,18 @@ def launch_walled(
     return _start(spec, stdin, stdout, stderr)
 
 
+def launch_over_pipes(argv: Sequence[str], *, env: Mapping[str, str], never: Sequence[Path] = ()) -> WalledProcess:
+    """A program in rung `namespaces` that is shown nothing of the site and talks over its standard input and output.
+
+    Raises:
+        as `launch_walled`.
+    """
+    return launch_walled(
+        argv, rung="namespaces", env=env, never=never, accelerators=False,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 def _start(
     spec: dict[str, Any],
     stdin: int | IO[bytes] | None,

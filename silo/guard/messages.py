@@ -13,9 +13,10 @@ from fedsilo.treaty.errors import OperationError, PeerError, WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, Buffer
-from fedsilo.treaty.wire.services import REFT_KINDS, TENSOR_KINDS
+from fedsilo.treaty.wire.services import INBOUND_KINDS, REFT_KINDS, TENSOR_KINDS
 from policies.engine import Decision, Facts
 from policies.schema import LoraSchema
+from silo.guard.ledger_rows import Release
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,14 @@ class Held:
 
 @dataclass
 class Counters:
-    """For the console: payload bytes that left, by kind, and how the connection is."""
+    """For the console: payload bytes that left, by kind, how the connection is, and what the coordinator claims of the
+    run."""
 
     messages: dict[str, int] = field(default_factory=dict)
     payload_bytes: dict[str, int] = field(default_factory=dict)
     last_contact: float = 0.0
     last_fault: str = ""
+    run_paused: bool = False  # its word for it: shown, and nothing follows from it
 
 
 def factors_header(
@@ -142,6 +145,14 @@ def decoded_factors(payload: Buffer) -> codec.Factors:
         return codec.decode_factors(payload)
     except (OverflowError, ValueError) as error:
         raise PeerError(WireCode.MALFORMED, "a tensor has a shape that no array can have") from error
+
+
+def held_plan(release: Release, payload: bytes) -> Inbound:
+    """A held message that came in, as it did. Raises PeerError: as `parsed`."""
+    body, _ = parsed(release.kind, payload, INBOUND_KINDS)
+    return Inbound(
+        release.kind, release.run, release.round, release.step, 0, body, payload, release.digest, dict(release.facts)
+    )
 
 
 def parsed(

@@ -194,6 +194,7 @@ class Panel:
             "phase": self._phase_word(run, bool(held)),
             "task": self._task.get("name") or "",
             "paused": bool(run and run.paused),
+            "run_paused": bool(run and counters.run_paused),  # the coordinator says so
             "halted": self._gate.halted,
             "screens": {"halts": sorted(self._gate.screen_halts), "troubles": self._gate.screen_troubles()},
             "trainer": self._trainer,

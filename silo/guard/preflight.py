@@ -16,7 +16,7 @@ from fedsilo.treaty.isolation import rung_at_least
 from policies.compare import compare
 from policies.load import Policy
 from silo.config import SiloConfig
-from silo.guard import isolation, site_checks
+from silo.guard import isolation, rollout_checks, site_checks
 from silo.guard.gate import coordinator_leaf
 from silo.guard.in_force import Seen, step_to
 from silo.guard.ledger import Ledger
@@ -171,7 +171,16 @@ def preflight(
     if previewed is not None:
         run("prompts", prompts, needs=(*files, BASE_MODEL, PINNED))
     run("text screens", lambda: check_screens(config, effective_policy(config)), needs=("policy",))
+    run("verifiers", lambda: site_checks.verifiers(config), needs=(PINNED,))
     run("rollout engine", lambda: check_rollout(config))
+    if config.rollout.chosen == "vllm":
+        run(
+            "rollout limits",
+            lambda: site_checks.rollout_limits(config, models[0], effective_policy(config)),
+            needs=("policy", BASE_MODEL),
+        )
+    if rollout_checks.built_in(config):
+        run("vLLM", lambda: rollout_checks.vllm_there(config), needs=("rollout engine",))
     if config.trainer.launch == "external":
         run("trainer link", lambda: check_trainer_link(config))
     run("trainer isolation", lambda: _rung(config, effective_policy(config)), needs=("policy",))

@@ -1,8 +1,9 @@
-"""A decision as the fields of an audit record: facts, each rule's verdict, digests; never text or tensor values."""
+"""A decision, or what became of a held release, as the fields of an audit record: facts, each rule's verdict, digests;
+never text or tensor values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedsilo.treaty.wire.codec import Buffer, sha256_hex
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.engine import Decision, Facts, RuleResult
 from policies.load import Policy
+from silo.guard.ledger import Release
 
 
 def decision_fields(
@@ -51,6 +53,31 @@ def decision_fields(
         "policy": {**policy.digests, "code": code_sha256, "schema": schema_sha256},
         "payload": dict(payload_digests),
     }
+
+
+def release_fields(
+    release: Release, *, person: str = "", fingerprint: str = "", acknowledged: Sequence[str] = (), until: int = 0
+) -> dict[str, Any]:
+    """Fields of a record about a held release: `approval.*` and `release.defer`.
+
+    Args:
+        release: which one.
+        person: who answered; empty where nobody did.
+        fingerprint: SHA-256 of that person's certificate.
+        acknowledged: ids of the findings that the person opened.
+        until: seconds since 1970, of a release that the person put off.
+    """
+    detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
+    if person:
+        detail |= {"person": person, "certificate": fingerprint}
+    if acknowledged:
+        detail["acknowledged"] = list(acknowledged)
+    if until:
+        detail["until"] = until
+    return {
+        "kind": release.kind, "run": release.run, "round": release.round, "step": release.step, "detail": detail,
+        "payload": release.recorded,
+    }  # fmt: skip
 
 
 def overruled(decision: Decision, reason: str, measured: str) -> Decision:

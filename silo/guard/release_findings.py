@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from fedsilo.treaty.errors import UsageError
 from policies.compare import compare
 from policies.model import PolicyFile
 from policies.screening import hits_in_words
@@ -35,6 +36,7 @@ SIZE_TIMES_MAX = 3.0
 DAY_SHARE_MAX = 1 / 3
 HITS_SHOWN = 4
 EVIDENCE_MAX = 64  # lines of one finding; of loosened limits there are as many as were loosened
+ACKNOWLEDGED_MAX = 64
 _ID_CHARACTERS = 8
 # A rule that counts over messages, by what of this message's facts it adds.
 _COUNTED = {
@@ -123,6 +125,15 @@ def finding_id(key: bytes, release: Release, finding: Mapping[str, Any]) -> str:
         [release.id, release.digest, finding["code"], finding["says"], finding["evidence"]], sort_keys=True
     )
     return f"{finding['code']}-{hmac.new(key, said.encode(), hashlib.sha256).hexdigest()[:_ID_CHARACTERS]}"
+
+
+def acknowledged_in(arguments: Mapping[str, Any]) -> list[str]:
+    """Ids of the findings that a person says to have opened. Raises UsageError: no list of them."""
+    given = arguments.get("acknowledged") or []
+    listed = isinstance(given, list) and len(given) <= ACKNOWLEDGED_MAX
+    if not listed or not all(isinstance(one, str) for one in given):
+        raise UsageError(f"acknowledged is a list of at most {ACKNOWLEDGED_MAX} ids of findings")
+    return list(given)
 
 
 def unread(noticed: Sequence[Finding], acknowledged: Collection[str]) -> list[Finding]:

@@ -1,4 +1,5 @@
-"""What is kept of a release beside its facts: its base, where its screens found something, where it went (threat T36).
+"""What is kept of a release beside its facts: its base, where its screens found something, where it went (threat T36);
+and at a start the noes that stand in the log alone.
 
 Texts are screened again before each yes, since a canary file or an index may say more by now than when the hold began.
 Does not stop: what the site's screens learn after the yes. The decision that lets the release go screens once more, and
@@ -8,7 +9,7 @@ by a policy that withholds or refuses it denies what it finds then.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedsilo.treaty.wire.codec import Buffer
@@ -17,7 +18,7 @@ from policies import engine
 from policies.load import Policy
 from policies.screening import Screened, screen_facts, texts_of
 from silo.guard.gate import Gate
-from silo.guard.ledger import Ledger, Release
+from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.release_findings import ends_of
 from silo.guard.release_view import hit_places, policy_content
 
@@ -85,6 +86,35 @@ class ReleaseKeeping:
                     "round": release.round, "at": release.requested_at,
                 }
             )  # fmt: skip
+
+
+def keep_recorded_noes(ledger: Ledger, newest: Iterable[Mapping[str, Any]]) -> None:
+    """At a start, before anybody answers: a no that a kill kept from the ledger stands in the log, and counts (T36).
+    The text that came with it is lost.
+
+    Args:
+        ledger: of this site.
+        newest: records of our log. Nothing else is recorded between a no and its keeping, so it is among them.
+
+    Raises:
+        OperationError: it cannot be written yet.
+    """
+    noes = [record for record in newest if record["event"] == "approval.deny" and record["detail"].get("person")]
+    if not noes:
+        return
+    held = {release.id: release for release in ledger.releases("held")}
+    for record in noes:
+        detail = record["detail"]
+        release = held.get(str(detail.get("release", "")))
+        if release is None or record["payload"] != dict(release.recorded):
+            continue
+        if any(one.verdict == "reject" and one.record >= 0 for one in ledger.approvals(release.id)):
+            continue
+        no = Approval(
+            release.id, detail["person"], detail["certificate"], release.digest, "reject", "", record["t"] / 1000,
+            record=record["seq"], reason_code=record["reasons"][0],
+        )  # fmt: skip
+        ledger.approve(no, again=True)
 
 
 def judged_by_now(ledger: Ledger, release: Release, policy: Policy) -> list[dict[str, Any]]:

@@ -11,19 +11,21 @@ happened before the ledger began. The far end's certificate is the one that was 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message as ProtobufMessage
 
+from certs.roles import may
 from fedsilo.edge.message_index import utc
 from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.model import PolicyFile
 from policies.screening import hits_in_words
-from silo.guard.ledger import Ledger, PolicyInForce, Release
+from silo.guard.ledger import Approval, Ledger, PolicyInForce, Release
 from silo.guard.messages import parsed
 from silo.guard.release_findings import (
     EVIDENCE_MAX,
@@ -39,7 +41,7 @@ from silo.guard.release_findings import (
 
 STAYS = ("prompts", "answers", "per-sample rewards", "gradients", "optimiser", "rollouts")
 ON_APPROVE = "these bytes are sent once; sending cannot be called back"
-ON_REJECT = "only that this silo declined is told; the round needs its quorum"
+ON_REJECT = "only that this silo declined is told; the round needs its quorum"  # where the run is not known
 COSINE_BYTES_MAX = 64 << 20  # a fraction of a second, once for each release
 _BYTES = frozenset({"round bytes", "day bytes"})
 _LIMITS_IN_WORDS = {
@@ -69,6 +71,7 @@ class ReleaseView:
         policy: PolicyFile | None,
         destination: Mapping[str, str],
         roles: list[str],
+        people: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Everything a person must see before answering.
 
@@ -79,6 +82,7 @@ class ReleaseView:
             policy: the same; None where this version cannot read it.
             destination: address, certificate and not_after (UTC, ISO 8601) of the far end.
             roles: who may answer.
+            people: names of those, where they are known.
         """
         facts = release.facts
         kept = self._ledger.kept_of_release(release.id)
@@ -87,18 +91,11 @@ class ReleaseView:
             release, self._before(release, kept, last), key=self._ledger.finding_key(), rules=release.rules,
             policy=policy, policy_digest=policy_digest, destination=destination,
         )  # fmt: skip
-        given = [
-            {
-                "person": item.person,
-                "verdict": item.verdict,
-                "at": item.at,
-                "time": utc(item.at),
-                "reason": item.reason_code,
-                "note": item.reason,
-            }
+        given = given_of(
+            item
             for item in self._ledger.approvals(release.id)
             if release.state != "held" or item.verdict != "approve" or counts(item, noticed)
-        ]
+        )
         # Who said yes since the rules were judged belongs to what is shown.
         count = sum(item["verdict"] == "approve" for item in given)
         rules = [
@@ -127,7 +124,7 @@ class ReleaseView:
             "held_since": release.requested_at,
             "expires_at": release.expires_at,
             "asked_by": f"round {release.round} of run {release.run}",
-            "approvers": {"needed": release.persons, "roles": roles, "given": given},
+            "approvers": {"needed": release.persons, "roles": roles, "people": list(people), "given": given},
             "leaves": {
                 "destination": dict(destination) | since,
                 "kinds": [
@@ -156,7 +153,7 @@ class ReleaseView:
             "base": {"now": kept.get("base", ""), "before": kept.get("ended_in", "")},
             "consequences": {
                 "approve": ON_APPROVE,
-                "reject": ON_REJECT,
+                "reject": on_reject(self._ledger.plan_of(release.run)),
             },
             "deferred": self._ledger.deferred(release.id),
         }
@@ -255,6 +252,44 @@ class ReleaseView:
             squares += float(ours @ ours)
             others += float(theirs @ theirs)
         return product / (squares * others) ** 0.5 if squares and others else "no cosine: all zero"
+
+
+def given_of(answers: Iterable[Approval]) -> list[dict[str, Any]]:
+    """Who answered what, when and why."""
+    return [
+        {
+            "person": item.person,
+            "verdict": item.verdict,
+            "at": item.at,
+            "time": utc(item.at),
+            "reason": item.reason_code,
+            "note": item.reason,
+        }
+        for item in answers
+    ]
+
+
+def on_reject(plan: str) -> str:
+    """What comes of a no.
+
+    Args:
+        plan: canonical, of the run; empty for one that this silo has not joined, such as one whose plan is held.
+    """
+    if not plan:
+        return ON_REJECT
+    fields = json.loads(plan)
+    return f"{ON_REJECT}: {fields['quorum']} of {len(fields['silos'])} silos"
+
+
+def who_may_approve(people: Mapping[str, Iterable[str]], roles: Iterable[str]) -> list[str]:
+    """Names of the people whose yes counts.
+
+    Args:
+        people: of the site, with their roles.
+        roles: that the policy asks for.
+    """
+    wanted = set(roles)
+    return sorted(person for person, held in people.items() if wanted & set(held) and may(held, "release.approve"))
 
 
 def _used(facts: Mapping[str, Any], rules: list[dict[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from certs.commands import VerifiedCommand
+from certs.roles import Roles
 from fedsilo.treaty.audit.record import shortened
 from fedsilo.treaty.errors import (
     ConflictError,
@@ -31,14 +32,14 @@ from policies.fields import Approvals
 from policies.load import Policy
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger, Release
-from silo.guard.messages import Allowed, Held, Inbound, parsed
+from silo.guard.messages import Allowed, Held, Inbound, held_plan
+from silo.guard.records import release_fields
 from silo.guard.release_comparison import ReleaseComparison
-from silo.guard.release_findings import Finding, counts, unread
+from silo.guard.release_findings import Finding, acknowledged_in, counts, unread
 from silo.guard.release_keeping import ReleaseKeeping, judged_by_now
-from silo.guard.release_view import ReleaseView
+from silo.guard.release_view import ReleaseView, who_may_approve
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
-ACKNOWLEDGED_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,16 @@ class Releases:
         ledger: keeps the exact bytes.
         silo: name for release ids.
         destination: the coordinator's address, certificate fingerprint and its not_after (UTC), for people.
+        roles: of this site's people; None where they are not known.
     """
 
-    def __init__(self, gate: Gate, ledger: Ledger, *, silo: str, destination: Mapping[str, str]) -> None:
+    def __init__(
+        self, gate: Gate, ledger: Ledger, *, silo: str, destination: Mapping[str, str], roles: Roles | None = None
+    ) -> None:
         self._gate = gate
         self._ledger = ledger
         self._silo = silo
+        self._people = roles.people if roles is not None else {}
         self._shows = ReleaseView(ledger)
         self._compares = ReleaseComparison(ledger)
         self._keeping = ReleaseKeeping(gate, ledger)
@@ -157,7 +162,7 @@ class Releases:
         release = self._shown(command)
         if release.expires_at <= self._gate.now():
             raise ConflictError(f"release {release.id} expired", code="EXPIRED")
-        if any(one.verdict == "reject" for one in self._ledger.approvals(release.id)):
+        if self._no(release) is not None:
             raise ConflictError(f"release {release.id} was rejected already", code="NOT_HELD")
         roles = set(self._asked(release.kind).roles)
         if not roles & set(command.roles):
@@ -214,10 +219,7 @@ class Releases:
         Raises:
             ConflictError: one was not (`FINDINGS_UNREAD`). UsageError: no list of ids.
         """
-        given = command.arguments.get("acknowledged") or []
-        listed = isinstance(given, list) and len(given) <= ACKNOWLEDGED_MAX
-        if not listed or not all(isinstance(one, str) for one in given):
-            raise UsageError(f"acknowledged is a list of at most {ACKNOWLEDGED_MAX} ids of findings")
+        given = acknowledged_in(command.arguments)
         # As they are seen here, at this moment: what has been found since the person looked counts as not opened.
         noticed: list[Finding] = self._view(release, destination)["noticed"]
         if left := unread(noticed, given):
@@ -270,7 +272,7 @@ class Releases:
         # Ended first: whatever happens next, this approval frees nothing a second time.
         release = self._ledger.settle_release(release.id, "approved")
         if release.kind in INBOUND_KINDS and release.kind not in OUTBOUND_KINDS:
-            inbound = self._inbound(release, payload)
+            inbound = held_plan(release, payload)
             decision = self._gate.decide_inbound(inbound, approvals, granted)
             self._ledger.drop_payloads([release.digest])
             if decision.verdict == "allow":
@@ -295,6 +297,7 @@ class Releases:
 
         Raises:
             UsageError: no such reason code. ConflictError, NotFoundError: as `approve`.
+            LogFullError, OperationError: the log, or the ledger, takes nothing; without a record the no is not kept.
         """
         self._refuse_while_halted()
         code = str(command.arguments.get("reason_code", ""))
@@ -302,8 +305,15 @@ class Releases:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
         release = self._shown(command)
         self._refuse_second(release, command, "reject")
-        self._answer(release, command, "reject", shortened(str(command.arguments.get("reason", ""))), code=code)
-        return self._deny(release, command.person, command.certificate_fingerprint, code)
+        no = self._no(release, command.person)
+        if no is None or no.record < 0:  # else a kill kept it from its effect, and it stands in the log already
+            # Recorded first, as a yes is; what a kill leaves in the log alone is taken up at the next start.
+            whose = {"person": command.person, "fingerprint": command.certificate_fingerprint}
+            number = self._record("approval.deny", release, reasons=[code], **whose)
+            reason = shortened(str(command.arguments.get("reason", "")))
+            with self._gate.halting():  # else another person's yes would free it after all
+                no = self._answer(release, command, "reject", reason, record=number, code=code)
+        return self._deny(release, no)
 
     def defer(self, command: VerifiedCommand) -> tuple[Release, int]:
         """A person wants to be asked later; with the number of its record. It stops no clock and binds nobody else.
@@ -334,8 +344,16 @@ class Releases:
         self._ledger.defer(release.id, command.person, float(until))
         return release, number
 
-    def _deny(self, release: Release, person: str, fingerprint: str, reason: str) -> Settled:
-        number = self._record("approval.deny", release, person=person, fingerprint=fingerprint, reasons=[reason])
+    def _no(self, release: Release, person: str = "") -> Approval | None:
+        """A no to a held release, of this person or of anybody."""
+        answers = self._ledger.approvals(release.id)
+        return next((one for one in answers if one.verdict == "reject" and person in ("", one.person)), None)
+
+    def _deny(self, release: Release, no: Approval) -> Settled:
+        """The effect of a no that is kept; an earlier version may have kept it without a record."""
+        if (number := no.record) < 0:
+            whose = {"person": no.person, "fingerprint": no.fingerprint}
+            number = self._record("approval.deny", release, reasons=["INTERRUPTED"], **whose)
         return Settled(self._settle(release, "rejected"), "denied", record=number)
 
     def _shown(self, command: VerifiedCommand) -> Release:
@@ -381,12 +399,13 @@ class Releases:
     def _answer(
         self, release: Release, command: VerifiedCommand, verdict: str, reason: str, opened: Sequence[str] = (),
         record: int = -1, code: str = "",
-    ) -> None:  # fmt: skip
+    ) -> Approval:  # fmt: skip
         given = Approval(
             release.id, command.person, command.certificate_fingerprint, release.digest, verdict, reason,
             self._gate.now(), tuple(opened), record, code,
         )  # fmt: skip
         self._ledger.approve(given, again=True)
+        return given
 
     # ---- without persons ---------------------------------------------------------------------------
 
@@ -397,9 +416,8 @@ class Releases:
             return []
         now, ended = self._gate.now(), []
         for release in self._ledger.releases("held"):
-            no = next((one for one in self._ledger.approvals(release.id) if one.verdict == "reject"), None)
-            if no is not None:
-                ended.append(self._deny(release, no.person, no.fingerprint, "INTERRUPTED"))
+            if (no := self._no(release)) is not None:
+                ended.append(self._deny(release, no))
             elif release.expires_at <= now:
                 ended.append(self._end(release, release.expiry_outcome, "EXPIRED"))
         return ended
@@ -439,8 +457,8 @@ class Releases:
         """
         ended, policy = [], self._gate.policy
         for release in self._ledger.releases("held"):
-            if release.policy_digest == policy.digest:
-                continue
+            if release.policy_digest == policy.digest or self._no(release) is not None:
+                continue  # a no stands under any policy: `expire` ends that hold
             decision = engine.decide(dict(release.facts), policy, engine.History())
             if decision.verdict == "deny":
                 ended.append(self._end(release, "denied", "POLICY_CHANGED"))
@@ -453,30 +471,10 @@ class Releases:
             )  # fmt: skip
         return ended
 
-    @staticmethod
-    def _inbound(release: Release, payload: bytes) -> Inbound:
-        body, _ = parsed(release.kind, payload, INBOUND_KINDS)
-        return Inbound(
-            release.kind, release.run, release.round, release.step, 0, body, payload, release.digest,
-            dict(release.facts),
-        )  # fmt: skip
-
-    def _record(
-        self, event: str, release: Release, *, person: str = "", fingerprint: str = "",
-        reasons: list[str] | None = None, acknowledged: Sequence[str] = (), until: int = 0,
-    ) -> int:  # fmt: skip
-        detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
-        if person:
-            detail |= {"person": person, "certificate": fingerprint}
-        if acknowledged:
-            detail["acknowledged"] = list(acknowledged)
-        if until:
-            detail["until"] = until
-        return self._gate.record(
-            event, kind=release.kind, run=release.run, round=release.round, step=release.step, reasons=reasons or [],
-            detail=detail, policy={"effective": self._gate.policy.digest},
-            payload=release.recorded,
-        )  # fmt: skip
+    def _record(self, event: str, release: Release, *, reasons: Sequence[str] = (), **told: Any) -> int:
+        """told: as `release_fields`."""
+        policy = {"effective": self._gate.policy.digest}
+        return self._gate.record(event, reasons=list(reasons), policy=policy, **release_fields(release, **told))
 
     # ---- for people --------------------------------------------------------------------------------
 
@@ -488,9 +486,10 @@ class Releases:
         policy = self._gate.policy
         if release.state == "held" and isinstance(policy, Policy):  # a reader beside the daemon knows no more than kept
             release = replace(release, rules=judged_by_now(self._ledger, release, policy))
+        wanted: list[str] = list(self._asked(release.kind).roles)
         return self._shows.view(
             release, policy_name=policy.file.name, policy_digest=policy.digest, policy=policy.file,
-            destination=destination, roles=list(self._asked(release.kind).roles),
+            destination=destination, roles=wanted, people=who_may_approve(self._people, wanted),
         )  # fmt: skip
 
     def comparison(self, release: Release) -> dict[str, Any]:

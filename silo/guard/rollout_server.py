@@ -262,7 +262,7 @@ class RolloutServers:
                     why = failed or ("is not needed any more" if should_stop() else "does not answer")
                     raise OperationError(
                         f"the rollout server at unix:{socket} {why}",
-                        hint=f"see {self._log_path(name)}"
+                        hint=f"see {self._log_path(name)}{self._needs_vllm}"
                         if server
                         else "start it; `docs/how-to/vllm.md` has the command",
                         code="ROLLOUT_START",
@@ -312,6 +312,13 @@ class RolloutServers:
             "sleep": may_sleep(self._config),
             "timeout_seconds": self._config.rollout.start_timeout_seconds,
         }
+
+    @property
+    def _needs_vllm(self) -> str:
+        rollout = self._config.rollout
+        if rollout.command is not None:
+            return ""
+        return f"; rollout.python, {rollout.python or sys.executable}, needs vLLM: docs/how-to/vllm.md"
 
     def _log_path(self, name: str) -> Path:
         return self._logs / f"rollout_{name}.log"

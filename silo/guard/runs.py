@@ -34,7 +34,7 @@ from silo.guard.messages import Denied, Held, Inbound, IngressDenied
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
 from silo.guard.releases import Releases, Settled
-from silo.guard.startup import Site, trained_with
+from silo.guard.startup import Site, require_same_training, trained_with
 from silo.guard.supervisor import TrainerHandle
 from silo.guard.transcripts import Agreement, TranscriptRefused
 from silo.link import LinkClosed, LinkMessage
@@ -206,8 +206,7 @@ class RunKeeper:
             raise ConflictError(f"run {self.run.plan.run} has not ended")
         if config.silo not in plan.silos:
             raise UsageError(f"{config.silo} is not in the roster")
-        if plan.load != config.model.load and plan.mixed_base != "allow":
-            raise UsageError(f"the plan loads the base model as {plan.load}, this silo as {config.model.load}")
+        require_same_training(plan, config)
         method_named(plan.method)
 
     def _begin(self, plan: Plan) -> None:

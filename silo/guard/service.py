@@ -23,7 +23,6 @@ import fedsilo
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
-from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.message_index import MessageIndex
 from fedsilo.edge.one_line import keep_to_one_line
 from fedsilo.treaty.errors import FedSiloError, UnreachableError
@@ -35,7 +34,7 @@ from silo.guard.archive import Archive
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
 from silo.guard.daemon import Guard
-from silo.guard.events import Event
+from silo.guard.events import Command, Event
 from silo.guard.gate import Gate, open_channel
 from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
@@ -43,6 +42,7 @@ from silo.guard.ledger import Ledger
 from silo.guard.own_certificate import OwnCertificate
 from silo.guard.preflight import look_at_coordinator
 from silo.guard.public import PublicView, token_counter
+from silo.guard.public_grader import public_grader
 from silo.guard.releases import Releases
 from silo.guard.rescreening import Rescreening
 from silo.guard.screens import Screens, index_key, site_canaries
@@ -59,6 +59,7 @@ from silo.guard.startup import (
 from silo.guard.supervisor import Supervisor, TrainerHandle
 from silo.guard.trainer_link import probe_fields
 from silo.guard.trainer_report import plain, ready_facts
+from silo.guard.trainer_revival import Restart
 from silo.link import LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
@@ -75,9 +76,11 @@ class SupervisedTrainer(TrainerHandle):
         should_stop: Callable[[], bool],
         policy: Callable[[], Policy] | None = None,
         screens: Screens | None = None,
+        record: Callable[..., object] = lambda event, **fields: None,
     ) -> None:
         self._site = site
         self._screens = screens
+        self._record = record
         self._policy = policy or (lambda: site.policy)  # the one in force, which a reload may have tightened
         self._events = events
         self._should_stop = should_stop
@@ -89,7 +92,10 @@ class SupervisedTrainer(TrainerHandle):
         config = self._site.config
         # The trainer hands over float32; the wire's values may have half the bytes.
         body_bytes_max = max(2 * self._site.schema.payload_bytes, SMALL_PAYLOAD_BYTES_MAX)
-        supervisor = Supervisor(config, self._events.put, should_stop=self._should_stop, body_bytes_max=body_bytes_max)
+        supervisor = Supervisor(
+            config, self._events.put, should_stop=self._should_stop, body_bytes_max=body_bytes_max,
+            restarted=self._restarted,
+        )  # fmt: skip
         self._supervisor = supervisor
         # Until it has been probed, nothing is known of it.
         self._rung, self._description = "waived", {}
@@ -111,6 +117,10 @@ class SupervisedTrainer(TrainerHandle):
         screens.take_index(scratch, told, wanted)
         for trouble in screens.troubles(self._policy()):
             _log.error("%s", trouble)
+
+    def _restarted(self, restart: Restart) -> None:
+        """Into the audit log, on the loop's thread; it stands before whatever the next trainer's words lead to."""
+        self._events.put(Command(lambda: self._record("trainer.restart", **restart.fields())))
 
     def _accepted(self, rung: str) -> None:
         assert self._supervisor is not None  # noqa: S101  # it is the one that calls
@@ -185,7 +195,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     audit.trust_peer(policy.file.federation.coordinator, site.coordinator_key)
     ledger = Ledger(config.state_dir / LEDGER)
     stack.callback(ledger.close)
-    grader = stack.enter_context(GradingProcess(config.data.public.verifier))
+    grader = stack.enter_context(public_grader(config))
     program = code_sha256()
     started = {"version": fedsilo.__version__, "code": program}
     step = take_over(site, ledger, audit, now=time.time(), started=started, program=program)
@@ -224,7 +234,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         code_sha256=program,
     )
     stack.callback(gate.close)
-    releases = Releases(gate, ledger, silo=config.silo, destination={"address": config.coordinator.address})
+    address = {"address": config.coordinator.address}
+    releases = Releases(gate, ledger, silo=config.silo, destination=address, roles=site.roles)
     desk = ControlDesk(
         config.silo,
         site.site_ca_pem,
@@ -233,7 +244,10 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         journal=config.state_dir / "requests.jsonl",
     )
     events: queue.Queue[Event] = queue.Queue()
-    trainer = SupervisedTrainer(site, events, lambda: bool(stopped), lambda: gate.policy, screens)
+    trainer = SupervisedTrainer(
+        site, events, lambda: bool(stopped), lambda: gate.policy, screens,
+        lambda event, **fields: gate.record(event, run=gate.view.run or None, **fields),
+    )  # fmt: skip
     stack.callback(trainer.stop)
     guard = Guard(
         site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,

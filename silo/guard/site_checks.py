@@ -7,16 +7,20 @@ import sqlite3
 from collections.abc import Sequence
 
 from fedsilo.edge.data_findings import HELD_OUT, PRIVATE, find
+from fedsilo.edge.own_verifiers import find_verifier
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.reference_checks import our_parts_check
 from fedsilo.edge.task_files import FieldNames, TaskFile, listed, read_tasks, read_usable
-from fedsilo.treaty.errors import FedSiloError
+from fedsilo.treaty.errors import FedSiloError, UsageError
 from fedsilo.treaty.plan import Plan, plan_from_canonical
-from silo.config import SiloConfig
+from policies.load import Policy
+from silo.config import SiloConfig, place_of
+from silo.guard import rollout_checks
 from silo.guard.ledger import Ledger
 from silo.guard.prompt_preview import Lengths, Preview, preview
-from silo.guard.startup import LEDGER
-from silo.memory_estimate import Settings, Shapes, estimate, judge, machine, size_text
+from silo.guard.public_grader import public_grader
+from silo.guard.startup import LEDGER, own_verifiers
+from silo.memory_estimate import Settings, Shapes, estimate, judge, machine, require_card, size_text
 from silo.model_facts import ModelFacts, read_model_facts
 
 TOPICS_SHOWN_MAX = 6
@@ -42,6 +46,25 @@ def rows_of(config: SiloConfig, place: int, warnings: list[str]) -> tuple[TaskFi
     return tasks, f"{len(tasks.rows)} rows{grouped}, {len(tasks.problems)} {tasks.unit}s left out"
 
 
+def verifiers(config: SiloConfig) -> str:
+    """What grades, and what the coordinator has to agree to where packages brought parts of it.
+
+    Raises:
+        UsageError, OperationError: public answers are programs, and there are no walls to run them behind.
+    """
+    names = {
+        "private": config.data.verifier, "public": config.data.public.verifier, "held-out": config.held_out_verifier,
+    }  # fmt: skip
+    told = ", ".join(f"{which} {name}" for which, name in names.items())
+    if find_verifier(config.data.public.verifier).executes:
+        public_grader(config).close()
+        told += "; public answers run as programs behind walls of their own"
+    origins = sorted({each for name in names.values() for each in find_verifier(name).origin})
+    if not origins:
+        return told
+    return f"{told}; by {', '.join(origins)}: own_verifiers_sha256 {own_verifiers(config)}"
+
+
 def overlaps(config: SiloConfig, private: Sequence[TaskFile], warnings: list[str]) -> str:
     """Duplicates and leaks. None of them is refused: which of two rows is the right one is for a person to say."""
     found = find(private, read_tasks(config.data.public.path), read_tasks(config.data.held_out.path))
@@ -63,11 +86,23 @@ def base_model(config: SiloConfig, warnings: list[str]) -> tuple[ModelFacts, str
             f"the template ({template.source}) reads the date, so prompts differ from day to day under one hash; "
             "data.template: a copy with a fixed date"
         )
+    _compare_load(config, _known_plan(config))
     head = "tied" if facts.tied else "own"
     return facts, (
         f"{facts.architecture}, {facts.parameters / 1e6:.1f} M parameters, {head} head, context "
-        f"{facts.context_tokens}, template {template.source}"
+        f"{facts.context_tokens}, template {template.source}, loaded as {config.model.load} (the coordinator compares "
+        "that with the federation's at the first hello)"
     )
+
+
+def _compare_load(config: SiloConfig, plan: Plan | None) -> None:
+    """Of a site's own files none says how the federation loads the base model; a run that is open does."""
+    if plan is not None and plan.load != config.model.load and plan.mixed_base == "refuse":
+        raise UsageError(
+            f"{place_of(config, 'model.load')}: model.load is {config.model.load}, that of run {plan.run} {plan.load}",
+            hint=f"model.load: {plan.load}, or a run whose plan says mixed_base: allow",
+            code="LOAD_MISMATCH",
+        )
 
 
 def memory(config: SiloConfig, facts: ModelFacts, warnings: list[str]) -> str:
@@ -78,15 +113,17 @@ def memory(config: SiloConfig, facts: ModelFacts, warnings: list[str]) -> str:
     """
     shapes = _shapes_of(_known_plan(config), facts)
     has = machine(config.trainer.devices)
+    on_cuda = has is not None and has.kind == "CUDA"
     settings = Settings(
         load=config.model.load,
         microbatch_tokens=config.trainer.microbatch_tokens,
         cache_bytes=config.trainer.cache_bytes,
         checkpointing=config.trainer.checkpointing,
-        on_cuda=has is not None and has.kind == "CUDA",
+        on_cuda=on_cuda,
         samples_here=config.rollout.chosen == "embedded",
         servers=_servers_here(config),
         server_cache_bytes=config.rollout.kv_cache_bytes,
+        processes=1 if on_cuda else config.trainer.processes,  # on cards each has one of its own
     )
     found = estimate(facts, settings, shapes)
     parts = ", ".join(
@@ -94,12 +131,13 @@ def memory(config: SiloConfig, facts: ModelFacts, warnings: list[str]) -> str:
     )
     if config.trainer.launch == "external":
         return f"about {size_text(found.peak_bytes)} where the trainer runs ({shapes.source}): {parts}"
-    # each of them loads the whole model; on cards each has one of its own
-    trainers = config.silos_on_this_host * (1 if settings.on_cuda else config.trainer.processes)
-    if short := judge(found, has, settings, trainers):
+    require_card(config.trainer.devices)
+    if short := judge(found, has, settings, config.silos_on_this_host * settings.processes):
         warnings.append(short)
     owned = "what this machine has is not known" if has is None else f"{size_text(has.free_bytes)} of {has.kind} free"
-    return f"about {size_text(found.peak_bytes)} at its peak, in {found.phase}; {owned} ({shapes.source}): {parts}"
+    each = f" for each of {config.trainer.processes} processes" if config.trainer.processes > 1 else ""
+    peak = f"about {size_text(found.peak_bytes)}{each} at its peak, in {found.phase}"
+    return f"{peak}; {owned} ({shapes.source}): {parts}"
 
 
 def _servers_here(config: SiloConfig) -> int:
@@ -108,6 +146,10 @@ def _servers_here(config: SiloConfig) -> int:
     if rollout.chosen == "embedded" or rollout.launch == "external":
         return 0
     return 1 if rollout.url is not None and rollout.url == rollout.public_url else 2
+
+
+def rollout_limits(config: SiloConfig, facts: ModelFacts, policy: Policy) -> str:
+    return rollout_checks.limits(config, facts.context_tokens, policy, _known_plan(config))
 
 
 def max_prompt_tokens(config: SiloConfig, facts: ModelFacts) -> int:

@@ -23,12 +23,13 @@ from certs.roles import Roles
 from fedsilo.edge.files import make_private_directory, read_private, write_private
 from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
-from fedsilo.edge.own_verifiers import find_verifier
+from fedsilo.edge.own_verifiers import find_verifier, own_verifiers_sha256
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.site_policy import read_effective, read_pinned_schema
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
 from fedsilo.treaty.isolation import rung_at_least
+from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from policies.load import Policy
 from policies.schema import LoraSchema
@@ -88,7 +89,7 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     fingerprints = site_fingerprints(config)
     _check_model(config, policy, fingerprints)
     schema = site_schema(config, policy)
-    _check_verifiers(config)
+    _check_verifiers(config, policy)
     make_private_directory(config.state_dir)
     free_bytes = shutil.disk_usage(config.state_dir).free
     if free_bytes < DISK_BYTES_MIN:
@@ -103,23 +104,33 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     )
 
 
-def _check_verifiers(config: SiloConfig) -> None:
-    """Raises UsageError: unknown, or one of the public set that the guard may not run.
+def _check_verifiers(config: SiloConfig, policy: Policy) -> None:
+    """Raises UsageError: unknown, or one of the public set that the guard may not have run.
 
-    The guard grades public answers again beside its keys (silo/guard/public.py): there no program of a model is run,
-    and no code of a package loaded.
+    Public answers are graded again for the guard (silo/guard/public_grader.py). They come from other silos' models too,
+    so programs among them are run only where the policy says so (T22). No code of a package grades them: the
+    coordinator has none of it, and the walls are for programs.
     """
     for verifier in {config.data.verifier, config.held_out_verifier}:
         find_verifier(verifier)
     public = find_verifier(config.data.public.verifier)
-    if public.executes or public.origin:
-        what = "runs programs" if public.executes else f"is brought by {', '.join(public.origin)}"
+    if public.origin:
         raise UsageError(
-            f"{config.source.name}: data.public.verifier {public.name!r} {what}; the guard grades public answers again "
-            "beside its keys, and does neither there",
-            hint="use math, choice, exact, numeric, format or a mixture of them; data.verifier may be any",
-            code="VERIFIER_EXECUTES" if public.executes else "",
+            f"{config.source.name}: data.public.verifier {public.name!r} is brought by {', '.join(public.origin)}; the "
+            "guard has public answers graded again beside its keys, and loads no package there",
+            hint="use math, choice, exact, numeric, format, code or a mixture of them; data.verifier may be any",
         )
+    if public.executes:
+        for name, pin in policy.file.public_sets.items():
+            if pin.sha256 == config.data.public.sha256 and pin.programs == "refuse":
+                line = policy.line_of(("public_sets", name, "programs"))
+                raise UsageError(
+                    f"{config.source.name}: data.public.verifier {public.name!r} runs programs that models of other "
+                    f"silos wrote; {policy.source}:{line}: public_sets.{name}.programs is refuse",
+                    hint="programs: sandbox, in the policy and in the charter where there is one, lets them run behind "
+                    "walls; or use math, choice, exact, numeric or format",
+                    code="VERIFIER_EXECUTES",
+                )
 
 
 def effective_policy(config: SiloConfig) -> Policy:
@@ -147,6 +158,7 @@ def check_policy(site: Site, policy: Policy) -> None:
     _check_public_set(policy, site.public)
     _check_held_out(site.config, policy, site.held_out)
     _check_model(site.config, policy, site.fingerprints)
+    _check_verifiers(site.config, policy)
     pins = [pin.sha256 for pin in policy.file.lora_schemas.values()]
     if policy.file.egress.updates and site.schema.digest not in pins:
         raise UsageError(
@@ -309,6 +321,23 @@ def never_shown(config: SiloConfig) -> list[Path]:
     ]
 
 
+def own_verifiers(config: SiloConfig) -> str:
+    """Digest of the verifiers that packages brought here, whatever they grade; empty where all are FedSilo's."""
+    return own_verifiers_sha256((config.data.verifier, config.data.public.verifier, config.held_out_verifier))
+
+
+def require_same_training(plan: Plan, config: SiloConfig) -> None:
+    """Raises UsageError: another load type, or other verifiers by packages, and the plan allows no mixture of them."""
+    if plan.load != config.model.load and plan.mixed_base != "allow":
+        raise UsageError(f"the plan loads the base model as {plan.load}, this silo as {config.model.load}")
+    own = own_verifiers(config)
+    if plan.own_verifiers_sha256 != own and plan.mixed_verifiers != "allow":
+        raise UsageError(
+            f"the plan has own verifiers {plan.own_verifiers_sha256[:12] or 'none'}, this silo {own[:12] or 'none'}",
+            code="VERIFIER_MISMATCH",
+        )
+
+
 def trained_with(config: SiloConfig) -> str:
     """What a trainer here works with that no plan fixes: how answers are graded and how the base model is loaded."""
     settings = {
@@ -319,6 +348,8 @@ def trained_with(config: SiloConfig) -> str:
     # names and versions of the packages, never paths (T22)
     if origin := find_verifier(config.data.verifier).origin:
         settings["verifier_origin"] = ", ".join(origin)
+    if own := own_verifiers(config):
+        settings["own_verifiers_sha256"] = own
     return canonical_json(settings).decode()
 
 

@@ -30,9 +30,10 @@ from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
 from silo.guard.isolation_controls import NO_CONTROLS, Controls
 from silo.guard.rollout_server import RolloutServers
+from silo.guard.startup import own_verifiers
 from silo.guard.trainer_environment import trainer_environment
 from silo.guard.trainer_report import plain
-from silo.guard.trainer_revival import Given
+from silo.guard.trainer_revival import Given, Restart, require_same_rung
 from silo.link import Link, LinkBroken, LinkClosed, LinkMessage, LinkRefused, Listener
 
 _log = logging.getLogger("fedsilo.silo.supervisor")
@@ -96,6 +97,7 @@ class Supervisor:
         events: called from the reader thread with TrainerSaid and TrainerGone.
         should_stop: asked while waiting for the trainer to connect.
         body_bytes_max: the longest body that the trainer may send.
+        restarted: called from the reader thread when one that died is back, before it says anything, or cannot be.
     """
 
     def __init__(
@@ -105,11 +107,13 @@ class Supervisor:
         *,
         should_stop: Callable[[], bool] = lambda: False,
         body_bytes_max: int = SMALL_PAYLOAD_BYTES_MAX,
+        restarted: Callable[[Restart], None] = lambda restart: None,
     ) -> None:
         self._config = config
         self._body_bytes_max = body_bytes_max
         self._events = events
         self._should_stop = should_stop
+        self._restarted = restarted
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: Listener | None = None
         self._link: Link | None = None
@@ -216,6 +220,7 @@ class Supervisor:
             "model": {"path": str(config.model.path), "load": config.model.load},
             "private": [str(path) for path in config.data.private],
             "verifier": config.data.verifier,
+            "own_verifiers_sha256": own_verifiers(config),
             "holdout_share": config.data.holdout_share,
             "fields": config.data.fields.model_dump(),
             "template": read_template(config.data.template, config.model.path).text,
@@ -375,33 +380,40 @@ class Supervisor:
             if not self._may_revive:
                 return False
             self._restarts += 1
-            self._reviving = True
+            number, self._reviving = self._restarts, True
         status = self._exit_status()
         _log.warning("the trainer died (exit status %s)%s; it is started again", status, self._last_words())
         rung, ready = self.state.rung, self.state.ready
         try:
             self._end_process()
-            self.state.ready = self._bring_up(lambda got: _require_same_rung(got, rung))
+            self.state.ready = self._bring_up(lambda got: require_same_rung(got, rung))
             if self.state.ready.get("split") != ready.get("split"):
                 raise OperationError("the private rows are not those that it began with", code="TRAINER_DIED")
-            self._go_on()
+            repeated = self._go_on()
         except FedSiloError as error:
             _log.error("the trainer cannot be brought to where it was: %s", error.line)
             with self._talking:
                 self._reviving = False
                 self._restarts = RESTARTS_MAX
             self._end_process()
+            self._restarted(Restart(status, number, error.code, task=self._given.task))
             return False
+        self._restarted(Restart(status, number, repeated=repeated, task=self._given.task))
         return True
 
-    def _go_on(self) -> None:
-        """The plan, what has to be repeated, the task in hand. Raises OperationError: it cannot be brought there."""
+    def _go_on(self) -> int:
+        """The plan, what has to be repeated, the task in hand; how many tasks were repeated.
+
+        Raises:
+            OperationError: it cannot be brought there.
+        """
+        repeated: list[LinkMessage] = []
         if (plan := self._given.plan) is not None:
             first = self._given.planned is None
             planned = self._ask(plan.type, plan.fields if first else {**plan.fields, "resume": True}, "planned")
-            repeated = self._given.to_repeat(planned.get("resumed"))
-            if repeated is None:
+            if (leads_back := self._given.to_repeat(planned.get("resumed"))) is None:
                 raise OperationError("its state is lost, and the round cannot be started over", code="TRAINER_DIED")
+            repeated = leads_back
             why = plain(planned.get("not_resumed", ""))
             _log.warning("the trainer %s", f"starts the round over: {why}" if repeated else "goes on where it was")
             for task in repeated:
@@ -413,6 +425,7 @@ class Supervisor:
             self._reviving = False
             if self._given.task is not None and self._link is not None:
                 self._link.send(self._given.task)
+        return len(repeated)
 
     def _exit_status(self) -> int | None:
         if self._process is None:
@@ -470,12 +483,6 @@ class Supervisor:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-
-def _require_same_rung(got: str, before: str) -> None:
-    """Raises OperationError: other walls than those that the policy and the coordinator were told of."""
-    if got != before:
-        raise OperationError(f"its walls are {got}, and were {before}", code="ISOLATION")
 
 
 def end_process_group(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:

@@ -12,12 +12,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from fedsilo.treaty.errors import OperationError
 from silo.link import LinkMessage
 
 # As in silo/trainer/kept_state.py, which no module of the guard may import: tasks that the next one builds on.
 CHANGING = frozenset({"LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep"})
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One time that a trainer died and was to be started again; a `trainer.restart` record of the audit log.
+
+    Attributes:
+        exit_status: of the one that died; None where it is not known.
+        number: how often it died since it last finished a task, this time among them.
+        code: why it could not be brought to where it was; empty where it was.
+        repeated: tasks of the round that were given once more, whose answers were not taken.
+        task: what it worked on; None when it was idle.
+    """
+
+    exit_status: int | None
+    number: int
+    code: str = ""
+    repeated: int = 0
+    task: LinkMessage | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Of the record. Nothing that a trainer said is in it: task, round and step are what the guard gave it."""
+        given = self.task.fields if self.task is not None else {}
+        outcome = "failed" if self.code else "round_repeated" if self.repeated else "resumed"
+        detail = {"outcome": outcome, "number": self.number, "repeated": self.repeated}
+        detail |= {"exit_status": self.exit_status, "task": given.get("task")}
+        return {
+            "round": given.get("round"),
+            "step": given.get("step"),
+            "reasons": ["TRAINER_DIED", *([self.code] if self.code not in ("", "TRAINER_DIED") else [])],
+            "detail": {name: value for name, value in detail.items() if value is not None},
+        }
 
 
 class Given:
@@ -71,6 +105,12 @@ class Given:
         if self.task is not None and self.task.fields.get("task") == "LoadAdapter" and not keeps_optimiser:
             return []
         return list(self._round)
+
+
+def require_same_rung(got: str, before: str) -> None:
+    """Raises OperationError: other walls than those that the policy and the coordinator were told of."""
+    if got != before:
+        raise OperationError(f"its walls are {got}, and were {before}", code="ISOLATION")
 
 
 def _stands_at(resumed: Mapping[str, Any], task: LinkMessage) -> bool:

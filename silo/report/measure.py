@@ -205,6 +205,7 @@ def _check_inputs(config: SiloConfig, finished: FinishedRun, schema: LoraSchema)
         ("LoRA schema", plan.lora.schema_sha256[:12], schema.digest[:12]),
         ("data.verifier", had.get("verifier", "unknown"), settings["verifier"]),
         ("package of data.verifier", had.get("verifier_origin", "none"), settings.get("verifier_origin", "none")),
+        ("files of own verifiers", *(each.get("own_verifiers_sha256", "none") for each in (had, settings))),
         ("data.public.verifier", had.get("public_verifier", "unknown"), settings["public_verifier"]),
         ("model.load", had.get("load", "unknown"), settings["load"]),
     ):

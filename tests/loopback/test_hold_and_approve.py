@@ -50,7 +50,7 @@ def test_a_release_leaves_only_after_the_right_person_approved_exactly_its_bytes
     assert sites.submit("approved", silos=TAKES_PART).exit_code == 0
     shown = held_release(sites)
     assert shown["policy"]["counts"]["deny"] == 0 and shown["leaves"]["kinds"][0]["kind"] == "lora.factors"
-    assert shown["approvers"] == {"needed": 1, "roles": ["approver"], "given": []}
+    assert shown["approvers"] == {"needed": 1, "roles": ["approver"], "people": ["alice", "bob"], "given": []}
     assert factors_sent(sites, HOLDS, "approved") == []
 
     wrong_bytes = answer(sites, "approve", shown, "alice", digest="0" * 64)

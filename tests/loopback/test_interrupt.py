@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
+import time
 from pathlib import Path
 
-from tests.loopback.federation import command, demo, living
+from tests.loopback.federation import command, demo, living, records
 
 STOP_SECONDS_MAX = 30.0  # a few on an idle machine; a test suite is not one
+POLL_SECONDS = 0.05
 
 
 def test_ctrl_c_ends_every_process_and_a_second_demo_repeats_the_first_bit_for_bit(tmp_path: Path) -> None:
@@ -47,3 +50,19 @@ def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
     ended = demo(tmp_path / "out", "--silos", "1", interrupt="starting 1 silo", number=signal.SIGTERM)
     assert ended.reply.exit_code == 130 and "Traceback" not in ended.reply.stderr
     assert living(ended.seen) == []
+
+
+def test_what_a_killed_demo_started_ends_by_itself_and_in_order(tmp_path: Path) -> None:
+    killed = demo(tmp_path / "out", "--silos", "1", interrupt="processes run", number=signal.SIGKILL)
+    assert killed.reply.exit_code == -signal.SIGKILL and len(killed.seen) >= 3  # coordinator, guard, trainer
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    try:
+        while left := living(killed.seen):
+            assert time.monotonic() < deadline, left
+            time.sleep(POLL_SECONDS)
+    finally:
+        for process in killed.seen:
+            if living({process}):
+                os.kill(process[0], signal.SIGKILL)
+    for site in ("hospital_a", "coordinator"):  # asked to end, not killed
+        assert records(tmp_path / "out" / site / "state" / "audit")[-1]["event"] == "stop"

@@ -44,6 +44,7 @@ FACTORS = (0, 0.5, 0.99, 1, 1.01, 2, 1000)
 WORDS: dict[str, tuple[str | None, ...]] = {
     "background_set": (next(iter(BASE["public_sets"])), None),
     "mode": ("enforce", "shadow"),
+    "programs": ("refuse", "sandbox"),
     "least_isolation": ("namespaces", "user", "container", "waived"),
     "grid": ("float32", "bfloat16"),
     "secure_aggregation": ("allowed", "forbidden"),

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
 
 from coordinator import journal, witnessing
-from coordinator import runs as runs_module
 from coordinator import store as db
 from coordinator.parts import CONTRIBUTIONS
 from fedsilo.edge import audit_witness
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.treaty import rounds
 from fedsilo.treaty.audit.checkpoint import Checkpoint, sign_checkpoint
 from fedsilo.treaty.audit.witness import LogStep, Offer
 from fedsilo.treaty.errors import VerificationError
@@ -146,7 +146,7 @@ def test_T24_made_up_runs_and_rounds_leave_no_rows(opened: tuple[House, list[Sim
     house, (silo, *_) = opened
 
     def rows() -> list[int]:
-        tables = (db.Traffic, db.SequenceCounter, db.Upload, db.MethodEvent, db.Figure, db.OutboxItem)
+        tables = (db.Traffic, db.SequenceCounter, db.Upload, db.Transition, db.Figure, db.OutboxItem)
         return [
             house.rows(lambda session, t=table: session.scalar(select(func.count()).select_from(t))) for table in tables
         ]
@@ -201,7 +201,7 @@ def test_T11_T23_an_error_that_nobody_thought_of_is_no_way_past_the_rate(
 
 
 def events_of(house: House) -> int:
-    return int(house.rows(lambda session: session.scalar(select(func.count()).select_from(db.MethodEvent))))
+    return int(house.rows(lambda session: session.scalar(select(func.count()).select_from(db.Transition))))
 
 
 def abstain(silo: SimulatedSilo, number: int) -> None:
@@ -243,7 +243,7 @@ def test_T11_what_one_silo_may_keep_back_of_a_round_is_bounded(opened: tuple[Hou
             body = pb.Declined(kind=kind, round=1, step=step)
             assert isinstance(silo.say("control.declined", body, run="run-1", number=1, step=step), pb.Ack)
     steps = len(house.driver.runs["run-1"].plan.public_steps())
-    assert events_of(house) - before == 2 * steps + runs_module.ABSTENTIONS_MAX
+    assert events_of(house) - before == 2 * steps + rounds.ABSTENTIONS_MAX
 
 
 # ---- checkpoints and evidence ----------------------------------------------------------------------------

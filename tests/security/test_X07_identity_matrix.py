@@ -166,12 +166,12 @@ class Place:
         said = {**agreed(self.root), **hello}
         model = SimpleNamespace(path=Path("/data/model"), load=said["load"])
         data = SimpleNamespace(
-            public=SimpleNamespace(path=Path("/data/public.jsonl")),
+            verifier="exact", public=SimpleNamespace(path=Path("/data/public.jsonl"), verifier="exact"),
             held_out=SimpleNamespace(path=Path("/data/h.jsonl")),
-        )
+        )  # fmt: skip
         config = SimpleNamespace(
             model=model, data=data, source=Path("/site/silo.yaml"), role="member", federation=FEDERATION,
-            spiffe_id=sender, coordinator=SimpleNamespace(address=address),
+            spiffe_id=sender, held_out_verifier="exact", coordinator=SimpleNamespace(address=address),
         )  # fmt: skip
         site = SimpleNamespace(
             config=config, fingerprints=SimpleNamespace(**said), schema=SimpleNamespace(digest=said["schema"]),

@@ -438,8 +438,8 @@ def test_B2_one_trainer_after_the_other_over_tls(home: Path, site: Site) -> None
             ("[data/train.jsonl]", "[tasks.jsonl]"), ("path: public/medqa_2k.jsonl", "path: tasks.jsonl"),
             ("path: public/held_out.jsonl", "path: tasks.jsonl"), ("path: /models/Qwen3-1.7B", "path: model"),
             ("  load: bf16", "  load: fp32"), ("  threads: auto", "  threads: 1"),
-            ("  # How an answer to a private prompt is graded: math | choice | exact | numeric | format.\n"
-             "  verifier: choice", "  verifier: exact"),
+            ("installed package brings (docs/how-to/verifiers.md).\n  verifier: choice",
+             "installed package brings (docs/how-to/verifiers.md).\n  verifier: exact"),
             ("    # How an answer to a public prompt is graded.\n    verifier: choice", "    verifier: exact"),
             ("    # Optional; without it, the public set's verifier.\n    verifier: choice", ""),
         )

@@ -17,7 +17,7 @@ from fedsilo.treaty.wire.codec import decode_factors
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, trainer_link
 from silo.guard.supervisor import RESTARTS_MAX, Supervisor, TrainerGone, TrainerSaid
-from silo.guard.trainer_revival import Given
+from silo.guard.trainer_revival import Given, Restart
 from silo.link import LinkMessage
 from tests.security.link_harness import write_config
 
@@ -100,8 +100,8 @@ def config() -> Iterator[SiloConfig]:
                 ("[data/train.jsonl]", "[tasks.jsonl]"), ("path: public/medqa_2k.jsonl", "path: tasks.jsonl"),
                 ("path: public/held_out.jsonl", "path: tasks.jsonl"), ("path: /models/Qwen3-1.7B", "path: model"),
                 ("  load: bf16", "  load: fp32"), ("  threads: auto", "  threads: 1"),
-                ("  # How an answer to a private prompt is graded: math | choice | exact | numeric | format.\n"
-                 "  verifier: choice", "  verifier: exact"),
+                ("installed package brings (docs/how-to/verifiers.md).\n  verifier: choice",
+                 "installed package brings (docs/how-to/verifiers.md).\n  verifier: exact"),
                 ("    # How an answer to a public prompt is graded.\n    verifier: choice", "    verifier: exact"),
                 ("    # Optional; without it, the public set's verifier.\n    verifier: choice", ""),
             )
@@ -111,7 +111,8 @@ def config() -> Iterator[SiloConfig]:
 class Site:
     def __init__(self, config: SiloConfig) -> None:
         self.events: queue.Queue[TrainerSaid | TrainerGone] = queue.Queue()
-        self.supervisor = Supervisor(config, self.events.put)
+        self.restarts: list[Restart] = []
+        self.supervisor = Supervisor(config, self.events.put, restarted=self.restarts.append)
         self._stack = ExitStack()  # a daemon's control socket is there as long as the daemon
         fields = self._stack.enter_context(trainer_link.probe_fields_beside_the_daemon(config, os.getpid()))
         self.supervisor.start(b"secret of a", fields)
@@ -168,39 +169,37 @@ def planned(config: SiloConfig) -> Iterator[tuple[Site, bytes, str]]:
         site.end()
 
 
-def update_of(config: SiloConfig, *, killed: bool, tear: bool = False) -> bytes:
-    with planned(config) as (site, payload, digest):
-        site.do(payload, task="LoadAdapter", round=1, digest=digest)
-        site.do(task="PrivateStep", round=1, step=1, rows=[0, 4, 2])
-        if tear:
-            state = config.state_dir / "scratch" / "session" / "state"
-            state.write_bytes(state.read_bytes()[:-1])
-        # killed in its middle, so that the second step is done by another process than the first
-        stepped = site.do(killed=killed, task="PrivateStep", round=1, step=2, rows=[1, 7, 3])
-        assert (stepped.fields["round"], stepped.fields["step"]) == (1, 2)
-        update = site.do(task="ExportDelta", round=1).body
-        assert site.events.empty()
+def update_of(
+    site: Site, config: SiloConfig, payload: bytes, digest: str, *, killed: bool, tear: bool = False
+) -> bytes:
+    site.do(payload, task="LoadAdapter", round=1, digest=digest)
+    site.do(task="PrivateStep", round=1, step=1, rows=[0, 4, 2])
+    if tear:
+        state = config.state_dir / "scratch" / "session" / "state"
+        state.write_bytes(state.read_bytes()[:-1])
+    # killed in its middle, so that the second step is done by another process than the first
+    stepped = site.do(killed=killed, task="PrivateStep", round=1, step=2, rows=[1, 7, 3])
+    assert (stepped.fields["round"], stepped.fields["step"]) == (1, 2)
+    update = site.do(task="ExportDelta", round=1).body
+    assert site.events.empty()
     return update
 
 
 @pytest.mark.torch
-def test_a_child_killed_in_a_step_goes_on_and_its_update_is_the_same(
+def test_a_child_killed_in_a_step_goes_on_with_the_same_update_until_it_dies_over_and_over(
     config: SiloConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    undisturbed = update_of(config, killed=False)
-    assert any(array.any() for array in decode_factors(undisturbed).tensors.values())
-    assert update_of(config, killed=True) == undisturbed
-    assert "goes on where it was" in caplog.text and "starts the round over" not in caplog.text
-    caplog.clear()
-    assert update_of(config, killed=True, tear=True) == undisturbed
-    assert "starts the round over: the kept state is torn" in caplog.text
-
-
-@pytest.mark.torch
-def test_one_that_dies_over_and_over_is_given_up_and_the_guard_is_told(config: SiloConfig) -> None:
+    """One site for all of it, since each start of a trainer takes seconds. Loading an adapter begins a round afresh."""
     with planned(config) as (site, payload, digest):
-        site.do(payload, task="LoadAdapter", round=1, digest=digest)
-        site.supervisor.send(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 1, "rows": [0, 4, 2]}))
+        undisturbed = update_of(site, config, payload, digest, killed=False)
+        assert any(array.any() for array in decode_factors(undisturbed).tensors.values())
+        assert update_of(site, config, payload, digest, killed=True) == undisturbed
+        assert "goes on where it was" in caplog.text and "starts the round over" not in caplog.text
+        caplog.clear()
+        assert update_of(site, config, payload, digest, killed=True, tear=True) == undisturbed
+        assert "starts the round over: the kept state is torn" in caplog.text
+        # and now no task is finished in between
+        site.supervisor.send(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": [0, 4, 2]}))
         for _ in range(RESTARTS_MAX + 1):
             site.hear("step")
             site.kill()
@@ -221,4 +220,5 @@ def test_one_that_comes_back_behind_lower_walls_is_not_taken(
         site.do(payload, task="LoadAdapter", round=1, digest=digest)
         site.kill()
         assert isinstance(site.events.get(timeout=60), TrainerGone)
+        assert [restart.code for restart in site.restarts] == ["ISOLATION"]
     assert "its walls are waived, and were" in caplog.text

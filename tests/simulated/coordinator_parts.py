@@ -28,8 +28,9 @@ from coordinator.parts import Parts
 from coordinator.record import Outcome
 from coordinator.replies import Replies, Reply
 from coordinator.store import Store
-from coordinator.submission import Fixed, Submissions
+from coordinator.submission import Submissions
 from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.run_request import Fixed
 from fedsilo.treaty import method as events
 from fedsilo.treaty.grading import Verdict, grade
 from fedsilo.treaty.methods import method_named
@@ -157,7 +158,7 @@ class House:
                 replies=self.replies,
             )
         )
-        fixed = Fixed(FEDERATION, SILOS, agreed, self.schema, len(REFERENCES))
+        fixed = Fixed(FEDERATION, SILOS, agreed, self.schema, len(REFERENCES), self.policy)
         self.submissions = Submissions(self.driver, fixed, self.driver.parts.now)
         self.driver.after_hello = self.submissions.look_within
         self.driver.load()

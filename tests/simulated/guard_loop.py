@@ -141,6 +141,7 @@ class Loop:
             silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder, spiffe_id=setting.SILO,
             model=SimpleNamespace(load=self.load), coordinator=SimpleNamespace(address="host:1"),
             data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="choice")),
+            held_out_verifier="choice",
         )  # fmt: skip
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=setting.SCHEMA, public=tasks, held_out=tasks,

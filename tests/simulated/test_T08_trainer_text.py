@@ -185,9 +185,9 @@ def test_every_reason_for_leaving_out_a_line_has_its_name(tmp_path: Path) -> Non
     good = {"id": "1", "prompt": "p", "answer": "a", "topic": "t"}
     lines = [
         "x" * ((1 << 20) + 1), "{", "[]", json.dumps(good | {"prompt": "\ud800"}), json.dumps(good | {"id": "3"}),
-        json.dumps(good | {"id": "3"}), json.dumps(good | {"group": 1}),
+        json.dumps(good | {"id": "3"}), json.dumps(good | {"group": 1.5}),
         *(json.dumps({key: good[key] for key in good if key != name}) for name in good),
-        *(json.dumps(good | {name: 1}) for name in good),
+        *(json.dumps(good | {name: 1.5}) for name in good),
         *(json.dumps(good | {"id": f"g{number}"}) for number in range(600)),
     ]  # fmt: skip
     path = tmp_path / "tasks.jsonl"

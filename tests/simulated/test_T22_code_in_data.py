@@ -65,6 +65,7 @@ def _only_a_pickle(folder: Path, data: bytes) -> None:
 
 
 def _sharded(folder: Path, data: bytes) -> None:
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(SHARDS))
     (folder / "pytorch_model-00001.bin").write_bytes(data)
 

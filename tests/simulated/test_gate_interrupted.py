@@ -17,7 +17,9 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
 from silo.guard.halts import Halts
+from silo.guard.ledger import Approval
 from silo.guard.messages import Allowed, Held
+from silo.guard.release_keeping import keep_recorded_noes
 from tests.policies import kinds, setting
 from tests.policies.kinds_bounds import REFT
 from tests.simulated.guarded import Bench, Killed, MemoryChannel, command
@@ -174,8 +176,38 @@ def test_T36_whoever_was_the_last_needed_before_a_kill_says_it_again(
         getattr(holding.releases, answer)(said(f"approvals.{answer}", reason_code="CONTENT"))
 
 
-@pytest.mark.parametrize("at", ["_record", "_settle"])
-def test_T36_a_no_before_a_kill_is_not_undone_by_another_persons_yes(
+@pytest.mark.parametrize("at", ["_answer", "_settle"])
+@pytest.mark.parametrize("change", ["nothing", "policy"])
+def test_T36_a_no_before_a_kill_is_neither_lost_nor_doubled(
+    holding: Bench, monkeypatch: pytest.MonkeyPatch, at: str, change: str
+) -> None:
+    said = hold(holding)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(holding.releases), at, _killed)
+        with pytest.raises(Killed):
+            holding.releases.reject(said("approvals.reject", reason_code="CONTENT", reason="odd", person="bob"))
+    tighter = setting.policy_of(setting.policy_text(first_rounds=1).replace("max_total_l2: 5.5", "max_total_l2: 5.4"))
+    with closing(holding.restart(tighter if change == "policy" else None)) as bench:
+        assert (bench.policy.digest != holding.policy.digest) == (change == "policy")
+        keep_recorded_noes(bench.ledger, bench.audit.records())  # as the guard does at its start
+        assert bench.releases.judge_again() == []
+        shown = {"policy_digest": bench.gate.policy.digest}
+        with pytest.raises(ConflictError) as refused:
+            bench.releases.approve(said("approvals.approve", person="alice", **shown))
+        assert refused.value.code == ("NOT_HELD" if change == "nothing" else "STALE_VIEW")
+        assert bench.events("approval.grant") == []
+        (ended,) = bench.releases.expire()  # what the loop does with each turn
+        assert (ended.outcome, ended.release.state) == ("denied", "rejected")
+        (record,) = bench.events("approval.deny")
+        assert (record["detail"]["person"], record["reasons"], record["seq"]) == ("bob", ["CONTENT"], ended.record)
+        (no,) = bench.ledger.approvals(ended.release.id)
+        assert (no.person, no.verdict, no.reason_code, no.record) == ("bob", "reject", "CONTENT", record["seq"])
+        assert no.reason == ("odd" if at == "_settle" else "")  # which no log holds
+        assert bench.releases.expire() == [] and bench.ledger.releases("held") == []
+
+
+@pytest.mark.parametrize("at", ["_answer", "_settle"])
+def test_T36_whoever_was_killed_with_his_no_may_say_it_again_and_it_is_recorded_once(
     holding: Bench, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     said = hold(holding)
@@ -184,14 +216,74 @@ def test_T36_a_no_before_a_kill_is_not_undone_by_another_persons_yes(
         with pytest.raises(Killed):
             holding.releases.reject(said("approvals.reject", reason_code="CONTENT", person="bob"))
     with closing(holding.restart()) as bench:
-        with pytest.raises(ConflictError) as refused:
-            bench.releases.approve(said("approvals.approve", person="alice"))
-        assert refused.value.code == "NOT_HELD" and bench.events("approval.grant") == []
-        (ended,) = bench.releases.expire()  # what the loop does with each turn
-        assert (ended.outcome, ended.release.state) == ("denied", "rejected")
-        record = bench.events("approval.deny")[-1]
-        assert (record["detail"]["person"], record["reasons"]) == ("bob", ["INTERRUPTED"])
-        assert bench.releases.expire() == [] and bench.ledger.releases("held") == []
+        keep_recorded_noes(bench.ledger, bench.audit.records())
+        settled = bench.releases.reject(said("approvals.reject", reason_code="CONTENT", person="bob"))
+        (record,) = bench.events("approval.deny")
+        assert (settled.outcome, settled.release.state, settled.record) == ("denied", "rejected", record["seq"])
+
+
+def test_T36_a_recorded_no_to_other_bytes_or_to_what_is_over_is_none(holding: Bench) -> None:
+    said = hold(holding)
+    (release,) = holding.ledger.releases("held")
+    detail = {"release": release.id, "person": "bob", "certificate": "f" * 64}
+    told: dict[str, Any] = {
+        "event": "approval.deny", "seq": 7, "t": 0, "reasons": ["CONTENT"], "payload": dict(release.recorded),
+        "detail": detail,
+    }  # fmt: skip
+    others: list[dict[str, Any]] = [
+        {"payload": {"bytes": 1, "sha256": "0" * 64}}, {"event": "approval.grant"},
+        {"detail": detail | {"release": "r9/hospital_a/0"}}, {"detail": {"release": release.id}},
+    ]  # fmt: skip
+    keep_recorded_noes(holding.ledger, [told | other for other in others])
+    assert holding.ledger.approvals(release.id) == []
+    keep_recorded_noes(holding.ledger, [told])
+    (no,) = holding.ledger.approvals(release.id)
+    assert (no.person, no.record) == ("bob", 7)
+    assert len(holding.releases.expire()) == 1
+    keep_recorded_noes(holding.ledger, [told | {"detail": detail | {"person": "carol"}}])
+    assert [each.person for each in holding.ledger.approvals(release.id)] == ["bob"]
+    with pytest.raises(ConflictError, match="rejected, no longer held"):
+        holding.releases.approve(said("approvals.approve"))
+
+
+def test_a_no_that_a_ledger_of_an_earlier_version_kept_first_is_recorded_with_its_effect(holding: Bench) -> None:
+    hold(holding)
+    (release,) = holding.ledger.releases("held")
+    kept = Approval(release.id, "bob", "f" * 64, release.digest, "reject", "", holding.gate.now())
+    holding.ledger.approve(kept)
+    (ended,) = holding.releases.expire()
+    (record,) = holding.events("approval.deny")
+    assert (record["detail"]["person"], record["reasons"], record["seq"]) == ("bob", ["INTERRUPTED"], ended.record)
+
+
+def test_T39_a_no_that_the_log_does_not_take_is_not_kept(holding: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = hold(holding)
+    (release,) = holding.ledger.releases("held")
+    with monkeypatch.context() as patch:
+        patch.setattr(holding.audit, "append", _full)
+        with pytest.raises(LogFullError):
+            holding.releases.reject(said("approvals.reject", reason_code="CONTENT"))
+    assert holding.ledger.approvals(release.id) == []
+    holding.gate.halted = ""  # as after a restart with space
+    assert holding.releases.expire() == [] and holding.releases.view(release)["approvers"]["given"] == []
+    settled = holding.releases.reject(said("approvals.reject", reason_code="TIMING"))
+    (record,) = holding.events("approval.deny")
+    assert (settled.record, record["reasons"]) == (record["seq"], ["TIMING"])
+
+
+def test_T39_a_recorded_no_that_the_ledger_does_not_take_halts_until_a_restart_takes_it_up(holding: Bench) -> None:
+    said = hold(holding)
+    holding.ledger._database.execute("PRAGMA query_only=1")
+    with pytest.raises(OperationError) as refused:
+        holding.releases.reject(said("approvals.reject", reason_code="CONTENT", person="bob"))
+    assert refused.value.code == "LEDGER_UNWRITABLE" and len(holding.events("approval.deny")) == 1
+    holding.ledger._database.execute("PRAGMA query_only=0")
+    with pytest.raises(OperationError) as refused:  # although the disk takes everything again
+        holding.releases.approve(said("approvals.approve", person="alice"))
+    assert refused.value.code == "HALTED" and holding.releases.expire() == []
+    with closing(holding.restart()) as bench:
+        keep_recorded_noes(bench.ledger, bench.audit.records())
+        assert [ended.outcome for ended in bench.releases.expire()] == ["denied"]
 
 
 def test_T36_a_hold_without_an_answer_waits_on_after_a_kill(holding: Bench) -> None:

@@ -16,6 +16,7 @@ from fedsilo.treaty.method import ExportDelta
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard import daemon
+from silo.guard.releases import Releases
 from silo.guard.startup import never_shown
 from silo.guard.supervisor import TrainerGone
 from silo.sampling import PrivateSampler, Training
@@ -334,6 +335,28 @@ def test_T39_a_plan_rejected_just_before_a_kill_is_declined_when_it_comes_again(
     asking.offer_plan()
     assert asking.bench.ledger.run_state("run-1") == "declined"
     assert abstained(asking) == [(0, 0)] and asking.trainer.told == []
+
+
+@pytest.mark.parametrize("at", ["_answer", "_settle"])
+def test_T36_T39_a_no_to_a_plan_that_a_kill_cut_short_stands_when_it_comes_again(
+    asking: Loop, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    asking.offer_plan()
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Releases, at, killed)
+        with pytest.raises(Killed):
+            asking.guard.orders.reject(answer_of_a_person(asking, "approvals.reject", reason_code="CONTENT"))
+    (release,) = asking.bench.ledger.releases("held")
+    asking.restart()
+    assert [(one.verdict, one.record >= 0) for one in asking.bench.ledger.approvals(release.id)] == [("reject", True)]
+    asking.offer_plan()
+    assert asking.bench.ledger.run_state("run-1") == "declined"
+    assert abstained(asking)[:1] == [(0, 0)] and asking.trainer.told == []
+    assert len(asking.bench.events("approval.deny")) == 1
 
 
 # ---- runs that are over ------------------------------------------------------------------------------

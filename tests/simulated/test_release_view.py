@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from benchmarks.release_site import Site, policy
+from certs.roles import Roles
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from silo.guard import release_findings
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.messages import parsed
-from silo.guard.release_view import COSINE_BYTES_MAX
+from silo.guard.release_view import COSINE_BYTES_MAX, ON_REJECT
+from silo.guard.releases import Releases
 from tests.simulated import screening
 
 WORDS = 14
@@ -83,6 +85,21 @@ def test_the_first_release_is_compared_with_nothing(tmp_path: Path) -> None:
             assert shown["difference"].startswith("first release, nothing to compare; cert to 20")
         site.bench.releases.destination.clear()  # a state folder holds no address
         assert view(site, release)["difference"] == "first release, nothing to compare"
+
+
+def test_it_says_who_may_answer_and_how_many_silos_the_round_needs(site: Site) -> None:
+    held, bench = site.hold_factors(1.0), site.bench
+    shown = view(site, held)
+    assert shown["approvers"]["people"] == []  # of a reader who does not know the site's people
+    assert shown["consequences"]["reject"] == ON_REJECT  # nor the run's plan
+    bench.ledger.start_run(held.run, json.dumps({"quorum": 3, "silos": ["hospital_a", "b", "c", "d"]}))
+    roles = Roles("hospital_a", {
+        "zoe": frozenset({"approver", "operator"}), "bob": frozenset({"operator", "viewer"}),
+        "alice": frozenset({"approver"}),
+    })  # fmt: skip
+    shown = Releases(bench.gate, bench.ledger, silo="hospital_a", destination={}, roles=roles).view(held)
+    assert shown["approvers"]["people"] == ["alice", "zoe"] and shown["approvers"]["roles"] == ["approver"]
+    assert shown["consequences"]["reject"] == f"{ON_REJECT}: 3 of 4 silos"
 
 
 @pytest.mark.parametrize(

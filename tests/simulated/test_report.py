@@ -105,7 +105,7 @@ def site_of_run(folder: Path, **changes: str) -> Any:
     public = SimpleNamespace(verifier=changes.get("public_verifier", "choice"), path=folder / "public.jsonl")
     return SimpleNamespace(
         state_dir=folder, model=SimpleNamespace(path=folder, load=changes.get("load", "fp32")),
-        data=SimpleNamespace(verifier=changes.get("verifier", "exact"), public=public),
+        data=SimpleNamespace(verifier=changes.get("verifier", "exact"), public=public), held_out_verifier="choice",
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def site_of_run(folder: Path, **changes: str) -> Any:
     ("change", "words"),
     [
         ("verifier", r"the data\.verifier exact, this site has math"),
-        ("public_verifier", r"the data\.public\.verifier choice, this site has other"),
+        ("public_verifier", r"the data\.public\.verifier choice, this site has math"),
         ("load", r"the model\.load fp32, this site has other"),
         ("tokenizer_sha256", "the tokenizer "),
         ("template_sha256", "the chat template "),
@@ -140,7 +140,7 @@ def test_local_only_is_trained_with_what_the_run_had(
         if change in values:
             values[change] = "9" * 64
     with pytest.raises(UsageError, match=words) as caught:
-        check(**({change: "math" if change == "verifier" else "other"} if change not in model | found else {}))
+        check(**({change: "math" if "verifier" in change else "other"} if change not in model | found else {}))
     assert caught.value.code == "INPUTS_CHANGED"
 
 

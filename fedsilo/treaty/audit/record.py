@@ -36,7 +36,7 @@ COUNT_MAX = (1 << 53) - 1  # of a count, and of a record's number: what JSON rea
 
 EVENTS: Final = frozenset(
     {
-        "start", "stop", "policy.load", "policy.reload_refused", "plan.accept",
+        "start", "stop", "trainer.restart", "policy.load", "policy.reload_refused", "plan.accept",
         "egress.decision", "egress.sent", "egress.acked", "egress.indeterminate", "ingress.decision",
         "round.transcript", "round.agreed", "round.result", "round.equivocation",
         "approval.request", "approval.grant", "approval.deny", "approval.expire",

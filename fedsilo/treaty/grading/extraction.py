@@ -46,22 +46,26 @@ def last_boxed(text: str) -> str | None:
     content: str | None = None
     start = 0
     while (found := _BOX.search(text, start)) is not None:
-        start = _closing_brace(text, found.end())
+        start = closing_brace(text, found.end())
         content = text[found.end() : start]
     for _ in range(_NESTED_BOXES_MAX):
         inner = _BOX.match(content.strip()) if content is not None else None
         if content is None or inner is None:
             break
         stripped = content.strip()
-        end = _closing_brace(stripped, inner.end())
+        end = closing_brace(stripped, inner.end())
         if end != len(stripped) - 1:
             break
         content = stripped[inner.end() : end]
     return content
 
 
-def _closing_brace(text: str, position: int) -> int:
-    """Where the brace opened just before `position` is closed; escaped braces do not count."""
+def closing_brace(text: str, position: int) -> int:
+    """Where the brace opened just before `position` is closed; escaped braces do not count.
+
+    Raises:
+        CutOff: nowhere.
+    """
     depth = 1
     for mark in _BRACE.finditer(text, position):
         if mark.group() == "{":

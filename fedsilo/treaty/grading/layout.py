@@ -8,13 +8,23 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from fedsilo.treaty.grading.extraction import CutOff, closing_brace
+
 _CHARACTERS = str.maketrans(
     {
         "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u03c0": "\\pi ",
         "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u222a": "\\cup ", "\u00b1": "\\pm ",
         "\u00b0": "", "\u20ac": "", "\u00a3": "", "\u2032": "'", "\u2010": "-", "\u2011": "-", "\u2044": "/",
         "\u00f7": "/", "\u2217": "*", "\u22c5": "\\cdot ", "\u2205": "\\emptyset ", "\u2208": "\\in ",
-        "\u211d": "\\mathbb{R}",
+        "\u211d": "\\mathbb{R}", "\u0393": "\\Gamma ", "\u0394": "\\Delta ", "\u0398": "\\Theta ",
+        "\u039b": "\\Lambda ", "\u039e": "\\Xi ", "\u03a0": "\\Pi ", "\u03a3": "\\Sigma ", "\u03a6": "\\Phi ",
+        "\u03a8": "\\Psi ", "\u03a9": "\\Omega ",
+        "\u03b1": "\\alpha ", "\u03b2": "\\beta ", "\u03b3": "\\gamma ", "\u03b4": "\\delta ", "\u03b5": "\\epsilon ",
+        "\u03b6": "\\zeta ", "\u03b7": "\\eta ", "\u03b8": "\\theta ", "\u03b9": "\\iota ", "\u03ba": "\\kappa ",
+        "\u03bb": "\\lambda ", "\u03bc": "\\mu ", "\u03bd": "\\nu ", "\u03be": "\\xi ", "\u03c1": "\\rho ",
+        "\u03c3": "\\sigma ",
+        "\u03c4": "\\tau ", "\u03c5": "\\upsilon ", "\u03c6": "\\phi ", "\u03c7": "\\chi ", "\u03c8": "\\psi ",
+        "\u03c9": "\\omega ",
     }
 )  # fmt: skip
 _RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207f"
@@ -22,13 +32,32 @@ _RAISED_RUN = re.compile(f"[{_RAISED}]+")
 _LOWERED_RUN = re.compile("[\u2080-\u2089]+")
 _FRACTION_SIGN = re.compile("(?<=[0-9])(?=[\u00bc-\u00be\u2150-\u215e])")
 _ROOT_SIGN = re.compile(r"\u221a\s*(?:\(([^()]*)\)|(\d+|[a-z]))")
+# the scale of a temperature is a unit, where the letter alone would be a variable
+_TEMPERATURE = re.compile(
+    r"(?:\u00b0|\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)\s*(?:([CF])(?![a-zA-Z])|\\(?:text|mathrm)\s*\{\s*([CF])\s*\})"
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SPACING = re.compile(
     r"(?<!\\)\\(?:[!,;:> ]|quad|qquad|displaystyle|left(?![a-z])|right(?![a-z])|bigl?|bigr?|Bigl?|Bigr?|limits"
-    r"|mathstrut)(?![a-zA-Z])|~"
+    r"|mathstrut|textstyle|bf|bfseries|boldmath|tiny|small|normalsize|large|Large|LARGE|huge|Huge)(?![a-zA-Z])|~"
 )
+_COLOUR = r"(?:\[[A-Za-z]{1,8}\]\s*)?\{(?!\s*(?:white|transparent))[A-Za-z0-9!., ]{1,40}\}"  # what can be seen
+_WRAPPER = re.compile(
+    rf"\\(?:(?:textcolor|colorbox)\s*{_COLOUR}|underline|uline|emph|mathbf|boldsymbol|bm|mathit|mathsf|mathtt)\s*\{{"
+)
+_WRAPPERS_MAX, _BRACES_MAX = 16, 8
+# what is one sign, or digits, reads the same without a wrapper wherever it stands
+_ONE_SIGN = re.compile(r"[A-Za-z0-9.]+|\\[A-Za-z]+|\\(?:frac\s*\{[^{}]*\}|sqrt)\s*\{[^{}]*\}")
+_BEFORE_WHOLE, _AFTER_WHOLE = re.compile(r"(?:^|[=,(\[{])\s*$"), re.compile(r"\s*(?:$|[=,)\]}]|\\[}])")
+_OUTWARD = re.compile(r"\s*([\[\]])([^()\[\],]+),([^()\[\],]+)([\[\]])\s*")
 _SAME = (
     (re.compile(r"\\[dtc]frac(?![a-z])"), r"\\frac"),
+    (re.compile(rf"\\color\s*{_COLOUR}"), ""),
+    (re.compile(r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})"), r"\\ln "),
+    (re.compile(r"\\lbrace(?![a-z])\s*"), r"\\{"),
+    (re.compile(r"\s*\\rbrace(?![a-z])"), r"\\}"),
+    (re.compile(r"(?<=[\d.])\\dot\s*\{?(\d)\}?(\d{0,28})\\dot\s*\{?(\d)\}?"), r"\\overline{\1\2\3}"),
+    (re.compile(r"(?<=[\d.])\\dot\s*\{?(\d)\}?$"), r"\\overline{\1}"),
     (re.compile(r"\\(?:leq|leqslant)(?![a-z])"), r"\\le "),
     (re.compile(r"\\(?:geq|geqslant)(?![a-z])"), r"\\ge "),
     (re.compile(r"<="), r"\\le "),
@@ -61,7 +90,7 @@ _RELATION = re.compile(r"<|>|\\[lg]e(?![a-z])")
 _WHOLE_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|textit|mbox|mathbf)\s*\{([^{}]*)\}")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|textit|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(
-    r"^(?P<value>-?[\d.,]+%?|-?\\frac\{\d+\}\{\d+\}|-?\d+\s*/\s*\d+|-?[\d.]+\s*\\times\s*10\^\{?-?\d+\}?)\s*"
+    r"^(?P<value>-?[\d.,]*[\d.]%?|-?\\frac\{\d+\}\{\d+\}|-?\d+\s*/\s*\d+|-?[\d.]+\s*\\times\s*10\^\{?-?\d+\}?)\s*"
     r"(?P<unit>(?:\\(?:text|mathrm|textrm|mbox)\s*\{[^{}]*\}"
     r"|(?<=[\s\d])(?:cm|mm|km|kg|mg|ml|ft|hr|hrs|min|sec|mph|kmh|mi|lbs?|oz)(?![A-Za-z])(?:/[a-z]+)?"
     r"|(?<=\s)[mg](?:/s)?(?![A-Za-z])|(?<=\s)(?!pi|sqrt|sin|cos|tan|log|and)[A-Za-z]{3,}[A-Za-z ./]*)"
@@ -71,9 +100,15 @@ _UNIT = re.compile(
 _WRAPPED_UNIT = re.compile(
     r"^(?P<value>.*[\w})\]])\s*\\(?:text|mathrm|textrm|mbox)\s*\{(?P<unit>[^{}]*)\}(?P<power>\s*\^\s*\{?-?\d\}?)?$"
 )
+# the base of a number's digits, in words or as a subscript: no unit
+_BASE = re.compile(
+    r"[\s({]*(?:_|(?:in\s+)?base[\s-]*(?:\d|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|sixteen))",
+    re.IGNORECASE,
+)
 _ASSIGNED = re.compile(
     r"^\s*(?:[A-Za-z](?:_\{?\w+\}?)?'?\s*(?:\(\s*[a-z](?:\s*,\s*[a-z])*\s*\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)"
-    r"|\\[a-z]+(?<!\\frac)(?<!\\sqrt))\s*(?:=|\\in(?![a-z])|:=)\s*(?P<value>[^=]+)$"
+    r"|\\[a-z]+(?<!\\frac)(?<!\\sqrt)|m?\s*\\angle\s*\{?[A-Z]{1,3}\}?"
+    r"|\|?[A-Z]{2,3}\|?|\\(?:overline|vec|text|mathrm)\s*\{[A-Za-z ]+\})\s*(?:=|\\in(?![a-z])|:=)\s*(?P<value>[^=]+)$"
 )
 _BOUND = re.compile(r"\s*([a-zA-Z])\s*(<|>|\\[lg]e(?![a-z]))\s*([^<>,=]+)")
 _LEAD = re.compile(r"^\\(?:text|mathrm|textrm|mbox)\s*\{[^{}]*(?:is|are|:|=)\s*\}(?=.)")
@@ -86,12 +121,14 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
 
 def normalise(text: str) -> str:
     """One layout for all: compatibility forms, spacing commands, synonyms of commands, currency and degree signs."""
-    plain = _FRACTION_SIGN.sub(" ", text)
+    plain = text.replace("\u2103", "\u00b0C").replace("\u2109", "\u00b0F")
+    plain = _TEMPERATURE.sub(lambda scale: f"\\text{{ {scale[1] or scale[2]}}}", plain)
+    plain = _FRACTION_SIGN.sub(" ", plain)
     plain = _RAISED_RUN.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}".replace("\u2212", "-"), plain)
     plain = _LOWERED_RUN.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", plain)
     plain = _ROOT_SIGN.sub(lambda root: f"\\sqrt{{{root[1] or root[2]}}}", plain)
     plain = unicodedata.normalize("NFKC", plain.translate(_CHARACTERS)).translate(_CHARACTERS)
-    plain = _SPACING.sub(" ", plain)
+    plain = _open_wrappers(_SPACING.sub(" ", plain))
     for pattern, same in _SAME:
         plain = pattern.sub(same, plain)
     whole = _WHOLE_TEXT.fullmatch(plain.strip(" ."))
@@ -103,7 +140,37 @@ def normalise(text: str) -> str:
         plain = "\\cup ".join(alternatives)
     plain = _SEPARATING_WORD.sub(",", plain)
     # a full stop ends a sentence, but begins a decimal
-    return _DIGIT_GAP.sub("", " ".join(plain.split()).rstrip(" .,").lstrip(" ,"))
+    plain = _DIGIT_GAP.sub("", " ".join(plain.split()).rstrip(" .,").lstrip(" ,"))
+    for _ in range(_BRACES_MAX):
+        if not plain.startswith("{") or _closing_brace(plain, 1) != len(plain) - 1:
+            break
+        plain = plain[1:-1].strip()
+    return plain
+
+
+def _open_wrappers(text: str) -> str:
+    """Without colours, lines and fonts around what reads the same without them: a sign, or all between two commas."""
+    start = 0
+    for _ in range(_WRAPPERS_MAX):
+        found = _WRAPPER.search(text, start)
+        end = -1 if found is None else _closing_brace(text, found.end())
+        if found is None or end < 0:
+            break
+        before, inside, after = text[: found.start()], text[found.end() : end], text[end + 1 :]
+        is_whole = _BEFORE_WHOLE.search(before) is not None and _AFTER_WHOLE.match(after) is not None
+        if is_whole or _ONE_SIGN.fullmatch(inside) is not None:
+            text = f"{before}{inside}{' ' if inside.startswith(chr(92)) else ''}{after}"
+        else:
+            start = found.end()
+    return text
+
+
+def _closing_brace(text: str, position: int) -> int:
+    """Where the brace opened just before `position` is closed, or -1; escaped braces do not count."""
+    try:
+        return closing_brace(text, position)
+    except CutOff:
+        return -1
 
 
 def has_control_characters(text: str) -> bool:
@@ -120,8 +187,10 @@ def tight(text: str) -> str:
 def split_unit(text: str) -> tuple[str, str]:
     r"""A bare number and the unit behind it, or the whole text and nothing: `8\text{ apples}` -> ("8", "apples")."""
     found = _UNIT.match(text)
+    wrapped = _WRAPPED_UNIT.match(text) if found is None else None
+    if (unit := found or wrapped) is not None and _BASE.match(_TEXT.sub(r"\1", unit["unit"])):
+        return text, ""
     if found is None:
-        wrapped = _WRAPPED_UNIT.match(text)
         if wrapped is None or not _balanced(wrapped["value"]) or not re.search(r"[A-Za-z]", wrapped["unit"]):
             return text, ""
         return wrapped["value"].strip(), "".join((wrapped["unit"] + (wrapped["power"] or "")).lower().split())
@@ -196,7 +265,12 @@ def matrix(text: str) -> list[list[str]] | None:
 
 
 def as_interval(text: str) -> str:
-    """An inequality in one variable, or the set it describes, as its interval; other text unchanged."""
+    """An inequality in one variable, the set it describes, or brackets turned outwards at open ends (`]0,1]`), as its
+    interval; other text unchanged."""
+    turned = [_OUTWARD.fullmatch(part) for part in text.split("\\cup")]
+    if all(turned):
+        ends = [(each[1].replace("]", "("), each[2], each[3], each[4].replace("[", ")")) for each in turned if each]
+        return "\\cup ".join(f"{left}{low},{high}{right}" for left, low, high, right in ends)
     builder = _SET_BUILDER.fullmatch(text.strip())
     if builder is not None and _RELATION.search(builder[2]):
         text = builder[2]

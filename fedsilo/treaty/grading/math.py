@@ -18,14 +18,45 @@ from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, last_boxed
 from fedsilo.treaty.grading.verdict import BAD_REFERENCE, NO_ANSWER, TOO_COSTLY, Verdict, judged
 
 ANSWER_CHARACTERS_MAX = 1_000
+SENTENCE_CHARACTERS_MAX = 2_000  # a search in more could be quadratic
 MEMBERS_MAX = 20
+BASE_MIN = 2
+WORD_CHARACTERS_MIN = 4  # what is shorter may be a product of variables, whose case counts
 _DEPTH_MAX = 4
 _MIXED = re.compile(r"(-?)(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|\s(\d+)\s*/\s*(\d+))")
 _PLAIN_FRACTION = re.compile(r"(-?)\s*\\frac\{\s*(-?[\d.]+)\s*\}\{\s*(-?[\d.]+)\s*\}")
 _SCIENTIFIC = re.compile(r"(-?[\d.]+)\s*(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?\s*(-?\d{1,3})\s*\}?")
 _REPEATING = re.compile(r"(-?)(\d{0,30})\.(\d{0,30})\\overline\s*\{(\d{1,30})\}")
+_IN_BASE = re.compile(r"(-?)\s*(\d[0-9A-Z]{0,30})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_BY_ZERO = re.compile(r"(?:/\s*|\\frac\s*\{[^{}]*\}\s*\{\s*)-?0+(?:\.0*)?(?![\d.])")
+_CURRENCY = re.compile("\\\\\\$|[\u20ac\u00a3\u00a5]")  # a bare dollar sign begins mathematics
 _LATEX_FRACTION = re.compile(r"[-\u2212]?\s*\\[dt]?frac\s*\{\s*-?\d+\s*\}\s*\{\s*\d+\s*\}")
-_SENTENCE_END = re.compile(r"[.;!?]\s+(?=[A-Z])|\.$")
+_SENTENCE_END = re.compile(r"[.;!]\s+(?=[A-Z])|\.$")  # what ends in a question is not said
+# words that begin a reason, and a remark in brackets at the end; what they say is no part of the value
+_REASON = re.compile(
+    r"\s*(?:[,;:]|\s[-\u2013\u2014])?\s+(?:because|since|which\s+(?:is|was|we|can|follows|makes|means|gives|equals)|due\s+to"
+    r"|thanks\s+to|so\s+that|as\s+(?:shown|required|desired|needed|wanted|expected|computed|stated|claimed|found))\b"
+    r"(?=.)",
+    re.IGNORECASE,
+)
+_REMARK = re.compile(
+    r"\s+\((?:see|from|by|because|since|as|using|with|step|after|cf\.?|shown|found|obtained)\s[^()$]{1,200}\)(?=\s*[.!]?$)",
+    re.IGNORECASE,
+)
+_WEIGHING = re.compile(
+    r"\b(?:or|otherwise|alternatively|but|unless|else|either|instead|maybe|perhaps|possibly|however|although|though"
+    r"|(?:and|also)\s+(?:the\s+answer|it|also|maybe|\S{1,40}\s+(?:because|since)))\b|\?",
+    re.IGNORECASE,
+)
+_ALTERNATIVES = re.compile(
+    r"\$\s*(?:,|;|,?\s*(?:or|and|but|not)\b)\s*(?:(?:also|maybe|perhaps|possibly|rather|not|but|even|else|is|equal|to)\s+){0,3}\$",
+    re.IGNORECASE,
+)
+# where one of several numbers would have to be picked
+_CHOOSING = re.compile(
+    r"^\D*?\b(?:not|either|neither|between)\b|\d\s*(?:to|-|\u2013)\s*\d|\d\D*?\b(?:or|nor|but)\b\D{0,40}\d",
+    re.IGNORECASE,
+)
 _WORDS = re.compile(r"[A-Za-z]{3,}\s+[A-Za-z]{2,}\s+[A-Za-z]")
 
 
@@ -49,12 +80,14 @@ def grade(response: str, reference: str) -> Verdict:
         return judged(agree(reference, answer))
     except symbols.TooCostly:
         return TOO_COSTLY
+    except symbols.Unreadable:
+        return NO_ANSWER
 
 
 def check_reference(reference: str) -> bool:
-    """Whether there is something to compare with: not empty, not too long, brackets in order."""
+    """Whether there is something to compare with: not empty, not too long, brackets in order, nothing over zero."""
     text = layout.normalise(reference) if len(reference) <= ANSWER_CHARACTERS_MAX else ""
-    if not text or not re.search(r"[A-Za-z0-9]", text):
+    if not text or not re.search(r"[A-Za-z0-9]", text) or _BY_ZERO.search(text):
         return False
     depth = 0
     for character in text:
@@ -76,11 +109,15 @@ def extract(response: str, reference: str) -> str | None:
         return boxed
     cued = after_last_cue(said)
     if cued is not None:
-        sentence = _SENTENCE_END.split(cued, maxsplit=1)[0].strip(" *")
+        sentence = " ".join(_SENTENCE_END.split(cued, maxsplit=1)[0].strip(" *").split())
+        if len(sentence) > SENTENCE_CHARACTERS_MAX:
+            return sentence
+        sentence = _without_reason(sentence)
         mathematics = re.search(r"\$([^$]+)\$", sentence)
         if mathematics is not None:
-            return mathematics.group(1)
-        if _WORDS.search(sentence) and numeric.check_reference(reference):
+            return sentence if _ALTERNATIVES.search(sentence) else mathematics.group(1)
+        is_single = not _CHOOSING.search(sentence) and not _REASON.search(sentence)
+        if is_single and _WORDS.search(sentence) and numeric.check_reference(reference):
             numbers = numeric.last_numbers(sentence)
             return numbers[0] if numbers else sentence
         return sentence
@@ -89,6 +126,16 @@ def extract(response: str, reference: str) -> str | None:
     if is_short and (_bare_number(reference) is None or _bare_number(whole) is not None):
         return whole
     return _last_number(said[-ANSWER_CHARACTERS_MAX:])
+
+
+def _without_reason(sentence: str) -> str:
+    """A sentence up to where it begins to say why: `3, since 1+2=3` -> `3`, `3 (see step 2)` -> `3`. One that weighs
+    another candidate behind its reason is left as it is, and is then no single value."""
+    plain = _REMARK.sub("", sentence)
+    found = _REASON.search(plain)
+    if found is None or _WEIGHING.search(plain, found.end()):
+        return plain.strip()
+    return plain[: found.start()].strip(" *")
 
 
 def _bare_number(text: str) -> Fraction | None:
@@ -113,7 +160,11 @@ def agree(gold: str, got: str) -> bool:
 
     Raises:
         symbols.TooCostly: they are not the same text, and comparing them could take too long.
+        symbols.Unreadable: nor is the second one that can be compared.
     """
+    currencies = [set(_CURRENCY.findall(text)) for text in (gold, got)]
+    if all(currencies) and currencies[0] != currencies[1]:
+        return False
     return _agree(layout.normalise(gold), layout.normalise(got), _DEPTH_MAX)
 
 
@@ -124,12 +175,18 @@ def _agree(gold: str, got: str, depth: int) -> bool:
         return True
     if gold.lower() in {"true", "false", "yes", "no"}:
         return layout.tight(got).lower() == gold.lower()
+    words = layout.tight(gold)
+    if words.isalpha() and len(words) >= WORD_CHARACTERS_MIN and layout.tight(got).lower() == words.lower():
+        return True
     (gold, gold_unit), (got, got_unit) = layout.split_unit(gold), layout.split_unit(got)
     if gold_unit and got_unit and gold_unit != got_unit:
         return False
     if gold.count("=") == got.count("=") == 1 and symbols.same_equation(gold, got):
         return True
     gold, got = layout.drop_assignment(gold), layout.drop_assignment(got)
+    gold_based, got_based = _in_base(gold), _in_base(got)
+    if gold_based is not None and got_based is not None:
+        return gold_based == got_based
     gold_number, got_number = _number(gold), _number(got)
     if gold_number is not None and got_number is not None:
         as_percentage = got.endswith("%") and not gold.endswith("%") and gold_number == got_number * 100
@@ -184,6 +241,8 @@ def _agree_structures(gold: str, got: str, depth: int) -> bool | None:
     gold_named, got_named = _named(gold), _named(got)
     if gold_named is not None and got_named is not None and set(gold_named) == set(got_named):
         return all(_agree(value, got_named[name], depth - 1) for name, value in gold_named.items())
+    if _is_set(gold) and _is_set(got):
+        return _agree_sets(_members(gold), _members(got), depth)
     gold_members, got_members = _members(gold), _members(got)
     if len(gold_members) == len(got_members) == 1:
         return (
@@ -234,6 +293,20 @@ def _agree_unordered(gold: list[str], got: list[str], depth: int) -> bool:
     return True
 
 
+def _agree_sets(gold: list[str], got: list[str], depth: int) -> bool:
+    """Whether each member of either set is in the other; how often one is written does not matter."""
+    if max(len(gold), len(got)) > MEMBERS_MAX:
+        return False
+    return all(any(_agree(member, other, depth - 1) for other in got) for member in gold) and all(
+        any(_agree(member, other, depth - 1) for member in gold) for other in got
+    )
+
+
+def _is_set(text: str) -> bool:
+    found = layout.brackets(text)
+    return found is not None and found[0] == "\\{"
+
+
 def _ordered(text: str) -> tuple[str, list[str]] | None:
     """Tuples and intervals: their two brackets and their members. `(x+2)` alone is no tuple."""
     found = layout.brackets(text)
@@ -257,6 +330,8 @@ def _members(text: str) -> list[str]:
         text = found[1]
     members = [text] if layout.is_thousands(text) else layout.split_top_level(text, ",")
     members = [layout.drop_assignment(member) for member in members if member]
+    if found is not None and found[0] == "\\{":
+        members = list({layout.tight(member): member for member in members}.values())  # a set has a member once
     signs = [("+", "-") if member.count("\\pm") == 1 else ("",) for member in members]
     return [
         member.replace("\\pm", sign).strip().removeprefix("+").strip() if sign else member
@@ -265,8 +340,20 @@ def _members(text: str) -> list[str]:
     ]
 
 
+def _in_base(text: str) -> tuple[int, int] | None:
+    """(value, base) of digits with their base below, which no plain number equals: the base is part of the answer."""
+    found = _IN_BASE.fullmatch(text.strip())
+    if found is None or int(found[3]) < BASE_MIN:
+        return None
+    try:
+        return int(found[1] + found[2], int(found[3])), int(found[3])
+    except ValueError:  # a digit or a base that there is not
+        return None
+
+
 def _number(text: str) -> Fraction | None:
-    """An exact number: what `numeric` reads, a fraction of two numbers, a mixed number, scientific notation."""
+    """An exact number: what `numeric` reads, a fraction of two numbers, a mixed number, one with a repeating period,
+    scientific notation."""
     plain = text.strip()
     while plain.startswith("{") and plain.endswith("}") and "{" not in plain[1:]:
         plain = plain[1:-1].strip()

@@ -12,8 +12,8 @@ CHARACTERS_MAX = 64
 EXPONENT_MAX = 400
 _TAIL_CHARACTERS = 2_000  # where a final number is looked for: a search over more could be quadratic
 _NUMBER = re.compile(
-    r"(?<!\d)(?<!\d[,.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,4})?(?:\s*/\s*\d+)?%?"
-    r"(?![\d,.]*\d)",
+    r"(?<!\d)(?<!\d[,.])(?<!\w_)(?<!\w_\{)[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,4})?(?:\s*/\s*\d+)?%?"
+    r"(?![\d,.]*\d)(?!_[\w{\\])(?!\s*/\s*\d+_)",  # nor a digit of x_1, nor one that has its base below, as 12_7
     re.ASCII,
 )
 _SIGN = str.maketrans({"\u2212": "-", "\uff0d": "-", "\u2013": "-"})

@@ -34,12 +34,21 @@ GROWING_MAX = 3  # exponentials beside each other; one within another is refused
 _GROWING = re.compile(r"\\(?:exp|sinh|cosh|tanh)(?![a-z])|(?<![A-Za-z\\])e\s*\^")
 _GROWING_WITHIN = re.compile(r"\\(?:exp|sinh|cosh|tanh)\s*[({][^)}]*(?:\\(?:exp|sinh|cosh|tanh)|\^)")
 BINOMIAL_MAX = 60
+# a letter may bear a subscript, with or without an exponent before it; the parser drops others without a word
+_BEARS_SUBSCRIPT = re.compile(
+    r"(?:(?<![}\]^A-Za-z])\{([A-Za-z])\}|(?<!\\)([A-Za-z']))(?:\s*\^\s*(?:\w|\{[^{}]*\}))?(?=\s*_)"
+)
+_MISPLACED_SUBSCRIPT = re.compile(rf"(?:^|[^A-Za-z'\s]|\\(?:{_FUNCTIONS.replace('|log|', '|')}))\s*_")
 _EXPONENT = re.compile(r"\^\s*(?:\{\s*\(?\s*(-?\d+)(?:\s*/\s*\d+)?\s*\)?\s*\}|(\d+))")
 _SYMPY_FAILS = (ValueError, TypeError, ArithmeticError, AttributeError, LookupError, RuntimeError, AssertionError)
 
 
 class TooCostly(Exception):  # a verdict, not an error
     """The text is outside the limits and was not parsed."""
+
+
+class Unreadable(Exception):  # a verdict, not an error
+    """The text holds a command or a character that stands in no answer, and was not parsed."""
 
 
 def to_latex(text: str) -> str:
@@ -70,11 +79,13 @@ def _small_binomial(found: re.Match[str]) -> str:
 
 
 def require_cheap(latex: str) -> None:
-    """Raises TooCostly."""
-    if len(latex) > CHARACTERS_MAX or _COSTLY.search(latex) or _ALLOWED.fullmatch(latex) is None or "__" in latex:
+    """Raises TooCostly, Unreadable."""
+    if len(latex) > CHARACTERS_MAX or _COSTLY.search(latex):
         raise TooCostly
+    if _ALLOWED.fullmatch(latex) is None or _has_misplaced_subscript(latex):
+        raise Unreadable
     if any(_COMMANDS.fullmatch(name) is None for name in _COMMAND.findall(latex)):
-        raise TooCostly
+        raise Unreadable
     if len(_GROWING.findall(latex)) > GROWING_MAX or _GROWING_WITHIN.search(latex):
         raise TooCostly
     product = 1
@@ -97,6 +108,12 @@ def require_cheap(latex: str) -> None:
         raise TooCostly
 
 
+def _has_misplaced_subscript(latex: str) -> bool:
+    """A subscript at a number, a bracket or a function other than the logarithm: a base, or nothing that is known."""
+    plain = _BEARS_SUBSCRIPT.sub(lambda found: found[1] or found[2], latex)
+    return _MISPLACED_SUBSCRIPT.search(plain) is not None or "__" in latex
+
+
 def _depth(text: str) -> int:
     depth = deepest = 0
     for character in text:
@@ -109,7 +126,7 @@ def parse(text: str) -> Any:
     """A sympy expression, or None when the text is none.
 
     Raises:
-        TooCostly: outside the limits.
+        TooCostly: outside the limits. Unreadable: holds what stands in no answer.
     """
     latex = to_latex(text)
     require_cheap(latex)
@@ -156,12 +173,12 @@ def same(gold: str, got: str) -> bool:
     """Whether the two texts denote the same expression. What cannot be parsed, or is not finite, equals nothing.
 
     Raises:
-        TooCostly: one of them is outside the limits.
+        TooCostly: one of them is outside the limits. Unreadable: the second holds what stands in no answer.
     """
     if _is_endless(gold) != _is_endless(got):
         return False
     gold, got = _without_capitals(gold, got)
-    first, second = parse(gold), parse(got)
+    first, second = _reference(gold), parse(got)
     if first is None or second is None:
         return False
     try:
@@ -170,13 +187,26 @@ def same(gold: str, got: str) -> bool:
         return False
 
 
+def _reference(gold: str) -> Any:
+    """As `parse`; a reference that cannot be read is the expression of nothing, whose fault no response is.
+
+    Raises:
+        TooCostly: outside the limits.
+    """
+    try:
+        return parse(gold)
+    except Unreadable:
+        return None
+
+
 def same_equation(gold: str, got: str) -> bool:
     """Whether two texts with one equals sign each say the same: the differences of their sides are proportional.
 
     Raises:
-        TooCostly: one of them is outside the limits.
+        TooCostly: one of them is outside the limits. Unreadable: the second holds what stands in no answer.
     """
-    sides = [parse(side) for text in _without_capitals(gold, got) for side in text.split("=")]
+    gold, got = _without_capitals(gold, got)
+    sides = [_reference(side) for side in gold.split("=")] + [parse(side) for side in got.split("=")]
     if any(side is None for side in sides):
         return False
     try:

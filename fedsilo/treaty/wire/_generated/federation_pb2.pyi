@@ -57,7 +57,7 @@ class Frame(_message.Message):
     def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "base_model_sha256", "tokenizer_sha256", "template_sha256", "load", "lora_schema_sha256", "public_set_sha256", "held_out_sha256", "code_sha256", "isolation", "role", "policy_sha256")
+    __slots__ = ("protocol_min", "protocol_max", "base_model_sha256", "tokenizer_sha256", "template_sha256", "load", "lora_schema_sha256", "public_set_sha256", "held_out_sha256", "code_sha256", "isolation", "role", "policy_sha256", "own_verifiers_sha256")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Hello(_message.Message):
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     POLICY_SHA256_FIELD_NUMBER: _ClassVar[int]
+    OWN_VERIFIERS_SHA256_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     base_model_sha256: str
@@ -84,7 +85,8 @@ class Hello(_message.Message):
     isolation: str
     role: str
     policy_sha256: str
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., base_model_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., template_sha256: _Optional[str] = ..., load: _Optional[str] = ..., lora_schema_sha256: _Optional[str] = ..., public_set_sha256: _Optional[str] = ..., held_out_sha256: _Optional[str] = ..., code_sha256: _Optional[str] = ..., isolation: _Optional[str] = ..., role: _Optional[str] = ..., policy_sha256: _Optional[str] = ...) -> None: ...
+    own_verifiers_sha256: str
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., base_model_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., template_sha256: _Optional[str] = ..., load: _Optional[str] = ..., lora_schema_sha256: _Optional[str] = ..., public_set_sha256: _Optional[str] = ..., held_out_sha256: _Optional[str] = ..., code_sha256: _Optional[str] = ..., isolation: _Optional[str] = ..., role: _Optional[str] = ..., policy_sha256: _Optional[str] = ..., own_verifiers_sha256: _Optional[str] = ...) -> None: ...
 
 class Poll(_message.Message):
     __slots__ = ("wait_milliseconds", "acknowledged_sequence", "countersignature")
@@ -367,16 +369,18 @@ class CountExamples(_message.Message):
     def __init__(self, examples: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("acknowledged_sequence", "pending", "checkpoints", "record")
+    __slots__ = ("acknowledged_sequence", "pending", "checkpoints", "record", "paused")
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     acknowledged_sequence: int
     pending: bool
     checkpoints: bool
     record: int
-    def __init__(self, acknowledged_sequence: _Optional[int] = ..., pending: _Optional[bool] = ..., checkpoints: _Optional[bool] = ..., record: _Optional[int] = ...) -> None: ...
+    paused: bool
+    def __init__(self, acknowledged_sequence: _Optional[int] = ..., pending: _Optional[bool] = ..., checkpoints: _Optional[bool] = ..., record: _Optional[int] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "field", "expected", "got")

@@ -1,0 +1,173 @@
+"""Public answers that are programs come from other silos' models: graded in a process of its own behind two walls, and
+never where the guard's keys are. Each refusal stands beside the same program without walls, which does get there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsilo.edge.grading_process import GradingProcess
+from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.grading import VerdictCode
+from silo.guard import isolation, public_grader, site_checks
+from silo.guard.public import PublicView
+from silo.guard.startup import AUDIT, LEDGER
+from tests.algorithms.hostile_programs import GOOD, HARMFUL, TEST
+
+SECRET = "the key of this silo"
+needs_walls = pytest.mark.skipif(isolation.rung_trial("namespaces") != "", reason="no namespaces on this machine")
+
+
+def site(folder: Path, verifier: str = "code") -> Any:
+    """A site's folder with keys, as far as `never_shown` asks for it."""
+    (folder / "id").mkdir()
+    names = ("key", "signing_key", "operators")
+    files = {name: folder / "id" / name for name in names}
+    for path in files.values():
+        path.write_text(SECRET)
+    state = folder / "state"
+    (state / AUDIT).mkdir(parents=True)
+    (state / LEDGER).write_text(SECRET)
+    return SimpleNamespace(
+        identity=SimpleNamespace(**files, link_key=None), state_dir=state, site_secret=folder / "id" / "key",
+        control=SimpleNamespace(socket=state / "control.sock"), policy=folder / "policy.yaml", charter=None,
+        data=SimpleNamespace(canaries=None, verifier="exact", public=SimpleNamespace(verifier=verifier)),
+        held_out_verifier="exact",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def grader(config: Any) -> Iterator[GradingProcess]:
+    with public_grader.public_grader(config) as process:
+        yield process
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def programs(config: Any, port: int) -> dict[str, str]:
+    """Right only if they get out: `f` is defined by what they reach."""
+    key = str(config.identity.key)
+    return {
+        "key file": f"assert open({key!r}).read() == {SECRET!r}\n{GOOD}",
+        "network": f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 2).close()\n{GOOD}",
+        "new process": f"import os\nchild = os.fork()\nif not child:\n    os._exit(0)\nos.waitpid(child, 0)\n{GOOD}",
+        "memory": f"kept = bytearray(1 << 30)\n{GOOD}",
+        "file": f"import os, tempfile\nos.close(tempfile.mkstemp()[0])\n{GOOD}",
+    }
+
+
+@needs_walls
+def test_T14_T22_a_strangers_program_reaches_no_key_no_network_and_no_process(
+    config: Any, grader: GradingProcess, tmp_path: Path
+) -> None:
+    with listening() as port:
+        hostile = programs(config, port)
+        for program in hostile.values():  # each of them is right where there are no walls
+            subprocess.run([sys.executable, "-I", "-c", program + TEST], check=True, cwd=tmp_path)
+        verdicts = grader.grade_many([(GOOD, TEST), *((text, TEST) for text in hostile.values()), (GOOD, TEST)])
+        assert [verdict.correct for verdict in verdicts] == [True, *[False] * len(hostile), True]
+        assert grader.process_id not in (None, os.getpid())
+
+
+@needs_walls
+def test_T22_the_process_that_grades_is_itself_behind_walls(config: Any) -> None:
+    """Should a program leave its sandbox, it stands where there is no key, no file of the site and no network."""
+    with listening() as port:
+        tries = {
+            "key": f"open({str(config.identity.key)!r}).read()",
+            "state": f"os.listdir({str(config.state_dir)!r})",
+            "network": f"socket.create_connection(('127.0.0.1', {port}), 2)",
+            "guard": f"os.kill({os.getpid()}, 0)",
+        }
+        code = "import json, os, socket\ngot = {}\n" + "".join(
+            f"try:\n    {text}\n    got[{name!r}] = True\nexcept OSError:\n    got[{name!r}] = False\n"
+            for name, text in tries.items()
+        )
+        arguments = [sys.executable, "-P", "-c", code + "print(json.dumps(got))\n"]
+        free = subprocess.run(arguments, capture_output=True, check=True)
+        assert json.loads(free.stdout) == dict.fromkeys(tries, True)
+        walled = isolation.launch_over_pipes(arguments, env={}, never=[config.identity.key])
+        said, _ = walled.communicate(timeout=60)
+        assert json.loads(said) == dict.fromkeys(tries, False)
+
+
+@needs_walls
+def test_T22_bombs_and_a_killed_process_are_wrong_answers_and_no_pass(grader: GradingProcess) -> None:
+    bombs = [HARMFUL[name] + GOOD for name in ("fork_bomb", "thread_bomb")]
+    assert not any(verdict.correct for verdict in grader.grade_many([(bomb, TEST) for bomb in bombs]))
+    tasks: Any = SimpleNamespace(rows=(SimpleNamespace(answer=TEST),))
+    view = PublicView(tasks, grader, len)
+    assert view.judge([(0, GOOD), (0, "")])[0] == (True, False)
+    assert grader.process_id is not None
+    os.kill(grader.process_id, signal.SIGKILL)
+    # the answer at which it was gone is wrong; it is started again, behind the same walls, for the next one
+    assert view.judge([(0, GOOD), (0, GOOD)])[0] == (False, True)
+
+
+@needs_walls
+def test_T23_programs_that_take_all_the_time_there_is_hold_the_guard_no_longer_than_the_budget(
+    grader: GradingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert grader._budget_seconds is public_grader.budget_seconds
+    monkeypatch.setattr(grader, "_budget_seconds", lambda answers: 2.0)
+    begun = time.monotonic()
+    verdicts = grader.grade_many([(GOOD, TEST), *[(HARMFUL["endless_loop"], TEST)] * 5])
+    assert [verdict.correct for verdict in verdicts] == [True, *[False] * 5]
+    assert {verdict.code for verdict in verdicts[1:]} == {VerdictCode.TIMEOUT}
+    assert time.monotonic() - begun < 20  # of the 100 s of five deadlines; ending a process may take a few
+    assert public_grader.PROGRAM_SECONDS_MEAN * 512 < 1200  # the largest step of the shipped rulesets
+
+
+@needs_walls
+def test_silo_check_tries_the_walls_and_names_what_grades(config: Any) -> None:
+    told = site_checks.verifiers(config)
+    assert (
+        told == "private exact, public code, held-out exact; public answers run as programs behind walls of their own"
+    )
+
+
+def test_T22_without_walls_the_silo_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = site(tmp_path)
+    monkeypatch.setattr(isolation, "rung_trial", lambda rung: "no user namespaces")
+    with pytest.raises(UsageError, match="builds no walls of rung namespaces for them: no user namespaces") as caught:
+        public_grader.public_grader(config)
+    assert caught.value.code == "NO_SANDBOX"
+    with pytest.raises(UsageError, match="no user namespaces"):
+        site_checks.verifiers(config)
+    config.data.public.verifier = "choice"
+    assert site_checks.verifiers(config) == "private exact, public choice, held-out exact"
+
+
+@needs_walls
+def test_T31_walls_that_would_show_a_key_are_not_built(tmp_path: Path) -> None:
+    config = site(tmp_path)
+    config.identity.key = Path(isolation.__file__)
+    with pytest.raises(UsageError, match="would show"):
+        public_grader.public_grader(config)
+
+
+def test_text_is_graded_in_a_plain_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "rung_trial", lambda rung: "no user namespaces")
+    with public_grader.public_grader(site(tmp_path, "exact")) as grader:
+        assert isinstance(grader, GradingProcess) and grader.grade("a", "a").correct

@@ -1,0 +1,34 @@
+"""What is wrong in a site's configuration is told with its line, and the hint says what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsilo.treaty.errors import UsageError
+from silo.config import config_from
+
+EXAMPLE = (Path(__file__).parents[2] / "examples" / "hospital_a.yaml").read_text()
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "2.5", "true", "null", "[2]"])
+def test_a_wrong_number_of_threads_says_what_is_right(value: str) -> None:
+    text = EXAMPLE.replace("  threads: auto", f"  threads: {value}")
+    line = text.splitlines().index(f"  threads: {value}") + 1
+    with pytest.raises(UsageError, match=rf"^/site/silo\.yaml:{line}: trainer\.threads: .* is no number of") as told:
+        config_from(text.encode(), Path("/site/silo.yaml"))
+    assert told.value.hint == "a whole number from 1, or auto"
+
+
+@pytest.mark.parametrize("value", ["1", "auto", "64"])
+def test_a_right_one_is_taken(value: str) -> None:
+    text = EXAMPLE.replace("  threads: auto", f"  threads: {value}")
+    assert str(config_from(text.encode(), Path("/site/silo.yaml")).trainer.threads) == value
+
+
+def test_an_unknown_verifier_leads_to_the_known_ones() -> None:
+    text = EXAMPLE.replace("\n  verifier: choice\n", "\n  verifier: chioce\n", 1)
+    with pytest.raises(UsageError, match=r":\d+: data\.verifier: unknown verifier 'chioce'$") as told:
+        config_from(text.encode(), Path("/site/silo.yaml"))
+    assert told.value.hint.startswith("one of math, choice, exact")
