@@ -2,7 +2,8 @@
 
 A mistake of ours leaves the console as the exception it is; the command that opened it writes the report file and
 leaves with 70 (console design 7). Textual would print it with the values of all variables instead, and those are data
-of the site. SIGTERM, SIGHUP and SIGINT end the console as ctrl+q does, and then count as an interruption.
+of the site. SIGTERM, SIGHUP and SIGINT end the console as ctrl+q does, and then count as an interruption; a terminal
+that is closed under it sends SIGHUP.
 
 Does not restore: after SIGKILL, or a crash of the interpreter itself; `reset` does.
 """
@@ -15,6 +16,10 @@ import threading
 from typing import Any
 
 from textual.app import App
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
+
+from console.terminal import TerminalDriver
 
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -25,6 +30,11 @@ class LetsThrough(App[None]):
     def _fatal_error(self) -> None:
         self.bell()
         self._close_messages_no_wait()
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's choice, but for a terminal one that may go away under it."""
+        chosen = super().get_driver_class()
+        return TerminalDriver if chosen is LinuxDriver else chosen
 
     @property
     def failure(self) -> Exception | None:

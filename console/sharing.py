@@ -122,7 +122,7 @@ EVENTS: Mapping[str, Rule] = {
     "run.accepted": {"run": RELEASED, "method": RELEASED},
     "run.ended": {"run": RELEASED, "outcome": RELEASED, "reason": LOCAL},
     "round.abandoned": {"run": RELEASED, "round": RELEASED},
-    "release.held": {"release": RELEASED, "kind": RELEASED},
+    "release.held": {"release": RELEASED, "kind": LOCAL},
     "release.settled": {"release": RELEASED, "outcome": RELEASED, "reason": LOCAL},
     "sent": {"kind": RELEASED, "round": RELEASED},
     "denied": {"kind": RELEASED, "round": RELEASED, "step": RELEASED},  # the coordinator was told control.declined

@@ -67,9 +67,8 @@ class ApprovalScreen(FedScreen):
     called = "approval"
 
     def wants(self) -> Mapping[str, Question]:
-        """Once it is held no more without an answer from here: how it ended, and by whom."""
-        over = self.shown.ended_at and not self._settled
-        return {ENDED: ("approval", {"release": self.shown.id})} if over else {}
+        """Once it is held no more: how it ended, and by whom."""
+        return {ENDED: ("approval", {"release": self.shown.id})} if self.shown.ended_at else {}
 
     def __init__(self, release: Release) -> None:
         super().__init__()
@@ -117,7 +116,9 @@ class ApprovalScreen(FedScreen):
         snapshot = self.fed.snapshot
         changed, held = self._changed(), snapshot.release(self.shown.id)
         if self._settled and self.shown.ended_at:
-            return  # a reading from before the answer may still come in
+            # a snapshot from before the answer may still come in; what tells of an end cannot be older than it
+            self._follow_end(mapping(snapshot.answers.get(ENDED)))
+            return
         if not changed:
             # who else approved meanwhile is no change of what is approved
             self.shown = held or self.shown
@@ -276,7 +277,7 @@ class ApprovalScreen(FedScreen):
             return
         self._busy = True
         reads = isinstance(order, PayloadReading)
-        self._result = line(("asking for the payload…" if reads else "sending…", "warn"))
+        self._result = line(("asking for the payload…" if reads else "putting it off…", "warn"))
         self.redraw()
         self.fed.send(order, self._read if reads else self._put_off)
 
@@ -304,7 +305,8 @@ class ApprovalScreen(FedScreen):
             self.fed.say("cancelled: nothing was answered" + ("; R has your note still" if self._note else ""))
             return
         self._busy = True
-        self._result = line(("sending…", "warn"))
+        # of the answer, not of the release: a no sends nothing
+        self._result = line(("approving…" if answer.approve else "rejecting…", "warn"))
         self.redraw()
         self.fed.send(answer, self.finished)
 

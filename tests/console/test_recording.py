@@ -507,3 +507,6 @@ def test_of_messages_only_those_that_left_are_released() -> None:
     assert kept == ({"messages": [{**shown, "seq": 3, "outcome": "sent"}, {**shown, "seq": 5, "outcome": "acked"}]},)
     assert released_answer("outbox", {"text": "x"}, answer) is None
     assert released_event("task.done", {"round": 1, "metrics": {"reward_mean": 0.5}}) == {"round": 1}
+    # what is held did not leave; of what was sent the kind did
+    assert released_event("release.held", {"release": "r2/a/0", "kind": "lora.factors"}) == {"release": "r2/a/0"}
+    assert released_event("sent", {"kind": "lora.factors", "round": 2}) == {"kind": "lora.factors", "round": 2}

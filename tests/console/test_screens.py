@@ -358,6 +358,32 @@ async def test_a_rejection_names_a_code_and_keeps_the_text_here() -> None:
         assert "expires in" not in desk.text and "nothing can be answered any more" in desk.text
 
 
+@pytest.mark.parametrize(("key", "word", "said"), [("A", DIGEST[-4:], "approving…"), ("R", "timing", "rejecting…")])
+async def test_while_an_answer_is_on_its_way_it_is_named(key: str, word: str, said: str) -> None:
+    async with console() as desk:
+        await open_dialog(desk, key)
+        await type_word(desk, word)
+        desk.app.send = lambda answer, finished: None  # type: ignore[method-assign]  # the daemon takes its time
+        await desk.press(*(("tab", "tab") if key == "R" else ("tab",)), "enter")
+        assert said in desk.text and "sending…" not in desk.text
+
+
+async def test_who_answered_here_is_told_how_it_ended_as_at_every_other_console() -> None:
+    async with console() as desk:
+        await open_dialog(desk, "R")
+        await type_word(desk, "timing")
+        await desk.press("tab", "tab", "enter")
+        await desk.answers_sent()
+        assert desk.app.screen.wants() == {"approval": ("approval", {"release": "r1/hospital_a/0"})}  # type: ignore[attr-defined]
+        given = [{"person": "alice", "verdict": "reject", "reason": "TIMING"}]
+        told = release(state="rejected", approvers={"needed": 1, "roles": ["approver"], "given": given})
+        await desk.answer("approval", told | {"digest": "0" * 64})  # of other bytes: not of this one
+        assert "alice said no" not in desk.text
+        await desk.answer("approval", told)
+        flat = " ".join(desk.text.split())
+        assert "then rejected by alice" in flat and "alice said no: TIMING" in flat
+
+
 async def test_a_refusal_of_the_daemon_is_shown() -> None:
     async with console() as desk:
         desk.signer.refusal = ConflictError("digest is not what was shown", code="STALE_VIEW")

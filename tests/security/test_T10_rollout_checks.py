@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,13 @@ CONTEXT_TOKENS = 256
 
 def configured(folder: Path, *lines: str) -> SiloConfig:
     return load_config(write_config(folder, rollout("engine: vllm", *lines)))
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Short, whoever else runs tests beside it: the kernel takes 107 bytes of a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        yield Path(folder)
 
 
 def policy() -> Policy:
