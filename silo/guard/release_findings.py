@@ -249,7 +249,8 @@ def _limits_noticed(release: Release, rules: list[dict[str, Any]]) -> Iterator[F
                 f"this alone takes {100 * added / left:.0f} % of what is left"
             )
             # Two digits: each poll adds a few bytes, and would make another finding of the one that was opened.
-            evidence = "bytes of the day, about", f"{used - added:.2g}", f"{used:.2g}"
+            before, now = (f"{float(f'{count:.2g}'):,.0f}" for count in (used - added, used))
+            evidence = "bytes of the day, about", before, now
             yield _look("BUDGET", f"{taken}; room for {more} more like it", evidence)
 
 

@@ -4,6 +4,7 @@ that has none."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -242,6 +243,9 @@ def test_a_release_that_takes_more_than_a_third_of_what_is_left_of_the_day(site:
     assert says(shown, "BUDGET") == (
         f"{share:.0f} % of today's bytes would be USED, this alone takes 33 % of what is left; room for 1 more like it"
     )
+    (budget,) = (one for one in shown["noticed"] if one["code"] == "BUDGET")
+    about = [round(count, 1 - int(math.log10(count))) for count in (used, used + held.payload_bytes)]  # two digits
+    assert [budget["evidence"][0][name] for name in ("before", "now")] == [f"{count:,}" for count in about]
 
 
 def test_the_second_release_of_a_round_also_when_the_first_went_after_it_was_held(site: Site) -> None:
