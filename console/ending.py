@@ -19,7 +19,7 @@ from textual.app import App
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
-from console.terminal import TerminalDriver
+from console.screens.terminal import TerminalDriver
 
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from console.terminal import UntilGone
+from console.screens.terminal import UntilGone
 
 RECORDING = Path(__file__).parents[2] / "console" / "approve.fedrec"
 WAIT_SECONDS = 60.0  # it takes two

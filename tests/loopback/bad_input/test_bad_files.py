@@ -149,7 +149,7 @@ def spoil(place: Place, unreadable: int) -> int:
     lines += ['{"id": broken', json.dumps({"id": "q", "prompt": "x", "topic": "t"}), lines[0]]
     lines += [json.dumps({**first, "id": f"u{index}", "answer": "zz"}) for index in range(unreadable)]
     place.private.write_text("\n".join(lines) + "\n")
-    edit(place.config, r"(?<=hospital_a.jsonl\"\]\n  verifier: )exact", "numeric")
+    edit(place.config, r"(?<=^  verifier: )exact", "numeric")  # of the private prompts; the others stand deeper
     return good
 
 
