@@ -18,6 +18,7 @@ from fedsilo.launch import (
     cli_data,
     cli_demo,
     cli_grade,
+    cli_metrics,
     cli_policy,
     cli_public,
     cli_run,
@@ -40,6 +41,7 @@ takes_version(fedsilo_app)
 fedsilo_app.command("demo")(guarded("demo")(cli_demo.demo))
 fedsilo_app.command("watch")(cli_watch.watch)
 fedsilo_app.command("curves")(cli_curves.curves)
+fedsilo_app.command("metrics")(cli_metrics.metrics)
 fedsilo_app.add_typer(cli_run.app, name="run")
 fedsilo_app.add_typer(cli_policy.app, name="policy")
 fedsilo_app.add_typer(cli_audit.app, name="audit")

@@ -193,6 +193,7 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo run list": _ASKS,
     "fedsilo run show": _ASKS,
     "fedsilo curves": _ASKS,
+    "fedsilo metrics": Facts(waits=True, exits=(*_ASKED, 6)),
     "fedsilo run watch": Facts(streams=True, waits=True, exits=_ASKED),
     "fedsilo run start": _commands_daemon("starts a waiting run with the silos that have joined", "run.start"),
     "fedsilo run pause": _commands_daemon("the run delivers nothing more until it is resumed", "run.pause"),

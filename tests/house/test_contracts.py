@@ -102,7 +102,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
         ("console.planted", "httpx"),
         ("fedsilo.launch.planted", "wandb"),
         *(("silo.guard.gate", name) for name in ("_posixsubprocess", "_socket", "_ssl", "urllib3")),
-        *(("coordinator.driver", name) for name in ("ftplib", "socketserver", "xmlrpc")),
+        *(("coordinator.driver", name) for name in ("ftplib", "socketserver", "wsgiref", "xmlrpc")),
     ],
     "only the console's web server speaks HTTP": [
         ("fedsilo.edge.planted", "aiohttp"),
