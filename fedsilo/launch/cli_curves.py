@@ -35,6 +35,10 @@ def curves(
         bool, typer.Option("--values", help="Each value of every figure; else the last of each, and what it says.")
     ] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print one line a value, as CSV.")] = False,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="FOLDER", help="Also write event files below this folder (--logdir)."),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Figures by round or step: pass@1 with n and its 95 % interval, reward, KL, update norm, gap between silos.
@@ -52,10 +56,20 @@ def curves(
     daemon = _daemon(context, config, coordinator)
     with daemon.connect() as client:
         data = client.query("curves", asked)
+        written = _events(tensorboard, data)
         whose = "" if json_output or csv else party_text(client.snapshot().state)
     whose += f", context {daemon.context}" if daemon.context else ""
     chosen = _curves_text if values or names else _last_text
-    emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else chosen(data, whose))
+    told = "".join(f"\nwrote {path}" for path in written)
+    emit("curves", data, json_output=json_output, text=lambda: csv_text(data) if csv else chosen(data, whose) + told)
+
+
+def _events(folder: Path | None, data: Mapping[str, Any]) -> list[Path]:
+    if folder is None:
+        return []
+    from fedsilo.launch.tensorboard_files import write_events
+
+    return write_events(folder, data)
 
 
 def _daemon(context: str, config: Path | None, coordinator: Path | None) -> Daemon:

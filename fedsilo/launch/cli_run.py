@@ -211,25 +211,34 @@ def abort(
 @guarded("run export")
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Argument(help="Folder to write: run_record.json and adapter/.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write: run_record.json, adapter/ and tensorboard/.")],
     config: ConfigOption = _CONFIG,
     socket: SocketOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Copy a run's adapter folder and signed record out of the coordinator's state."""
+    """Copy a run's adapter folder and signed record out of the coordinator's state.
+
+    With the `science` extra, its figures stand beside them in tensorboard/, as TensorBoard reads them.
+    """
     import shutil
+    from importlib.util import find_spec
 
     from fedsilo.edge.files import removed_on_failure
     from fedsilo.treaty.errors import ConflictError
 
     with _client(config, socket) as client:
         record = client.query("run", {"run": run})
+        curves = client.query("curves", {"run": run})
     if not record["folder"]:
         raise ConflictError(f"run {run} has not ended: it is {record['state']}")
     if out.exists() and any(out.iterdir()):
         raise ConflictError(f"{out} is not empty", hint="name a new folder")
     with removed_on_failure(out):
         shutil.copytree(record["folder"], out, dirs_exist_ok=True)
+        if find_spec("tensorboard") is not None:
+            from fedsilo.launch.tensorboard_files import write_events
+
+            write_events(out / "tensorboard", curves)
     adapter = out / "adapter"
     data = {"run": run, "folder": str(out), "adapter": str(adapter) if adapter.exists() else ""}
     emit("run export", data, json_output=json_output, text=f"wrote {out}")

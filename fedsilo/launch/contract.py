@@ -192,7 +192,9 @@ COMMANDS: Mapping[str, Facts] = {
     "fedsilo run submit": _commands_daemon("submits a run that starts when its silos have joined", "run.submit"),
     "fedsilo run list": _ASKS,
     "fedsilo run show": _ASKS,
-    "fedsilo curves": _ASKS,
+    "fedsilo curves": Facts(
+        changes="with --tensorboard writes event files below that folder", waits=True, exits=_ASKED
+    ),
     "fedsilo metrics": Facts(waits=True, exits=(*_ASKED, 6)),
     "fedsilo run watch": Facts(streams=True, waits=True, exits=_ASKED),
     "fedsilo run start": _commands_daemon("starts a waiting run with the silos that have joined", "run.start"),
@@ -202,7 +204,7 @@ COMMANDS: Mapping[str, Facts] = {
         "ends the run; the adapter of its last committed round stays", "run.abort"
     ),
     "fedsilo run export": Facts(
-        changes="writes run_record.json and adapter/ into a new folder", idempotent=False, waits=True,
+        changes="writes run_record.json, adapter/ and tensorboard/ into a new folder", idempotent=False, waits=True,
         exits=(*_ASKED, 6),
     ),
     "fedsilo run verify": _VERIFIES,
