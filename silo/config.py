@@ -20,6 +20,7 @@ from fedsilo.edge.verifier_names import AnyVerifier as Verifier
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.plan import Name, Sha256
+from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 
 LoadType = Literal["fp32", "bf16", "nf4", "fp8"]
 # A unix socket's address is a C string of 108 bytes, the closing zero among them.
@@ -139,8 +140,8 @@ class Trainer(_Closed):
     name: Name | None = None  # external, tls: spiffe://SITE/trainer/NAME; None: any trainer of this site
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | Literal["auto"] = "auto"
-    microbatch_tokens: int = Field(16384, ge=64)
-    cache_bytes: int = Field(2 << 30, ge=1 << 20)  # keys and values of one batch of rollouts
+    microbatch_tokens: int = Field(MICROBATCH_TOKENS, ge=64)
+    cache_bytes: int = Field(CACHE_BYTES, ge=1 << 20)  # keys and values of one batch of rollouts
     checkpointing: bool = False  # a training step keeps each layer's input and computes the rest twice
     processes: int = Field(1, ge=1, le=1024)  # child: so many train together, one an accelerator, or on the CPU
     shard_base: bool = False  # each process keeps its share of the base's weights alone; computes as `checkpointing`

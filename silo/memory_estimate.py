@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.treaty.errors import UsageError
+from silo.budgets import CACHE_BYTES, LOGITS_MAX, MICROBATCH_TOKENS, SCORES_MAX
 from silo.model_facts import ModelFacts
 
 FLOAT32_BYTES = 4
@@ -28,8 +29,6 @@ LIBRARIES_BYTES = 440 << 20
 MARGIN = 0.25  # of all parts but the libraries; fitted to the five processes of the test
 # What the CUDA context and the libraries' kernels take of the card; not measured here, from NVIDIA's own figures.
 CUDA_CONTEXT_BYTES = 600 << 20
-LOGITS_MAX = 1 << 24  # numbers of one chunk, `silo.trainer.layers`
-SCORES_MAX = 1 << 25  # numbers of the masks of one pass, `silo.trainer.step`
 ROOM_UNIT = 8  # `silo.trainer.layers`
 NF4_BLOCK = 64
 # Of one vLLM 0.32 CPU server and its two processes, its keys and values and its model left out: measured once, and
@@ -59,8 +58,8 @@ class Settings:
     """Of a site."""
 
     load: str = "fp32"
-    microbatch_tokens: int = 16384
-    cache_bytes: int = 2 << 30
+    microbatch_tokens: int = MICROBATCH_TOKENS
+    cache_bytes: int = CACHE_BYTES
     checkpointing: bool = False
     on_cuda: bool = False
     samples_here: bool = True  # False: rollout servers do

@@ -1,7 +1,9 @@
 """Reads a Hugging Face model folder without torch: its fingerprints, and the LoRA schema that follows from it.
 
-The base model's fingerprint covers config.json (without the keys that name paths and library versions) and every byte
-of the weights; tokenizer and chat template have their own, since a silo may differ in one of them only. Whoever reads
+The base model's fingerprint covers config.json (without the keys that name paths and library versions), every byte of
+the weights, and the tokens that generation_config.json ends an answer with, where they are others than config.json's:
+two silos that end answers differently would train on answers of different lengths. Nothing else of that file is read.
+Tokenizer and chat template have fingerprints of their own, since a silo may differ in one of them only. Whoever reads
 weights asks `weight_files` for them, so that what is hashed is what is trained on.
 """
 
@@ -27,6 +29,9 @@ _VOLATILE_KEYS = frozenset({"_name_or_path", "name_or_path", "transformers_versi
 # Their weights are stored transposed, so shapes in the file are not [out, in].
 _HIDDEN_KEYS = (("num_hidden_layers", "n_layer", "num_layers"), ("hidden_size", "n_embd", "d_model"))
 _TRANSPOSED_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
+# transformers reads them where tokenizer_config.json lists no added tokens; they name special tokens, such as the one
+# that ends an answer.
+_TOKENS_FILES = ("special_tokens_map.json", "added_tokens.json")
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -46,11 +51,18 @@ def read_fingerprints(folder: Path) -> Fingerprints:
     config = _read_config(folder)
     weights = {path.name: _file_sha256(path) for path in weight_files(folder)}
     stable = {key: value for key, value in config.items() if key not in _VOLATILE_KEYS}
-    base = sha256_hex(_json_bytes({"config": stable, "weights": weights}))
+    ends = ending_ids(folder)
+    # Where config.json says the same, a copy of the folder without generation_config.json is the same model.
+    more = {} if ends == _ids_of(config, folder / "config.json") else {"ends": sorted(ends)}
+    base = sha256_hex(_json_bytes({"config": stable, "weights": weights, **more}))
     tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
     settings = {key: value for key, value in tokenizer_config.items() if key not in {*_VOLATILE_KEYS, "chat_template"}}
+    beside = () if "added_tokens_decoder" in tokenizer_config else _TOKENS_FILES
+    named = {name: _read_json(folder / name) for name in beside if (folder / name).is_file()}
     tokenizer = sha256_hex(
-        _json_bytes({"tokenizer.json": _file_sha256(_present(folder / "tokenizer.json")), "settings": settings})
+        _json_bytes(
+            {"tokenizer.json": _file_sha256(_present(folder / "tokenizer.json")), "settings": settings, **named}
+        )
     )
     template_file = folder / "chat_template.jinja"
     if template_file.is_file():
@@ -59,6 +71,25 @@ def read_fingerprints(folder: Path) -> Fingerprints:
         inside = tokenizer_config.get("chat_template", "")
         template = inside.encode() if isinstance(inside, str) else _json_bytes(inside)
     return Fingerprints(base, tokenizer, sha256_hex(template))
+
+
+def ending_ids(folder: Path) -> frozenset[int]:
+    """Tokens that end an answer, the tokenizer's own aside: generation_config.json's, or else config.json's.
+
+    Raises:
+        UsageError: a file is unreadable, or names something else than token ids.
+    """
+    path = folder / "generation_config.json"
+    own = _ids_of(_read_json(path, optional=True), path)
+    return own or _ids_of(_read_config(folder), folder / "config.json")
+
+
+def _ids_of(settings: dict[str, Any], path: Path) -> frozenset[int]:
+    found = settings.get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if any(type(each) is not int or each < 0 for each in ids):
+        raise UsageError(f"{path}: eos_token_id is neither a token id nor a list of them", hint="such as 2 or [2, 7]")
+    return frozenset(ids)
 
 
 def context_tokens(folder: Path) -> int | None:

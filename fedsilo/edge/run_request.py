@@ -33,6 +33,8 @@ OUR_NAMES: Mapping[str, str] = {
     "loss_type": "objective.token_aggregation",
     "scale_rewards": "objective.advantage_std", "mask_truncated_completions": "objective.mask_truncated",
     "num_iterations": "optimiser.epochs", "max_grad_norm": "optimiser.grad_norm_max",
+    "adam_beta1": "optimiser.adam_beta1", "adam_beta2": "optimiser.adam_beta2",
+    "adam_epsilon": "optimiser.adam_epsilon",
     "num_generations": "samples_per_prompt", "max_completion_length": "rollout.max_new_tokens",
     "max_prompt_length": "rollout.max_prompt_tokens", "max_steps": "local_steps",
 }  # fmt: skip

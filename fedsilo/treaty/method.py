@@ -211,6 +211,8 @@ class Evaluate:
     digest: str
 
 
+# Tasks that change what the next one starts from, by name.
+CHANGING = frozenset({"LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep"})
 TrainerTask = LoadAdapter | PrivateStep | GeneratePublic | PublicStep | ExportDelta | Evaluate
 
 

@@ -43,6 +43,9 @@ class Optimiser(_Closed):
 
     learning_rate: float = Field(1e-5, gt=0)
     weight_decay: float = Field(0.01, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
     grad_norm_max: float = Field(1.0, gt=0)
     epochs: int = Field(2, ge=1, le=16)
     state: Literal["reset", "keep"] = "reset"

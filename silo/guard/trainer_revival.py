@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.method import CHANGING
 from silo.link import LinkMessage
-
-# As in silo/trainer/kept_state.py, which no module of the guard may import: tasks that the next one builds on.
-CHANGING = frozenset({"LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep"})
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,9 @@ from typing import Any
 
 from fedsilo.edge.task_files import STANDARD, FieldNames
 from fedsilo.treaty.errors import UsageError
+from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.trainer.rollout.place import RolloutPlace, place_from
 from silo.trainer.screen_index import IndexSettings, settings_from
-
-MICROBATCH_TOKENS = 16384
-CACHE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.treaty.errors import FedSiloError, OperationError
+from fedsilo.treaty.method import CHANGING
 from silo.link import LinkMessage
 from silo.trainer.resume import Given, StateFile
 from silo.trainer.scale_out import Processes
 from silo.trainer.session import Session
 from silo.trainer.shared_work import SharedStateFile
-
-# Of the tasks of `treaty.method`, those that change what the next one starts from.
-CHANGING = frozenset({"LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep"})
 
 
 class KeptState:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from silo.budgets import LOGITS_MAX
 from silo.trainer.quantised import QuantisedWeight
 
 
@@ -361,10 +362,6 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None 
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared > 1
     )
-
-
-# Numbers of one chunk of logits: 64 MiB in float32, so that [tokens, vocabulary] is never whole in memory.
-LOGITS_MAX = 1 << 24
 
 
 class _TokenLogp(torch.autograd.Function):

@@ -196,7 +196,7 @@ def load_quantised(folder: Path, load: Load) -> Any:
         UsageError: the folder cannot be loaded, or lacks a weight.
     """
     from safetensors import SafetensorError, safe_open
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from silo.trainer.decoder import ADAPTABLE
 
@@ -204,8 +204,6 @@ def load_quantised(folder: Path, load: Load) -> Any:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-        if (folder / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
         found: dict[str, Tensor | QuantisedWeight] = {}
         for path in weight_files(folder):
             with safe_open(path, framework="pt") as file:

@@ -43,7 +43,8 @@ from silo.trainer.data import PromptSet
 from silo.trainer.public import OwnAnswers
 from silo.trainer.step import Learner
 
-FORMAT = 1
+# Raised whenever facts or tensors are laid out otherwise, so that another version's state is refused and not misread.
+FORMAT = 2
 FOLDER, FILE = "session", "state"
 _MAC_BYTES = 32
 _BODY = "answer.body"

@@ -32,13 +32,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
+from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, UsageError
 from silo.link import LinkClosed, LinkMessage, MessageLink
 from silo.trainer import memory_failure
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+BAD_TASK = "BAD_TASK"  # code of a task that is refused as it stands, before any work
 PROCESSES_MAX = 1024
 # Between two messages of the guard nobody talks, maybe for days. A process that dies closes its connections, and those
 # who wait for it fail at once; this is for nothing else.
@@ -204,12 +205,14 @@ class Processes:
     def require_agreed(self, error: Exception) -> None:
         """That what a task failed with is known to all processes, so that all are at the same place again.
 
-        Known is what `together` raised, and this trainer's own errors: they are of what all were told alike.
+        Known is what `together` raised, and a task or an adapter refused before any work: all were told it alike. An
+        own error of any other kind proves nothing: a disk, a server or a model may have failed here and nowhere else.
 
         Raises:
             ProcessLost: the others may wait for this one, inside a pass or a sum; it has to end for them to notice.
         """
-        if error is not self._agreed and not isinstance(error, FedSiloError):
+        refused = isinstance(error, PeerError) or (isinstance(error, FedSiloError) and error.code == BAD_TASK)
+        if error is not self._agreed and not refused:
             raise ProcessLost(f"process {self.rank} failed by itself: {type(error).__name__}: {error}") from error
 
     @contextlib.contextmanager

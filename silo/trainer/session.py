@@ -28,6 +28,7 @@ from fedsilo.treaty.method import (
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
 from fedsilo.treaty.wire.codec import decode_factors, encode, encode_factors
+from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.trainer import evaluation
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import Limits
@@ -40,10 +41,10 @@ from silo.trainer.public import DonorIntake, OwnAnswers, SwapFigures, responses_
 from silo.trainer.resume import OpenStep, Position, SessionState, restore, same_surroundings, state_of
 from silo.trainer.reward_figures import reward_metrics, zero_variance_share
 from silo.trainer.rollout.chosen import engine_for
-from silo.trainer.rollout.embedded import CACHE_BYTES, Question, Rollout
+from silo.trainer.rollout.embedded import Question, Rollout
 from silo.trainer.rollout.engine import RolloutEngine, Rows
 from silo.trainer.rollout.place import RolloutPlace
-from silo.trainer.scale_out import Processes
+from silo.trainer.scale_out import BAD_TASK, Processes
 from silo.trainer.sharding import ShardedBase
 from silo.trainer.shared_work import shared_engine, shared_material
 from silo.trainer.step import Learner
@@ -83,7 +84,7 @@ class Material:
     public_grader: Grader
     held_out_grader: Grader
     site_secret: bytes
-    microbatch_tokens: int = 16384
+    microbatch_tokens: int = MICROBATCH_TOKENS
     cache_bytes: int = CACHE_BYTES
     rollout: RolloutPlace | None = None
     checkpointing: bool = False
@@ -219,7 +220,7 @@ class Session:
             PeerError: the adapter does not fit the schema.
         """
         if self._run is None:
-            raise UsageError("no run has begun in this trainer")
+            raise UsageError("no run has begun in this trainer", code=BAD_TASK)
         started = self._seconds()
         match task:
             case LoadAdapter():
@@ -283,7 +284,7 @@ class Session:
         if not task.rows or max(task.rows) >= len(prompts) or min(task.rows) < 0:
             raise OperationError(
                 f"step {task.step} of round {task.round} names other rows than the {len(prompts)} private prompts",
-                code="BAD_TASK",
+                code=BAD_TASK,
             )
         chosen = [prompts[row] for row in task.rows]
 
@@ -318,7 +319,9 @@ class Session:
     def _public_step(self, run: _Run, task: PublicStep) -> Done:
         opened = run.open_step
         if opened is None or (opened.round, opened.step) != (task.round, task.step):
-            raise OperationError(f"no public answers were generated for round {task.round} step {task.step}")
+            raise OperationError(
+                f"no public answers were generated for round {task.round} step {task.step}", code=BAD_TASK
+            )
         donors = {row.prompt_index: list(row.donors) for row in task.donors.prompts}
         site, most = self._material, run.plan.rollout.max_new_tokens
         intake = DonorIntake(site.silo, site.codec, site.public_grader, most)
@@ -336,7 +339,7 @@ class Session:
                 groups = [Group(one.prompt.ids, one.answers) for one in opened.own]
                 figures = SwapFigures()
             case _:
-                raise OperationError(f"there is no swap {task.swap!r}")
+                raise OperationError(f"there is no swap {task.swap!r}", code=BAD_TASK)
         before = [Group(one.prompt.ids, one.answers) for one in opened.own]
         bound = None
         if task.swap == "replace" and is_due(task.step, run.plan.swap_period):
@@ -351,7 +354,7 @@ class Session:
 
     def _export(self, run: _Run) -> Done:
         if not run.base_digest:
-            raise OperationError("no adapter was loaded, so there is no difference to export")
+            raise OperationError("no adapter was loaded, so there is no difference to export", code=BAD_TASK)
         body = encode_factors(
             run.adapter.delta(),
             base_digest=run.base_digest,

@@ -20,16 +20,13 @@ from torch import Tensor
 
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.plan import Objective, Plan
+from silo.budgets import SCORES_MAX
 from silo.trainer import objective
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group, Padding, Stream, stream_of
 from silo.trainer.layers import token_logp
 from silo.trainer.scale_out import Processes, dealt
 
-# Scores of one head that a part's attention may compute, padding included. Masks of as many numbers at most are held
-# for a pass, 128 MiB in float32. A kernel that writes scores out holds them for every head, and until the backward pass
-# for every layer.
-SCORES_MAX = 1 << 25
 T = TypeVar("T")
 
 
@@ -151,8 +148,7 @@ class Learner:
                 ).backward()
             norm = torch.nn.utils.clip_grad_norm_(self._adapter.parameters, plan.optimiser.grad_norm_max)
             figures.grad_norm = float(norm)
-            if not math.isfinite(figures.grad_norm):
-                raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
+            self._agree(lambda: _refuse_not_finite(figures.grad_norm))
             self._optimiser.step()
         if self._group is not None:
             self._group.require_equal(self._adapter.parameters)
@@ -173,6 +169,13 @@ class Learner:
             with self._group.lost_on_failure():
                 return work()
         return self._group.together(work)
+
+    def _agree(self, judge: Callable[[], None]) -> None:
+        """Of what all processes hold alike; where one has a reason to stop, all stop."""
+        if self._group is None:
+            judge()
+        else:
+            self._group.together(judge)
 
     def _add_references(self, parts: Sequence[_Part]) -> None:
         with torch.no_grad(), self._adapter.off():
@@ -226,7 +229,8 @@ class Learner:
         return torch.optim.AdamW(
             self._adapter.parameters,
             lr=settings.learning_rate,
-            betas=(0.9, 0.999),
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
             fused=True,
         )
@@ -365,6 +369,11 @@ class Learner:
             return
         with torch.no_grad():
             figures.add_ratio(logp, part, settings, first=first)
+
+
+def _refuse_not_finite(norm: float) -> None:
+    if not math.isfinite(norm):
+        raise OperationError("the gradient is not finite; the step was not applied", code="NOT_FINITE")
 
 
 class _Figures:

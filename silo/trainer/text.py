@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.model_folder import ending_ids
 from fedsilo.treaty.errors import UsageError
 
 
@@ -76,16 +77,15 @@ class TextCodec:
         return any(token in self._special for token in body)
 
 
-def load_codec(folder: Path, model: Any = None, template: str | None = None) -> TextCodec:
-    """The tokenizer of a model folder, from disk only.
+def load_codec(folder: Path, template: str | None = None) -> TextCodec:
+    """The tokenizer of a model folder, from disk only, and the tokens that end an answer of its model.
 
     Args:
         folder: of the model.
-        model: the loaded model, for the end tokens its generation settings name.
         template: as in `TextCodec`.
 
     Raises:
-        UsageError: the folder holds no tokenizer.
+        UsageError: the folder holds no tokenizer, or a file of it is unreadable.
     """
     from transformers import AutoTokenizer
 
@@ -93,7 +93,4 @@ def load_codec(folder: Path, model: Any = None, template: str | None = None) -> 
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"no tokenizer can be loaded from {folder}: {str(error).splitlines()[0][:200]}") from error
-    ends: Any = ()
-    if model is not None:
-        ends = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id or ()
-    return TextCodec(tokenizer, [ends] if isinstance(ends, int) else ends, template)
+    return TextCodec(tokenizer, ending_ids(folder), template)

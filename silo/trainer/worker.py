@@ -189,7 +189,7 @@ class Worker:
         material = Material(
             silo=configuration.silo,
             model=model,
-            codec=load_codec(configuration.model_path, model, configuration.template),
+            codec=load_codec(configuration.model_path, configuration.template),
             private=private,
             public=public.rows,
             held_out=held_out.rows,

@@ -14,7 +14,7 @@ REFUSED: dict[str, str] = {
     "unix_socket": "import socket\nsocket.socketpair()\n",
     "passwd": "open('/etc/passwd').read()\n",
     "home": "import os\nos.listdir(os.path.expanduser('~'))\n",
-    "root": "import os\nopen('/root/.bashrc').read()\n",
+    "group": "open('/etc/group').read()\n",
     "list_root": "import os\nos.listdir('/')\n",
     "proc": "import os\nos.listdir('/proc')\n",
     "proc_mem": "open('/proc/self/mem', 'rb')\n",

@@ -191,7 +191,8 @@ def failures(group: Processes | None, options: dict[str, Any]) -> Found:
 
 def memory_short(group: Processes) -> list[Any]:
     """Memory of process 1 alone does not suffice: for the bound, then for the copies to go back to. Both are told each
-    time and go on, and then do the step. Last, each fails at what nobody agreed on."""
+    time and go on, and then do the step; and both go on after a task that is none. Last, each fails at what nobody
+    agreed on, by an error of anybody's or by one of this trainer's own."""
     from silo.link import LinkMessage
     from silo.trainer import session as session_module
     from silo.trainer.worker import Worker
@@ -215,9 +216,6 @@ def memory_short(group: Processes) -> list[Any]:
     def short(*_: Any) -> Any:
         raise torch.OutOfMemoryError("one card of several")
 
-    def broken() -> None:
-        raise RuntimeError("nobody knows")
-
     found: list[Any] = []
     for at_bound in (True, False):
         if group.rank == 1:
@@ -226,11 +224,17 @@ def memory_short(group: Processes) -> list[Any]:
         found.append(worker._answer(task).fields["code"])
     learner._snapshot = snapshot  # type: ignore[method-assign]
     found.append(worker._answer(task).type)
-    session._run.engine.rest = broken  # type: ignore[method-assign]
-    try:
-        worker._answer(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": [0, 1]}))
-    except ProcessLost as error:
-        found.append(str(error))
+    found.append(worker._answer(task).fields["code"])  # of no open step: refused by both
+    for alone in (RuntimeError("nobody knows"), OperationError("its own disk", code="ROLLOUT_FAILED")):
+
+        def broken(error: Exception = alone) -> None:
+            raise error
+
+        session._run.engine.rest = broken  # type: ignore[method-assign]
+        try:
+            worker._answer(LinkMessage("task", {"task": "PrivateStep", "round": 1, "step": 3, "rows": [0, 1]}))
+        except ProcessLost as error:
+            found.append(str(error))
     return found
 
 

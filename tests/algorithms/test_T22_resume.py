@@ -235,7 +235,8 @@ REFUSED: dict[str, Callable[[SessionState], SessionState]] = {
     "run": lambda state: dataclasses.replace(state, facts={**state.facts, "run": "other"}),
     "plan": lambda state: dataclasses.replace(state, facts={**state.facts, "plan": "0" * 64}),
     "silo": lambda state: dataclasses.replace(state, facts={**state.facts, "silo": "b"}),
-    "format": lambda state: dataclasses.replace(state, facts={**state.facts, "format": 2}),
+    "format '1'": lambda state: dataclasses.replace(state, facts={**state.facts, "format": 1}),
+    "format '3'": lambda state: dataclasses.replace(state, facts={**state.facts, "format": 3}),
     "private rows": lambda state: dataclasses.replace(state, facts={**state.facts, "split": "other"}),
     "tensor": lambda state: dataclasses.replace(state, tensors=dict(list(state.tensors.items())[1:])),
     "optimiser": lambda state: dataclasses.replace(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
 
 from coordinator.aggregate import aggregate, read_factors, write_peft_folder
 from coordinator.blobs import Blobs, BytesPayload
@@ -153,6 +152,8 @@ def _delta_payload(shape: Any, delta: Arrays, base: str) -> bytes:
 
 
 def test_the_folder_of_a_frozen_run_loads_in_peft_and_computes_the_same(tmp_path: Path) -> None:
+    from peft import PeftModel
+
     session, delta = trained()
     run = session._run
     assert run is not None

@@ -28,18 +28,16 @@ def grade(response, reference):
 """
 
 
-@pytest.mark.parametrize(
-    ("response", "correct", "reward"),
-    [(TAGGED, True, 1.0), ("5", True, 0.9), (TAGGED.replace("5", "6"), False, 0.1), ("6", False, 0.0)],
-)
-def test_a_mixture_is_correct_as_its_first_part_says_and_rewards_by_weight(
-    response: str, correct: bool, reward: float
-) -> None:
-    for name in ("math*0.9+format*0.1", mixture.name_of({"math": 0.9, "format": 0.1})):
-        verdict = grade(name, response, "5")
-        assert verdict.correct is correct
-        assert verdict.reward == pytest.approx(reward, abs=1e-12)  # float sums
-        with GradingProcess(name) as process:
+def test_a_mixture_is_correct_as_its_first_part_says_and_rewards_by_weight() -> None:
+    name = "math*0.9+format*0.1"
+    assert mixture.name_of({"math": 0.9, "format": 0.1}) == name
+    with GradingProcess(name) as process:
+        for response, correct, reward in (
+            (TAGGED, True, 1.0), ("5", True, 0.9), (TAGGED.replace("5", "6"), False, 0.1), ("6", False, 0.0),
+        ):  # fmt: skip
+            verdict = grade(name, response, "5")
+            assert verdict.correct is correct
+            assert verdict.reward == pytest.approx(reward, abs=1e-12)  # float sums
             assert process.grade(response, "5") == verdict
 
 

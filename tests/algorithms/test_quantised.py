@@ -301,12 +301,11 @@ def test_a_folder_that_lacks_a_weight_or_a_bias_is_refused(tmp_path: Path, kind:
         load_quantised(folder, "nf4")
 
 
-@pytest.mark.parametrize("load", ["bf16", *LOADS])
-def test_what_ends_an_answer_is_read_from_the_generation_settings(tmp_path: Path, load: str) -> None:
+def test_what_ends_an_answer_is_read_from_the_generation_settings(tmp_path: Path) -> None:
     """Chat models name more tokens there than in config.json: without them an answer would run on to the limit."""
     folder, _ = saved(tmp_path, "qwen3")
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [1, 7]}))
-    assert load_codec(folder, load_model(folder, load)).stop_ids == {1, 7}
+    assert load_codec(folder).stop_ids == {1, 7}
     path.unlink()
-    assert load_codec(folder, load_model(folder, load)).stop_ids == {1}
+    assert load_codec(folder).stop_ids == {1}

@@ -13,9 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsilo.treaty.errors import OperationError
+from silo.budgets import CACHE_BYTES
 from silo.trainer.batch import prefixes_of
 from silo.trainer.rollout import embedded
-from silo.trainer.rollout.embedded import CACHE_BYTES, EmbeddedEngine, Question, pick_tokens
+from silo.trainer.rollout.embedded import EmbeddedEngine, Question, pick_tokens
 from tests.algorithms.tiny import make_adapter, peft_twin
 
 pytestmark = pytest.mark.torch

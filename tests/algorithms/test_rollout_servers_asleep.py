@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,9 @@ import pytest
 
 from silo.trainer.adapters.lora import LoraAdapter
 from tests.algorithms import tiny
-from tests.algorithms.test_T14_rollout_servers import Reply, Scripted, engine_of, generate, place_of, questions
+from tests.algorithms.scripted_server import Reply, Scripted, engine_of, generate, place_of, questions
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Scripted]:
-    server = Scripted(tmp_path / "server.sock")
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def adapter() -> LoraAdapter:
-    return tiny.make_adapter()
 
 
 # ---- sleep -------------------------------------------------------------------------------------------

@@ -173,8 +173,11 @@ def test_a_failure_in_one_process_is_heard_in_both_and_they_go_on(pair: Pair) ->
         assert "come apart" in told["apart"]
         assert told["stopped"] == ["", "STALE_ROLLOUT", "ROLLOUT_DISAGREES", ""]  # both, whoever had the reason
     for rank, told in enumerate((first, second)):
-        lost = f"process {rank} failed by itself: RuntimeError: nobody knows"
-        assert told["swap"] == ["OUT_OF_MEMORY", "OUT_OF_MEMORY", "done", lost]
+        by_itself = f"process {rank} failed by itself"
+        assert told["swap"] == [
+            "OUT_OF_MEMORY", "OUT_OF_MEMORY", "done", "BAD_TASK",
+            f"{by_itself}: RuntimeError: nobody knows", f"{by_itself}: OperationError: its own disk",
+        ]  # fmt: skip
     assert (first["asked"], second["asked"]) == ([4], [3])
 
 

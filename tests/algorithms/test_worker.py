@@ -99,7 +99,7 @@ def test_a_run_over_the_link(folder: Path, guard_end: Link) -> None:
     assert ready.fields["isolation_seen"]["user_id"] == os.getuid()
 
     early, _ = ask(guard_end, "task", task="PrivateStep", round=1, step=1, rows=[0])
-    assert (early.type, early.fields["code"]) == ("failed", "INVALID_INPUT")
+    assert (early.type, early.fields["code"]) == ("failed", "BAD_TASK")
 
     shape = make_shape(make_model())
     schema = {

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -122,6 +121,8 @@ def peft_twin(adapter: LoraAdapter, seed: int = 0) -> Any:
 
     `twin.disable_adapter()` computes the base.
     """
+    from peft import LoraConfig, get_peft_model  # it takes seconds to load, and most processes need none
+
     shape = adapter.shape
     config = LoraConfig(r=shape.rank, lora_alpha=shape.alpha, target_modules=list(shape.modules), task_type="CAUSAL_LM")
     with warnings.catch_warnings():

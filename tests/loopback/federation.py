@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.launch.canaries import make_canaries
+from fedsilo.launch.data_folder import DataFolder
 from fedsilo.launch.demo_data import write_digit_folder
 from fedsilo.launch.demo_sites import FEDERATION, SILO_PEOPLE, Site, Sites, Wanted, free_port, make_sites
 from fedsilo.launch.demo_wire import WireVerdict, Witness, search_recordings
@@ -193,6 +194,7 @@ def federation(
     rows_per_silo: int = 64,
     local_steps: int = LOCAL_STEPS,
     before_start: Callable[[Site], None] = lambda site: None,
+    write_data: Callable[..., DataFolder] = write_digit_folder,
 ) -> Iterator[Federation]:
     """Write some silos and a coordinator below `root`, start them, and end them however the tests went.
 
@@ -206,9 +208,10 @@ def federation(
         rows_per_silo: private rows.
         local_steps: of the largest plan.
         before_start: what a site's people do with its files before its daemon starts.
+        write_data: as `write_digit_folder`, whose questions the model can read.
     """
     model = cached_model(recipe_for("digits"))
-    data = write_digit_folder(root / "data", seed, silos=silos, rows_per_silo=rows_per_silo)
+    data = write_data(root / "data", seed, silos=silos, rows_per_silo=rows_per_silo)
     recorder_port = free_port()
     sites = make_sites(
         Wanted(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fedsilo.edge.model_folder import lora_schema_of, read_fingerprints
+from fedsilo.edge.model_folder import ending_ids, lora_schema_of, read_fingerprints
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire.codec import encode_factors
 from policies.schema import schema_from_json
@@ -104,6 +104,45 @@ def test_fingerprints_notice_weights_tokenizer_and_template_apart(tmp_path: Path
     tokenizer = _folder(tmp_path / "e")
     (tokenizer / "tokenizer.json").write_text('{"x": 1}')
     assert read_fingerprints(tokenizer).tokenizer_sha256 != first.tokenizer_sha256
+
+
+ENDS = {"model_type": "qwen3", "eos_token_id": 2}
+
+
+def test_folders_that_end_answers_differently_are_different_models(tmp_path: Path) -> None:
+    def base(ends: object = None) -> str:
+        folder = _folder(tmp_path / str(len(list(tmp_path.iterdir()))), ENDS)
+        if ends is not None:
+            (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "temperature": 0.6}))
+        return read_fingerprints(folder).base_model_sha256
+
+    # a copy that says no more than config.json is the same model, and the order of the tokens is none
+    assert base() == base(2) == base([2])
+    assert base([2, 7]) == base([7, 2, 2])
+    assert len({base(), base([2, 7]), base(7), base([0])}) == 4
+
+
+@pytest.mark.parametrize("ends", ["2", True, 1.5, [2, None], -1, {"a": 2}])
+def test_ends_that_are_no_tokens_are_refused(tmp_path: Path, ends: object) -> None:
+    folder = _folder(tmp_path / "model", ENDS)
+    assert ending_ids(folder) == {2}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    for read in (ending_ids, read_fingerprints):
+        with pytest.raises(UsageError, match=r"generation_config\.json: eos_token_id is neither a token id nor a list"):
+            read(folder)
+
+
+def test_special_tokens_named_beside_the_tokenizer_are_its_own(tmp_path: Path) -> None:
+    """transformers reads them where tokenizer_config.json lists no added tokens, and only there."""
+    first, read, unread = (_folder(tmp_path / name) for name in "abc")
+    for folder in (read, unread):
+        (folder / "special_tokens_map.json").write_text('{"eos_token": "<stop>"}')
+    settings = {"added_tokens_decoder": {}, **json.loads((unread / "tokenizer_config.json").read_text())}
+    listed = _folder(tmp_path / "d")
+    for folder in (unread, listed):
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    digest = {folder.name: read_fingerprints(folder).tokenizer_sha256 for folder in (first, read, unread, listed)}
+    assert digest["b"] != digest["a"] and digest["c"] == digest["d"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

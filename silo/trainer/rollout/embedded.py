@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsilo.treaty.errors import OperationError
+from silo.budgets import CACHE_BYTES
 from silo.trainer.batch import prefixes_of
 from silo.trainer.decoder import Decoder
 
@@ -30,7 +31,6 @@ UNIFORMS_BLOCK = 32
 TOKENS_BETWEEN_LOOKS = 8
 # Probabilities are summed by so many words at a time, and one such sum is opened for a draw.
 WORDS_TOGETHER = 512
-CACHE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
