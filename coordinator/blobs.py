@@ -8,10 +8,12 @@ What this does not do: encrypt, or delete old rounds.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import re
 import secrets
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +53,8 @@ class BytesPayload:
 
 @dataclass(frozen=True)
 class FilePayload:
-    """A payload behind an fsspec path; each read opens the file, so none is held open between rounds."""
+    """A payload behind an fsspec path. On a local disk it is opened once, with the first read, and closed with this
+    object, so none is held open between rounds; what it was opened as stays readable if it is renamed meanwhile."""
 
     filesystem: Any
     path: str
@@ -59,7 +62,15 @@ class FilePayload:
     size_bytes: int
 
     def read_at(self, offset: int, length: int) -> bytes:
+        if "file" in self.filesystem.protocol:
+            return os.pread(self._descriptor, length, offset)
         return bytes(self.filesystem.cat_file(self.path, start=offset, end=offset + length))
+
+    @functools.cached_property
+    def _descriptor(self) -> int:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
 
 
 AnyPayload = BytesPayload | FilePayload

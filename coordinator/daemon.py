@@ -334,8 +334,9 @@ class Coordinator:
         self.control.address = address
         self.audit.append("start", policy={"effective": self._checked.charter.digest}, detail={"port": port})
         self.control.refresh()
-        federation.start()
-        control.start()
+        drift = threading.Thread(target=self.driver.drift.keep_noting, name="drift", daemon=True)
+        for each in (federation, control, drift):
+            each.start()
         try:
             yield Ready(config.federation, config.coordinator, address, port, str(config.control.socket))
         finally:
@@ -343,6 +344,7 @@ class Coordinator:
             federation.stop(DRAIN_SECONDS).wait()
             self.desk.close()
             control.stop(DRAIN_SECONDS).wait()
+            drift.join(DRAIN_SECONDS)
             config.control.socket.unlink(missing_ok=True)
             try:
                 self.audit.append("stop")

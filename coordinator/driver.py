@@ -5,7 +5,7 @@
       -> sequence, place, ingress.grade     public answers only; graded outside the lock
       -> sequence, charter, audit record    durable before anything is acknowledged
       -> hello | poll | fetch | checkpoint | a contribution folded through the run's method
-      -> one transaction: sequence, counts, upload, event, outbox
+      -> one transaction: sequence, counts, upload, event, outbox, and the answer's own number
       -> signed reply: ack, refusal, or the next item of the sender's outbox
 
 `server` holds a `Driver` and hands it messages; `Driver` holds runs, store and log and knows nobody above it. Time
@@ -18,7 +18,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -34,6 +34,7 @@ from coordinator.ingress import Arrived, OpenPlace, Ruling
 from coordinator.journal import Pending, Refusals
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.replies import Reply
+from coordinator.round_drift import DriftNotes
 from coordinator.runs import ActiveRun, Surroundings, stored_life
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
@@ -74,6 +75,7 @@ class Driver:
         self.pending = Pending(self.parts.store, self.parts.audit)
         self.refusals = Refusals(self.parts.audit.append, self.parts.monotonic)
         self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all)
+        self.drift = DriftNotes(self.parts.blobs, self.parts.store, self.runs, self._changed, self._is_over, self.halt)
         self.around = Surroundings(
             blobs=self.parts.blobs,
             now=self.parts.now,
@@ -131,6 +133,9 @@ class Driver:
                 self.parts.publish("halt", {"code": error.code, "message": error.message})
             self._changed.notify_all()
 
+    def _is_over(self) -> bool:
+        return self.stopping or bool(self.halted)
+
     def tick(self) -> float | None:
         """Let deadlines pass. Returns the seconds until the next one, None if there is none."""
         with self._changed:
@@ -167,6 +172,8 @@ class Driver:
                 taken = self._take(peer, arrived)
                 if isinstance(arrived.body, pb.Hello):
                     self.after_hello()
+            if taken.reply is not None:
+                return taken.reply
             if isinstance(arrived.body, pb.Poll):
                 wait = min(arrived.body.wait_milliseconds / 1000, self.parts.poll_wait_seconds_max)
                 self.wait_for_pending(silo, wait)
@@ -220,7 +227,7 @@ class Driver:
         try:
             if failure is not None:
                 raise failure
-            taken = self._settle(peer, arrived, ruling, book, place, prepared, told=told)
+            return self._settle(peer, arrived, ruling, book, place, prepared, told=told, number=number)
         except OperationError:
             raise
         except Exception:
@@ -229,9 +236,6 @@ class Driver:
                 db.raise_sequence(session, silo, envelope.run, envelope.sequence)
                 self._counted(session, silo, ruling, self._book(session, silo))
             raise
-        if isinstance(taken.body, pb.Ack):
-            taken.body.record = number
-        return taken
 
     def _prepared(self, peer: PeerIdentity, arrived: Arrived, ruling: Ruling) -> tuple[Prepared, Exception | None]:
         """Of an allowed message, what stands against it, and what failed on the way to know: it is recorded first."""
@@ -247,29 +251,43 @@ class Driver:
 
     def _settle(
         self, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook, place: OpenPlace,
-        prepared: Prepared, *, told: bool,
+        prepared: Prepared, *, told: bool, number: int,
     ) -> Taken:  # fmt: skip
-        """Count a message that was judged, and do what it asks for if it may: one transaction."""
+        """Count a message that was judged, do what it asks for if it may, and seal the answer: one transaction."""
         silo, envelope = arrived.silo, arrived.envelope
         with self.parts.store.transaction() as session:
             db.raise_sequence(session, silo, envelope.run, envelope.sequence)
-            number = min(envelope.round, place.round)  # a round of its own making has no row of its own
-            self._count(session, silo, envelope.run, number, envelope.kind, "in", arrived.payload.size_bytes)
-            if ruling.decision.verdict != "allow":
-                refusal = self._why_denied(arrived, ruling)
-                self.effects.note_refused(session, arrived)
-                if told:
-                    log.warning("refused: %s; %s", refusal.message, ruling.decision.explain().replace("\n", "; "))
-                return self._refusal(refusal, envelope)
-            try:
-                # a silo that is put right may still contribute in this round
-                if prepared.objection is None or prepared.objection.wire_code is not WireCode.NOT_A_MEMBER:
-                    self._counted(session, silo, ruling, book)
-                return self.effects.carry_out(session, peer, arrived, prepared)
-            except PeerError as error:
-                if told:
-                    log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
-                return self._refusal(error, envelope)
+            in_round = min(envelope.round, place.round)  # a round of its own making has no row of its own
+            self._count(session, silo, envelope.run, in_round, envelope.kind, "in", arrived.payload.size_bytes)
+            taken = self._done(session, peer, arrived, ruling, book, prepared, told=told)
+            if isinstance(taken.body, pb.Ack):
+                taken.body.record, taken.body.acknowledged_sequence = number, envelope.sequence
+            if isinstance(arrived.body, pb.Poll):
+                taken.reply = self._delivered(session, silo)
+            elif not isinstance(arrived.body, pb.Hello):  # after which more happens before it is answered
+                taken.reply = self._sealed(session, silo, taken)
+            return taken
+
+    def _done(
+        self, session: Session, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook,
+        prepared: Prepared, *, told: bool,
+    ) -> Taken:  # fmt: skip
+        silo, envelope = arrived.silo, arrived.envelope
+        if ruling.decision.verdict != "allow":
+            refusal = self._why_denied(arrived, ruling)
+            self.effects.note_refused(session, arrived)
+            if told:
+                log.warning("refused: %s; %s", refusal.message, ruling.decision.explain().replace("\n", "; "))
+            return self._refusal(refusal, envelope)
+        try:
+            # a silo that is put right may still contribute in this round
+            if prepared.objection is None or prepared.objection.wire_code is not WireCode.NOT_A_MEMBER:
+                self._counted(session, silo, ruling, book)
+            return self.effects.carry_out(session, peer, arrived, replace(prepared, l2=ruling.facts.get("l2")))
+        except PeerError as error:
+            if told:
+                log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
+            return self._refusal(error, envelope)
 
     @staticmethod
     def _counted(session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
@@ -336,14 +354,18 @@ class Driver:
 
     def _deliver(self, silo: str) -> Reply:
         with self._changed, self._storing() as session:
-            item = self._next_item(session, silo)
-            if item is None or self.halted:
-                return self._sealed(session, silo, ack())
-            taken = Taken(item.kind, None, BytesPayload(item.payload), item.run, item.round, item.step)
-            reply = self._sealed(session, silo, taken)
-            # the first delivery counts: whoever acknowledges its sequence, or a later one, has taken the item in
-            item.delivered_sequence = item.delivered_sequence or reply.envelope.sequence
-            return reply
+            return self._delivered(session, silo) or self._sealed(session, silo, ack())
+
+    def _delivered(self, session: Session, silo: str) -> Reply | None:
+        """The next item of a silo's outbox; None: there is none."""
+        item = self._next_item(session, silo)
+        if item is None or self.halted:
+            return None
+        taken = Taken(item.kind, None, BytesPayload(item.payload), item.run, item.round, item.step)
+        reply = self._sealed(session, silo, taken)
+        # the first delivery counts: whoever acknowledges its sequence, or a later one, has taken the item in
+        item.delivered_sequence = item.delivered_sequence or reply.envelope.sequence
+        return reply
 
     def _reply(self, silo: str, taken: Taken) -> Reply:
         with self._changed, self._storing() as session:
@@ -442,14 +464,9 @@ class Driver:
         self, session: Session, silo: str, run: str, number: int, kind: str, direction: str, payload_bytes: int
     ) -> None:
         db.count_message(
-            session,
-            silo=silo,
-            run=run,
-            round_number=number,
-            kind=kind,
-            direction=direction,
+            session, silo=silo, run=run, round_number=number, kind=kind, direction=direction,
             payload_bytes=payload_bytes,
-        )
+        )  # fmt: skip
 
     def _record(self, arrived: Arrived, ruling: Ruling, objection: PeerError | None) -> int:
         """What became of a message. One that the rules allowed and that was refused all the same was not let in: it

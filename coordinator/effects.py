@@ -34,10 +34,12 @@ class Prepared:
     Attributes:
         objection: why the message cannot be carried out; None where it can.
         taken: of a checkpoint, what was countersigned.
+        l2: of tensors, their norm as the rules measured it; None where they did not.
     """
 
     objection: PeerError | None = None
     taken: Checkpoint | None = None
+    l2: float | None = None
 
 
 def contribution_of(arrived: Arrived) -> rounds.Contribution:
@@ -136,7 +138,7 @@ class Effects:
             case pb.Declined() | pb.Abstain():
                 return self._abstain(session, silo, envelope, body)
             case _ if envelope.kind in CONTRIBUTIONS:
-                return self._contribution(session, arrived)
+                return self._contribution(session, arrived, prepared.l2)
         return ack()
 
     def _hello(self, session: Session, peer: PeerIdentity, silo: str, hello: pb.Hello) -> Taken:
@@ -206,11 +208,11 @@ class Effects:
         self._notify()
         return ack()
 
-    def _contribution(self, session: Session, arrived: Arrived) -> Taken:
+    def _contribution(self, session: Session, arrived: Arrived, l2: float | None) -> Taken:
         silo, envelope = arrived.silo, arrived.envelope
         run = self._run_of(envelope, silo)
         kept = self._parts.blobs.keep(arrived.payload)
-        norm = l2_norm(kept) if arrived.tensors is not None else 0.0
+        norm = l2 or (l2_norm(kept) if arrived.tensors is not None else 0.0)
         session.add(
             db.Upload(
                 run=run.name,

@@ -13,7 +13,7 @@ from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs
 from coordinator.ingress import Ingress
 from coordinator.members import Agreed
-from coordinator.replies import Replies
+from coordinator.replies import Replies, Reply
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
@@ -61,7 +61,10 @@ class MemberState:
 
 @dataclass
 class Taken:
-    """What handling a message led to: the reply's kind and body, run and round it belongs to."""
+    """What handling a message led to: the reply's kind and body, run and round it belongs to.
+
+    reply: the answer, where it was sealed in the transaction that handled the message.
+    """
 
     kind: str
     body: Any
@@ -69,6 +72,7 @@ class Taken:
     run: str = ""
     round: int = 0
     step: int = 0
+    reply: Reply | None = None
 
 
 def ack() -> Taken:

@@ -2,22 +2,106 @@
 
 Read from the uploads that were averaged, one module at a time. The figures are the coordinator's own, which has every
 upload anyway: they tell a reader of the run record how much two silos' updates differ, and nothing of a single one.
+
+No message waits for it: a round is committed without, and `DriftNotes` works it out, one round after the other, while
+the driver's lock is free. What a stop or a kill left over is taken up at the next start, and what is left
+when the run ends is worked out for its record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+from sqlalchemy.orm import Session
 
-from coordinator.aggregate import read_factors
-from coordinator.blobs import AnyPayload
+from coordinator.aggregate import LazyTensors, read_factors
+from coordinator.blobs import AnyPayload, Blobs
+from coordinator.store import Store
 from fedsilo.treaty.drift import DriftSums, Pair
-from fedsilo.treaty.wire.codec import Array, FactorsReader
+from fedsilo.treaty.errors import FedSiloError, OperationError
 
 NAME = "drift"
 DIGITS = 6  # that mean something
+log = logging.getLogger("fedsilo.coordinator")
+
+
+@dataclass(frozen=True)
+class Undrifted:
+    """A committed round whose drift is not noted yet. uploads: digests, in the order of the silos."""
+
+    run: str
+    round: int
+    silos: tuple[str, ...]
+    base_digest: str
+    uploads: tuple[str, ...]
+
+    def note(self, blobs: Blobs) -> dict[str, Any] | None:
+        """Fields of the note; None where a payload cannot be read, which is told: the round stands without it."""
+        try:
+            return drift_note(self.silos, blobs.get(self.base_digest), [blobs.get(digest) for digest in self.uploads])
+        except FedSiloError as error:
+            log.warning("run %s round %d: its drift cannot be told: %s", self.run, self.round, error.message)
+            return None
+
+
+class Noting(Protocol):
+    """A run, as `runs.ActiveRun` is one."""
+
+    undrifted: tuple[Undrifted, ...]
+
+    def note_drift(self, session: Session, due: Undrifted, fields: Mapping[str, Any] | None) -> None: ...
+
+
+class DriftNotes:
+    """Args:
+    blobs: of the coordinator.
+    store: of the coordinator.
+    runs: those that have not ended, by name.
+    changed: the driver's lock; notified when something changed.
+    is_over: whether the coordinator stops; what is left over then is taken up at the next start.
+    halt: called with what the database has against a note.
+    """
+
+    def __init__(
+        self, blobs: Blobs, store: Store, runs: Mapping[str, Noting], changed: threading.Condition,
+        is_over: Callable[[], bool], halt: Callable[[OperationError], None],
+    ) -> None:  # fmt: skip
+        self._blobs = blobs
+        self._store = store
+        self._runs = runs
+        self._changed = changed
+        self._is_over = is_over
+        self._halt = halt
+
+    def keep_noting(self) -> None:
+        """Note what is committed until the coordinator stops, in a thread of its own."""
+        while not self._is_over():
+            if not self.note():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_over() or self._next() is not None)
+
+    def note(self) -> bool:
+        """Note the drift of one committed round. False: there is none."""
+        with self._changed:
+            due = self._next()
+        if due is None:
+            return False
+        fields = due.note(self._blobs)
+        try:
+            with self._changed, self._store.transaction() as session:
+                if (run := self._runs.get(due.run)) is not None and not self._is_over():
+                    run.note_drift(session, due, fields)
+        except OperationError as error:
+            self._halt(error)
+        return True
+
+    def _next(self) -> Undrifted | None:
+        return next((each for run in self._runs.values() for each in run.undrifted), None)
 
 
 def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPayload]) -> dict[str, Any]:
@@ -29,11 +113,12 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
         uploads: differences to it, in float32 or bfloat16; a factor that is frozen is in none of them.
     """
     base, readers = read_factors(master), [read_factors(upload) for upload in uploads]
+    own, *others = (LazyTensors(reader) for reader in (base, *readers))
     sums = DriftSums(len(readers), base.header.scale)
-    names = {place.name for place in base.places}
-    for module in sorted(name.removesuffix(".lora_A") for name in names if name.endswith(".lora_A")):
-        if f"{module}.lora_B" in names:
-            sums.add([_pair(module, base, reader) for reader in readers])
+    for module in sorted(name.removesuffix(".lora_A") for name in own if name.endswith(".lora_A")):
+        if f"{module}.lora_B" in own:
+            factors = own[f"{module}.lora_A"], own[f"{module}.lora_B"]
+            sums.add(factors, [_change(module, factors, other) for other in others])
     drift = sums.drift()
     return {
         "silos": list(silos),
@@ -43,21 +128,13 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
     }
 
 
-def _pair(module: str, base: FactorsReader, upload: FactorsReader) -> Pair:
-    a, b = (_factor(f"{module}.{name}", base, upload) for name in ("lora_A", "lora_B"))
+def _change(module: str, factors: Pair, upload: LazyTensors) -> Pair:
+    """What a silo added to a module's factors; 0 for one that is frozen."""
+    a, b = (
+        upload[name] if (name := f"{module}.{side}") in upload else np.zeros_like(own)
+        for side, own in zip(("lora_A", "lora_B"), factors, strict=True)
+    )
     return a, b
-
-
-def _factor(name: str, base: FactorsReader, upload: FactorsReader) -> Array:
-    """A silo's own factor: the master's and its difference, added in float64 so that the difference stays whole."""
-    found = [
-        reader.tile(place, 0, place.elements).reshape(place.shape).astype(np.float64)
-        for reader in (base, upload)
-        for place in reader.places
-        if place.name == name
-    ]
-    total: Array = np.sum(found, axis=0)
-    return total
 
 
 def _rounded(value: float) -> float:

@@ -23,7 +23,7 @@ from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError, aggregate
 from coordinator.blobs import Blobs, whole
 from coordinator.round_drift import NAME as DRIFT
-from coordinator.round_drift import drift_note
+from coordinator.round_drift import Undrifted
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import ConflictError, OperationError, PeerError, WireCode
 from fedsilo.treaty.method import (
@@ -80,11 +80,13 @@ class ActiveRun:
     Attributes:
         life: where it stands.
         asked: what was asked of each silo beside public steps.
+        undrifted: rounds whose drift is not noted yet, oldest first.
     """
 
     plan: Plan
     around: Surroundings
     asked: Mapping[str, Asked] = field(default_factory=dict)
+    undrifted: tuple[Undrifted, ...] = ()
     _opened_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -193,7 +195,7 @@ class ActiveRun:
         self, session: Session, event: rounds.Event, outcome: rounds.Outcome, body: Message | None = None
     ) -> list[rounds.Event]:
         """Keep one accepted event and carry its effects out. Returns the events that follow from it."""
-        before, snapshot = self.life, (self.life, self._state, self.asked)
+        before, snapshot = self.life, (self.life, self._state, self.asked, self.undrifted)
         self.around.undone(lambda: self._restore(*snapshot))
         fields = db.as_json(rounds.to_fields(event))
         session.add(db.Transition(run=self.name, ordinal=db.next_ordinal(session, self.name), event=fields))
@@ -215,8 +217,10 @@ class ActiveRun:
             follow.append(rounds.GivenUp("QUORUM_NOT_REACHED"))
         return follow
 
-    def _restore(self, life: rounds.Life, state: Any, asked: Mapping[str, Asked]) -> None:
-        self.life, self._state, self.asked = life, state, asked
+    def _restore(
+        self, life: rounds.Life, state: Any, asked: Mapping[str, Asked], undrifted: tuple[Undrifted, ...]
+    ) -> None:
+        self.life, self._state, self.asked, self.undrifted = life, state, asked, undrifted
 
     def _told(self, event: rounds.Event, body: Message | None) -> CoordinatorEvent:
         """An event as the method knows it."""
@@ -236,7 +240,10 @@ class ActiveRun:
         Raises:
             OperationError: the events do not make the state that the run and its newest round are in.
         """
+        commits: dict[int, Commit] = {}
         for event in stored_events(session, self.name):
+            if isinstance(event, Commit):
+                commits[event.round] = event
             outcome = self.judged(event)
             if outcome.verdict is not Verdict.ACCEPTED:
                 raise OperationError(f"run {self.name}: its stored {rounds.name_of(self.life, event)} does not fit")
@@ -246,6 +253,10 @@ class ActiveRun:
                 for action in actions:
                     if isinstance(action, Send):
                         self._note_asked(action)
+        noted = set(session.scalars(select(db.Figure.round).where(db.Figure.run == self.name, db.Figure.name == DRIFT)))
+        for number in sorted(commits.keys() - noted):
+            if (row := session.get_one(db.Round, (self.name, number))).adapter_digest:
+                self._note_later(commits[number], row)
         newest = session.get(db.Round, (self.name, self.life.round))
         said = self._row(session).state, newest.state if newest is not None else "none"
         folded = self.life.state, self.life.round_state
@@ -380,6 +391,8 @@ class ActiveRun:
     def _record(self, session: Session, reason: str, before: rounds.Life) -> None:
         if before.round_state not in ROUND_OVER and before.round:
             self._close(session.get_one(db.Round, (self.name, before.round)))
+        for each in self.undrifted:
+            self.note_drift(session, each, each.note(self.around.blobs))
         run = self._row(session)
         run.reason, run.ended_at = reason, self.around.now()
         self.around.finished(session, run)
@@ -396,8 +409,7 @@ class ActiveRun:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
             return [rounds.RoundAbandoned(action.round), rounds.GivenUp(error.code)]
-        fields = db.as_json(drift_note(action.silos, base, uploads))
-        session.add(db.Figure(run=self.name, round=action.round, step=0, silo="", name=DRIFT, fields=fields))
+        self._note_later(action, row)
         row.adapter_digest = adapter.digest
         row.participants = db.as_json(list(action.silos))
         self._row(session).adapter_digest = adapter.digest
@@ -408,6 +420,22 @@ class ActiveRun:
             {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": seconds},
         )
         return [Committed(action.round, adapter.digest)]
+
+    def _note_later(self, commit: Commit, row: db.Round) -> None:
+        due = Undrifted(self.name, commit.round, commit.silos, row.base_digest, commit.upload_digests)
+        self.undrifted = (*self.undrifted, due)
+
+    def note_drift(self, session: Session, due: Undrifted, fields: Mapping[str, Any] | None) -> None:
+        """Keep what was worked out of a round, once. fields: None where nothing could be."""
+        if due not in self.undrifted:
+            return  # the run ended meanwhile, and its record has it
+        before = self.undrifted
+        self.around.undone(lambda: setattr(self, "undrifted", before))
+        self.undrifted = tuple(each for each in before if each != due)
+        if fields is not None:
+            text = db.as_json(fields)
+            session.add(db.Figure(run=self.name, round=due.round, step=0, silo="", name=DRIFT, fields=text))
+            session.flush()
 
     def _close(self, row: db.Round) -> None:
         row.closed_at, row.seconds = self.around.now(), self._seconds(row.number)

@@ -1,21 +1,27 @@
 """Global adapters that this silo holds, by digest: one it has is not fetched again (design 4), unless it was let in
 under a plan that freezes other factors (T6), or measured from another last adapter than the run has come to (T20).
 
-Does not stop: a change of policy; what was let in under the one before stays let in.
+Does not stop: a change of policy; what was let in under the one before stays let in. A disk that changes what it holds
+while the file stays untouched is noticed at the next start.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedsilo.edge.files import make_private_directory, write_durably
-from fedsilo.treaty.wire.codec import Array, decode_factors, sha256_hex
+from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, sha256_hex
 
 ADAPTERS_KEPT = 3
+SETTLED_NANOSECONDS = 100_000_000
+
+_State = tuple[int, int, int, int, int]  # of a file: device, inode, bytes, and when content and inode changed (ns)
 
 
 class AdapterStore:
@@ -27,6 +33,7 @@ class AdapterStore:
         make_private_directory(folder)
         self._folder = folder
         self._known_path = folder / "known.json"
+        self._hashed: dict[str, _State] = {}  # files that had their digest, as they were then
         self._known: dict[str, dict[str, Any]] = (
             json.loads(self._known_path.read_text()) if self._known_path.exists() else {}
         )
@@ -47,8 +54,10 @@ class AdapterStore:
             return None
         if frozen_sha256 is not None and self._known.get(digest, {}).get("frozen_sha256") != frozen_sha256:
             return None
-        payload = path.read_bytes()
-        return payload if sha256_hex(payload) == digest else None
+        with path.open("rb") as file:
+            before = _state(file)
+            payload = file.read()
+            return payload if self._is_whole(digest, payload, before, file) else None
 
     def tensors(self, digest: str) -> Mapping[str, Array] | None:
         """The factors by wire name, mapped from the file and not read into memory; None where it is not here and whole.
@@ -60,11 +69,30 @@ class AdapterStore:
             return None
         try:
             with (self._folder / digest).open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                whole = self._is_whole(digest, view, _state(file), file)
         except (OSError, ValueError):  # gone, not to be read, or empty
             return None
-        view = memoryview(mapped)
-        return decode_factors(view).tensors if sha256_hex(view) == digest else None
+        return decode_factors(view).tensors if whole else None
+
+    def _is_whole(self, digest: str, content: Buffer, before: _State, file: BinaryIO) -> bool:
+        """Whether this is what the digest names. A file is hashed once, and again when it was touched since.
+
+        Args:
+            digest: of the payload.
+            content: of the file.
+            before: its state, from before it was read.
+            file: open.
+        """
+        if self._hashed.get(digest) == before == _state(file):
+            return True
+        self._hashed.pop(digest, None)
+        if sha256_hex(content) != digest:
+            return False
+        # untouched for longer than a file system's clock takes to tick: whatever touches it later changes its state
+        if before == _state(file) and max(before[-2:]) < time.time_ns() - SETTLED_NANOSECONDS:
+            self._hashed[digest] = before
+        return True
 
     def keep(
         self,
@@ -95,9 +123,15 @@ class AdapterStore:
         for path in kept[: -max(ADAPTERS_KEPT, len(needed))]:
             path.unlink()
             del self._known[path.name]
+            self._hashed.pop(path.name, None)
         write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)
 
     def l2(self, digest: str) -> float | None:
         """L2 norm over all factors, as measured when it came in."""
         l2: float | None = self._known.get(digest, {}).get("l2")
         return l2
+
+
+def _state(file: BinaryIO) -> _State:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

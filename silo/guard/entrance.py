@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import ConflictError, PeerError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import sha256_hex
 from fedsilo.treaty.wire.services import INBOUND_KINDS
 from policies.engine import OFFERED, Approval, Decision, Message
 from policies.facts_text import answers_of_step
@@ -74,7 +73,8 @@ class Entrance:
         if isinstance(body, pb.PublicDonors) and block is not None:
             message, original, readings = self._without_bad_donors(message, body, block, payload)
         facts, decision = judge.judge(message, readings=readings)
-        digests = judge.digests(envelope.kind, payload)
+        digest = envelope.payload_digest.hex()  # compared above
+        digests = judge.digests(envelope.kind, payload, digest)
         try:
             judge.record_decision(facts, decision, digests, sequence=envelope.sequence, original=original)
         except RecordError as error:
@@ -84,7 +84,7 @@ class Entrance:
             raise IngressDenied(envelope, decision, body)
         return Inbound(
             envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sequence, message.body, payload,
-            sha256_hex(payload), facts, decision if decision.verdict == "hold" else None,
+            digest, facts, decision if decision.verdict == "hold" else None,
         )  # fmt: skip
 
     def _without_bad_donors(

@@ -23,7 +23,7 @@ from fedsilo.treaty.method import MessageArrived, Offer
 from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, sha256_hex
+from fedsilo.treaty.wire.codec import Array
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.conversation import Conversation
@@ -464,7 +464,7 @@ class RunKeeper:
                 raise
             except PeerError as error:
                 raise AdapterRefused(error.wire_code, error.message) from error
-            if answer.kind != "global.adapter" or sha256_hex(answer.payload) != digest:
+            if answer.kind != "global.adapter" or answer.digest != digest:
                 self._gate.record(
                     "ingress.decision", run=self._gate.view.run, round=self._gate.view.round, kind=answer.kind,
                     decision="deny", reasons=[WireCode.DIGEST_MISMATCH.value], direction="ingress",

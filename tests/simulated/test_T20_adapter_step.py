@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from fedsilo.treaty.method import Evaluate
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard import adapters
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from tests.policies import setting
@@ -320,3 +321,31 @@ def test_T20_the_last_adapter_stays_however_old_it_is(loop: Loop) -> None:
     assert store.tensors(codec.sha256_hex(adapter(90))) is None
     begin(loop, 3, 42)  # round 2 was missed here
     assert judged(loop)[-1] == ("allow", [], pytest.approx(2 * STEP_L2, rel=1e-12), 2) and abstained(loop) == []
+
+
+@pytest.mark.parametrize("read", [AdapterStore.find, AdapterStore.tensors])
+def test_T20_a_stored_adapter_is_hashed_once_and_again_when_it_was_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]
+) -> None:
+    hashed: list[int] = []
+
+    def counted(data: Any) -> str:
+        hashed.append(len(data))
+        return codec.sha256_hex(data)
+
+    monkeypatch.setattr(adapters, "sha256_hex", counted)
+    store, digest = AdapterStore(tmp_path / "adapters"), codec.sha256_hex(adapter(3))
+    store.keep(digest, adapter(3), 1.0)
+    path = tmp_path / "adapters" / digest
+    for times in (1, 2):  # what was written this moment might be written again in the same tick of the clock
+        monkeypatch.setattr(adapters, "SETTLED_NANOSECONDS", 10**18)
+        assert read(store, digest) is not None and len(hashed) == times
+    monkeypatch.setattr(adapters, "SETTLED_NANOSECONDS", -(10**18))  # long ago
+    assert [read(store, digest) is not None for _ in range(3)] == [True] * 3 and len(hashed) == 3
+    os.utime(path, ns=(0, 0))
+    assert [read(store, digest) is not None for _ in range(2)] == [True] * 2 and len(hashed) == 4
+    path.write_bytes(adapter(4))  # of the same length
+    os.utime(path, ns=(0, 1))
+    assert [read(store, digest) is None for _ in range(2)] == [True] * 2 and len(hashed) == 6
+    path.write_bytes(adapter(3))
+    assert read(store, digest) is not None

@@ -131,3 +131,18 @@ def test_the_norm_is_that_of_all_values_together() -> None:
     tensors = drawn(3)
     together = np.concatenate([values.reshape(-1) for values in tensors.values()]).astype(np.float64)
     assert l2_norm(factors(tensors, "")) == pytest.approx(np.sqrt((together**2).sum()), rel=1e-12)
+
+
+def test_a_payload_on_a_local_disk_is_opened_once_and_closed_with_its_object(tmp_path: Path) -> None:
+    kept = Blobs(tmp_path).keep(BytesPayload(b"0123456789"))
+
+    place = Path(kept.path)
+
+    def opened() -> int:
+        return sum(link.is_symlink() and link.readlink() == place for link in Path("/proc/self/fd").iterdir())
+
+    assert opened() == 0
+    assert b"".join(kept.read_at(start, 3) for start in range(0, 12, 3)) == b"0123456789"  # and nothing behind its end
+    assert opened() == 1
+    del kept
+    assert opened() == 0

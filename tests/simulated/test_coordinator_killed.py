@@ -19,7 +19,7 @@ from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.protocol.paper_run import timeless
-from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, joined, until_quiet
 
 EVERY = 7  # commits; prime to the number of silos, so that each kind of message has its turn
 
@@ -101,10 +101,7 @@ class Federation:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> db.Run:
-    house, silos = federation(tmp_path_factory.mktemp("whole"))
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path_factory.mktemp("whole"))
     until_quiet(silos)
     run = house.run()
     house.close()
@@ -167,12 +164,12 @@ def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_datab
         silo.join()
     until_quiet(silos)
     run, payload = house.driver.runs["run-1"], last.delta_payload(1)
-    before = run.life, run._state, run.asked
+    before = run.life, run._state, run.asked, run.undrifted
     with monkeypatch.context() as patched:
-        patched.setattr("coordinator.runs.drift_note", lambda *_: 1 // 0)
+        patched.setattr(house.driver.around, "checkpoint", lambda: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             last.say("lora.factors", payload, run="run-1", number=1)
-    assert (run.life, run._state, run.asked) == before and not house.driver.halted
+    assert (run.life, run._state, run.asked, run.undrifted) == before and not house.driver.halted
     assert timeless(house.rows(lambda session: stored_life(session, run.plan))) == timeless(run.life)
     # it counted against the silo's budget (T11), so the round goes on without it, and is whole for the others
     assert isinstance(last.say("lora.factors", payload, run="run-1", number=1), pb.Refusal)
@@ -206,10 +203,7 @@ def test_a_database_that_does_not_fit_itself_starts_no_coordinator(tmp_path: Pat
 
 
 def test_T29_what_came_last_is_acknowledged_again_after_the_run_has_ended(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     until_quiet(silos)
     assert house.run().state == "finished"
     silo = silos[0]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
-from coordinator.round_drift import drift_note
+from coordinator import store as db
+from coordinator.round_drift import NAME, drift_note
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import SILOS, federation, until_quiet
+from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_aggregate import drawn, factors
 
 MODULES = sorted({name.rpartition(".")[0] for name, _ in SCHEMA.tensors})
@@ -71,3 +75,105 @@ def test_a_committed_round_has_its_drift_in_the_record(tmp_path: Path) -> None:
         assert note["silos"] == list(SILOS)
         assert all(note["products"][place][place] == 0 for place in range(len(SILOS)))
         assert note["factors"][0][1] > 0
+
+
+def drifts(house: House) -> dict[int, list[dict[str, Any]]]:
+    """Notes by round, as they stand in the database."""
+    query = select(db.Figure).where(db.Figure.name == NAME).order_by(db.Figure.id)
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in house.rows(lambda session: list(session.scalars(query))):
+        found.setdefault(row.round, []).append(json.loads(row.fields))
+    return found
+
+
+def one_round_committed(folder: Path) -> tuple[House, list[SimulatedSilo]]:
+    """Of two; the second waits for what one silo keeps back."""
+    house, silos = federation(folder)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    whole = silos[-1].offer
+    silos[-1].offer = lambda kind, number, *rest: "denied" if number == 2 else whole(kind, number, *rest)  # type: ignore[method-assign]
+    until_quiet(silos)
+    assert house.driver.runs["run-1"].life.round == 2
+    return house, silos
+
+
+def test_a_round_is_committed_before_its_drift_is_worked_out_and_noted_once(tmp_path: Path) -> None:
+    house, _ = one_round_committed(tmp_path)
+    assert drifts(house) == {} and house.driver.runs["run-1"].undrifted
+    assert house.driver.drift.note() is True
+    assert list(drifts(house)) == [1] and len(drifts(house)[1]) == 1
+    assert house.driver.drift.note() is False and len(drifts(house)[1]) == 1
+    house.close()
+
+
+def test_while_it_is_worked_out_a_message_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is free: within the work, another thread has a poll answered."""
+    house, silos = one_round_committed(tmp_path)
+    answered: list[Any] = []
+
+    def slow(*_: Any) -> dict[str, Any]:
+        other = threading.Thread(target=lambda: answered.append(silos[0].poll()))
+        other.start()
+        other.join(10.0)
+        return {"silos": []}
+
+    monkeypatch.setattr("coordinator.round_drift.drift_note", slow)
+    house.driver.drift.note()
+    assert len(answered) == 1 and drifts(house) == {1: [{"silos": []}]}
+    house.close()
+
+
+@pytest.mark.parametrize("noted_before", [False, True])
+def test_what_a_kill_left_over_is_noted_after_the_restart(tmp_path: Path, noted_before: bool) -> None:
+    house, _ = one_round_committed(tmp_path)
+    if noted_before:
+        house.driver.drift.note()
+    house.close()
+    again = House(tmp_path, clock=house.clock)
+    assert bool(again.driver.runs["run-1"].undrifted) is not noted_before
+    while again.driver.drift.note():
+        pass
+    assert {number: len(notes) for number, notes in drifts(again).items()} == {1: 1}
+    again.close()
+
+
+def test_a_run_that_ends_meanwhile_has_the_note_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, _ = one_round_committed(tmp_path)
+    run, whole = house.driver.runs["run-1"], drift_note
+
+    def ended_meanwhile(*given: Any) -> dict[str, Any]:
+        monkeypatch.undo()
+        with house.driver.changing(), house.store.transaction() as session:
+            run.abort(session)
+        return whole(*given)
+
+    monkeypatch.setattr("coordinator.round_drift.drift_note", ended_meanwhile)
+    house.driver.drift.note()
+    assert [note["name"] for note in house.record()["rounds"][0]["notes"]].count(NAME) == 1
+    assert {number: len(notes) for number, notes in drifts(house).items()} == {1: 1}
+    house.close()
+
+
+def test_the_thread_notes_what_is_committed_and_ends_with_the_coordinator(tmp_path: Path) -> None:
+    house, _ = one_round_committed(tmp_path)
+    run, noted = house.driver.runs["run-1"], threading.Event()
+    whole = run.note_drift
+    run.note_drift = lambda *given: (whole(*given), noted.set())  # type: ignore[method-assign, assignment, func-returns-value]
+    thread = threading.Thread(target=house.driver.drift.keep_noting, daemon=True)
+    thread.start()
+    assert noted.wait(30.0)
+    house.driver.stop()
+    thread.join(10.0)
+    assert not thread.is_alive() and list(drifts(house)) == [1]
+    house.close()
+
+
+def test_a_payload_that_cannot_be_read_costs_the_note_alone(tmp_path: Path) -> None:
+    house, _ = one_round_committed(tmp_path)
+    [due] = house.driver.runs["run-1"].undrifted
+    Path(house.blobs.get(due.uploads[0]).path).unlink()
+    assert house.driver.drift.note() is True and house.driver.drift.note() is False
+    assert drifts(house) == {} and not house.driver.halted
+    house.close()
