@@ -10,18 +10,19 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests and demo start hundreds of processes; without bytecode each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-vllm threats threats-in-memory threats-federations check fix install proto reference pictures clean
+.PHONY: demo test test-vllm threats check fix install proto reference pictures clean
 
 demo: $(VENV)/.runtime
 	@$(BIN)/fedsilo demo --no-console $(DEMO_FLAGS)
 
-# Tests that start whole federations come last: three federations at a time, each with the tests that share it.
+# On two cores: a federation waits most of its time, so that two workers start them while the others compute
+# (tests/scheduling.py).
+PYTEST := $(BIN)/python -m pytest --numprocesses 4
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses 3 --ignore tests/loopback $(TEST_FLAGS)
-	$(BIN)/python -m pytest --numprocesses 3 tests/loopback $(TEST_FLAGS)
+	$(PYTEST) $(TEST_FLAGS)
 
 # Rollouts by a real vLLM server: the CPU build in an environment of its own (3.4 GB, some minutes the first time), or in
-# one that is there already (VLLM_VENV=FOLDER).
+# one that is there already (VLLM_VENV=FOLDER). No part of .ci/run, which it would make half as long again.
 VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 test-vllm: $(VENV)/.dev $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.ready)
@@ -39,14 +40,7 @@ test-vllm: $(VENV)/.dev $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.ready
 # runs them too. A name is matched in any case, so the first digit keeps test_the_... out.
 THREATS := test_T0 or test_T1 or test_T2 or test_T3 or test_T4 or test_T5 or test_X0 or test_X1
 threats: $(VENV)/.dev
-	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target threats-federations threats-in-memory
-
-# A federation waits most of its time: both halves at once, so that the other works meanwhile.
-threats-in-memory: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses 3 --ignore tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
-
-threats-federations: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses 2 tests/loopback -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
+	$(PYTEST) -k "$(THREATS)" -m "not slow" $(TEST_FLAGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -6,9 +6,15 @@ import gc
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+    from tests.scheduling import FederationsBesideTheRest
 
 settings.register_profile("fedsilo", deadline=None)
 settings.load_profile("fedsilo")
@@ -23,6 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     a kill leaves is the same there; what a power cut leaves no test asks. `--basetemp` says another place."""
     if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ and _has_room():
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY_FOLDER)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FederationsBesideTheRest:
+    """For `--numprocesses`."""
+    from tests.scheduling import FederationsBesideTheRest
+
+    return FederationsBesideTheRest(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -63,17 +63,26 @@ ABSTENTIONS_MAX = 16  # of one silo in one round, beside two for each public ste
 
 
 @dataclass(frozen=True)
-class PlanTaken:
-    """A silo acknowledged the plan."""
-
+class _OfSilo:
     silo: str
 
 
 @dataclass(frozen=True)
-class PlanDeclined:
-    """A site said no to the plan; once the run goes on, this says no to nothing."""
+class _OfRound:
+    round: int
 
-    silo: str
+
+@dataclass(frozen=True)
+class _OfSiloInRound(_OfSilo):
+    round: int
+
+
+class PlanTaken(_OfSilo):
+    """A silo acknowledged the plan."""
+
+
+class PlanDeclined(_OfSilo):
+    """A site said no to the plan; once the run goes on, this says no to nothing."""
 
 
 @dataclass(frozen=True)
@@ -93,32 +102,20 @@ class GivenUp:
     reason: str
 
 
-@dataclass(frozen=True)
-class RoundOpened:
+class RoundOpened(_OfRound):
     """To all silos that are in the run."""
 
-    round: int
+
+class RoundAbandoned(_OfRound):
+    pass
 
 
-@dataclass(frozen=True)
-class RoundAbandoned:
-    round: int
-
-
-@dataclass(frozen=True)
-class Signed:
+class Signed(_OfSiloInRound):
     """A silo signed the transcript of a round."""
 
-    silo: str
-    round: int
 
-
-@dataclass(frozen=True)
-class Progressed:
+class Progressed(_OfSiloInRound):
     """A silo told of a step in a round."""
-
-    silo: str
-    round: int
 
 
 @dataclass(frozen=True)
@@ -133,12 +130,8 @@ class Contribution:
     digest: str
 
 
-@dataclass(frozen=True)
-class UpdateRefused:
+class UpdateRefused(_OfSiloInRound):
     """The charter let a silo's update of a round not in."""
-
-    silo: str
-    round: int
 
 
 @dataclass(frozen=True)

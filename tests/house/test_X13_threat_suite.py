@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shlex
@@ -94,7 +95,11 @@ def sleeps(root: Path) -> list[str]:
     return found
 
 
-TESTS = list(written(ROOT))
+@functools.cache  # not while the tests are collected: each worker does that
+def suite() -> tuple[Written, ...]:
+    return tuple(written(ROOT))
+
+
 # Stands in for those that are slow, of which a checkout may have none.
 PLANTED_SLOW = Written("tests/house/test_planted.py", "test_X13_slow_and_named", True, 0)
 
@@ -105,13 +110,13 @@ def selected_by_make_threats(folder: Path) -> set[tuple[str, str]]:
     Asked of stand-ins that have the files, names and marks of the real tests: collecting those loads half of Python.
     """
     shutil.copy(ROOT / "pyproject.toml", folder)
-    for test in [*TESTS, PLANTED_SLOW]:
+    for test in [*suite(), PLANTED_SLOW]:
         path = folder / test.file
         path.parent.mkdir(parents=True, exist_ok=True)
         before = path.read_text() if path.exists() else "import pytest\n"
         mark = "@pytest.mark.slow\n" if test.slow else ""
         path.write_text(f"{before}\n\n{mark}def {test.name}() -> None:\n    pass\n")
-    for package in {(folder / test.file).parent for test in TESTS}:
+    for package in {(folder / test.file).parent for test in suite()}:
         (package / "__init__.py").touch()  # else two files of one name are one module
     # without what a `make` around this test was given: its own flags, and TEST_FLAGS among them
     clean = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "TEST_FLAGS")}
@@ -138,21 +143,21 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
 
 
 def test_X13_make_threats_runs_each_test_that_is_named_after_a_threat(selected: set[tuple[str, str]]) -> None:
-    wanted = {(test.file, test.name) for test in TESTS if test.named and not test.slow}
+    wanted = {(test.file, test.name) for test in suite() if test.named and not test.slow}
     assert len(wanted) > 500
     assert wanted - selected == set()
 
 
 def test_X13_make_threats_runs_nothing_else(selected: set[tuple[str, str]]) -> None:
     """Neither what is slow nor what only begins alike, such as test_the_...: with those it would be the whole suite."""
-    known = {(test.file, test.name): test for test in [*TESTS, PLANTED_SLOW]}
+    known = {(test.file, test.name): test for test in [*suite(), PLANTED_SLOW]}
     assert {each for each in selected if known[each].slow or not known[each].named} == set()
 
 
 def test_X13_numbers_have_two_digits() -> None:
     """So that `-k T03` finds the tests of T3 and `-k T3` those of thirty."""
-    one_digit = [f"{test.file}::{test.name}" for test in TESTS if ONE_DIGIT.match(test.name)]
-    one_digit += [test.file for test in TESTS if ONE_DIGIT.match(Path(test.file).name)]
+    one_digit = [f"{test.file}::{test.name}" for test in suite() if ONE_DIGIT.match(test.name)]
+    one_digit += [test.file for test in suite() if ONE_DIGIT.match(Path(test.file).name)]
     assert one_digit == []
 
 
@@ -161,7 +166,7 @@ def test_X13_no_test_sleeps() -> None:
 
 
 def test_X13_many_draws_are_marked_slow() -> None:
-    assert [f"{test.file}::{test.name}" for test in TESTS if test.examples > EXAMPLES_MAX and not test.slow] == []
+    assert [f"{test.file}::{test.name}" for test in suite() if test.examples > EXAMPLES_MAX and not test.slow] == []
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import sqlite3
 import time
 from pathlib import Path
 
-from tests.loopback.federation import command, demo, living, records
+from tests.loopback.federation import SHORT, command, demo, living, records
 
 STOP_SECONDS_MAX = 30.0  # a few on an idle machine; a test suite is not one
 POLL_SECONDS = 0.05
 
 
 def test_ctrl_c_ends_every_process_and_a_second_demo_repeats_the_first_bit_for_bit(tmp_path: Path) -> None:
-    same = ("--silos", "2", "--seed", "5")
-    first = demo(tmp_path / "first", *same, "--rounds", "2", interrupt="round 2 of 2")
+    same = ("--silos", "2", "--seed", "5", *SHORT)
+    first = demo(tmp_path / "first", *same, "--rounds", "3", interrupt="round 2 of 3")
     assert first.reply.exit_code == 130 and first.reply.stdout == ""
     assert "interrupted" in first.reply.stderr and "Traceback" not in first.reply.stderr
     assert len(first.seen) >= 5 and living(first.seen) == []

@@ -12,7 +12,7 @@ import pytest
 from fedsilo.launch.canaries import Canary, make_canaries
 from fedsilo.launch.demo_wire import search_recordings
 from fedsilo.launch.wire_recorder import recordings
-from tests.loopback.federation import Demo, command, demo, living, records
+from tests.loopback.federation import SHORT, Demo, command, demo, living, records
 
 ATTACKS = {
     "prompt_as_response": ("public.responses", "answers graded again"),
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.demo
 
 @pytest.fixture(scope="module")
 def leak(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    options = ("--leak", "--silos", "2", "--rounds", "2", "--seed", str(SEED))
+    options = ("--leak", "--silos", "2", "--rounds", "2", "--seed", str(SEED), *SHORT)
     return demo(tmp_path_factory.mktemp("leak") / "out", *options)
 
 

@@ -407,12 +407,18 @@ def federation(folder: Path, *, silos: tuple[str, ...] = SILOS, **of_house: Any)
     return house, [SimulatedSilo(house, name) for name in silos]
 
 
-def house_in_round(folder: Path) -> House:
-    """A run whose first round is open, and nobody has answered in it."""
-    house, silos = federation(folder)
+def joined(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
+    """A submitted run, and every silo has said hello."""
+    house, silos = federation(folder, **of_house)
     house.submit()
     for silo in silos:
         silo.join()
+    return house, silos
+
+
+def house_in_round(folder: Path) -> House:
+    """A run whose first round is open, and nobody has answered in it."""
+    house, silos = joined(folder)
     for _ in range(2):
         for silo in silos:
             silo.poll()

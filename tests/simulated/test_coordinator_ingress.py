@@ -19,7 +19,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.replay import replay
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import House, PlainGrader, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import House, PlainGrader, SimulatedSilo, federation, joined, until_quiet
 
 
 def code_of(body: Any) -> str:
@@ -370,10 +370,7 @@ def test_an_upload_of_another_silo_cannot_be_fetched(tmp_path: Path) -> None:
 
 
 def test_an_item_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     silo = silos[0]
     first = silo.say("control.poll", pb.Poll())
     again = silo.say("control.poll", pb.Poll())

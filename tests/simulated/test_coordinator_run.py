@@ -25,7 +25,7 @@ from fedsilo.treaty.transcript_checks import verify_record
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, joined, until_quiet
 
 
 def expected_master(silos: list[SimulatedSilo], initial: bytes, rounds: int, givers: list[list[str]]) -> dict[str, Any]:
@@ -98,10 +98,7 @@ def test_T10_the_record_names_the_walls_of_each_silo_and_a_change_of_them(tmp_pa
 
 
 def test_bytes_counted_from_the_log_equal_those_of_the_database(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     until_quiet(silos)
     counted: dict[str, dict[str, tuple[int, int]]] = {}
     for record in house.audit.records():
@@ -336,10 +333,7 @@ def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatc
 
 
 def test_run_verify_takes_the_signed_record_and_no_other(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     until_quiet(silos)
     house.close()
     record = tmp_path / "runs" / "run-1" / "run_record.json"
@@ -365,18 +359,12 @@ def test_run_verify_takes_the_signed_record_and_no_other(tmp_path: Path) -> None
 
 def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
     """A run interrupted after each silo's upload in turn ends with the adapter of an uninterrupted one."""
-    house, silos = federation(tmp_path / "whole")
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path / "whole")
     until_quiet(silos)
     undisturbed = house.run().adapter_digest
     house.close()
 
-    house, silos = federation(tmp_path / "interrupted")
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path / "interrupted")
     for _ in range(60):
         for silo in silos:
             item = silo.poll()
@@ -394,10 +382,7 @@ def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
 
 
 def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     for silo in silos:
         assert silo.poll() is not None  # the plan
     for silo in silos:
@@ -494,10 +479,7 @@ def test_what_is_told_is_told_after_it_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_refused_plan_names_each_silos_code_and_each_code_once(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     for silo in silos[:2]:
         assert silo.poll() is not None  # the plan
         for _ in range(3):  # it comes again until the no is heard, and so does the code
@@ -517,10 +499,7 @@ def test_a_refused_plan_names_each_silos_code_and_each_code_once(tmp_path: Path)
 
 
 def test_T08_a_code_outside_the_closed_list_is_refused_and_kept_nowhere(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     silos[0].poll()
     refusal = silos[0].say("control.error", pb.ErrorReport(code="PATIENT_42"), run="run-1")
     assert isinstance(refusal, pb.Refusal)

@@ -12,7 +12,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.messages import Allowed, Held
 from tests.policies import setting
-from tests.simulated.coordinator_parts import federation
+from tests.simulated.coordinator_parts import joined
 from tests.simulated.guarded import PROGRAM, Bench, command, small_factors
 
 FIRST_ROUND = setting.policy_text(first_rounds=1)
@@ -77,10 +77,7 @@ def test_T38_the_outcome_names_the_coordinators_record_where_it_is_a_number_of_o
 
 
 def test_T38_the_coordinator_tells_the_number_of_its_record(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     silo = silos[0]
     for kind, body in (("control.heartbeat", pb.Heartbeat()), ("control.progress", pb.Progress())):
         run = "run-1" if kind == "control.progress" else ""

@@ -11,7 +11,7 @@ from sqlalchemy import String, func, select, text
 
 from coordinator import store as db
 from coordinator.blobs import DiskFullError
-from tests.simulated.coordinator_parts import federation, until_quiet
+from tests.simulated.coordinator_parts import joined, until_quiet
 from tests.simulated.store_suite import StoreSuite, run_row
 
 
@@ -41,10 +41,7 @@ class TestSqlite(StoreSuite):
 
 def test_what_a_whole_run_writes_fits_the_width_of_its_columns(tmp_path: Path) -> None:
     """SQLite takes any width; PostgreSQL refuses what is wider than the column says."""
-    house, silos = federation(tmp_path)
-    house.submit()
-    for silo in silos:
-        silo.join()
+    house, silos = joined(tmp_path)
     until_quiet(silos)
     assert house.run().state == "finished"
     widths: dict[str, tuple[int, int]] = {}
