@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.averaging import initial_frozen_sha256
 from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.methods import method_named
+from fedsilo.treaty.methods import method_named, require_exchange
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.engine import Context, History, Message, decide, measure
@@ -209,6 +209,10 @@ def _plan_of(fields: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
         method_named(plan.method)
     except UsageError as error:
         raise UsageError(f"{document.place(('method',))}: {error.message}", hint=error.hint) from error
+    try:
+        require_exchange(plan)
+    except UsageError as error:
+        raise UsageError(f"{document.place(('exchange',))}: {error.message}", hint=error.hint) from error
     return plan
 
 

@@ -267,6 +267,7 @@ class Method:
             each [n], all float32) -> new master tile [n].
         sends_wrong_answers: whether it lives on answers to public prompts that do not verify as well, so that a
             policy that lets only verified ones out cannot serve it.
+        exchanges: the values of the plan's `exchange` that its halves carry out; a plan with another is refused.
     """
 
     name: str
@@ -277,6 +278,7 @@ class Method:
     silo: Half[Any, SiloEvent, SiloAction]
     combine: Callable[[Array, Sequence[Array]], Array]
     sends_wrong_answers: bool = False
+    exchanges: frozenset[str] = frozenset({"step"})
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
         """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it.

@@ -20,7 +20,7 @@ from fedsilo.treaty.errors import (
     WireCode,
 )
 from fedsilo.treaty.method import MessageArrived, Offer
-from fedsilo.treaty.methods import method_named
+from fedsilo.treaty.methods import method_named, require_exchange
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
@@ -200,14 +200,14 @@ class RunKeeper:
         return True
 
     def _check_plan(self, plan: Plan) -> None:
-        """What the rules cannot know: this silo's own name, load type and the methods of this version."""
+        """What the rules cannot know: this silo's own name, load type, and what this version can carry out."""
         config = self._site.config
         if self.run is not None:
             raise ConflictError(f"run {self.run.plan.run} has not ended")
         if config.silo not in plan.silos:
             raise UsageError(f"{config.silo} is not in the roster")
         require_same_training(plan, config)
-        method_named(plan.method)
+        require_exchange(plan)
 
     def _begin(self, plan: Plan) -> None:
         if self._trainer_used:

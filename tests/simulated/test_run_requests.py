@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from fedsilo.edge.run_request import OUR_NAMES, _places, check_form, check_request, read_request
 from fedsilo.launch import cli
 from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.treaty.methods import METHODS, require_exchange
 from fedsilo.treaty.plan import Plan
+from silo.config import config_from
+from silo.guard.runs import RunKeeper
+from tests.algorithms.tiny import make_plan
 from tests.console.test_cli_dry_run import run
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House
+
+EXAMPLE = (Path(__file__).parents[2] / "examples" / "hospital_a.yaml").read_text()
 
 # what is added to a good run.yaml, or put in place of one of its lines; the key whose line is named; what is said
 WRONG: tuple[tuple[str, str, str, str], ...] = (
@@ -22,6 +29,7 @@ WRONG: tuple[tuple[str, str, str, str], ...] = (
     ("", "seed: 8", "seed", "stands twice"),
     ("run: run-1", "run: '../../x'", "run", "must match"),
     ("method: pubswap", "method: grpo", "method", "there is no method 'grpo'"),
+    ("", "exchange: round_end", "exchange", "pubswap has no exchange 'round_end' in this version"),
     ("quorum: 2", "quorum: 9", "quorum", "quorum: 9 of 4 silos"),
     ("", "silos: [hospital_a, hospital_a, hospital_b]", "silos", "'hospital_a' is listed twice"),
     ("", "silos: hospital_a", "silos", "silos is a list of names"),
@@ -135,3 +143,18 @@ def test_a_key_in_the_wrong_block_is_told_its_own() -> None:
     with pytest.raises(UsageError) as told:
         check_form(read_request(b"run: a\nmethod: pubswap\nclip_low: 0.2\n", "run.yaml"))
     assert told.value.hint == "it is objective.clip_low here: objective: {clip_low: ...}"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_plan_with_an_exchange_that_nobody_carries_out_is_refused_by_the_silo_too(name: str) -> None:
+    """The coordinator may be of another version, or not honest."""
+    config = config_from(EXAMPLE.encode(), Path("/site/silo.yaml"))
+    keeper = cast(Any, SimpleNamespace(run=None, _site=SimpleNamespace(config=config)))
+    plan = make_plan(method=name, load=config.model.load, silos=(config.silo, "b"))
+    RunKeeper._check_plan(keeper, plan)
+    assert require_exchange(plan) is METHODS[name]
+    with pytest.raises(UsageError, match=f"{name} has no exchange 'round_end'") as told:
+        RunKeeper._check_plan(keeper, plan.model_copy(update={"exchange": "round_end"}))
+    assert told.value.hint == "one of: step"
+    with pytest.raises(UsageError, match="there is no method"):
+        RunKeeper._check_plan(keeper, plan.model_copy(update={"method": "nope"}))

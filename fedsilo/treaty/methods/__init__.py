@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.method import Method
 from fedsilo.treaty.methods import pubswap
+from fedsilo.treaty.plan import Plan
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (pubswap.BALANCED, pubswap.RANDOM, pubswap.NO_SWAP, pubswap.FEDAVG_GRPO)
@@ -17,3 +18,19 @@ def method_named(name: str) -> Method:
         return METHODS[name]
     except KeyError:
         raise UsageError(f"there is no method {name!r}", hint=f"one of: {', '.join(sorted(METHODS))}") from None
+
+
+def require_exchange(plan: Plan) -> Method:
+    """The plan's method, if it works the way the plan says. A plan is signed and recorded, so an `exchange` that is
+    not carried out must not stand in it (methods 2.2).
+
+    Raises:
+        UsageError: there is no such method, or it does not have this exchange.
+    """
+    method = method_named(plan.method)
+    if plan.exchange not in method.exchanges:
+        raise UsageError(
+            f"{plan.method} has no exchange {plan.exchange!r} in this version",
+            hint=f"one of: {', '.join(sorted(method.exchanges))}",
+        )
+    return method
