@@ -44,6 +44,7 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     *((name, {}) for name in ("approvals", "outbox", "inbox", "ledger", "limits", "audit.status", "halts")),
     *((name, PAGE) for name in ("approvals", "outbox", "inbox", "audit")),
 )
+ANSWER = '{"number": 7, "answer": "approve" or "reject", "seconds": 31.5}'
 CAUGHT_MIN, REFUSED_GOOD_MAX, MEDIAN_SECONDS_MAX = 8, 1, 60.0
 
 
@@ -137,12 +138,14 @@ def score(truth: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> dic
     given: dict[int, Mapping[str, Any]] = {}
     for line, answer in enumerate(answers, 1):
         number, seconds = answer.get("number"), answer.get("seconds")
-        if number not in numbers or number in given:
-            raise UsageError(f"answer {line}: {number!r} is no release of the set, or was answered before")
+        if isinstance(number, bool) or not isinstance(number, int) or number not in numbers:
+            raise _wrong(line, answer, "number", f"is no release of the set, which has 1 to {len(numbers)}")
+        if number in given:
+            raise _wrong(line, answer, "number", "was answered before")
         if answer.get("answer") not in ("approve", "reject"):
-            raise UsageError(f"answer {line}: {answer.get('answer')!r} is neither approve nor reject")
+            raise _wrong(line, answer, "answer", "is neither approve nor reject")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 86_400:
-            raise UsageError(f"answer {line}: seconds is no time that a decision takes")
+            raise _wrong(line, answer, "seconds", "is no time that a decision takes, from 0 to below 86400")
         given[number] = answer
     rejected = {number for number, answer in given.items() if answer["answer"] == "reject"}
     bad = {number for number, row in numbers.items() if row["bad"]}
@@ -162,6 +165,11 @@ def score(truth: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> dic
         and median < MEDIAN_SECONDS_MAX
     )
     return figures
+
+
+def _wrong(line: int, answer: Mapping[str, Any], name: str, why: str) -> UsageError:
+    told = f"{name} {answer[name]!r} {why}" if name in answer else f"{name} is missing"
+    return UsageError(f"answer {line}: {told}", hint=f"a line reads {ANSWER}")
 
 
 def read_truth(out: Path) -> dict[str, Any]:
@@ -187,9 +195,9 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
         try:
             value = json.loads(text)
         except ValueError as error:
-            raise UsageError(f"{path}:{row}: not JSON") from error
+            raise UsageError(f"{path}:{row}: not JSON", hint=f"a line reads {ANSWER}") from error
         if not isinstance(value, dict):
-            raise UsageError(f"{path}:{row}: not a JSON object")
+            raise UsageError(f"{path}:{row}: not a JSON object", hint=f"a line reads {ANSWER}")
         answers.append(value)
     return answers
 
@@ -198,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the set")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--score", type=Path, metavar="ANSWERS", help="JSON lines; no set is made")
+    parser.add_argument("--score", type=Path, metavar="ANSWERS", help=f"JSON lines, each {ANSWER}; no set is made")
     given = parser.parse_args(arguments)
     try:
         if given.score is None:

@@ -20,13 +20,15 @@ from textual.content import Content
 from textual.message import Message
 
 from console.actions import Action
-from console.clock import boot_seconds
+from console.bar import Lock
+from console.clock import boot_seconds, waited_seconds
 from console.drawing import ASCII, UNICODE, Glyphs, Line, line, wrap
 from console.ending import LetsThrough, run_to_the_end
 from console.feed import Feed, Hand, Person, Question, Source, connect_to
 from console.help import help_lines, json_lines
-from console.keys import BURST_SECONDS, KeyGate
+from console.keys import BURST, BURST_SECONDS, KeyGate
 from console.navigation import PLACES, History
+from console.remembered import Remembered
 from console.safe import safe
 from console.screens.approval import ApprovalScreen
 from console.screens.approvals import ApprovalsScreen
@@ -48,7 +50,7 @@ from console.signing import Decision, Given, KeyFiles, Signer, Signing, why_not_
 from console.store import HALTS
 from console.themes import THEMES, draw_without_colour
 from console.values import Release, SiloState, Snapshot
-from console.words import Lock, needs_of
+from console.words import needs_of
 
 TICK_SECONDS = 1.0
 SETTLE_SECONDS = BURST_SECONDS + 0.01
@@ -155,10 +157,11 @@ class FedConsole(LetsThrough):
         self._theme_name = theme_name
         self._rung: set[str] = set()
         self._last_key: events.Key | None = None
+        self._pressed_at: float | None = None  # of the key that came last; None after the mouse
         self._said: tuple[str, float] = ("", 0.0)  # what, and until when it stands
         self._feed: Feed | None = None
         self.wanted: Mapping[str, Question] = {}  # what the reader is asked for now
-        self._typed = History()
+        self._typed, self._remembered = History(), Remembered()
         self.opened_at = clock()
 
     # ---- life --------------------------------------------------------------------------------------
@@ -216,7 +219,8 @@ class FedConsole(LetsThrough):
         self.post_message(Arrived(snapshot))
 
     def on_arrived(self, message: Arrived) -> None:
-        self.snapshot = replace(message.snapshot, viewer=self.lock.person)
+        read = self._remembered.with_answers(message.snapshot, self.wanted)
+        self.snapshot = replace(read, viewer=self.lock.person)
         self._tell_new_needs()
         self._redraw()
 
@@ -247,6 +251,9 @@ class FedConsole(LetsThrough):
             self.wanted = wanted
             if self._feed is not None:
                 self._feed.want(wanted)
+            before, self.snapshot = self.snapshot, self._remembered.with_answers(self.snapshot, wanted)
+            if self.snapshot is not before:
+                self.top.redraw()
 
     def _tell_new_needs(self) -> None:
         """Once for each new thing: the bell, and the count in the terminal's title."""
@@ -311,8 +318,9 @@ class FedConsole(LetsThrough):
 
     def say(self, text: str) -> None:
         """Shown below everything else until the next key, or for some seconds."""
-        self._said = (text, self.now() + MESSAGE_SECONDS)
-        self._redraw()
+        (before, until), self._said = self._said, (text, self.now() + MESSAGE_SECONDS)
+        if text != before or self.now() >= until:  # of a burst of keys each says the same
+            self._redraw()
 
     def message_lines(self, cells: int) -> list[Line]:
         """What `say` was given, while it stands."""
@@ -375,14 +383,18 @@ class FedConsole(LetsThrough):
     async def on_event(self, event: events.Event) -> None:
         # a key that nobody took bubbles up and comes by a second time
         if isinstance(event, events.Key) and event is not self._last_key:
-            self._last_key = event
-            if self._said[0]:
+            waited = 0.0 if self._by_hand else waited_seconds(event.time)
+            self._last_key, self._pressed_at = event, self.now() - waited
+            if self._said[0] and not (self._said[0] == BURST and self._keys.in_burst(self._pressed_at)):
                 self._said = ("", 0.0)
                 self._redraw()
             # before the key counts as one: no tick comes in suspend, nor while the screen is busy
             self._lock_when_idle()
             self.signing.last_input = self.now()
-            self._keys.key(self.now())
+            if told := self._keys.key(self._pressed_at):
+                self.say(told)
+        elif isinstance(event, events.MouseDown):
+            self._pressed_at = None
         await super().on_event(event)
 
     def came_on(self) -> None:
@@ -391,7 +403,7 @@ class FedConsole(LetsThrough):
 
     def offer(self, name: str) -> None:
         """A changing key was pressed; it acts when it stood alone."""
-        if why := self._keys.offer(name, self.now()):
+        if why := self._keys.offer(name, self.now() if self._pressed_at is None else self._pressed_at):
             self.say(why)
         elif not self._by_hand:
             self.set_timer(SETTLE_SECONDS, self.settle_keys)

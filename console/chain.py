@@ -24,6 +24,8 @@ from console.safe import Shown
 
 STATE_FOLDER = "STATE_DIR"  # the console knows a socket, not where the daemon keeps its log
 BAR_CELLS = 20
+CONTROL = "control."
+CONTROL_NAMES = ("control", "poll", "polls", "hello", "fetch", "heartbeat", "progress", "checkpoint")
 RULE_CELLS_MIN = 2  # of the line around a break
 NAMES_SHOWN = 4  # of silos that say the same
 PARTY_PARTS = 2  # of a name such as spiffe://federation/silo/hospital_a: role and name tell the parties apart
@@ -148,12 +150,20 @@ def question_of(typed: str, *, control: bool = True) -> Question:
     return "audit", arguments if control else {**arguments, "control": False}
 
 
+def seeks_control(typed: str) -> bool:
+    """Whether what was typed names polls or other control messages, or looks for no text. A record of a poll has its
+    rules in it, which no column shows: `/approval` would find every one of them."""
+    words = [word.lower().rpartition(":")[2].rstrip("*") for word in typed.split() if not word.startswith("!")]
+    named = (word.removeprefix(CONTROL) in ("", name) for word in words for name in CONTROL_NAMES)
+    return not asked_of(typed).text or any(named)
+
+
 @dataclass(frozen=True)
 class WithoutControl(Filter):
     """What its terms let pass, without control messages that were not refused."""
 
     def passes(self, texts: Mapping[str, str]) -> bool:
-        polls = texts["kind"].startswith("control.") and texts["decision"] != "deny"
+        polls = texts["kind"].startswith(CONTROL) and texts["decision"] != "deny"
         return not polls and super().passes(texts)
 
 

@@ -15,3 +15,12 @@ _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def boot_seconds() -> float:
     """Seconds since the machine was started, those in suspend included; never set back."""
     return time.clock_gettime(_CLOCK)
+
+
+def waited_seconds(came_at: float) -> float:
+    """Seconds for which an event waited to be looked at.
+
+    Args:
+        came_at: when it came, as Textual stamps its messages.
+    """
+    return max(time.monotonic() - came_at, 0.0)

@@ -21,6 +21,7 @@ from console.drawing import Line, fit, line
 from console.feed import Feed, Source
 from console.keys import KeyGate
 from console.navigation import PLACES, History, matches
+from console.remembered import Remembered
 from console.screens.palette import ChooseDialog, Entry, by_letters
 from console.signing import KeyFiles, Signer, Signing
 from console.values import Snapshot
@@ -153,7 +154,7 @@ class ContextConsole(FedConsole):
         self.signing = Signing(here.signer, here.key_files, here.site, self._looks_only, clock)
         self.snapshot, self.wanted = Snapshot(), {}
         self.waits_for, self.opened_at = here.waits_for, clock()
-        self._keys, self._typed, self._rung = KeyGate(), History(), set()
+        self._keys, self._typed, self._rung, self._remembered = KeyGate(), History(), set(), Remembered()
         self._tell_new_needs()  # the terminal's title counted what the former one needs
         while len(self.screen_stack) > 1:
             self.pop_screen()

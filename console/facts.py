@@ -14,6 +14,7 @@ from console.release_lines import hit_brief
 from console.values import HIDDEN, Finding, Release, Rule, Snapshot
 
 LABEL_CELLS = 9
+NOT_SENT = ("rejected", "denied", "expired", "missed")  # states of a release that takes nothing of a limit
 NOT_TOLD = "the daemon does not say"
 HIDDEN_IS = "hidden: not in this source"
 HIDDEN_IN_SHARED = "hidden: not in a share-safe recording; this site's people record it with --include-local LOCAL"
@@ -165,6 +166,8 @@ def _short(rule: Rule) -> Line:
 def budget(release: Release, cells: int) -> list[Line]:
     privacy, _, counted = (release.budget or _missing(release, "budget")).partition("; ")
     more = ": no privacy budget is claimed" if privacy == "DP off" else ""
+    if counted and release.state.partition(" ")[0] in NOT_SENT:
+        counted = "nothing else was counted: it did not leave"
     return flow([line(privacy + more), *(line((piece, "")) for piece in counted.split("; ") if piece)], cells)
 
 

@@ -3,7 +3,8 @@
 A changing key is offered, and acts only when it stood alone: an unbracketed paste arrives as keys in a burst, so a key
 that follows or precedes another by less than 40 ms changes nothing. After a screen change, or when the row under the
 cursor went away, changing keys are inert for 400 ms, so that nobody confirms what has just slid under his finger.
-Pure: the time comes in.
+What was refused or taken back is said each time. Pure: the time comes in, and for a key that is when it was pressed:
+a console that is busy looks at a paste key by key, with pauses of its own in between.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from math import inf
 
 INERT_SECONDS = 0.4
 BURST_SECONDS = 0.04
+BURST = "keys came faster than hands type: nothing was done"
 
 
 class KeyGate:
@@ -21,11 +23,18 @@ class KeyGate:
         self._changed = -inf
         self._pending: tuple[str, float] | None = None
 
-    def key(self, now: float) -> None:
-        """Some key was pressed. Call it for every key, before what the key does."""
-        if self._pending is not None and now - self._pending[1] < BURST_SECONDS:
+    def key(self, now: float) -> str:
+        """Some key was pressed. Call it for every key, before what the key does. Returns what to say when it takes back
+        what the key before it offered, or nothing."""
+        taken_back = self._pending is not None and now - self._pending[1] < BURST_SECONDS
+        if taken_back:
             self._pending = None
         self._previous, self._last = self._last, now
+        return BURST if taken_back else ""
+
+    def in_burst(self, now: float) -> bool:
+        """A key that is pressed now follows another one sooner than hands type."""
+        return now - self._last < BURST_SECONDS
 
     def screen_changed(self, now: float) -> None:
         self._changed = now
@@ -37,7 +46,7 @@ class KeyGate:
             return "the screen has just changed: look, then press it again"
         if now - self._previous < BURST_SECONDS:
             self._pending = None
-            return "keys came faster than hands type: nothing was done"
+            return BURST
         self._pending = (name, now)
         return ""
 

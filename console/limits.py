@@ -17,6 +17,7 @@ from console.rows import Column, Row
 
 LOOK_SHARE = 0.8  # above it a limit is named first
 BAR_CELLS = 6
+AMOUNT_CELLS = 20
 LOOK_NAMED_MAX = 6
 NAME_CELLS = 10  # of what a line is about
 HOUR_SECONDS, DAY_SECONDS = 3600, 86400
@@ -43,7 +44,14 @@ def of_text(row: Row, unit: str) -> str:
     """Such as 223.1 of 256.0 MiB: a measure that both have stands once."""
     used, most = amount_text(row.get("used"), unit), amount_text(row.get("max"), unit)
     measure = f" {most.rpartition(' ')[2]}" if unit == "bytes" else ""
-    return f"{used.removesuffix(measure)} of {most}"
+    text = f"{used.removesuffix(measure)} of {most}"
+    # of much less than is allowed a tenth says nothing, and a measure that is cut off says less
+    return text if len(text) <= AMOUNT_CELLS else f"{_whole_of(used)} of {most}"
+
+
+def _whole_of(amount: str) -> str:
+    figures, _, measure = amount.partition(" ")
+    return f"{figures.partition('.')[0]} {measure}".rstrip()
 
 
 def share_of(row: Row) -> float:
@@ -142,18 +150,20 @@ def _text(name: str, style: str = "") -> Any:
 
 LIMIT_COLUMNS = (
     Column("state", _state, 5, worth=0),
-    Column("limit", _text("limit", "strong"), 23, worth=0, grows=True),
-    Column("kind", _text("kind"), 13, worth=0, grows=True),
-    Column("used of max", _text("amount"), 20, worth=0, right=True, order=lambda row: number(row.get("share"))),
-    Column("share", lambda row: (text_of(row.get("percent")), _state(row)[1]), 5, worth=0, right=True,
+    # names whole: in 80 cells they are worth more than a share that the amounts beside it say as well
+    Column("limit", _text("limit", "strong"), 27, worth=0, grows=True),
+    Column("kind", _text("kind"), 16, worth=0, grows=True),
+    Column("used of max", _text("amount"), AMOUNT_CELLS, worth=0, right=True,
            order=lambda row: number(row.get("share"))),
-    Column("full", lambda row: (text_of(row.get("bar")), _state(row)[1]), BAR_CELLS, worth=1,
+    Column("share", lambda row: (text_of(row.get("percent")), _state(row)[1]), 5, worth=1, right=True,
+           order=lambda row: number(row.get("share"))),
+    Column("full", lambda row: (text_of(row.get("bar")), _state(row)[1]), BAR_CELLS, worth=3,
            order=lambda row: number(row.get("share"))),
     # wide, so that it takes no room that the names need
-    Column("unit", _text("unit"), 14, worth=5),
+    Column("unit", _text("unit"), 14, worth=6),
     Column("window", _text("window"), 6, worth=2),
-    Column("resets", _text("resets"), 16, worth=3),
-    Column("policy", _text("line", "dim"), 16, worth=4),
+    Column("resets", _text("resets"), 16, worth=4),
+    Column("policy", _text("line", "dim"), 16, worth=5),
 )  # fmt: skip
 
 

@@ -30,6 +30,15 @@ _LEFT: Mapping[tuple[str, str], Part] = {
     ("allow", ""): ("not yet", "warn"), ("allow", "sent"): ("yes", ""), ("allow", "acked"): ("yes", ""),
     ("allow", "indeterminate"): ("unknown", "warn"), ("deny", ""): ("no", "dim"), ("hold", ""): ("no", "dim"),
 }  # fmt: skip
+# How a hold ended, by the outcome of the decision that held it.
+_HOLD_ENDS: Mapping[str, str] = {
+    "approved": "approved; a decision of its own says what became of it",
+    "rejected": "nothing was sent: a person said no, for good",
+    "denied": "nothing was sent: it was refused in the end",
+    "expired": "nothing was sent: nobody answered in time",
+    "missed": "nothing was sent: the run went on without an answer",
+    "ended": "it is held no more; the log says how that ended",
+}
 _BECAME = {
     ("allow", ""): "not sent yet: it waits in the outbox",
     ("allow", "sent"): "sent; the coordinator has not said that it took it",
@@ -54,16 +63,28 @@ _MEASURED = "it had"  # a sentence of what would pass that also says what was me
 
 def verdict_part(row: Row) -> Part:
     verdict = text_of(row.get("verdict"))
+    if _hold_end(row):
+        return "held", "dim"  # nobody is asked any more
     return _WORDS.get(verdict, verdict), VERDICT_STYLES.get(verdict, "warn")
 
 
 def left_part(row: Row) -> Part:
     """Whether it left this silo: yes, no, not yet, unknown; what is none of these is shown as unknown."""
+    if end := _hold_end(row):
+        return ("later" if end == "approved" else "unknown" if end == "ended" else "no"), "dim"
     return _LEFT.get((text_of(row.get("verdict")), text_of(row.get("outcome"))), ("unknown", "warn"))
 
 
+def _hold_end(row: Row) -> str:
+    """How a hold ended; empty of what is held still, and of what never was."""
+    outcome = text_of(row.get("outcome"))
+    return outcome if text_of(row.get("verdict")) == "hold" and outcome in _HOLD_ENDS else ""
+
+
 def rule_part(row: Row) -> Part:
-    """The rule that decided, or the codes where no rule of the policy came to judge."""
+    """The rule that decided, or the codes where no rule came to judge; of a hold that is over, its end."""
+    if end := _hold_end(row):
+        return end, "dim"
     rule = text_of(row.get("rule")) or " ".join(_texts(row.get("reasons")))
     return (rule, "") if rule else (_nothing(row, "reasons"), "dim")
 
@@ -255,6 +276,7 @@ def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) 
     if verdict == "allow":
         return []
     found = record.get("rules")
+    over = _hold_end({"verdict": verdict, "outcome": answer.get("outcome", record.get("outcome"))})
     rules = [mapping(rule) if isinstance(rule, Mapping) else {"rule": rule, "outcome": verdict}
              for rule in (found if isinstance(found, list) else [])]  # fmt: skip
     deciding = [rule for rule in rules if text_of(rule.get("outcome")) in ("deny", "hold")]
@@ -267,7 +289,9 @@ def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) 
         name = text_of(rule.get("rule"))
         whole_told = next((each for each in sentences if each.startswith(f"{name}: ") and _MEASURED in each), "")
         measured, limit = value_text(rule.get("measured"), name), value_text(rule.get("limit"), name)
-        if text_of(rule.get("outcome")) == "hold":
+        if over:
+            rows += wrap(f"held by {name}", cells, "dim")  # what it had then is no state of things
+        elif text_of(rule.get("outcome")) == "hold":
             rows += wrap(f"HOLD {name}: {measured or '-'} of {limit or '-'}", cells, "warn")
         elif whole_told:  # what would pass and what was measured, in one sentence: twice would be two facts to compare
             sentences = [each for each in sentences if each != whole_told]
@@ -283,11 +307,13 @@ def why_lines(record: Mapping[str, Any], answer: Mapping[str, Any], cells: int) 
 
 def _became(direction: str, row: Row) -> str:
     verdict, outcome = text_of(row.get("verdict")), text_of(row.get("outcome"))
+    if (end := _hold_end(row)) and direction == "outbox":
+        return _HOLD_ENDS[end]
     if direction == "inbox":
         return {
             "allow": "let in",
             "deny": "nothing of it was used",
-            "hold": "nothing of it is used",
+            "hold": f"held no more: {outcome}" if _hold_end(row) else "nothing of it is used",
         }.get(verdict, f"decided: {verdict}")
     return _BECAME.get((verdict, outcome), f"{verdict}, {outcome or 'no outcome on record'}: count it as gone")
 

@@ -128,7 +128,7 @@ class RecordingFile:
         if self.trouble:
             return f"RECORDING STOPPED: {self.trouble}"
         seconds = 0.0 if self._began is None else self._clock() - self._began
-        return f"RECORDING {clock_text(seconds)} {'WITH LOCAL DATA' if self.include_local else 'share-safe'}"
+        return f"RECORDING {clock_text(seconds)}, {'WITH LOCAL DATA' if self.include_local else 'share-safe'}"
 
     def _begin(self, reading: Reading) -> None:
         self._began = self._clock()

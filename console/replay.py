@@ -221,8 +221,8 @@ class Replay:
         if name in NEVER_RECORDED:
             return f"not in this recording: {name}; what would leave is in none", "the silo's own people may look at it"
         if self.header.share_safe and released_answer(name, arguments, {}) is None:
-            why = f"not in this recording: {name}. It is share-safe, so it has no local fields, and these are local"
-            return why, "this site's people record them with --include-local LOCAL"
+            why = f"not in this recording: {name} is local, and this one is share-safe"
+            return why, "this site's people record it with --include-local LOCAL"
         return f"not in this recording: {name}", "nobody looked at it while it was recorded"
 
     def close(self) -> None:

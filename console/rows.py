@@ -20,6 +20,7 @@ from rich.cells import cell_len
 
 from console.drawing import Glyphs, Line, Part, pad
 from console.reading import mapping
+from console.safe import Shown
 
 ROWS_MAX = 5000  # of some 2 kB each; a filter looks at all of them within the blink of a key
 NEAR_THE_END_ROWS = 30  # the next page is asked for when the cursor comes that near to the last row
@@ -438,4 +439,5 @@ def skeleton(columns: Sequence[Column], cells: int, height: int, glyphs: Glyphs)
     space = " " * GAP_CELLS
     header = space.join(pad(name, width, right=right) for name, width, right in widths)
     empty = space.join(pad(glyphs.more, width, right=right) for _, width, right in widths)
-    return [((" " * MARK_CELLS + text, "dim"),) for text in [header, *[empty] * max(min(height - 1, 3), 1)]]
+    # what `pad` made safe stays so: a run of spaces is none that hides something
+    return [((Shown(" " * MARK_CELLS + text), "dim"),) for text in [header, *[empty] * max(min(height - 1, 3), 1)]]

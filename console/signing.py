@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from console.bar import Lock
 from console.client import COMMAND_VALID_SECONDS
 from console.feed import Person, unlock
 from console.values import Release, Snapshot, why_not_answer
-from console.words import Lock
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError
 
 IDLE_LOCK_SECONDS = 15 * 60.0

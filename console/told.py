@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from console.app import FedConsole
+from console.bar import Lock, shorter
 from console.drawing import Part
 from console.feed import Source
 from console.navigation import PLACES
 from console.replay import Replay
 from console.signing import Signer
-from console.words import Lock
 from fedsilo.treaty.errors import OperationError, UnreachableError, UsageError
 
 SEEK_SECONDS = 10.0
@@ -32,9 +32,13 @@ class ToldLock(Lock):
 
     told: str = ""
 
-    def words(self) -> Part:
-        text, style = super().words()
-        return (f"{self.told} {text}", "warn") if self.told else (text, style)
+    def words(self) -> list[Part]:
+        words = super().words()
+        if not self.told:
+            return words
+        (whole, _), (least, _) = words[0], words[-1]
+        told = shorter(self.told)
+        return [*((f"{each} {whole}", "warn") for each in told), (f"{told[-1]} {least}", "warn")]
 
 
 class ToldConsole(FedConsole):

@@ -1,4 +1,4 @@
-"""What the overview says, as lines: the same for the screen and for `fedconsole --once`.
+"""What the overview says, as lines: the same for the screen and, in `console.once`, for `fedconsole --once`.
 
 At a silo everything is `local`; at a coordinator only what silos released. What another party does not tell reads
 `hidden` or `-`, never 0. Pure: snapshot, time and width in, lines out.
@@ -17,10 +17,8 @@ from console.drawing import (
     bytes_text,
     clip,
     duration_text,
-    fit,
     flow,
     line,
-    short_paths,
     table,
     width_of,
     wrap,
@@ -41,87 +39,9 @@ UPDATE_KINDS = ("lora.", "reft.")  # of a whole round, once its steps are over
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
 NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
-PATH_CELLS = 32  # of one path in the cause of a lost link
-CAUSE_CELLS_MIN, CAUSE_SLACK_CELLS = 24, 12  # the slack is what a wrapped line leaves at its end
 LINKS = ("live", "down", "connecting")  # what a guard says of its link
+ROUND_FIGURES = (("reward_mean", "reward mean", 1), ("pass_at_1", "pass@1 %", 100), ("kl", "kl", 1))
 EQUIVOCATION_KIND = "round.open"  # halted when the coordinator told two silos different things
-
-
-@dataclass(frozen=True)
-class Lock:
-    """Who may sign at this console just now."""
-
-    person: str = ""
-    seconds_left: float = 0.0
-    read_only: bool = False
-
-    @property
-    def open(self) -> bool:
-        return bool(self.person) and not self.read_only and self.seconds_left > 0
-
-    def words(self) -> Part:
-        if self.read_only:
-            return "READ-ONLY", "dim"
-        if not self.open:
-            return "LOCKED", "strong"
-        return f"{self.person} UNLOCKED {duration_text(self.seconds_left)}", "warn"
-
-
-# ---- top bar ---------------------------------------------------------------------------------------
-
-
-def link_words(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Part:
-    match snapshot.link.state:
-        case "loading":
-            return f"{glyphs.away} loading", "dim"
-        case "disconnected":
-            return f"{glyphs.bad} DISCONNECTED", "bad"
-    if snapshot.link.told:
-        return snapshot.link.told, "warn"
-    if snapshot.is_stale(now):
-        return f"{glyphs.need} STALE {duration_text(snapshot.age_seconds(now))}", "warn"
-    latency = snapshot.link.latency_seconds
-    return f"{glyphs.live} live" + (f" {max(round(1000 * latency), 1)} ms" if latency else ""), "ok"
-
-
-def top_bar(snapshot: Snapshot, lock: Lock, now: float, cells: int, glyphs: Glyphs) -> Line:
-    """Left to right by worth; what does not fit is dropped from the right, but the lock and the link never are."""
-    needs = len(needs_of(snapshot, now))
-    match snapshot.state:
-        case SiloState() as state:
-            context, policy = f"{state.federation}{glyphs.dot}silo:{state.silo}", _policy(state)
-        case CoordinatorState() as at_coordinator:
-            context = f"{at_coordinator.federation}{glyphs.dot}coordinator:{at_coordinator.coordinator}"
-            policy = f"charter {snapshot.policy_digest[:8]}" if snapshot.policy_digest else ""
-        case _:
-            context, policy = "", ""
-    nothing = "nothing needs you" if snapshot.state is not None else "needs: not known yet"
-    if isinstance(snapshot.state, SiloState) and "halted" in snapshot.state.hidden:
-        nothing = f"needs: some {HIDDEN}"  # a halt would not be told
-    count: Part = (f"{glyphs.need} {needs} need{'s' if needs == 1 else ''} you", "warn") if needs else (nothing, "dim")
-    essential: list[Part] = [count, link_words(snapshot, now, glyphs), lock.words()]
-    if snapshot.link.told and width_of(essential) + 2 * len(essential) > cells:
-        text, style = essential[1]
-        essential[1] = text.partition(",")[0], style
-    shown = list(essential)
-    # Of the context the party is the last to go: nobody may take one site for another.
-    party = context.rpartition(glyphs.dot)[2]
-    for text in (context, party, party.partition(":")[2]):
-        if text and width_of([*shown, (text, "strong")]) + 2 * len(shown) + 2 <= cells:
-            shown.insert(1, (text, "strong"))
-            break
-    if policy and width_of([*shown, (policy, "dim")]) + 2 * len(shown) + 2 <= cells and len(shown) > len(essential):
-        shown.insert(len(essential), (policy, "dim"))
-    return tuple(
-        piece for index, part in enumerate(shown) for piece in ([("  ", "")] if index else [(" ", "")]) + [part]
-    )
-
-
-def _policy(state: SiloState) -> str:
-    if not state.policy_digest:
-        return "no policy told"
-    charter = " with charter" if state.policy_files > 1 else ""
-    return f"{state.policy_name or 'policy'} {state.policy_digest[:8]}{charter}"
 
 
 # ---- what needs a person ---------------------------------------------------------------------------
@@ -277,7 +197,7 @@ def _own_silo(state: SiloState, time: float, cells: int, glyphs: Glyphs) -> list
     reward, score = state.figure("reward_mean"), state.figure("pass_at_1")
     sent = sum(row.size_bytes for row in state.left)
     days = (state.certificate_until - time) / DAY_SECONDS
-    header = ["", "silo", "state", "round", "reward", "pass@1", "budget", "left", "cert"]
+    header = ["", "silo", "state", "round", "reward", "pass@1", "budget", "sent", "cert"]
     row: list[Part] = [
         (sign, style), (state.silo, "strong"), (HIDDEN if "phase" in state.hidden else state.phase or "-", style),
         (f"r{state.round}" if state.run else "-", ""),
@@ -390,8 +310,8 @@ def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
     where = f"step {step}/{state.local_steps} {state.phase}" + (" PAUSED" if state.paused else "")
     lines = [line(*bar(done, min(24, max(cells - width_of([(where, "")]) - 2, 4)), glyphs), " ", where)]
     facts = [
-        line((f"{name.replace('_', ' ')} ", "dim"), f"{figure.value:.3g}", (f" {figure.source} r{figure.round}", "dim"))
-        for name in ("reward_mean", "pass_at_1", "kl")
+        line((f"{title} ", "dim"), f"{scale * figure.value:.3g}", (f" {figure.source} r{figure.round}", "dim"))
+        for name, title, scale in ROUND_FIGURES
         if (figure := state.figure(name))
     ]
     if state.donors_wanted:
@@ -455,41 +375,4 @@ def event_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs, *, most: int) ->
     if snapshot.events_missed:
         kept = lines[: max(most - 1, 1)]
         lines = [*kept, line((f"{snapshot.events_missed} events missed", "warn"))]
-    return lines
-
-
-def condition_lines(snapshot: Snapshot, now: float, cells: int, *, opened_at: float, waits_for: str) -> list[Line]:
-    """A banner when what is shown is not live: loading, stale, disconnected with its cause."""
-    link = snapshot.link
-    if link.state == "disconnected":
-        retry = max(link.retry_at - now, 0.0)
-        kept = f"below as of {duration_text(snapshot.age_seconds(now))} ago, " if snapshot.state else ""
-        then = f"; {kept}again in {retry:.0f} s, r tries now."
-        # Two lines are what every screen has: the cause, its paths cut in the middle, and what follows go into them.
-        room = 2 * cells - width_of([(f"DISCONNECTED: {then}", "")]) - CAUSE_SLACK_CELLS
-        cause = fit(short_paths(link.cause, PATH_CELLS), max(room, CAUSE_CELLS_MIN))
-        return wrap(f"DISCONNECTED: {cause}{then} {link.hint}".rstrip(), cells, "bad")[:4]
-    if link.state == "loading":
-        waited = now - opened_at
-        text = f"loading… waiting for {waits_for}" + (f" since {duration_text(waited)}" if waited >= 2 else "")
-        return [line((text, "dim"))]
-    if snapshot.state is None:
-        return [line(("the daemon answers but has nothing to show yet", "dim"))]
-    if snapshot.is_stale(now):
-        age = duration_text(snapshot.age_seconds(now))
-        return [line((f"STALE {age}: the daemon has not answered since; values below are that old", "warn"))]
-    return []
-
-
-def once_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -> list[Line]:
-    """The overview as linear text, without boxes."""
-    lines = [top_bar(snapshot, Lock(read_only=True), now, cells, glyphs)]
-    lines += condition_lines(snapshot, now, cells, opened_at=now, waits_for="the daemon")
-    needs = needs_of(snapshot, now)
-    lines += [line(("needs you", "strong"))] if needs else []
-    lines += [*need_lines(needs, "", cells, glyphs, most=20), *paused_lines(snapshot, cells, glyphs)]
-    lines += [line(("silos", "strong")), *silos_lines(snapshot, now, cells, glyphs)]
-    lines += [line((round_title(snapshot), "strong")), *round_lines(snapshot, cells, glyphs)]
-    if isinstance(snapshot.state, SiloState):
-        lines += [line(("left this silo", "strong")), *left_lines(snapshot.state, cells)]
     return lines

@@ -67,8 +67,9 @@ class ApprovalScreen(FedScreen):
     called = "approval"
 
     def wants(self) -> Mapping[str, Question]:
-        """Once it is held no more: how it ended, and by whom."""
-        return {ENDED: ("approval", {"release": self.shown.id})} if self.shown.ended_at else {}
+        """Once it is held no more: how it ended, and by whom, until the daemon has told that."""
+        asks = self.shown.ended_at and not self._end_told
+        return {ENDED: ("approval", {"release": self.shown.id})} if asks else {}
 
     def __init__(self, release: Release) -> None:
         super().__init__()
@@ -76,6 +77,7 @@ class ApprovalScreen(FedScreen):
         self._result: Line | None = None
         self._busy = False
         self._settled = False
+        self._end_told = False
         # Ids of the findings that were opened here. What changed is opened as another screen, which begins with none.
         self.opened: frozenset[str] = frozenset()
 
@@ -134,6 +136,7 @@ class ApprovalScreen(FedScreen):
             return
         told = release_of(answer)
         if told.state != "held":
+            self._end_told = True
             self.shown = replace(
                 ended(self.shown, ending_text(told), told.given, self.shown.ended_at), refused=told.refused
             )
@@ -196,11 +199,25 @@ class ApprovalScreen(FedScreen):
     def crumb(self) -> str:
         return self.shown.id
 
+    def on_mount(self) -> None:
+        super().on_mount()
+        for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
+            self.watch(self.query_one("#body"), what, self._draw_footer, init=False)
+
+    def _draw_footer(self) -> None:
+        if self.is_mounted and not self.too_small:
+            self.query_one("#footer", Lines).draw(self.footer(self.keys()))
+
     def keys(self) -> Line:
+        """While facts are below the screen, the key to them stands in place of those that the help has as well."""
+        body = self.query_one("#body", VerticalScroll)
+        below = body.max_scroll_y > 0 and body.scroll_target_y < body.max_scroll_y
+        keys = self._keys(below=below)
+        return (*keys, ("  j more below", "accent")) if below else keys
+
+    def _keys(self, *, below: bool) -> Line:
         why = self.why_not(approve=True)
-        if self._settled:
-            return line(" esc Back  n Next  ? Help")
-        if self.shown.ended_at:
+        if self._settled or self.shown.ended_at:
             return line(" esc Back  n Next  h History  d Diff  p Policy  ? Help")
         if self.fed.snapshot.link.told:  # of what is played back or read from a folder nothing is answered
             found = "f Finding  " if self.shown.noticed else ""
@@ -215,9 +232,12 @@ class ApprovalScreen(FedScreen):
             ("  R Reject…", "strong" if not other else "gone"),
             ("  D Defer…", "strong" if not other else "gone"),
             "  f Finding" if self.shown.noticed else "  h History",
-            "  v Payload  d Diff" if unlock else "  v Payload  d Diff  p Policy",  # eight, in 80 cells
+            "" if below and unlock else "  v Payload",
+            "" if below else "  d Diff" if unlock else "  d Diff  p Policy",  # eight, in 80 cells
             "  ? Help",
         )
+        if below:
+            return keys
         shown = f"  {why}" if why else ""
         return (*keys, (shown, "warn")) if len(shown) + width_of(keys) < self.app.size.width else keys
 
@@ -337,10 +357,10 @@ class ApprovalScreen(FedScreen):
         finding = left[0] if left else noticed[self._again % len(noticed)]
         self._again = 0 if left else self._again + 1
         self.opened |= {finding.id}
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
-        number_of = f"{noticed.index(finding) + 1} of {len(noticed)}"
-        rows = finding_lines(finding, number_of, cells, self.shown, told=self.fed.snapshot.link.told)
-        self.app.push_screen(TextDialog("Finding", rows))
+        number_of, shown = f"{noticed.index(finding) + 1} of {len(noticed)}", self.shown
+        told = self.fed.snapshot.link.told
+        dialog = TextDialog("Finding", lambda cells: finding_lines(finding, number_of, cells, shown, told=told))
+        self.app.push_screen(dialog)
 
     _again = 0
 
@@ -363,11 +383,13 @@ class ApprovalScreen(FedScreen):
         self.fed.open_below(HistoryScreen(self.shown.kinds[0].kind if self.shown.kinds else ""))
 
     def action_rules(self) -> None:
-        cells = max(self.app.size.width * 96 // 100 - 6, 30)
-        rows: list[Line] = [*facts.policy_summary(self.shown, cells)]
-        for rule in self.shown.rules:
-            rows += facts.rule_lines(rule, cells)
-        self.app.push_screen(TextDialog("Policy, every rule that applies", rows))
+        shown = self.shown
+
+        def lines(cells: int) -> list[Line]:
+            rows = [row for rule in shown.rules for row in facts.rule_lines(rule, cells)]
+            return [*facts.policy_summary(shown, cells), *rows]
+
+        self.app.push_screen(TextDialog("Policy, every rule that applies", lines))
 
     def action_copy(self) -> None:
         self.fed.copy(f"sha256:{self.shown.digest}")

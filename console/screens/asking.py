@@ -105,16 +105,21 @@ class AskingDialog(ModalScreen[ScreenResultType]):
 
     # ---- drawing -----------------------------------------------------------------------------------
 
+    def lines(self, name: str) -> Lines:
+        """The widget of `what`, `ask` or `why`, with its lines in it: nobody ever sees a dialog without its effect."""
+        widget, cells = Lines(id=name), self._cells
+        widget.draw({"what": lambda: self.what(cells), "ask": self.asked}.get(name, lambda: self._why(cells))())
+        return widget
+
+    @property
+    def _cells(self) -> int:
+        return min(self.app.size.width, BOX_CELLS) - 4
+
     def on_mount(self) -> None:
         self.set_class(self.fed.ascii_only, "-ascii")
         for field in self.query("#word"):
             field.focus()
-        self.call_after_refresh(self._drawn_first)
-
-    def _drawn_first(self) -> None:
-        """Lines that are drawn before the box has its width keep the height they had without it."""
         self.redraw()
-        self.call_after_refresh(self.redraw)
 
     def on_screen_resume(self) -> None:
         self.fed.came_on()
@@ -125,15 +130,18 @@ class AskingDialog(ModalScreen[ScreenResultType]):
     def redraw(self) -> None:
         if not self.is_mounted:
             return
-        cells = min(self.app.size.width, BOX_CELLS) - 4
+        cells = self._cells
         self.query_one("#what", Lines).draw(self.what(cells))
         self.query_one("#ask", Lines).draw(self.asked())
-        why = self.why_not()
-        missing = FASTER_THAN_HANDS if self.word_dropped and not self.word_fits() else self.missing()
-        told = wrap(why or (missing if self._entered else ""), cells, "bad")
-        self.query_one("#why", Lines).draw(told or self.fed.message_lines(cells))
+        self.query_one("#why", Lines).draw(self._why(cells))
         for button in self.query("#confirm"):
-            button.disabled = bool(why) or not self.word_fits()
+            button.disabled = bool(self.why_not()) or not self.word_fits()
+
+    def _why(self, cells: int) -> list[Line]:
+        told = self.why_not()
+        if not told and self._entered:
+            told = FASTER_THAN_HANDS if self.word_dropped and not self.word_fits() else self.missing()
+        return wrap(told, cells, "bad") or self.fed.message_lines(cells)
 
     # ---- keys --------------------------------------------------------------------------------------
 

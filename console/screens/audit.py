@@ -43,12 +43,21 @@ class ChainPane(TablePane):
         )  # fmt: skip
         self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
         self.program = "silo"  # whose log it is
-        self.control = True
+        self._control: bool | None = None  # what somebody chose; until then the filter says it
         self.control_refused = False  # the daemon does not take the argument
 
-    def ask_for(self, *, control: bool) -> None:
-        """Ask for the records of the filter, with control messages or without."""
-        self.control = control
+    @property
+    def control(self) -> bool:
+        """With control messages that were allowed, or without."""
+        return chain.seeks_control(self.rows.filter_text) if self._control is None else self._control
+
+    @control.setter
+    def control(self, control: bool) -> None:
+        self._control = control
+
+    def ask_for(self) -> None:
+        """Ask for the records of the filter."""
+        control = self.control
         question = chain.question_of(self.rows.filter_text, control=control or self.control_refused)
         self.ask_otherwise(question)
         rows, here = cast("chain.ChainRows", self.rows), control or not self.control_refused
@@ -60,7 +69,7 @@ class ChainPane(TablePane):
         asked = "control" in self.asked[0][1]
         if asked and snapshot.refused.get(self.key_asked, ("", ""))[0] == UNKNOWN_ARGUMENT:
             self.control_refused = True
-            self.ask_for(control=False)
+            self.ask_for()
         super().take(snapshot)
 
     def ask_otherwise(self, query: Question, *, key: str = "") -> None:
@@ -79,7 +88,7 @@ class ChainPane(TablePane):
 
     def clear_filter(self) -> None:
         self.rows.filter("")
-        self.ask_for(control=self.control)
+        self.ask_for()
         self.query_one(FilterLine).value = ""
         self.close_filter()
 
@@ -132,7 +141,7 @@ class AuditScreen(FedScreen):
         fed = self.fed
         self._take_verification()
         self.table.program = "coordinator" if self._at_coordinator else "silo"
-        self.table.ask_for(control=self.table.control)
+        self.table.ask_for()
         self.table.take(fed.snapshot)
         width = self.app.size.width
         broken = chain.break_line(self.status, width, fed.glyphs)
@@ -193,7 +202,8 @@ class AuditScreen(FedScreen):
         if self.table.frozen_at is not None:
             self.fed.say("the rows are frozen: space goes on")
             return
-        self.table.ask_for(control=not self.table.control)
+        self.table.control = not self.table.control
+        self.table.ask_for()
         self.redraw()
 
     @property
@@ -213,7 +223,7 @@ class AuditScreen(FedScreen):
         self.table.control = True  # it may be one of those that are left out
         if self.table.rows.filter_text:
             self.table.clear_filter()
-        self.table.ask_for(control=True)
+        self.table.ask_for()
         self._sought = seq
         if self.table.rows.select(str(seq)):
             self.redraw()

@@ -21,8 +21,9 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from console import words
+from console import conditions, words
 from console.actions import Context
+from console.bar import needs_text, top_bar
 from console.drawing import Line, in_ascii, line, width_of
 from console.feed import Question
 from console.navigation import PLACES, crumbs_line, tabs_line
@@ -204,7 +205,7 @@ class FedScreen(Screen[None]):
             self.query_one("#footer", Lines).draw([])
             return
         left = width - width_of(fed.banner)
-        bar = (*fed.banner, *words.top_bar(fed.snapshot, fed.lock, fed.now(), left, fed.glyphs))
+        bar = (*fed.banner, *top_bar(fed.snapshot, fed.lock, fed.now(), left, fed.glyphs))
         self.query_one("#bar", Lines).draw([bar])
         way, shown, footer = self.way(width), self.notices(width - 2), self.footer(self.keys())
         tabs.display, notice.display = bool(way), bool(shown)
@@ -228,10 +229,19 @@ class FedScreen(Screen[None]):
     def notices(self, cells: int) -> list[Line]:
         """Why what is shown is not live, and what concerns every screen."""
         fed = self.fed
-        told = words.condition_lines(
-            fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for
-        )[:2]  # fmt: skip
+        told = conditions.condition_lines(
+            fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for, below_at=self.below_at
+        )
         return [*told, *words.standing_lines(fed.snapshot, fed.now(), cells, fed.glyphs)[:2]]
+
+    @property
+    def below_at(self) -> float | None:
+        """When what it shows was read, by the console's clock: the oldest of its answers, or the daemon's state where
+        it asks for nothing; None when none of it was."""
+        snapshot, wanted = self.fed.snapshot, self.wants()
+        if wanted:
+            return min((snapshot.answered_at[key] for key in wanted if key in snapshot.answered_at), default=None)
+        return snapshot.link.received_at if snapshot.state is not None else None
 
     @property
     def greyed(self) -> bool:
@@ -274,8 +284,8 @@ class FedScreen(Screen[None]):
         """What stands in place of everything on a terminal that is too small."""
         width, height = self.app.size
         needs = len(words.needs_of(self.fed.snapshot, self.fed.now()))
-        told = f"needs {CELLS_MIN}x{ROWS_MIN}, has {width}x{height}; {needs} need you; as text: {self.twin()}"
-        return line(told)
+        size = f"needs {CELLS_MIN}x{ROWS_MIN}, has {width}x{height}"
+        return line(f"{size}; {needs_text(needs)}; as text: {self.twin()}")
 
     # ---- one pane alone ----------------------------------------------------------------------------
 

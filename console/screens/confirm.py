@@ -8,7 +8,7 @@ dialog cannot confirm it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -24,7 +24,7 @@ from console import facts
 from console.drawing import Line, flow, line, wrap
 from console.rule_words import REJECT_CODES
 from console.screens.asking import BOX_CELLS, AskingDialog, TypedWord
-from console.screens.base import TALL_ROWS_MIN, Lines
+from console.screens.base import Lines
 from console.screens.fields import TextLine
 from console.values import Release
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from console.app import FedConsole
 
 DIGEST_TYPED_CHARACTERS = 4
+BRIEF_ROWS_MIN = 24  # below that the codes of a no take the row that names what leaves
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,15 @@ class ConfirmDialog(AskingDialog[Answer | None]):
         verb = "Approve" if self._approve else "Reject"
         with Vertical(id="box") as box:
             box.border_title = f"{verb} this release"
-            yield Lines(id="what")
-            yield Lines(id="ask")
+            yield self.lines("what")
+            yield self.lines("ask")
             yield TypedWord(id="word", placeholder="type it here", max_length=24)
             if not self._approve:
                 yield TextLine(
                     self.note, id="reason", placeholder="optional text; it stays at this site, in the audit log",
                     max_length=200, select_on_focus=False,
                 )  # fmt: skip
-            yield Lines(id="why")
+            yield self.lines("why")
             with Horizontal(id="buttons"):
                 yield Button(verb, id="confirm", variant="warning", disabled=True)
                 yield Button("Cancel (esc)", id="cancel")
@@ -98,8 +99,7 @@ class ConfirmDialog(AskingDialog[Answer | None]):
         release = self._release
         effect = release.on_approve if self._approve else release.on_reject
         undone = "This cannot be undone." if self._approve else "The release cannot be brought back."
-        # a no has its codes below, which take the rows of a low terminal
-        told = facts.brief(release, cells) if self._approve or self.app.size.height >= TALL_ROWS_MIN else []
+        told = facts.brief(release, cells) if self._approve or self.app.size.height >= BRIEF_ROWS_MIN else []
         return [
             facts.signature_line(release),
             *told,
@@ -175,7 +175,8 @@ class TextDialog(ModalScreen[None]):
         Binding("G,end", "end(True)", show=False),
     ]
 
-    def __init__(self, title: str, lines: list[Line]) -> None:
+    def __init__(self, title: str, lines: list[Line] | Callable[[int], list[Line]]) -> None:
+        """lines: for so many cells, where they are to be cut anew when the terminal changes its size."""
         super().__init__()
         self._title = title
         self._lines = lines
@@ -195,9 +196,13 @@ class TextDialog(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.set_class(self.fed.ascii_only, "-ascii")
-        self.query_one("#text", Lines).draw(self._lines)
+        self._draw()
         for what in ("virtual_size", "scroll_y"):  # whether more is below is known once it is laid out
             self.watch(self.box, what, self._say_more, init=False)
+
+    def _draw(self) -> None:
+        cells = max(self.app.size.width * 96 // 100 - 6, 30)  # within the border and beside the scroll bar
+        self.query_one("#text", Lines).draw(self._lines(cells) if callable(self._lines) else self._lines)
 
     def _say_more(self) -> None:
         below = self.box.max_scroll_y > 0 and self.box.scroll_target_y < self.box.max_scroll_y
@@ -210,6 +215,7 @@ class TextDialog(ModalScreen[None]):
         self.fed.came_on()
 
     def on_resize(self, event: events.Resize) -> None:
+        self._draw()
         self._say_more()
 
     def action_scroll(self, step: int) -> None:

@@ -155,7 +155,8 @@ class CurvesScreen(FedScreen):
         if self._stopped and self.key in fed.snapshot.answers and not told:
             told = [line(("the plot stops where the daemon's last answer stops", "warn"))]
         if not answer:
-            return told if self.key in fed.snapshot.refused else [*told, line(("…", "dim"))]
+            awaited = self.key not in fed.snapshot.refused and not conditions.is_lost(fed.snapshot, self.key)
+            return [*told, line(("…", "dim"))] if awaited else told
         names = curves.names_of(answer)
         if not names:
             makes = "fedsilo run submit run.yaml" + ("" if self._at_a_coordinator else "  at the coordinator")

@@ -21,7 +21,7 @@ from console.actions import ORDERING, ORDERING_RUNS, ORDERING_SILO, Context, act
 from console.drawing import Line, line, wrap
 from console.orders import Order, order_of
 from console.screens.asking import AskingDialog, TypedWord
-from console.screens.base import FedScreen, Lines
+from console.screens.base import FedScreen
 from console.values import CoordinatorState, SiloState
 
 WORD_CHARACTERS_MAX = 80
@@ -41,11 +41,11 @@ class OrderDialog(AskingDialog[Order | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="box") as box:
             box.border_title = self.fed.title_of(f"{self._order.verb.capitalize()}?")
-            yield Lines(id="what")
-            yield Lines(id="ask")
+            yield self.lines("what")
+            yield self.lines("ask")
             if self._order.word:
                 yield TypedWord(id="word", placeholder="type it here", max_length=WORD_CHARACTERS_MAX)
-            yield Lines(id="why")
+            yield self.lines("why")
             if self._order.word:
                 with Horizontal(id="buttons"):
                     yield Button(self._order.verb.capitalize(), id="confirm", variant="warning", disabled=True)

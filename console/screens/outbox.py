@@ -18,7 +18,7 @@ from textual.containers import VerticalScroll
 
 from console import sent
 from console.actions import command_line
-from console.conditions import answer_lines
+from console.conditions import answer_lines, is_lost
 from console.drawing import Line, line
 from console.feed import Question
 from console.messages import (
@@ -337,7 +337,7 @@ class MessageScreen(FedScreen):
         answer = mapping(fed.snapshot.answers.get(self._key))
         if answer:
             rows += self._detail_lines(answer, cells)
-        elif self._key not in fed.snapshot.refused:
+        elif self._key not in fed.snapshot.refused and not is_lost(fed.snapshot, self._key):
             rows.append(line((fed.glyphs.more, "dim")))
         self.query_one("#told", Lines).draw(rows, greyed=self.greyed)
 

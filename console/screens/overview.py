@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from console import words
+from console import conditions, words
 from console.actions import Context, command_line, status_twin
 from console.drawing import Line, Part, line, width_of
 from console.feed import Question
@@ -24,6 +24,7 @@ BORDER_ROWS = 2
 EVENT_ROWS_MIN = 1  # of the newest events, however much else there is
 EVENT_ROWS_BESIDE_FIGURES = 4
 KEYS_MAX = 8
+CONDITION_LINES_MAX = 4
 # Keys that somebody presses here who thinks of a release, and what they do on its screen.
 OF_A_RELEASE = {
     "A": "A approves", "R": "R rejects", "D": "D puts it off", "h": "h shows what was held before",
@@ -84,7 +85,11 @@ class OverviewScreen(OrderingScreen):
     def notices(self, cells: int) -> list[Line]:
         """What concerns every screen stands among the needs here."""
         fed = self.fed
-        told = words.condition_lines(fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for)
+        below_at = fed.snapshot.link.received_at if fed.snapshot.state is not None else None
+        told = conditions.condition_lines(
+            fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for, below_at=below_at,
+            most=CONDITION_LINES_MAX,
+        )  # fmt: skip
         return [*self.result_lines(cells), *told]
 
     def draw(self) -> None:

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 
 from console.actions import Context, command_line
-from console.conditions import answer_lines
+from console.conditions import answer_lines, is_lost
 from console.drawing import Line, line
 from console.feed import Question
 from console.reading import mapping
@@ -99,7 +99,8 @@ class ComparisonScreen(TextScreen):
         told = self.inspected()
         if told is not None:
             return [*rows, *comparison_lines(mapping(told), cells)]
-        return rows if COMPARISON in fed.snapshot.refused else [*rows, line((fed.glyphs.more, "dim"))]
+        ended = COMPARISON in fed.snapshot.refused or is_lost(fed.snapshot, COMPARISON)
+        return rows if ended else [*rows, line((fed.glyphs.more, "dim"))]
 
     def inspected(self) -> Any:
         told = self.fed.snapshot.answers.get(COMPARISON)
@@ -145,7 +146,8 @@ class PayloadScreen(TextScreen):
         if self._shown is not None:
             return payload_lines(self._shown, cells, fed.glyphs)
         rows = answer_lines(fed.snapshot, PAYLOAD, fed.now(), cells, opened_at=self.opened_at)
-        return rows if PAYLOAD in fed.snapshot.refused else [*rows, line((fed.glyphs.more, "dim"))]
+        ended = PAYLOAD in fed.snapshot.refused or is_lost(fed.snapshot, PAYLOAD)
+        return rows if ended else [*rows, line((fed.glyphs.more, "dim"))]
 
     def crumb(self) -> str:
         return "what would leave"

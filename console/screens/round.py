@@ -16,7 +16,7 @@ from textual.binding import Binding, BindingType
 
 from console import conditions, rounds
 from console.actions import PLACE_TWINS, command_line
-from console.drawing import Line, line
+from console.drawing import Line, line, wrap
 from console.feed import Question
 from console.reading import mapping, text_of, whole
 from console.safe import safe
@@ -118,6 +118,7 @@ class RoundScreen(OrderingScreen):
         nothing = text_of(answer.get("state")) == "no run yet"
         if nothing:
             told += conditions.empty_lines("runs", self._makes, cells)
+        told += self._not_newest_lines(answer, cells)
         lines = told if nothing else [*told, *rounds.head_lines(answer, self.before, cells, fed.glyphs)]
         if answer.get("silos") and self.app.size.height >= FACT_ROWS_MIN:
             lines += rounds.rounds_line(answer, cells, fed.glyphs)
@@ -137,7 +138,15 @@ class RoundScreen(OrderingScreen):
         facts.display = room
         shown = rounds.fact_lines(answer, cells)
         facts.draw(shown if self.app.size.height >= FACT_ROWS_MIN + 6 else shown[:4], greyed=self.greyed)
-        self.table.display = not (missing or nothing)
+        self.table.display = not (missing or nothing or conditions.is_lost(fed.snapshot, self.key))
+
+    def _not_newest_lines(self, answer: Mapping[str, Any], cells: int) -> list[Line]:
+        """That there is a newer round than the one that somebody went to: it stays on that one, however long."""
+        shown, newest = whole(answer.get("round")), _newest(answer)
+        if self._number is None or not shown or newest <= shown:
+            return []
+        of = f" of {newest}" if newest > shown + 1 else ""
+        return wrap(f"not the newest: ] goes on to round {shown + 1}{of}", cells, "warn")
 
     @property
     def _makes(self) -> str:
@@ -172,9 +181,8 @@ class RoundScreen(OrderingScreen):
         if number is None:
             self.fed.say(none if self.answer else "not loaded yet")
             return
-        listed = [whole(mapping(each).get("round")) for each in self.answer.get("rounds") or []]
         self._run = text_of(self.answer.get("run"))
-        self._number = number if number != max(listed) else None
+        self._number = number if number != _newest(self.answer) else None
         if self._number is None:
             self._run = self._run if self._asked_for_a_run else ""
         self.redraw()
@@ -231,3 +239,9 @@ class RoundScreen(OrderingScreen):
 
     def keys(self) -> Line:
         return line(" [ ] Round  c Compare  enter Silo  p Digests  / Filter  ? Help  ctrl+q Quit")
+
+
+def _newest(answer: Mapping[str, Any]) -> int:
+    """The newest round that is listed; 0 while none is."""
+    listed = answer.get("rounds")
+    return max((whole(mapping(each).get("round")) for each in listed), default=0) if isinstance(listed, list) else 0

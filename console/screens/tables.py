@@ -235,7 +235,13 @@ class TablePane(Vertical):
             told = conditions.answer_lines(snapshot, self._key, now, size.width, opened_at=self.fed_screen.opened_at)
         rows: list[Line]
         if not self.rows.arrived:
-            rows = [] if self._key in snapshot.refused else skeleton(self._columns, size.width, size.height, fed.glyphs)
+            lost = conditions.is_lost(snapshot, self._key)
+            if lost and not self._key:
+                rows = [line((conditions.NOT_READ, "dim"))]
+            elif lost or self._key in snapshot.refused:
+                rows = []
+            else:
+                rows = skeleton(self._columns, size.width, size.height, fed.glyphs)
         elif not self.rows.kept:
             rows = conditions.empty_lines(self._empty, self._makes, size.width)
         elif not self.rows.shown:

@@ -32,7 +32,13 @@ OUTCOME_RECORDS = 64  # of a message that is not indexed the outcome is looked f
 
 DECISION_EVENTS = {"egress": "egress.decision", "ingress": "ingress.decision"}
 OUTCOMES = ("", "sent", "acked", "indeterminate")
-_MARKS = (b'"event":"egress.', b'"event":"ingress.decision"')  # as canonical JSON spells them
+# What became of a message that was held: empty while people are asked. `approved` has a decision of its own, and
+# `ended` is one so old that only its end is known.
+HOLD_ENDS = ("approved", "rejected", "denied", "expired", "missed", "ended")
+_FATES = (*OUTCOMES, *HOLD_ENDS)
+_NO_EVENTS = ("approval.deny", "approval.expire")  # that end a hold without a yes
+# As canonical JSON spells them.
+_MARKS = tuple(f'"event":"{event}'.encode() for event in ("egress.", 'ingress.decision"', *_NO_EVENTS))
 _COUNTED = ("units", "tensors", "responses", "metrics", "donors", "prompts", "questions")  # what a message has many of
 _NOT_YET = -1
 
@@ -50,6 +56,23 @@ class _Rows:
     counts: dict[str, int] = field(default_factory=dict)  # verdict -> messages, of the whole log
     control_allowed: int = 0  # messages that are not indexed
     complete_from: int = 0  # every message from this record on is indexed
+    waiting: dict[tuple[object, ...], list[int]] = field(default_factory=dict)  # held, by what was held
+    held: set[int] = field(default_factory=set)  # the same, by their records
+
+    def hold(self, seq: int, bytes_of: tuple[object, ...]) -> None:
+        self.held.add(seq)
+        self.waiting.setdefault(bytes_of, []).append(seq)
+
+    def end_hold(self, bytes_of: tuple[object, ...], end: str) -> None:
+        """The oldest hold of these bytes is over."""
+        if not (waiting := self.waiting.get(bytes_of)):
+            return
+        seq = waiting.pop(0)
+        self.held.discard(seq)
+        if not waiting:
+            del self.waiting[bytes_of]
+        if (at := self.place(seq)) is not None:
+            self.outcomes[at] = _FATES.index(end)
 
     def add(self, row: dict[str, Any], monotonic: int) -> None:
         seq, verdict, kind = row["seq"], row["verdict"], row["kind"]
@@ -118,7 +141,7 @@ class MessageIndex:
         while self._at < size:
             end = min(self._at + FOLD_RECORDS, size)
             for number, line in self._pages.lines(self._at, end):
-                if _MARKS[0] in line or _MARKS[1] in line:
+                if any(mark in line for mark in _MARKS):
                     self._take(number, line)
             self._at = end
 
@@ -136,6 +159,13 @@ class MessageIndex:
             if record["boot"] != self._boot:
                 self._boot = self._boots[number] = record["boot"]
             side.add(row_of(record), record["mono"])
+            if record["decision"] == "hold":
+                side.hold(number, _held_bytes(record))
+            elif record.get("link", {}).get("approvals"):  # the second decision, after people's yes
+                side.end_hold(_held_bytes(record), "approved" if record["decision"] == "allow" else "denied")
+        elif event in _NO_EVENTS:
+            for side in self._sides.values():
+                side.end_hold(_held_bytes(record), _end_of(record))
         elif direction == "egress" and what in OUTCOMES:
             self._outcome(record, what)
 
@@ -193,28 +223,32 @@ class MessageIndex:
             return Page(rows + rest.rows, rest.next)
 
     def totals(self, direction: str, *, control: bool = False) -> dict[str, int]:
-        """{"total", "held", "denied"}: messages of the whole log by what was first decided on them."""
+        """{"total", "held", "denied"}: messages of the whole log. Held are those that people are asked about still;
+        denied those that were when they were first decided on."""
         with self._lock:
             self._catch_up()
             side = self._sides[direction]
             total = sum(side.counts.values()) + (side.control_allowed if control else 0)
-            return {"total": total, "held": side.counts.get("hold", 0), "denied": side.counts.get("deny", 0)}
+            return {"total": total, "held": len(side.held), "denied": side.counts.get("deny", 0)}
 
     def fate(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """{"outcome", "milliseconds"} of one decision. Raises FedSiloError: the log cannot be read."""
         with self._lock:
             self._catch_up()
-            side, seq = self._sides["egress"], record["seq"]
+            direction, seq = record["event"].partition(".")[0], record["seq"]
+            side = self._sides[direction]
             at = side.place(seq)
-            if record["event"] != DECISION_EVENTS["egress"] or at is not None:
-                return self._known_fate(side, at)
+            if record["decision"] == "hold" or direction != "egress" or at is not None:
+                return self._known_fate(side, at, hold=seq if record["decision"] == "hold" else None)
             return self._fates_behind(seq, seq + 1).get(seq, {"outcome": "", "milliseconds": None})
 
-    def _known_fate(self, side: _Rows, at: int | None) -> dict[str, Any]:
+    def _known_fate(self, side: _Rows, at: int | None, *, hold: int | None = None) -> dict[str, Any]:
+        """hold: its record, where it was held."""
         if at is None:
-            return {"outcome": "", "milliseconds": None}
+            over = hold is not None and hold not in side.held
+            return {"outcome": "ended" if over else "", "milliseconds": None}
         elapsed = side.elapsed[at]
-        return {"outcome": OUTCOMES[side.outcomes[at]], "milliseconds": None if elapsed == _NOT_YET else elapsed}
+        return {"outcome": _FATES[side.outcomes[at]], "milliseconds": None if elapsed == _NOT_YET else elapsed}
 
     def _rows(self, side: _Rows, numbers: Sequence[int]) -> list[dict[str, Any]]:
         lines = self._pages.at([number for number in numbers if number not in side.ready])
@@ -249,7 +283,8 @@ class MessageIndex:
         for record in records:
             at = side.place(record["seq"])
             fate = self._known_fate(side, at) if at is not None else fates.get(record["seq"])
-            found.append({**row_of(record), **(fate or self._known_fate(side, None))})
+            hold = record["seq"] if record["decision"] == "hold" else None
+            found.append({**row_of(record), **(fate or self._known_fate(side, None, hold=hold))})
         return Page(found, back.next)
 
     def _fates_behind(self, start: int, end: int) -> dict[int, dict[str, Any]]:
@@ -284,6 +319,21 @@ def parsed(number: int | None, line: bytes) -> dict[str, Any] | None:
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return None
     return record if good else None
+
+
+def _held_bytes(record: Mapping[str, Any]) -> tuple[object, ...]:
+    """What was held: the records of a hold, of the answers to it and of its end name the same bytes."""
+    payload = record.get("payload", {})
+    place = (record.get(name) for name in ("kind", "run", "round", "step"))
+    return *place, payload.get("sha256") or payload.get("hmac_sha256")
+
+
+def _end_of(record: Mapping[str, Any]) -> str:
+    if record["event"] == "approval.deny":
+        return "rejected" if record.get("detail", {}).get("person") else "denied"
+    reasons = record.get("reasons", [])
+    return next((end for reason, end in (("EXPIRED", "expired"), ("POLICY_CHANGED", "denied")) if reason in reasons),
+                "missed")  # fmt: skip
 
 
 def is_content(record: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fedsilo.edge.audit_pages import LogPages
-from fedsilo.edge.message_index import DECISION_EVENTS, MessageIndex, parsed
+from fedsilo.edge.message_index import DECISION_EVENTS, HOLD_ENDS, MessageIndex, parsed
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.edge.rule_fields import rules_of
 from fedsilo.treaty.errors import NotFoundError, UsageError
@@ -56,8 +56,9 @@ class MessageView:
         Returns:
             {"messages": [...], "total", "held", "denied", "next"}: the counts are of all messages, whatever was asked
             for. A page may have fewer rows than its limit; only "next": null says that nothing older is left. For one:
-            {"message", "outcome", "milliseconds", "would_pass"}. Milliseconds are those from the decision to the
-            sending, null where it was not sent or the machine was started in between.
+            {"message", "outcome", "milliseconds", "would_pass"}. The outcome of a message that was held says how the
+            hold ended (`message_index.HOLD_ENDS`), and is empty while people are asked. Milliseconds are those from the
+            decision to the sending, null where it was not sent or the machine was started in between.
 
         Raises:
             UsageError: an argument that is not one of these.
@@ -66,7 +67,7 @@ class MessageView:
         return self._answer("egress", arguments)
 
     def inbox(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Decisions on what came in, as `outbox`, each with its "peer"; nothing becomes of them beyond the decision."""
+        """Decisions on what came in, as `outbox`, each with its "peer"; of one that was held with the hold's end."""
         return self._answer("ingress", arguments)
 
     def _answer(self, direction: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +97,10 @@ class MessageView:
             raise NotFoundError(f"record {sequence} is no {word} decision", hint=hint)
         policy = self._policy()
         shown = record if policy is None else with_rules(record, policy)
-        return {"message": shown, **self._index.fate(record), "would_pass": would_pass(shown, policy)}
+        fate = self._index.fate(record)
+        # of a hold that is over no yes lets anything pass
+        passes = [] if fate["outcome"] in HOLD_ENDS else would_pass(shown, policy)
+        return {"message": shown, **fate, "would_pass": passes}
 
 
 def with_rules(record: Mapping[str, Any], policy: Policy) -> Mapping[str, Any]:

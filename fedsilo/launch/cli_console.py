@@ -80,9 +80,7 @@ def fedconsole(
     if sum([replay is not None, state_dir is not None, socket is not None or bool(context)]) > 1:
         hint = "--socket or --context, --replay, --from"
         raise UsageError("a daemon, a recording or a folder: one of them", hint=hint)
-    chosen = theme or ("fed-mono" if "NO_COLOR" in os.environ else "fed-dark")
-    if chosen not in THEME_NAMES:
-        raise UsageError(f"there is no theme {theme!r}", hint=f"one of {', '.join(THEME_NAMES)}")
+    chosen = theme_named(theme)
     if bool(operator_certificate) != bool(operator_key):
         raise UsageError("--operator-certificate and --operator-key go together")
     if replay is None and (speed != 1.0 or at):
@@ -124,6 +122,22 @@ def fedconsole(
         from fedsilo.treaty.errors import OperationError
 
         raise OperationError(f"the recording is not whole: {watched.file.trouble}")
+
+
+def theme_named(given: str) -> str:
+    """A theme by its name, which may be given without the `fed-`; without one, what the environment's NO_COLOR says.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    from fedsilo.treaty.errors import UsageError
+
+    if not given:
+        return "fed-mono" if "NO_COLOR" in os.environ else "fed-dark"
+    name = given if given.startswith("fed-") else f"fed-{given}"
+    if name not in THEME_NAMES:
+        raise UsageError(f"there is no theme {given!r}", hint=f"one of {', '.join(THEME_NAMES)}; also without fed-")
+    return name
 
 
 def open_console(
@@ -377,7 +391,7 @@ def _print_once(watched: _Watched, screen: str, *, ascii_only: bool, json_output
     glyphs, told = ASCII if ascii_only else UNICODE, watched.told()
 
     def text() -> str:
-        from console.words import once_lines
+        from console.once import once_lines
 
         if screen == OVERVIEW:
             shown = to_text(once_lines(snapshot, now, size.columns, glyphs))

@@ -88,9 +88,7 @@ def serve(
     from console.serving_edge import serve as serve_until_told
     from fedsilo.treaty.errors import UsageError
 
-    chosen = theme or ("fed-mono" if "NO_COLOR" in os.environ else "fed-dark")
-    if chosen not in cli_console.THEME_NAMES:
-        raise UsageError(f"there is no theme {theme!r}", hint=f"one of {', '.join(cli_console.THEME_NAMES)}")
+    chosen = cli_console.theme_named(theme)
     if sum([replay is not None, socket is not None or bool(context)]) != 1:
         hint = "fedconsole serve --socket PATH, --context silo:NAME=PATH or --replay FILE"
         raise UsageError("say what is shown: a daemon or a recording", hint=hint)

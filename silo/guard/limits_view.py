@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.message_index import MessageIndex
+from fedsilo.edge.message_index import HOLD_ENDS, MessageIndex
 from fedsilo.edge.query_arguments import Asked
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
@@ -129,8 +129,8 @@ class LimitsView:
 
     def _last_round(self, view: RunView) -> list[dict[str, Any]]:
         """What the newest round let out that is over, or the open one where there was none before it and nothing of it
-        is held: while its update waits for people, what left says little of what a round takes. Figures alone are no
-        round's worth of content.
+        is held: while its update waits for people, what left says little of what a round takes. What people kept back
+        counts, since the next round asks for it again. Figures alone are no round's worth of content.
         """
         rounds: dict[tuple[str, int], list[dict[str, Any]]] = {}
         before: int | None = None
@@ -144,7 +144,14 @@ class LimitsView:
             # An evaluation may leave some rounds late, so messages of neighbouring rounds stand between each other.
             if before is None or len(rounds) > ROUNDS_BESIDE:
                 break
-        whole = [place for place, rows in rounds.items() if any(row["kind"] not in FIGURES for row in rows)]
+        for row in self._index.page("egress", limit=ROUND_ROWS, verdict="hold").rows:
+            here = row["run"], row["round"]
+            let_out = {(each["kind"], each["step"]) for each in rounds.get(here, ())}
+            kept_back = row["outcome"] in HOLD_ENDS and row["outcome"] != "approved"
+            if kept_back and (row["kind"], row["step"]) not in let_out:
+                rounds.setdefault(here, []).append(row)
+        newest = sorted(rounds, key=lambda place: -max(row["seq"] for row in rounds[place]))
+        whole = [place for place in newest if any(row["kind"] not in FIGURES for row in rounds[place])]
         open_round = view.run, view.round
         held = any((release.run, release.round) == open_round for release in self._ledger.releases("held"))
         before = any(place != open_round and place[0] == view.run for place in whole)

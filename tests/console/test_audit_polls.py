@@ -27,6 +27,25 @@ async def test_c_leaves_polls_out_by_asking_the_daemon_for_the_others_and_c_brin
         assert log.asked[-1] == ("audit", {"event": "egress", "limit": PAGE_ROWS}) and "without polls" not in desk.text
 
 
+async def test_a_text_does_not_find_polls_by_what_no_column_shows_and_c_or_their_name_brings_them() -> None:
+    log = Log(1000, polls=True)
+    async with console() as desk:
+        screen = await opened(desk, log)
+        await filter_by(desk, "approval")
+        await answer_all(desk, log)
+        asked = {"text": "approval", "limit": PAGE_ROWS}
+        assert log.asked[-1] == ("audit", {**asked, "control": False}) and "without polls" in desk.text
+        await desk.press("c")
+        await answer_all(desk, log)
+        assert log.asked[-1] == ("audit", asked) and "without polls" not in desk.text
+        assert screen.table.control
+    async with console() as desk:
+        await opened(desk, log)
+        await filter_by(desk, "poll")
+        await answer_all(desk, log)
+        assert "control" not in log.asked[-1][1] and "without polls" not in desk.text
+
+
 async def test_a_daemon_that_cannot_leave_polls_out_is_told_of_and_they_are_left_out_here() -> None:
     log = Log(1000, polls=True)
     async with console() as desk:

@@ -155,6 +155,17 @@ async def test_it_asks_limits_without_arguments_and_a_coordinator_nothing() -> N
         assert "limits" not in desk.app.wanted and "a coordinator keeps none" in desk.text
 
 
+async def test_at_80_cells_each_limit_kind_and_amount_stands_whole() -> None:
+    rows = [
+        {**row, "used": 360_755, "max": 50_000_000_000} if row["unit"] == "bytes" else row for row in LIMITS["rows"]
+    ]
+    async with console((80, 24)) as desk:
+        screen = await opened(desk, {**LIMITS, "rows": rows})
+        shown = desk.text.partition("Limits ")[2]
+        assert "352 KiB of 46.6 GiB" in shown and "…" not in shown
+        assert all(item.row["limit"] in shown and item.row["kind"] in shown for item in screen.shown.rows.shown)
+
+
 @pytest.mark.parametrize("size", SIZES)
 async def test_each_fact_is_there_or_a_key_away(size: tuple[int, int]) -> None:
     async with console(size) as desk:

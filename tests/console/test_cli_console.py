@@ -22,8 +22,8 @@ from console.replay import Replay
 from console.store import Store
 from console.themes import THEMES
 from console.told import ToldConsole, screen_text
-from fedsilo.launch.cli_console import app
-from fedsilo.treaty.errors import UnreachableError
+from fedsilo.launch.cli_console import app, theme_named
+from fedsilo.treaty.errors import UnreachableError, UsageError
 from tests.console import states
 from tests.console.test_real_desk import Site, site
 
@@ -201,3 +201,15 @@ def test_every_state_colour_can_be_read_on_every_ground(name: str) -> None:
         for ink in inks:
             light, dark = sorted((_luminance(str(ink)), _luminance(str(ground))), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, ground)
+
+
+def test_a_theme_may_be_named_without_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert [theme_named(name) for name in ("light", "dark", "mono", "fed-light")] == [
+        "fed-light", "fed-dark", "fed-mono", "fed-light"]  # fmt: skip
+    assert theme_named("") == "fed-dark"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert theme_named("") == "fed-mono" and theme_named("light") == "fed-light"
+    for wrong in ("pink", "fed-pink", "fed-", "fed-fed-dark"):
+        with pytest.raises(UsageError, match="there is no theme"):
+            theme_named(wrong)

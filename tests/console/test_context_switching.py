@@ -17,6 +17,7 @@ from console import contexts
 from console.app import Arrived
 from console.client import Event
 from console.client import Snapshot as Reading
+from console.conditions import NOT_READ
 from console.contexts import Attachment, ContextConsole, is_production
 from console.drawing import to_text
 from console.screens.approval import ApprovalScreen
@@ -24,10 +25,12 @@ from console.screens.base import FedScreen
 from console.screens.outbox import OutboxScreen
 from console.screens.overview import OverviewScreen
 from console.screens.palette import ChooseDialog
+from console.values import Link
 from fedsilo.launch import cli_console
 from fedsilo.launch.contexts import ContextEntry, write
 from fedsilo.treaty.errors import FedSiloError, UsageError
 from tests.console.desk import Desk, Signer
+from tests.console.site_answers import CERTIFICATES
 from tests.console.states import POLICY_DIGEST, live, release, silo
 from tests.console.test_outbox import page
 from tests.console.test_safe import TOGETHER
@@ -326,3 +329,20 @@ def test_settings_say_which_flag_they_come_from(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("NO_COLOR", "1")
     assert cli_console._origins("", ascii_only=False, read_only=False) == {"theme": "env NO_COLOR"}
     assert cli_console._origins("fed-dark", ascii_only=False, read_only=False) == {"theme": "flag --theme"}
+
+
+async def test_what_was_read_of_another_daemon_of_that_name_is_not_remembered() -> None:
+    async with console() as (desk, _):
+        await desk.show(silo())
+        await desk.press("8")
+        await desk.answer("certificates", CERTIFICATES)
+        await desk.press("1")
+        gone = replace(live(silo()), link=Link("disconnected", "nothing listens there", "", 100.0, 109.0))
+        await desk.show(gone)
+        await desk.press("8")
+        assert "3 of 8 to put right" in desk.text
+        await go(desk, "ctx preview")
+        await desk.show(live(silo()))  # the same site's name, another daemon
+        await desk.show(gone)
+        await desk.press("8")
+        assert "to put right" not in desk.text and NOT_READ in desk.text

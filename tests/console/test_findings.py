@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from console.bar import Lock, top_bar
 from console.drawing import UNICODE
 from console.feed import Feed
 from console.values import Snapshot, why_not_answer
-from console.words import Lock, top_bar
 from silo.guard.release_view import ON_APPROVE, ON_REJECT, STAYS
 from tests.console import states
 from tests.console.desk import SIZES, console
@@ -75,8 +75,8 @@ async def test_what_is_read_in_place_of_a_daemon_is_never_called_live(banner: st
         assert why_not_answer(held, told, now, approve=True).endswith("nothing can be changed")
         for cells in (60, 80, 140):
             bar = "".join(text for text, _ in top_bar(told, Lock(read_only=True), now, cells, UNICODE))
-            assert banner.partition(",")[0] in bar and "live" not in bar and "READ-ONLY" in bar
-            assert len(bar) <= cells
+            assert banner.split(" ")[0].strip(",") in bar and "live" not in bar and "READ-ONLY" in bar
+            assert ("LOCAL DATA" in bar) == ("LOCAL DATA" in banner) and "hospital_a" in bar and len(bar) <= cells
 
 
 def test_the_feed_takes_time_and_banner_from_a_source_that_has_them() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from console import facts, messages, words
+from console import facts, messages
+from console.bar import Lock, top_bar
 from console.drawing import UNICODE, to_text
+from console.once import once_lines
 from console.screens.history import COLUMNS
 from console.sharing import released_answer, released_state
 from console.values import Snapshot, changed_since, why_not_answer
@@ -29,7 +31,7 @@ def once(snapshot: Snapshot) -> str:
     (held,) = snapshot.held
     now = snapshot.link.received_at
     rows = facts.one_column(held, snapshot, now, 100, 100, UNICODE)
-    return to_text([*rows, *words.once_lines(snapshot, now, 100, UNICODE), facts.signature_line(held)])
+    return to_text([*rows, *once_lines(snapshot, now, 100, UNICODE), facts.signature_line(held)])
 
 
 def test_of_a_share_safe_state_what_is_left_out_is_hidden_and_what_is_whole_is_told() -> None:
@@ -78,8 +80,8 @@ def test_no_change_is_seen_in_what_is_hidden_and_nothing_can_be_answered() -> No
 
 def test_where_a_halt_would_be_hidden_nothing_says_that_nobody_is_needed() -> None:
     for state, told in ((shared(silo()), "needs: some hidden"), (live(silo()), "nothing needs you")):
-        assert told in to_text([words.top_bar(state, words.Lock(), 100.0, 160, UNICODE)])
-    text = to_text(words.once_lines(shared(coordinator()), 100.0, 100, UNICODE))
+        assert told in to_text([top_bar(state, Lock(), 100.0, 160, UNICODE)])
+    text = to_text(once_lines(shared(coordinator()), 100.0, 100, UNICODE))
     assert "clinic_e refused: hidden" in text
 
 

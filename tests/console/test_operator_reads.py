@@ -13,7 +13,7 @@ from textual.widgets import Input
 from benchmarks.release_cases import cases
 from benchmarks.release_cases import site as made
 from benchmarks.release_site import DeskSource
-from console import words
+from console import conditions
 from console.client import Operator
 from console.drawing import UNICODE, fit_ends, to_text
 from console.feed import Person
@@ -98,10 +98,11 @@ def test_of_a_lost_link_the_cause_comes_first_however_long_its_path(cells: int) 
         snapshot = live(silo())
         cause = f"cannot reach {path}: nothing listens there"
         link = replace(snapshot.link, state="disconnected", cause=cause, hint="silo start", retry_at=104.0)
-        rows = words.condition_lines(
-            replace(snapshot, link=link), 100.0, cells, opened_at=100.0, waits_for="the daemon"
-        )[:2]  # fmt: skip
+        rows = conditions.condition_lines(
+            replace(snapshot, link=link), 100.0, cells, opened_at=100.0, waits_for="the daemon", below_at=93.0
+        )  # fmt: skip
         text = " ".join(to_text(rows).split())
+        assert len(rows) <= 2 and "below as of 00:07 ago" in text
         assert text.startswith("DISCONNECTED: cannot reach /") and "r tries now" in text
         assert cells < 80 or ("nothing listens there" in text and path[-6:] in text), text
 

@@ -296,6 +296,25 @@ async def test_a_held_one_says_that_it_waits_for_people() -> None:
         assert "1 persons must approve exactly these bytes" in desk.text and "DENY" not in desk.text
 
 
+@pytest.mark.parametrize(
+    ("end", "left", "told"),
+    [("rejected", "no", "a person said no, for good"), ("approved", "later", "a decision of its own"),
+     ("expired", "no", "nobody answered in time"), ("missed", "no", "the run went on")],
+)  # fmt: skip
+async def test_a_hold_that_is_over_neither_waits_nor_says_what_would_pass(end: str, left: str, told: str) -> None:
+    async with console((80, 24)) as desk:
+        row = message(17, verdict="hold", outcome=end, milliseconds=None)
+        screen = await opened(desk, {**page(1, rows=[row]), "held": 0})
+        names = [column.name for column in columns_of("outbox")]
+        cells = dict(zip(names, (part[0] for part in screen.table.rows.shown[0].cells), strict=True))
+        assert (cells["verdict"], cells["left"], cells["rule"]) == ("held", left, end)
+        assert "HOLD" not in desk.text and "0 held" in desk.text
+        await desk.press("enter")
+        await desk.answer("outbox record 17", {**decision(17, "hold"), "outcome": end, "would_pass": []})
+        words = " ".join(desk.text.split())
+        assert told in words and "held by approvals" in words and "HOLD" not in words and "would pass" not in words
+
+
 async def test_the_box_below_tells_of_the_row_under_the_cursor_where_there_is_room() -> None:
     async with console((100, 30)) as desk:
         await opened(desk)

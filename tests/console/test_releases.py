@@ -137,11 +137,24 @@ def test_scoring(truth: dict[str, Any]) -> None:
     assert not score(truth, slow)["passed"]
     assert not score(truth, answers(truth)[:-1])["passed"]
     assert not score(truth, [])["passed"]
-    for wrong in ({"number": 31}, {"answer": "maybe"}, {"seconds": True}, {"seconds": -1}, {"seconds": float("nan")}):
-        with pytest.raises(UsageError):
+    for wrong in (
+        {"number": 31}, {"number": True}, {"number": []}, {"answer": "maybe"}, {"answer": None}, {"seconds": True},
+        {"seconds": -1}, {"seconds": float("nan")},
+    ):  # fmt: skip
+        (name,) = wrong
+        with pytest.raises(UsageError, match=f"answer 1: {name} .* is n") as refused:
             score(truth, [{**answers(truth)[0], **wrong}])
-    with pytest.raises(UsageError):
+        assert refused.value.hint == f"a line reads {releases.ANSWER}"
+        with pytest.raises(UsageError, match=f"answer 1: {name} is missing"):
+            score(truth, [{key: value for key, value in answers(truth)[0].items() if key != name}])
+    with pytest.raises(UsageError, match="answer 2: number 1 was answered before"):
         score(truth, [answers(truth)[0]] * 2)
+
+
+def test_the_help_says_what_an_answer_looks_like(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        releases.main(["--help"])
+    assert " ".join(releases.ANSWER.split()) in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command_scores_and_says_what_is_wrong(

@@ -279,3 +279,21 @@ async def test_it_looks_as_kept(size: tuple[int, int]) -> None:
         await desk.press("2")
         await desk.answer(screen.key, at_silo())
         dumps.compare(f"round-silo-{size[0]}x{size[1]}", desk)
+
+
+async def test_a_round_that_is_not_the_newest_says_so_on_every_visit() -> None:
+    async with console((80, 24)) as desk:
+        screen = await opened(desk)
+        assert "not the newest" not in desk.text
+        await desk.press("left_square_bracket")
+        await desk.answer(screen.key, round_before())
+        assert "not the newest: ] goes on to round 2" in desk.text
+        await desk.press("1", "2")
+        await desk.answer(screen.key, round_before() | {"rounds": [{"round": number} for number in (1, 2, 3)]})
+        assert "not the newest: ] goes on to round 2 of 3" in desk.text
+        await desk.press("right_square_bracket")
+        await desk.answer(screen.key, at_coordinator() | {"rounds": [{"round": number} for number in (1, 2, 3)]})
+        assert "not the newest: ] goes on to round 3" in desk.text
+        await desk.press("right_square_bracket")
+        await desk.answer(screen.key, at_coordinator(round=3, rounds=[{"round": number} for number in (1, 2, 3)]))
+        assert "not the newest" not in desk.text and "newest" in screen.key

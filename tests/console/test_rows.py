@@ -265,3 +265,9 @@ def test_values_of_another_type_do_not_break_the_order() -> None:
         made.sort_next()
         assert sorted(ids(made)) == [1, 2, 3]
     assert made.sorted_by == "" and ids(made) == [3, 2, 1]
+
+
+def test_what_stands_there_before_the_first_page_has_no_mark_of_something_hidden() -> None:
+    wide = (Column("kind", lambda row: ("", ""), 60, worth=0), Column("bytes", lambda row: ("", ""), 60, worth=0))
+    text = to_text(skeleton(wide, 140, 10, UNICODE))
+    assert "<+" not in text and text.splitlines()[0].split() == ["kind", "bytes"] and text.count("…") == 6

@@ -13,6 +13,7 @@ from textual import events
 from textual.widgets import Button, Input
 
 from console.app import FedConsole
+from console.bar import Lock
 from console.safe import _spelled
 from console.screens.approval import ApprovalScreen
 from console.screens.confirm import ConfirmDialog
@@ -20,7 +21,6 @@ from console.screens.fields import TYPED_SECONDS_MIN, drawable
 from console.screens.overview import OverviewScreen
 from console.signing import IDLE_LOCK_SECONDS, KeyFiles
 from console.values import Link
-from console.words import Lock
 from fedsilo.treaty.errors import ConflictError
 from tests.console.desk import SIZES, console, open_dialog, type_word
 from tests.console.states import DIGEST, POLICY_DIGEST, Happened, coordinator, live, release, rule, silo

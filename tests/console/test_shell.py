@@ -9,6 +9,7 @@ import pytest
 from textual import events
 
 from console.actions import actions_on
+from console.bar import Lock, top_bar
 from console.conditions import answer_lines, denied_lines, empty_lines, refused_lines
 from console.drawing import UNICODE, to_text
 from console.help import JSON_LINES_MAX, json_lines
@@ -17,9 +18,8 @@ from console.screens.confirm import ConfirmDialog, TextDialog
 from console.screens.overview import OverviewScreen
 from console.screens.palette import ChooseDialog
 from console.store import Store
-from console.told import ToldConsole
+from console.told import ToldConsole, ToldLock
 from console.values import Link, Snapshot
-from console.words import Lock, top_bar
 from tests.console.desk import SIZES, Desk, console
 from tests.console.example_screen import ExampleScreen
 from tests.console.states import NOW, Reading, coordinator, live, release, silo
@@ -283,6 +283,38 @@ def test_the_bar_never_loses_whose_console_it_is(cells: int, shown: str) -> None
     assert shown in bar and len(bar) <= cells
 
 
+LOCAL = "WITH LOCAL DATA"
+REPLAYED = f"REPLAY 00:10 of 02:00 paused, 2026-12-01 10:00:00Z, {LOCAL}"
+
+
+@pytest.mark.parametrize("cells", [60, 80, 100, 140])
+@pytest.mark.parametrize(("told", "kept"), [
+    (f"RECORDING 00:10, {LOCAL}", "LOCAL DATA"), ("RECORDING 00:10, share-safe", "RECORDING"),
+    ("RECORDING STOPPED: the disk has 12 MiB", "RECORDING STOPPED"), ("", "UNLOCKED"),
+])  # fmt: skip
+def test_the_bar_keeps_the_party_and_what_is_recorded_before_the_latency(cells: int, told: str, kept: str) -> None:
+    snapshot = live(silo(release()))
+    snapshot = replace(snapshot, link=replace(snapshot.link, latency_seconds=0.002))
+    bar = to_text([top_bar(snapshot, ToldLock("bob", 899.0, told=told), 100.0, cells, UNICODE)])
+    assert "hospital_a" in bar and "live" in bar and "bob UNLOCKED" in bar and kept in bar and len(bar) <= cells, bar
+    assert ("2 ms" in bar) == (cells >= 100 or not told), bar
+
+
+@pytest.mark.parametrize("cells", [60, 80, 100, 140])
+def test_the_bar_says_of_a_recording_that_it_has_local_data(cells: int) -> None:
+    snapshot = live(silo(release()))
+    for told in (REPLAYED, REPLAYED.replace(LOCAL, "share-safe")):
+        shown = replace(snapshot, link=replace(snapshot.link, told=told))
+        bar = to_text([top_bar(shown, Lock(read_only=True), 100.0, cells, UNICODE)])
+        assert ("LOCAL DATA" in bar) == (LOCAL in told) and "REPLAY" in bar and "hospital_a" in bar, bar
+        assert "READ-ONLY" in bar and len(bar) <= cells and ("REPLAY 00:10" in bar or cells == 60)
+
+
+def test_a_party_with_a_long_name_goes_before_the_lock_does() -> None:
+    bar = to_text([top_bar(live(silo(silo="clinic-" * 9)), Lock(), 100.0, 60, UNICODE)])
+    assert bar.endswith("LOCKED") and "clinic" not in bar
+
+
 async def test_replay_keys_are_told_where_something_is_played_back() -> None:
     for replay in (None, object()):
         app = ToldConsole(told=lambda: "REPLAY", replay=replay)  # type: ignore[arg-type]
@@ -320,7 +352,7 @@ async def test_before_the_first_snapshot_a_screen_has_its_frame_and_no_data() ->
 async def test_a_tiny_terminal_says_what_it_needs_on_every_screen() -> None:
     async with console((59, 15)) as desk:
         await desk.show(silo(release()))
-        assert "needs 60x16, has 59x15; 1 need you" in desk.text
+        assert "needs 60x16, has 59x15; 1 needs you" in desk.text
         await desk.open(ExampleScreen())
         assert "needs 60x16" in desk.text
         await desk.pilot.resize_terminal(60, 16)

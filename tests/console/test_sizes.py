@@ -58,7 +58,7 @@ async def test_a_refusal_is_wrapped_and_is_all_there_is(size: tuple[int, int]) -
     async with console(size) as desk:
         await desk.show(silo(release()))
         words = " ".join(desk.text.split())
-        told = f"needs 60x16, has {size[0]}x{size[1]}; 1 need you; as text: silo status"
+        told = f"needs 60x16, has {size[0]}x{size[1]}; 1 needs you; as text: silo status"
         assert words == told if size != (20, 3) else told.startswith(words) and "has 20x3" in words, words
         assert max(map(len, desk.text.splitlines())) <= size[0]
         await resized(desk, (60, 16))
@@ -79,7 +79,7 @@ async def test_a_dialog_without_room_is_covered_takes_no_key_and_stands_there_ag
             await type_word(desk, DIGEST[-4:-1])
         await resized(desk, size)
         assert isinstance(desk.app.screen, TooSmall)
-        assert " ".join(desk.text.split()).startswith(f"needs 60x16, has {size[0]}x{size[1]}; 1 need you")
+        assert " ".join(desk.text.split()).startswith(f"needs 60x16, has {size[0]}x{size[1]}; 1 needs you")
         await type_word(desk, DIGEST[-1])
         await desk.press("tab", "enter", "escape", "q")
         assert isinstance(desk.app.screen, TooSmall) and await desk.answers_sent() == []

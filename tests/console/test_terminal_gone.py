@@ -25,14 +25,19 @@ ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 @contextmanager
-def opened() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A console that has drawn, as a terminal's own program; and our end of that terminal."""
+def opened(*, is_told: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A console that has drawn, on a terminal of which we have the other end.
+
+    Args:
+        is_told: the kernel tells it when the terminal ends; not to a program on a terminal of another session.
+    """
     main, there = os.openpty()
     ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    # a terminal that the leader of a session opens is that session's own (termios(4)): the kernel tells it of its end
-    words = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(there), sys.executable, "-m", "fedsilo.launch"]
+    words = [sys.executable, "-m", "fedsilo.launch", "fedconsole", "--replay", str(RECORDING)]
+    if is_told:  # a terminal that the leader of a session opens is that session's own (termios(4))
+        words = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(there), *words]
     console = subprocess.Popen(
-        [*words, "fedconsole", "--replay", str(RECORDING)], start_new_session=True,
+        words, stdin=there, stdout=there, stderr=there, start_new_session=True,
         env={**os.environ, "TERM": "xterm-256color"},
     )  # fmt: skip
     try:
@@ -54,6 +59,14 @@ def read_until(main: int, wanted: bytes) -> None:
 def test_it_ends_when_its_terminal_is_closed() -> None:
     with opened() as (console, main):
         os.close(main)  # the kernel sends SIGHUP and SIGCONT, and each write fails from here on
+        assert console.wait(WAIT_SECONDS) == 130
+
+
+def test_sigterm_ends_it_after_its_terminal_has_gone() -> None:
+    with opened(is_told=False) as (console, main):
+        os.close(main)
+        console.send_signal(signal.SIGCONT)  # as a kernel that does tell; what would enter the terminal again writes
+        console.send_signal(signal.SIGTERM)
         assert console.wait(WAIT_SECONDS) == 130
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from console import words
 from console.drawing import UNICODE, to_text
+from console.once import once_lines
 from console.values import Happening
 from tests.console.desk import SIZES, console
 from tests.console.states import Happened, coordinator, live, release, silo
@@ -59,7 +60,7 @@ def test_a_broken_log_of_a_coordinator_needs_somebody_everywhere() -> None:
 def test_a_pause_by_the_coordinator_is_told_and_is_no_need() -> None:
     told = "run paused by the coordinator"
     paused = live(silo(run_paused=True))
-    assert words.needs_of(paused, 100.0) == [] and told in to_text(words.once_lines(paused, 100.0, 80, UNICODE))
+    assert words.needs_of(paused, 100.0) == [] and told in to_text(once_lines(paused, 100.0, 80, UNICODE))
     assert "PAUSED" not in to_text(words.round_lines(paused, 80, UNICODE)), "that word is of people here"
     link = {"address": "host:1", "link": "down", "fault": "no answer"}
     lost = words.paused_lines(live(silo(run_paused=True, coordinator=link)), 80, UNICODE)
@@ -77,3 +78,11 @@ async def test_a_pause_by_the_coordinator_stands_on_the_overview_until_the_run_g
         assert "run paused by the coordinator" in desk.text and "1 needs you" in desk.text
         await desk.show(silo(release()))
         assert "paused" not in desk.text
+
+
+def test_what_was_sent_is_not_called_left_and_a_rate_has_one_unit() -> None:
+    text = to_text(once_lines(live(silo()), 100.0, 120, UNICODE))
+    header = next(row.split() for row in text.splitlines() if row.split()[:2] == ["silo", "state"])
+    assert "sent" in header and "left" not in header
+    assert "28.1" in text.split("pass@1 %")[1] and "0.281" not in text and "pass at 1" not in text
+    assert "reward mean 0.413" in text

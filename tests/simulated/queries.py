@@ -52,6 +52,7 @@ def slow(audit: AuditLog, direction: str, *, control: bool = False) -> list[dict
             each for each in records.values()
             if each["event"].startswith("egress.") and each["link"].get("decision") == record["seq"]
         ]  # fmt: skip
+        ended = _hold_end(record, list(records.values()))
         sent = [each for each in fate if each["event"] == "egress.sent" and each["boot"] == record["boot"]]
         rows.append(
             {
@@ -59,11 +60,32 @@ def slow(audit: AuditLog, direction: str, *, control: bool = False) -> list[dict
                 "run": record.get("run", ""), "round": record.get("round", 0), "step": record.get("step", 0),
                 "bytes": record.get("payload", {}).get("bytes", 0), "reasons": record.get("reasons", []),
                 "rules": [rule["rule"] for rule in record.get("rules", ()) if rule["outcome"] in ("deny", "hold")],
-                "outcome": fate[-1]["event"].removeprefix("egress.") if fate else "",
+                "outcome": fate[-1]["event"].removeprefix("egress.") if fate else ended,
                 "milliseconds": sent[-1]["mono"] - record["mono"] if sent else None,
             }
         )  # fmt: skip
     return rows[::-1]
+
+
+def _hold_end(record: Mapping[str, Any], records: list[Any]) -> str:
+    """How the hold of one message ended, of whose bytes no other was held."""
+    if record["decision"] != "hold":
+        return ""
+    for each in records[records.index(record) + 1 :]:
+        if _digest(each) != _digest(record):
+            continue
+        if each["event"] == "approval.deny":
+            return "rejected" if each["detail"].get("person") else "denied"
+        if each["event"] == "approval.expire":
+            return {"EXPIRED": "expired", "POLICY_CHANGED": "denied"}.get(each["reasons"][0], "missed")
+        if each["event"] == "egress.decision" and each["link"].get("approvals"):
+            return "approved" if each["decision"] == "allow" else "denied"
+    return ""
+
+
+def _digest(record: Mapping[str, Any]) -> Any:
+    payload = record.get("payload", {})
+    return payload.get("sha256", payload.get("hmac_sha256"))
 
 
 def same(rows: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:

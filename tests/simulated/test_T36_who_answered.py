@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.message_index import utc
+from fedsilo.edge import message_index
+from fedsilo.edge.message_index import HOLD_ENDS, utc
+from fedsilo.treaty.errors import ConflictError
 from silo.guard.messages import Held
 from silo.guard.panel import Panel
 from tests.policies import setting
 from tests.simulated.guarded import Bench, command
-from tests.simulated.queries import panel_of
+from tests.simulated.queries import panel_of, queries_of, same, slow
 
 NOTE = "asked for twice today"
 
@@ -78,3 +80,61 @@ def test_T36_the_counterpart_an_approved_release_names_its_approvers_without_a_r
         ("alice", "", ""), ("bob", "", ""),
     ]  # fmt: skip
     assert [each["reason"] for each in answers] == ["", ""]
+
+
+def ended(bench: Bench, end: str) -> None:
+    shown = held(bench)
+    match end:
+        case "approved":
+            for person in ("alice", "bob"):
+                bench.releases.approve(command("approvals.approve", shown, person=person))
+        case "rejected":
+            bench.releases.reject(command("approvals.reject", shown | {"reason_code": "TIMING"}, person="bob"))
+        case "expired":
+            bench.clock_now += 9 * 24 * 3600
+            bench.releases.expire()
+        case "missed":
+            bench.releases.miss("run-1", 1, None)
+        case "denied":
+            bench.ledger.payloads.remove([shown["digest"]])
+            with pytest.raises(ConflictError):
+                for person in ("alice", "bob"):
+                    bench.releases.approve(command("approvals.approve", shown, person=person))
+
+
+@pytest.mark.parametrize("end", [*HOLD_ENDS[:-1], ""])
+def test_a_hold_that_is_over_is_counted_as_held_no_more_and_its_row_says_how_it_ended(bench: Bench, end: str) -> None:
+    outbox = queries_of(bench)["outbox"]
+    if end:
+        ended(bench, end)
+    else:
+        held(bench)  # the counterpart: people are asked still
+    for ask in (outbox, queries_of(bench)["outbox"]):  # followed, and read anew
+        answer = ask({})
+        assert same(answer["messages"], slow(bench.audit, "egress"))
+        row = answer["messages"][-1]
+        assert (row["verdict"], row["outcome"], answer["held"]) == ("hold", end, 0 if end else 1)
+        assert bool(ask({"seq": row["seq"]})["would_pass"]) is not bool(end)
+    assert [row["outcome"] for row in outbox({"verdict": "allow"})["messages"]] == ([""] if end == "approved" else [])
+
+
+def test_the_same_bytes_held_again_wait_although_a_person_refused_them_before(bench: Bench) -> None:
+    outbox = queries_of(bench)["outbox"]
+    ended(bench, "rejected")
+    held(bench)
+    answer = outbox({})
+    assert ([row["outcome"] for row in answer["messages"]], answer["held"]) == (["", "rejected"], 1)
+
+
+def test_of_a_hold_too_old_to_be_indexed_it_is_known_whether_it_is_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_index, "ROWS_MAX", 4)
+    outbox = queries_of(bench)["outbox"]
+    ended(bench, "rejected")
+    held(bench)
+    for _ in range(6):
+        bench.responses()
+    old = [row for row in outbox({"limit": 100})["messages"] if row["verdict"] == "hold"]
+    assert [row["outcome"] for row in old] == ["", "ended"] and outbox({})["held"] == 1
+    assert [bool(outbox({"seq": row["seq"]})["would_pass"]) for row in old] == [True, False]

@@ -599,6 +599,25 @@ def test_a_round_that_is_held_and_one_of_figures_alone_are_no_measure_of_the_nex
     assert left() == day // 27
 
 
+def test_what_people_kept_back_counts_for_the_next_round_unless_it_left_after_all(bench: Bench) -> None:
+    queries = queries_of(bench)
+    day = setting.policy_of(setting.policy_text()).file.budgets.day_bytes
+
+    def append(event: str, kind: str, size: int, digest: str, **more: Any) -> None:
+        payload = {"bytes": size, "sha256": digest * 64}
+        bench.audit.append(event, kind=kind, run="run-1", round=1, step=0, payload=payload, **more)
+
+    append("egress.decision", "public.responses", 7, "a", decision="allow")
+    append("egress.decision", "lora.factors", 300, "b", decision="hold")
+    bench.gate.view = replace(bench.gate.view, round=2)
+    left = [queries["limits"]({})["forecast"]["rounds_left"]]
+    append("approval.deny", "lora.factors", 300, "b", reasons=["TIMING"], detail={"person": "alice"})
+    left.append(queries["limits"]({})["forecast"]["rounds_left"])
+    append("egress.decision", "lora.factors", 200, "c", decision="allow")
+    left.append(queries["limits"]({})["forecast"]["rounds_left"])
+    assert left == [day // 7, day // 307, day // 207]
+
+
 # ---- who asks --------------------------------------------------------------------------------------
 
 HOSTILE: list[Any] = [

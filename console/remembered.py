@@ -1,0 +1,52 @@
+"""The newest answers of screens that are no longer on top, for when the daemon is lost: what was read stays readable.
+
+While it answers, a screen that comes on again is asked for anew, and nothing from here is shown. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from console.feed import Question
+from console.values import Snapshot
+
+ANSWERS_MAX = 64  # of every place some, and the pages somebody went through last
+
+
+@dataclass
+class Remembered:
+    """Answers of one daemon by key, with the question that they are to and when they came."""
+
+    _answers: dict[str, tuple[Question, Any, float]] = field(default_factory=dict)
+    _site: str = ""
+
+    def with_answers(self, snapshot: Snapshot, wanted: Mapping[str, Question]) -> Snapshot:
+        """The snapshot; of a daemon that is lost, with what it last answered to the questions that are wanted.
+
+        Args:
+            snapshot: as the reader gave it.
+            wanted: questions of the screen on top, by key.
+        """
+        if snapshot.site != self._site:
+            self._answers, self._site = {}, snapshot.site
+        if snapshot.link.state != "disconnected":
+            for key in wanted.keys() & snapshot.answered_at.keys() & snapshot.answers.keys():
+                self._answers.pop(key, None)
+                self._answers[key] = wanted[key], snapshot.answers[key], snapshot.answered_at[key]
+            for key in list(self._answers)[:-ANSWERS_MAX]:
+                del self._answers[key]
+            return snapshot
+        known = {
+            key: self._answers[key]
+            for key, question in wanted.items()
+            if key not in snapshot.answers and key in self._answers and self._answers[key][0] == question
+        }
+        if not known:
+            return snapshot
+        return replace(
+            snapshot,
+            answers={**snapshot.answers, **{key: value for key, (_, value, _) in known.items()}},
+            answered_at={**snapshot.answered_at, **{key: at for key, (_, _, at) in known.items()}},
+        )
