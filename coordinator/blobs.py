@@ -1,7 +1,7 @@
 """Payloads on disk, named by their SHA-256: uploads, global adapters, and what is still arriving.
 
-A payload is spooled to a local file while its bytes arrive, hashed on the way, flushed, and only then given its
-name, so a name always stands for complete bytes. The final place is any fsspec URL; on a local disk it is a rename.
+A payload is spooled to a local file while its bytes come, hashed on the way, flushed, and only then given its name, so
+a name always stands for complete bytes; uploads, which may be cut and go on, are in `uploads`. The final place is any fsspec URL; on a local disk it is a rename.
 What this does not do: encrypt, or delete old rounds.
 """
 
@@ -87,8 +87,8 @@ def whole(payload: AnyPayload) -> bytes:
     return payload.read_at(0, payload.size_bytes)
 
 
-def chunks(payload: AnyPayload) -> Iterator[bytes]:
-    for start in range(0, payload.size_bytes, CHUNK_BYTES_MAX):
+def chunks(payload: AnyPayload, offset: int = 0) -> Iterator[bytes]:
+    for start in range(offset, payload.size_bytes, CHUNK_BYTES_MAX):
         yield payload.read_at(start, min(CHUNK_BYTES_MAX, payload.size_bytes - start))
 
 
@@ -106,14 +106,14 @@ class Spool:
         try:
             self._stream = self.path.open("xb")
         except OSError as error:
-            raise _disk_error(error, self.path) from error
+            raise disk_error(error, self.path) from error
 
     def write(self, chunk: bytes) -> None:
         try:
             self._stream.write(chunk)
         except OSError as error:
             self.drop()
-            raise _disk_error(error, self.path) from error
+            raise disk_error(error, self.path) from error
         self._hash.update(chunk)
         self.size_bytes += len(chunk)
 
@@ -125,7 +125,7 @@ class Spool:
             self._stream.close()
         except OSError as error:
             self.drop()
-            raise _disk_error(error, self.path) from error
+            raise disk_error(error, self.path) from error
         return FilePayload(fsspec.filesystem("file"), str(self.path), self._hash.hexdigest(), self.size_bytes)
 
     def drop(self) -> None:
@@ -155,17 +155,17 @@ class Blobs:
     """
 
     def __init__(self, state_dir: Path, url: str = "") -> None:
-        self._arriving = state_dir / "arriving"
-        self._arriving.mkdir(parents=True, exist_ok=True)
-        # a half-received payload was never acknowledged; its sender sends it again
-        for stale in self._arriving.glob("*.part"):
+        self.arriving = state_dir / "arriving"
+        self.arriving.mkdir(parents=True, exist_ok=True)
+        # what this process was making of its own; uploads have another name and are gone on with
+        for stale in self.arriving.glob("*.part"):
             stale.unlink()
         self._filesystem, self._root = fsspec.core.url_to_fs(url or str(state_dir / "blobs"))
         self._local = "file" in self._filesystem.protocol
         self._filesystem.makedirs(self._root, exist_ok=True)
 
     def spool(self) -> Spool:
-        return Spool(self._arriving)
+        return Spool(self.arriving)
 
     def keep(self, payload: AnyPayload) -> FilePayload:
         """Make a payload durable under its digest; keeping the same bytes twice is harmless."""
@@ -185,7 +185,7 @@ class Blobs:
             else:
                 self._filesystem.put_file(payload.path, place)
         except OSError as error:
-            raise _disk_error(error, Path(place)) from error
+            raise disk_error(error, Path(place)) from error
         return kept
 
     def find(self, digest: str) -> FilePayload | None:
@@ -205,7 +205,8 @@ class Blobs:
         return f"{self._root}/{digest[:2]}/{digest}"
 
 
-def _disk_error(error: OSError, path: Path) -> OperationError:
+def disk_error(error: OSError, path: Path) -> OperationError:
+    """What a disk's refusal is called."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(f"no space left for {path}", hint="free space in state_dir, then start again")
     return OperationError(f"cannot write {path}: {error.strerror}")

@@ -341,6 +341,7 @@ class Coordinator:
             yield Ready(config.federation, config.coordinator, address, port, str(config.control.socket))
         finally:
             self.driver.stop()
+            service.uploads.stop()
             federation.stop(DRAIN_SECONDS).wait()
             self.desk.close()
             control.stop(DRAIN_SECONDS).wait()

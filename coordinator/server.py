@@ -1,8 +1,9 @@
 """gRPC, thin: mutual TLS and framing in front of the `Driver`, a unix socket in front of the `ControlDesk`.
 
 Every call is judged anew: TLS 1.3, one certificate of a silo of this federation, valid now (threats T25, T26, T28). A
-call may stall only so long, send only what it announced and open only so many at a time (T23, T24). What goes wrong
-here leaves as a bare status, never with a text (T8).
+call may send only what it announced and open only so many at a time (T23), and it ends when the next MiB, up or down,
+does not come to an end in time (T24): a large payload may take as long as its line needs. What goes wrong here leaves
+as a bare status, never with a text (T8).
 What this does not stop: a network attacker who drops or delays packets.
 """
 
@@ -16,7 +17,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -26,11 +27,12 @@ from typing import Any
 import grpc
 
 from certs.identity import Identity, PeerIdentity, peer_identity
-from coordinator.blobs import AnyPayload, Blobs, BytesPayload, chunks
+from coordinator.blobs import AnyPayload, Blobs, BytesPayload, chunks, whole
 from coordinator.config import Limits
 from coordinator.driver import Driver
 from coordinator.native_log import address_of, host_of
 from coordinator.replies import Reply
+from coordinator.uploads import LineClosed, Uploads
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, PeerError, WireCode
@@ -40,8 +42,8 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 log = logging.getLogger("fedsilo.coordinator")
 
-IN_MEMORY_BYTES_MAX = 1 << 20  # larger payloads go to a file while they arrive
 WATCHERS_MAX = 16
+PROGRESS_BYTES = 1 << 20  # of an upload, in `limits.receive_timeout_seconds`; of an answer it is a chunk
 _OPTIONS = (
     ("grpc.max_receive_message_length", 2 << 20),
     ("grpc.max_concurrent_streams", 16),
@@ -98,29 +100,30 @@ def _caller(context: grpc.ServicerContext) -> tuple[str, str]:
 
 
 class _Watchdog:
-    """Cancels calls whose sender stalls (T24) and tells how many lines were held back. One thread for all calls."""
+    """Cancels calls whose peer stalls (T24) and tells how many lines were held back. One thread for all calls."""
 
-    def __init__(self, clock: Callable[[], float], quiet: QuietLog) -> None:
+    def __init__(self, clock: Callable[[], float], quiet: QuietLog, seconds: float) -> None:
         self._clock = clock
         self._quiet = quiet
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._due: dict[grpc.ServicerContext, float] = {}
 
-    @contextlib.contextmanager
-    def watching(self, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
+    def expect(self, context: grpc.ServicerContext) -> None:
+        """The peer is to send, or to take, the next piece in time."""
         with self._lock:
-            self._due[context] = self._clock() + seconds
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._due.pop(context, None)
+            self._due[context] = self._clock() + self._seconds
+
+    def rest(self, context: grpc.ServicerContext) -> None:
+        """Nothing is expected of the peer."""
+        with self._lock:
+            self._due.pop(context, None)
 
     def look(self) -> None:
         with self._lock:
             late = [context for context, due in self._due.items() if due <= self._clock()]
         for context in late:
-            self._quiet.say("stalled", "calls whose sender stalled", "a sender stalled; its call is cancelled")
+            self._quiet.say("stalled", "calls whose peer stalled", "a peer stalled; its call is cancelled")
             context.cancel()  # type: ignore[no-untyped-call]  # grpc publishes no types for it
         self._quiet.flush()
 
@@ -148,32 +151,40 @@ class FederationService:
         monotonic: Callable[[], float],
     ) -> None:
         self._driver = driver
-        self._blobs = blobs
+        self.uploads = Uploads(blobs)
         self._trust_root_pem = trust_root_pem
         self._limits = limits
         self._now = now
         self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._quiet = QuietLog(log, monotonic=monotonic)
-        self.watchdog = _Watchdog(monotonic, self._quiet)
+        self.watchdog = _Watchdog(monotonic, self._quiet, limits.receive_timeout_seconds)
 
     def exchange(self, requests: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
         """One message in, one message out."""
         with _Boundary(context, self._quiet):
             peer = self._peer(context)
             with self._one_more(peer), contextlib.ExitStack() as stack:
-                with self.watchdog.watching(context, self._limits.receive_timeout_seconds):
-                    reply = self._take(peer, requests, stack)
-                if isinstance(reply, Reply):
-                    yield from _frames(reply)
-                    return
-                envelope, payload = reply
-                yield from _frames(self._driver.receive(peer, envelope, payload))
+                stack.callback(self.watchdog.rest, context)
+                self.watchdog.expect(context)
+                taken = yield from self._take(peer, requests, context, stack)
+                self.watchdog.rest(context)
+                if isinstance(taken, Reply):
+                    reply, offset = taken, 0
+                else:
+                    reply = self._driver.receive(peer, *taken)
+                    offset = _offset_asked(*taken, reply)
+                stack.pop_all().close()  # an upload's place is another's while the answer goes out
+                stack.callback(self.watchdog.rest, context)
+                for frame in _frames(reply, offset):
+                    self.watchdog.expect(context)
+                    yield frame
 
     def _take(
-        self, peer: PeerIdentity, requests: Iterator[pb.Frame], stack: contextlib.ExitStack
-    ) -> Reply | tuple[pb.Envelope, AnyPayload]:
-        """The complete message, or the refusal that answers its opening."""
+        self, peer: PeerIdentity, requests: Iterator[pb.Frame], context: grpc.ServicerContext,
+        stack: contextlib.ExitStack,
+    ) -> Generator[pb.Frame, None, Reply | tuple[pb.Envelope, AnyPayload]]:  # fmt: skip
+        """The complete message, or the refusal that answers its opening or what came after it."""
         envelope = pb.Envelope()
         try:
             first = next(requests, None)
@@ -182,27 +193,53 @@ class FederationService:
             envelope = first.opening.envelope
             announced = first.opening.payload_bytes
             # before a single payload byte is accepted
-            self._driver.parts.ingress.admit(peer, envelope, announced)
-            # dropped when the call ends, unless it was kept under its digest meanwhile
-            spool = stack.enter_context(self._blobs.spool()) if announced > IN_MEMORY_BYTES_MAX else None
-            taken = bytearray()
-            received = 0
-            for frame in requests:
-                received += len(frame.chunk)
-                too_long = len(frame.chunk) > codec.CHUNK_BYTES_MAX or received > announced
-                if frame.WhichOneof("part") != "chunk" or too_long or not frame.chunk:
-                    raise PeerError(
-                        WireCode.MALFORMED, "a frame is not a chunk, is empty, or exceeds what was announced"
-                    )
-                if spool is None:
-                    taken += frame.chunk
-                else:
-                    spool.write(frame.chunk)
-            if received != announced:
-                raise PeerError(WireCode.MALFORMED, f"{announced} bytes were announced, {received} came")
+            silo = self._driver.parts.ingress.admit(peer, envelope, announced)
+            if announced <= codec.UNASKED_BYTES_MAX:
+                taken = bytearray()
+                for chunk in _chunks(requests, announced):
+                    taken += chunk
+                return envelope, BytesPayload(bytes(taken))
+            payload = yield from self._take_large(silo, envelope, announced, requests, context, stack)
+            return envelope, payload
         except PeerError as error:
             return self._driver.refuse(peer, envelope, error)
-        return envelope, BytesPayload(bytes(taken)) if spool is None else spool.finish()
+
+    def _take_large(
+        self, silo: str, envelope: pb.Envelope, announced: int, requests: Iterator[pb.Frame],
+        context: grpc.ServicerContext, stack: contextlib.ExitStack,
+    ) -> Generator[pb.Frame, None, AnyPayload]:  # fmt: skip
+        """What a silo may send when its turn comes. It stays until `stack` is left without an error."""
+        self.watchdog.rest(context)  # it waits for others
+        if not context.add_callback(self.uploads.wake):
+            raise LineClosed
+        stack.enter_context(self.uploads.turn(silo, is_active=context.is_active, cut=context.cancel))
+        digest = envelope.payload_digest.hex()
+        known = self.uploads.taken_before(self._driver.parts.store, silo, digest)
+        if known is not None and known.size_bytes == announced:
+            self.watchdog.expect(context)
+            yield pb.Frame(admitted=pb.Admitted(offset=announced))
+            for _ in _chunks(requests, 0):
+                pass
+            return known
+        upload = stack.enter_context(self.uploads.arriving(silo, digest, announced))
+        self.watchdog.expect(context)
+        yield pb.Frame(admitted=pb.Admitted(offset=upload.offset))
+        left = announced - upload.offset
+        awaited = left - PROGRESS_BYTES
+        try:
+            for chunk in _chunks(requests, left):
+                upload.write(chunk)
+                left -= len(chunk)
+                if left <= awaited:
+                    awaited = left - PROGRESS_BYTES
+                    self.watchdog.expect(context)
+        except PeerError:
+            upload.drop()
+            raise
+        payload = upload.finish()
+        # Once it is judged it is not gone on with; what was kept has another name by then. What could not be judged is.
+        stack.push(lambda kind, _error, _trace: upload.drop() if kind is None else None)
+        return payload
 
     def _peer(self, context: grpc.ServicerContext) -> PeerIdentity:
         """Who calls, by this call's certificate.
@@ -239,9 +276,32 @@ class FederationService:
                 self._calls[peer.spiffe_id] -= 1
 
 
-def _frames(reply: Reply) -> Iterator[pb.Frame]:
-    yield pb.Frame(opening=pb.Opening(envelope=reply.envelope, payload_bytes=reply.payload.size_bytes))
-    for chunk in chunks(reply.payload):
+def _chunks(requests: Iterator[pb.Frame], expected: int) -> Iterator[bytes]:
+    """Chunks of exactly so many bytes. Raises PeerError: anything else."""
+    left = expected
+    for frame in requests:
+        left -= len(frame.chunk)
+        too_long = len(frame.chunk) > codec.CHUNK_BYTES_MAX or left < 0
+        if frame.WhichOneof("part") != "chunk" or too_long or not frame.chunk:
+            raise PeerError(WireCode.MALFORMED, "a frame is not a chunk, is empty, or exceeds what was announced")
+        yield frame.chunk
+    if left:
+        raise PeerError(WireCode.MALFORMED, f"of {expected} announced bytes {expected - left} came")
+
+
+def _offset_asked(envelope: pb.Envelope, payload: AnyPayload, reply: Reply) -> int:
+    """Where the bytes of an adapter begin that a silo goes on fetching; 0 where it cannot have so many."""
+    if envelope.kind != "control.fetch" or reply.envelope.kind != "global.adapter":
+        return 0
+    offset = codec.decode(pb.Fetch, whole(payload)).offset
+    return offset if offset < reply.payload.size_bytes else 0
+
+
+def _frames(reply: Reply, offset: int) -> Iterator[pb.Frame]:
+    yield pb.Frame(
+        opening=pb.Opening(envelope=reply.envelope, payload_bytes=reply.payload.size_bytes, offset=offset)
+    )
+    for chunk in chunks(reply.payload, offset):
         yield pb.Frame(chunk=chunk)
 
 

@@ -110,7 +110,7 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
         "acknowledged_sequence": _F.NUMBER,
         "countersignature": _F.SIGNATURE,
     },
-    "Fetch": {"digest": _F.DIGEST},
+    "Fetch": {"digest": _F.DIGEST, "offset": _F.NUMBER},
     "Heartbeat": {},
     "Progress": {"round": _F.NUMBER, "step": _F.NUMBER},
     "Declined": {"kind": _F.CODE, "round": _F.NUMBER, "step": _F.NUMBER},

@@ -312,7 +312,9 @@ def _message(body: bytes) -> tuple[WireMessage | None, bytes]:
             break
         part = body[position + 5 : position + 5 + length]
         decoded += part
-        frames.append(pb.Frame.FromString(part))
+        frame = pb.Frame.FromString(part)
+        if frame.WhichOneof("part") != "admitted":  # a number, before the answer to a large payload
+            frames.append(frame)
         position += 5 + length
     payload = b"".join(frame.chunk for frame in frames if frame.WhichOneof("part") == "chunk")
     whole = bool(frames) and frames[0].WhichOneof("part") == "opening"

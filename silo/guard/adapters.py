@@ -1,27 +1,75 @@
 """Global adapters that this silo holds, by digest: one it has is not fetched again (design 4), unless it was let in
 under a plan that freezes other factors (T6), or measured from another last adapter than the run has come to (T20).
 
+One that is on its way is kept as it comes, and goes on at that offset when the line was cut or this process killed.
+
 Does not stop: a change of policy; what was let in under the one before stays let in. A disk that changes what it holds
 while the file stays untouched is noticed at the next start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsilo.edge.files import make_private_directory, write_durably
+from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
+from fedsilo.edge.partial_file import PartialFile
+from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, sha256_hex
 
 ADAPTERS_KEPT = 3
 SETTLED_NANOSECONDS = 100_000_000
 
 _State = tuple[int, int, int, int, int]  # of a file: device, inode, bytes, and when content and inode changed (ns)
+
+
+class Arriving:
+    """An adapter of which the coordinator sends, or has sent, a part.
+
+    Args:
+        file: what came of it.
+        digest: of the whole.
+
+    Raises (all methods):
+        OperationError: the disk refused; what came is removed.
+    """
+
+    def __init__(self, file: PartialFile, digest: str) -> None:
+        self._file = file
+        self.digest = digest
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.size_bytes
+
+    def write(self, chunk: bytes) -> None:
+        with self._using():
+            self._file.write(chunk)
+
+    def restart(self) -> None:
+        with self._using():
+            self._file.restart()
+
+    def read(self) -> bytes:
+        with self._using():
+            return self._file.read()
+
+    def drop(self) -> None:
+        self._file.drop()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._file.drop()
+            raise OperationError(f"cannot keep adapter {self.digest[:12]}: {error.strerror}") from error
 
 
 class AdapterStore:
@@ -37,6 +85,7 @@ class AdapterStore:
         self._known: dict[str, dict[str, Any]] = (
             json.loads(self._known_path.read_text()) if self._known_path.exists() else {}
         )
+        self._synced: dict[str, int] = {}
 
     def find(self, digest: str, *, frozen_sha256: str | None = None, after: str | None = None) -> bytes | None:
         """The payload, if it is here and whole.
@@ -94,6 +143,37 @@ class AdapterStore:
             self._hashed[digest] = before
         return True
 
+    @contextlib.contextmanager
+    def arriving(self, digest: str, bytes_max: int) -> Iterator[Arriving]:
+        """What has come of an adapter, to go on with; what came of any other is removed.
+
+        Args:
+            digest: of the whole.
+            bytes_max: largest payload that it may be.
+
+        Raises:
+            OperationError: the disk refused.
+        """
+        path = self._folder / f"{digest}.partial"
+        try:
+            for other in self._folder.glob("*.partial"):
+                if other != path:
+                    other.unlink()
+            file = PartialFile(path, whole_bytes=bytes_max, synced_bytes=self._synced.get(digest, 0))
+        except OSError as error:
+            raise OperationError(f"cannot keep adapter {digest[:12]}: {error.strerror}") from error
+        arriving = Arriving(file, digest)
+        try:
+            yield arriving
+        finally:
+            try:
+                file.close()
+            except OSError:
+                file.drop()
+            self._synced = {digest: file.size_bytes}
+            if not file.size_bytes:
+                file.drop()
+
     def keep(
         self,
         digest: str,
@@ -113,7 +193,12 @@ class AdapterStore:
             after: what it was measured from.
             in_use: digests of others that stay, however old they are: the next one is measured from the last (T20).
         """
-        write_durably(self._folder / digest, payload, mode=0o600)
+        arrived = self._folder / f"{digest}.partial"
+        if arrived.is_file() and arrived.stat().st_size == len(payload):
+            arrived.replace(self._folder / digest)
+            fsync_directory(self._folder)
+        else:
+            write_durably(self._folder / digest, payload, mode=0o600)
         self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256, "after": after}
         needed = {digest, *in_use}
         kept = sorted(

@@ -12,7 +12,6 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
@@ -23,9 +22,10 @@ import grpc
 from certs.describe import in_words
 from certs.encoding import shown
 from certs.identity import peer_identity
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, PeerError, UnreachableError, WireCode
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.framing import Reply, Sink, Uplink, assemble
 from silo.guard.messages import ExchangeInterrupted, TlsFiles
 
 # Longest time for connecting and for the coordinator's own work, beyond the wait a poll asks for.
@@ -57,20 +57,13 @@ class Fault:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class Reply:
-    """One message from the coordinator, complete and within its declared length, not yet verified."""
-
-    envelope: pb.Envelope
-    payload: bytes
-
-
 class Channel(Protocol):
     """What the gate needs; the tests put an in-memory one in its place."""
 
     def exchange(
-        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int
-    ) -> Reply: ...
+        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int,
+        into: Sink | None = None,
+    ) -> Reply: ...  # fmt: skip
 
     def interrupt(self, *, for_good: bool = False) -> None: ...
 
@@ -89,12 +82,14 @@ class GrpcChannel:
         self._address = address
         self._files = files
         self._stopping = threading.Event()
+        self._given_up = False
         self._call: grpc.Call | None = None
         self._channel: grpc.Channel | None = None
 
     def exchange(
-        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int
-    ) -> Reply:
+        self, envelope: pb.Envelope, payload: codec.Buffer, *, wait_seconds: float, reply_bytes_max: int,
+        into: Sink | None = None,
+    ) -> Reply:  # fmt: skip
         """Send one message, wait for the one that answers it.
 
         Args:
@@ -102,6 +97,7 @@ class GrpcChannel:
             payload: its bytes.
             wait_seconds: how long the coordinator was asked to wait before it answers (long poll).
             reply_bytes_max: largest payload taken from the coordinator (threat T23).
+            into: keeps the answer's payload, where it is the one that is awaited, and has what came of it before.
 
         Raises:
             ExchangeInterrupted: `interrupt` was called.
@@ -121,18 +117,23 @@ class GrpcChannel:
             request_serializer=pb.Frame.SerializeToString,
             response_deserializer=pb.Frame.FromString,
         )
+        self._given_up = False
+        uplink = Uplink(envelope, payload)
         try:
-            self._call = stub(codec.frames(envelope, payload), timeout=timeout_seconds)
-            return assemble(self._call, reply_bytes_max)
+            self._call = call = stub(uplink.frames(), timeout=timeout_seconds)
+            call.add_callback(uplink.end)
+            return assemble(uplink.after_word(call), reply_bytes_max, into)
         except grpc.RpcError as error:
             raise self._translated(error) from None
         finally:
             self._call = None
+            uplink.end()
 
     def interrupt(self, *, for_good: bool = False) -> None:
         """Give up the exchange in flight, and with `for_good` refuse further ones. Safe in a signal handler."""
         if for_good:
             self._stopping.set()
+        self._given_up = True
         call = self._call
         if call is not None:
             call.cancel()  # type: ignore[no-untyped-call]  # the published stubs lack it
@@ -162,9 +163,9 @@ class GrpcChannel:
 
     def _translated(self, error: grpc.RpcError) -> FedSiloError:
         code = error.code() if isinstance(error, grpc.Call) else None
-        if self._stopping.is_set() or code is grpc.StatusCode.CANCELLED:
+        if self._stopping.is_set() or (code is grpc.StatusCode.CANCELLED and self._given_up):
             return ExchangeInterrupted("the exchange was given up")
-        if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+        if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
             return connection_fault(self._address, self._files) or UnreachableError(
                 f"coordinator {self._address}: it answers, but the call ended as {code.name}", hint=_ITS_LOG
             )
@@ -172,33 +173,6 @@ class GrpcChannel:
             refused = _certificate_refused(self._files, f"the call ended as {code.name}")
             return NotAllowedError(f"coordinator {self._address}: {refused.cause}", hint=refused.hint)
         return UnreachableError(f"coordinator {self._address}: the call ended as {code.name if code else 'unknown'}")
-
-
-def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int) -> Reply:
-    """One message out of its frames.
-
-    Raises:
-        PeerError: no opening, a second one, more bytes than declared or allowed, or fewer.
-    """
-    stream: Iterator[pb.Frame] = iter(frames)
-    first = next(stream, None)
-    if first is None or first.WhichOneof("part") != "opening":
-        raise PeerError(WireCode.MALFORMED, "the reply does not begin with an opening")
-    expected = first.opening.payload_bytes
-    if expected > payload_bytes_max:
-        raise PeerError(WireCode.TOO_LARGE, f"the reply declares {expected} bytes, the limit is {payload_bytes_max}")
-    parts = []
-    total = 0
-    for frame in stream:
-        if frame.WhichOneof("part") != "chunk" or len(frame.chunk) > codec.CHUNK_BYTES_MAX:
-            raise PeerError(WireCode.MALFORMED, "the reply has a frame that is not a chunk of at most 1 MiB")
-        total += len(frame.chunk)
-        if total > expected:
-            raise PeerError(WireCode.MALFORMED, "the reply is longer than it declared")
-        parts.append(frame.chunk)
-    if total != expected:
-        raise PeerError(WireCode.MALFORMED, f"the reply has {total} bytes, it declared {expected}")
-    return Reply(first.opening.envelope, b"".join(parts))
 
 
 def connection_fault(address: str, files: TlsFiles) -> UnreachableError | None:

@@ -43,9 +43,10 @@ from policies.screening import screen_facts, texts_of
 from policies.transform import changes_bytes, transform_factors, withhold_responses
 from silo.guard import envelopes
 from silo.guard.archive import Archive
-from silo.guard.channel import Channel, GrpcChannel, Reply, server_certificate
+from silo.guard.channel import Channel, GrpcChannel, server_certificate
 from silo.guard.context import RunView, SiteView
 from silo.guard.entrance import Entrance
+from silo.guard.framing import Reply, Sink
 from silo.guard.judge import Judge, Readings
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
@@ -132,6 +133,7 @@ class Gate:
         round_number: int = 0,
         step: int = 0,
         wait_seconds: float = 0.0,
+        into: Sink | None = None,
     ) -> Inbound:
         """Offer a small message, send it at once if it is allowed, and return the coordinator's answer.
 
@@ -142,6 +144,7 @@ class Gate:
             step: of the envelope; 0 outside a step.
             run: by default the open run.
             wait_seconds: how long the coordinator may wait before it answers (polls).
+            into: keeps the answer's payload as it comes (fetches).
 
         Raises:
             DeniedError: the policy says no, or asks for persons; recorded, nothing sent.
@@ -154,7 +157,7 @@ class Gate:
                 f"this site's policy does not let {kind} out", hint=offered.decision.explain()[:500],
                 code=reasons[0] if len(reasons) == 1 else "DENIED",
             )  # fmt: skip
-        return self.transmit(offered, wait_seconds=wait_seconds).reply
+        return self.transmit(offered, wait_seconds=wait_seconds, into=into).reply
 
     def offer(
         self,
@@ -311,7 +314,7 @@ class Gate:
                 outbox_id = self._ledger.keep_until_sent(item)
         return Allowed(kind, run, round_number, step, payload, digest, decision_seq, sequence, 0, outbox_id)
 
-    def transmit(self, allowed: Allowed, *, wait_seconds: float = 0.0) -> Sent:
+    def transmit(self, allowed: Allowed, *, wait_seconds: float = 0.0, into: Sink | None = None) -> Sent:
         """Send what was allowed, record the outcome, let the answer in.
 
         Raises:
@@ -326,7 +329,7 @@ class Gate:
         )
         try:
             reply = self._channel.exchange(
-                envelope, allowed.payload, wait_seconds=wait_seconds,
+                envelope, allowed.payload, wait_seconds=wait_seconds, into=into,
                 reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self._site.schema.payload_bytes),
             )  # fmt: skip
         except FedSiloError as error:

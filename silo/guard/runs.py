@@ -27,6 +27,7 @@ from fedsilo.treaty.wire.codec import Array
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.conversation import Conversation
+from silo.guard.fetching import fetch
 from silo.guard.gate import Gate
 from silo.guard.held_plans import HeldPlans
 from silo.guard.ledger import Ledger, OutboxItem, Release
@@ -459,7 +460,8 @@ class RunKeeper:
         stored = self._adapters.find(digest, frozen_sha256=frozen, after=after)
         if stored is None:
             try:
-                answer = self._talk.say("control.fetch", pb.Fetch(digest=digest))
+                bytes_max = 2 * self._site.schema.payload_bytes  # as of what the gate takes
+                answer = fetch(self._talk, self._adapters, digest, bytes_max=bytes_max)
             except IngressDenied:
                 raise
             except PeerError as error:

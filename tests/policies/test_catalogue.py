@@ -22,8 +22,9 @@ FRAMING = {
     "Envelope": {
         "federation", "run", "round", "step", "attempt", "kind", "sender", "sequence", "payload_digest", "signature",
     },
-    "Opening": {"envelope", "payload_bytes"},
-    "Frame": {"opening", "chunk"},
+    "Opening": {"envelope", "payload_bytes", "offset"},
+    "Admitted": {"offset"},
+    "Frame": {"opening", "chunk", "admitted"},
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from fedsilo.treaty import method as events
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
-from silo.guard.channel import Reply
+from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
@@ -56,7 +56,7 @@ class ToDriver(Coordinator):
 
     house: House | None = None
 
-    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int) -> Reply:
+    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int, **_: Any) -> Reply:
         assert self.house is not None
         self.sent.append((envelope, payload))
         peer = PeerIdentity(

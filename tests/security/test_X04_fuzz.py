@@ -40,7 +40,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from policies.custom_file import read_patterns
 from policies.load import load_policy
-from silo.guard.channel import assemble
+from silo.guard.framing import assemble
 from silo.guard.messages import decoded_factors
 from silo.link import TRAINER_SAYS, Link
 from tests.policies.own_patterns import PATTERNS

@@ -25,6 +25,7 @@ from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 CHUNK_BYTES_MAX = 1 << 20
+UNASKED_BYTES_MAX = 1 << 20  # a larger payload is sent when the receiver says so, and from where it says
 SMALL_PAYLOAD_BYTES_MAX = 16 << 20
 FACTORS_HEADER_BYTES_MAX = 4 << 20
 TENSOR_SIDES_MAX = 8
@@ -316,6 +317,14 @@ def decode_factors(payload: Buffer) -> Factors:
 
 def frames(envelope: pb.Envelope, payload: Buffer) -> Iterator[pb.Frame]:
     """One message as frames: opening first, then chunks of at most 1 MiB."""
-    yield pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=len(payload)))
-    for start in range(0, len(payload), CHUNK_BYTES_MAX):
+    yield opening(envelope, payload)
+    yield from chunk_frames(payload, 0)
+
+
+def opening(envelope: pb.Envelope, payload: Buffer) -> pb.Frame:
+    return pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=len(payload)))
+
+
+def chunk_frames(payload: Buffer, offset: int) -> Iterator[pb.Frame]:
+    for start in range(offset, len(payload), CHUNK_BYTES_MAX):
         yield pb.Frame(chunk=bytes(payload[start : start + CHUNK_BYTES_MAX]))

@@ -41,20 +41,30 @@ class Envelope(_message.Message):
     def __init__(self, federation: _Optional[str] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[str] = ..., sender: _Optional[str] = ..., sequence: _Optional[int] = ..., payload_digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Opening(_message.Message):
-    __slots__ = ("envelope", "payload_bytes")
+    __slots__ = ("envelope", "payload_bytes", "offset")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     payload_bytes: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+    offset: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("opening", "chunk")
+    __slots__ = ("opening", "chunk", "admitted")
     OPENING_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
     opening: Opening
     chunk: bytes
-    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    admitted: Admitted
+    def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., chunk: _Optional[bytes] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_min", "protocol_max", "base_model_sha256", "tokenizer_sha256", "template_sha256", "load", "lora_schema_sha256", "public_set_sha256", "held_out_sha256", "code_sha256", "isolation", "role", "policy_sha256", "own_verifiers_sha256")
@@ -99,10 +109,12 @@ class Poll(_message.Message):
     def __init__(self, wait_milliseconds: _Optional[int] = ..., acknowledged_sequence: _Optional[int] = ..., countersignature: _Optional[bytes] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "offset")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     digest: str
-    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+    offset: int
+    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()

@@ -1,0 +1,95 @@
+"""Bytes that come over a line which may be cut at any of them, in a file: whoever opens it again goes on where it ends.
+
+Every block is on the disk before a byte of the next one is written. So after a power cut, which may leave a file longer
+than what was written of it, all before the block that it ends in is what came; no second file has to say how much that
+is. Does not find bytes that a disk changed: whoever has all of them compares the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from fedsilo.edge.files import write_all
+
+BLOCK_BYTES = 16 << 20
+_PIECE_BYTES = 1 << 20
+
+
+class PartialFile:
+    """Opened where it ends, or empty.
+
+    Args:
+        path: of the file; made (0600) where it is not there.
+        whole_bytes: of what is coming; a file that is longer is not the beginning of it, and is emptied.
+        synced_bytes: size at which this process has closed the file before; 0 where it has not.
+
+    Raises (all methods):
+        OSError: the disk refused, or a link lies there.
+    """
+
+    def __init__(self, path: Path, *, whole_bytes: int, synced_bytes: int = 0) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+        try:
+            found = os.fstat(self._descriptor).st_size
+            certain = found if found == synced_bytes else max(found - 1, 0) // BLOCK_BYTES * BLOCK_BYTES
+            os.ftruncate(self._descriptor, certain if found <= whole_bytes else 0)
+            while piece := os.read(self._descriptor, _PIECE_BYTES):
+                self._hash.update(piece)
+                self.size_bytes += len(piece)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        self.resumed_at = self.size_bytes
+
+    def write(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        while view:
+            part = view[: BLOCK_BYTES - self.size_bytes % BLOCK_BYTES]
+            write_all(self._descriptor, part)
+            self._hash.update(part)
+            self.size_bytes += len(part)
+            if self.size_bytes % BLOCK_BYTES == 0:
+                os.fdatasync(self._descriptor)
+            view = view[len(part) :]
+
+    def restart(self) -> None:
+        """Forget what is there: it comes again from the first byte."""
+        os.ftruncate(self._descriptor, 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        self._hash = hashlib.sha256()
+        self.size_bytes = self.resumed_at = 0
+
+    def read(self) -> bytes:
+        """All that is there, for a payload that is held in memory anyway."""
+        data = os.pread(self._descriptor, self.size_bytes, 0)
+        while len(data) < self.size_bytes:  # the kernel gives at most 2 GiB at a time
+            data += os.pread(self._descriptor, self.size_bytes - len(data), len(data))
+        return data
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that is there."""
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """What is there is on the disk at return. Closing twice is harmless."""
+        if self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def drop(self) -> None:
+        """Remove it, unless it has another name by now."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self.path.unlink(missing_ok=True)
