@@ -1,7 +1,8 @@
 """Payloads on disk, named by their SHA-256: uploads, global adapters, and what is still arriving.
 
 A payload is spooled to a local file while its bytes come, hashed on the way, flushed, and only then given its name, so
-a name always stands for complete bytes; uploads, which may be cut and go on, are in `uploads`. The final place is any fsspec URL; on a local disk it is a rename.
+a name always stands for complete bytes; uploads, which may be cut and go on, are in `uploads`. The final place is any
+fsspec URL; on a local disk it is a rename.
 What this does not do: encrypt, or delete old rounds.
 """
 

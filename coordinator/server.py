@@ -298,9 +298,7 @@ def _offset_asked(envelope: pb.Envelope, payload: AnyPayload, reply: Reply) -> i
 
 
 def _frames(reply: Reply, offset: int) -> Iterator[pb.Frame]:
-    yield pb.Frame(
-        opening=pb.Opening(envelope=reply.envelope, payload_bytes=reply.payload.size_bytes, offset=offset)
-    )
+    yield pb.Frame(opening=pb.Opening(envelope=reply.envelope, payload_bytes=reply.payload.size_bytes, offset=offset))
     for chunk in chunks(reply.payload, offset):
         yield pb.Frame(chunk=chunk)
 

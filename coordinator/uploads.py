@@ -32,7 +32,7 @@ PARTIALS_PER_SILO_MAX = 2
 PARTIAL_SECONDS_MAX = 86_400.0
 
 
-class LineClosed(Exception):  # noqa: N818  # no fault of anybody's, and nobody is left to be told
+class LineClosed(Exception):  # no fault of anybody's, and nobody is left to be told
     """The call ended while it waited for its turn."""
 
 
@@ -111,6 +111,7 @@ class Uploads:
         with self._changed:
             older = [turn for turn in self._queue if turn.silo == silo]
             self._queue.append(own)
+            self._changed.notify_all()
         try:
             for turn in older:
                 turn.cut()
@@ -129,6 +130,12 @@ class Uploads:
     def _is_its_turn(self, own: _Turn) -> bool:
         before = self._queue[: self._queue.index(own)]
         return len(before) < PLACES and all(turn.silo != own.silo for turn in before)
+
+    @property
+    def waiting(self) -> int:
+        """Uploads without a place; of each, no byte of the payload has been taken."""
+        with self._changed:
+            return sum(not self._is_its_turn(turn) for turn in self._queue)
 
     def wake(self) -> None:
         """Some call has ended."""

@@ -56,7 +56,9 @@ class ToDriver(Coordinator):
 
     house: House | None = None
 
-    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int, **_: Any) -> Reply:
+    def exchange(
+        self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int, **_: Any
+    ) -> Reply:
         assert self.house is not None
         self.sent.append((envelope, payload))
         peer = PeerIdentity(

@@ -22,10 +22,10 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
 from silo.guard.adapters import AdapterStore
-from silo.guard.framing import Reply
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
 from silo.guard.events import Event, Wake
+from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
@@ -53,7 +53,9 @@ class Coordinator(MemoryChannel):
     def fails_at(self, asked: str, error: BaseException) -> None:
         self.script.setdefault(asked, deque()).append(error)
 
-    def exchange(self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int, **_: Any) -> Reply:
+    def exchange(
+        self, envelope: pb.Envelope, payload: bytes, *, wait_seconds: float, reply_bytes_max: int, **_: Any
+    ) -> Reply:
         self.routing, self.fails = {}, None
         if lines := self.script.get(envelope.kind):
             line = lines.popleft()

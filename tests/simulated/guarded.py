@@ -24,8 +24,8 @@ from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
-from silo.guard.framing import Reply
 from silo.guard.context import RunView, SiteView
+from silo.guard.framing import Reply
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.public import Grader, PublicView
@@ -63,7 +63,9 @@ class MemoryChannel:
     on_send: Callable[[], None] | None = None
     routing: dict[str, Any] = field(default_factory=dict)
 
-    def exchange(self, envelope: pb.Envelope, payload: Any, *, wait_seconds: float, reply_bytes_max: int, **_: Any) -> Reply:
+    def exchange(
+        self, envelope: pb.Envelope, payload: Any, *, wait_seconds: float, reply_bytes_max: int, **_: Any
+    ) -> Reply:
         if self.on_send:
             self.on_send()
         if self.fails and self.before_sending:

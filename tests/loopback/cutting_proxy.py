@@ -1,0 +1,159 @@
+"""A TCP proxy that does to a connection what networks do: cut it, tear a piece in half, stop, slow down, delay.
+
+It sees TLS records and understands nothing of them. Each fault befalls the bytes of one direction of one connection,
+from so many bytes on, so that a handshake may pass and what is sent through it may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+_PIECE_BYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a connection.
+
+    Attributes:
+        kind: cut (reset), halve (half of a piece crosses, then a reset), stall (nothing crosses and nothing closes),
+            throttle (so many bytes a second), delay (each piece waits so long).
+        after_bytes: of this direction, that cross unharmed.
+        direction: up is towards the server.
+        amount: bytes per second, or seconds.
+        connections: as many of them, then it is over; None: all.
+    """
+
+    kind: Literal["cut", "halve", "stall", "throttle", "delay"]
+    after_bytes: int = 0
+    direction: Literal["up", "down"] = "up"
+    amount: float = 1.0
+    connections: int | None = None
+
+
+class CuttingProxy:
+    """Listens on a loopback port while its block lasts.
+
+    Args:
+        upstream_port: of the server, on 127.0.0.1; may be set anew when that has moved.
+
+    Attributes:
+        fault: of connections, from their next piece on; None: all is well.
+        passed: bytes that crossed, by direction, since last set.
+        struck: set when a fault has cut, halved or stalled a connection, or begun to slow one down.
+    """
+
+    def __init__(self, upstream_port: int) -> None:
+        self.upstream_port = upstream_port
+        self.fault: Fault | None = None
+        self.passed = {"up": 0, "down": 0}
+        self.struck = threading.Event()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> CuttingProxy:
+        self._accepting.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        with contextlib.suppress(OSError):  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        self._accepting.join()
+
+    def cut(self) -> None:
+        """Reset every connection that stands."""
+        with self._lock:
+            standing, self._open = self._open, set()
+        for connection in standing:
+            _reset(connection)
+
+    def heal(self) -> None:
+        """From now on all is well, and what was slowed down or stands still is cut."""
+        self.fault = None
+        self.struck.clear()
+        self.cut()
+        self.passed = {"up": 0, "down": 0}
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self.upstream_port))
+            except OSError:
+                _reset(near)
+                continue
+            with self._lock:
+                self._open |= {near, far}
+            for source, target, direction in ((near, far, "up"), (far, near, "down")):
+                threading.Thread(target=self._carry, args=(source, target, direction), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, direction: str) -> None:
+        crossed = 0
+        with contextlib.suppress(OSError):
+            while piece := source.recv(_PIECE_BYTES):
+                for part in self._through(piece, crossed, direction):
+                    target.sendall(part)
+                    crossed += len(part)
+                    with self._lock:
+                        self.passed[direction] += len(part)
+        for connection in (source, target):
+            _reset(connection)
+            with self._lock:
+                self._open.discard(connection)
+
+    def _through(self, piece: bytes, crossed: int, direction: str) -> Iterator[bytes]:
+        """What of a piece crosses, and when. Raises OSError: no more does."""
+        fault = self.fault
+        if fault is None or fault.direction != direction or crossed + len(piece) <= fault.after_bytes:
+            yield piece
+            return
+        if fault.connections is not None:
+            left = fault.connections - 1
+            self.fault = (
+                None if left == 0 else Fault(fault.kind, fault.after_bytes, fault.direction, fault.amount, left)
+            )
+        self.struck.set()
+        whole = max(0, fault.after_bytes - crossed)
+        yield piece[:whole]
+        rest = piece[whole:]
+        match fault.kind:
+            case "cut":
+                raise OSError("cut")
+            case "halve":
+                yield rest[: len(rest) // 2]
+                raise OSError("halved")
+            case "stall":
+                self._stopping.wait()
+                raise OSError("stalled")
+            case "throttle":
+                for byte in rest:
+                    self._stopping.wait(1.0 / fault.amount)
+                    yield bytes([byte])
+            case "delay":
+                self._stopping.wait(fault.amount)
+                yield rest
+
+
+def _reset(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    with contextlib.suppress(OSError):  # wakes whoever reads from it
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

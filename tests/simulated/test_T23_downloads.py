@@ -1,0 +1,138 @@
+"""An adapter whose download is cut goes on at the byte where it stopped, and is compared as a whole; the coordinator's
+service and the silo's keeping are the real ones, the line is in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from coordinator.aggregate import initial_adapter
+from coordinator.blobs import BytesPayload
+from fedsilo.treaty.errors import PeerError, UnreachableError, WireCode
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.adapters import AdapterStore
+from silo.guard.conversation import Conversation
+from silo.guard.fetching import fetch
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS
+from tests.simulated.lines import BLOCK_BYTES, LARGE, UNIT_BYTES, LineCut, LineSilo, divide_sizes, line_federation
+
+ADAPTER = initial_adapter(LARGE, 7)  # what the run starts from, by its seed
+DIGEST = codec.sha256_hex(ADAPTER)
+
+
+class Talk:
+    """Says it over the line; what a gate does to an answer is its digest's comparison."""
+
+    def __init__(self, silo: LineSilo) -> None:
+        self.silo = silo
+        self.asked: list[int] = []
+
+    def say(self, kind: str, body: pb.Fetch, *, into: Any) -> Any:
+        self.asked.append(body.offset)
+        payload = codec.encode(body)
+        reply = self.silo.exchange(self.silo.envelope(kind, payload), payload, into)
+        content = cast(BytesPayload, reply.payload).data
+        if codec.sha256_hex(content) != reply.envelope.payload_digest.hex():
+            raise PeerError(WireCode.DIGEST_MISMATCH, "the payload is not the one that its envelope names")
+        return SimpleNamespace(kind=reply.envelope.kind, payload=content)
+
+
+class Place:
+    """A silo with its adapters, and a run's first adapter at the coordinator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.house, silos = line_federation(folder / "coordinator", silos=SILOS)
+        for silo in silos:
+            silo.join()
+        self.house.submit(RUN_YAML)
+        self.silo, self.folder = silos[0], folder / "adapters"
+        self.talk = Talk(self.silo)
+        self.restart()
+
+    def restart(self) -> None:
+        """The silo's process, anew on the same folder."""
+        self.adapters = AdapterStore(self.folder)
+
+    def fetch(self, *, cut_at: int | None = None, digest: str = DIGEST) -> Any:
+        self.silo.down_bytes = cut_at
+        return fetch(cast(Conversation, self.talk), self.adapters, digest, bytes_max=len(ADAPTER))
+
+    def partial(self) -> Path:
+        [path] = self.folder.glob("*.partial")
+        return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    divide_sizes(monkeypatch)
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_T1_a_download_goes_on_at_its_offset_and_is_whole(place: Place, killed: bool) -> None:
+    assert len(ADAPTER) > UNIT_BYTES
+    with pytest.raises(LineCut):
+        place.fetch(cut_at=UNIT_BYTES)
+    assert place.partial().read_bytes() == ADAPTER[:UNIT_BYTES]
+    if killed:
+        place.restart()
+    answer = place.fetch()
+    kept = UNIT_BYTES - BLOCK_BYTES if killed else UNIT_BYTES  # after a kill: whole blocks before the last
+    assert place.talk.asked == [0, kept] and place.silo.came == len(ADAPTER) - kept
+    assert answer.payload == ADAPTER
+    place.adapters.keep(DIGEST, answer.payload, 1.0)
+    assert place.adapters.find(DIGEST) == ADAPTER and list(place.folder.glob("*.partial")) == []
+
+
+def test_T1_a_kept_beginning_that_is_not_the_adapters_is_thrown_away(place: Place) -> None:
+    with pytest.raises(LineCut):
+        place.fetch(cut_at=UNIT_BYTES)
+    place.partial().write_bytes(bytes(UNIT_BYTES))
+    with pytest.raises(UnreachableError, match="not its beginning"):
+        place.fetch()
+    assert place.fetch().payload == ADAPTER
+    assert place.talk.asked == [0, UNIT_BYTES, 0]
+
+
+def test_what_was_kept_of_another_adapter_goes_and_a_refusal_keeps_nothing(place: Place) -> None:
+    with pytest.raises(LineCut):
+        place.fetch(cut_at=UNIT_BYTES)
+    assert place.fetch(digest="ab" * 32).kind == "control.refusal"
+    assert list(place.folder.glob("*.partial")) == []
+    assert place.fetch().payload == ADAPTER and place.talk.asked == [0, 0, 0]
+
+
+def test_T23_an_answer_from_elsewhere_than_was_asked_is_refused(place: Place) -> None:
+    with pytest.raises(LineCut):
+        place.fetch(cut_at=UNIT_BYTES)
+    cut = place.silo.service.exchange
+
+    def moved(*arguments: Any) -> Any:
+        for frame in cut(*arguments):
+            if frame.WhichOneof("part") == "opening":
+                frame.opening.offset -= 1
+            yield frame
+
+    place.silo.service.exchange = moved  # type: ignore[method-assign]
+    with pytest.raises(PeerError, match="where it was asked"):
+        place.fetch()
+    place.silo.service.exchange = cut  # type: ignore[method-assign]
+    assert place.fetch().payload == ADAPTER
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(121.0, True), (119.0, False)])
+def test_T24_a_silo_may_take_long_over_a_download_and_not_stand_still(place: Place, seconds: float, ends: bool) -> None:
+    def pace() -> None:
+        place.house.clock.seconds += seconds
+        place.silo.service.watchdog.look()
+
+    place.silo.pace = lambda: pace() if place.silo.came else None
+    if ends:
+        with pytest.raises(LineCut, match="coordinator"):
+            place.fetch()
+        place.silo.pace = None
+    assert place.fetch().payload == ADAPTER
