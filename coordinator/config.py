@@ -72,7 +72,7 @@ class Control(_Closed):
 class Limits(_Closed):
     """Bounds of what one connection may take (threats T23, T24)."""
 
-    receive_timeout_seconds: float = Field(120.0, gt=0)
+    receive_timeout_seconds: float = Field(120.0, gt=0)  # for each MiB, up or down; not for a whole payload
     poll_wait_seconds_max: float = Field(30.0, ge=0)
     concurrent_calls_per_silo: int = Field(4, ge=1)
     connection_age_seconds_max: int = Field(600, ge=1)  # T26: an expired certificate does not outlive it

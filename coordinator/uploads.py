@@ -3,7 +3,7 @@
 An upload gets a place before its first byte is taken: a few at a time, the others wait in the order in which they came,
 and the bytes of whoever waits stay with the sender. What comes is written to `arriving/SILO.DIGEST.partial`. The same
 silo with the same digest goes on at its end, after a cut line as after a kill of either side; the digest is what the
-signed envelope names, so the bytes that come later can only be of the message that the site let out (T1, T29).
+signed envelope names, so the bytes that come later can only be of the message that the site let out (T29).
 
 Bounded (T23): a silo has one place, and its newest call has it; it leaves at most `PARTIALS_PER_SILO_MAX` pieces, none
 larger than its kind may be; what nobody goes on with for `PARTIAL_SECONDS_MAX` is removed.

@@ -2,7 +2,7 @@
 
 A large payload waits for the coordinator's word and is sent from the offset that it names: what it has of the same
 bytes already is not sent again. Nothing depends on that number but which of the decided bytes cross. A large answer
-goes on where it was cut, behind what a `Sink` has kept of it; its digest is compared when it is whole (T1).
+goes on where it was cut, behind what a `Sink` has kept of it; its digest is compared when it is whole (T29).
 Does not stop: a coordinator that never says the word; the call's deadline ends it.
 """
 

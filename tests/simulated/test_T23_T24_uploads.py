@@ -103,7 +103,7 @@ def decisions(house: House, silo: LineSilo) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("cut", ["line", "coordinator", "answer", "answer and coordinator"])
-def test_T1_T11_T23_an_upload_goes_on_at_its_offset_and_is_one_message(
+def test_T11_T23_T29_an_upload_goes_on_at_its_offset_and_is_one_message(
     cut: str, tmp_path: Path, undisturbed: str
 ) -> None:
     watched: list[list[int]] = []
@@ -152,7 +152,7 @@ def cut_once(tmp_path: Path) -> tuple[House, LineSilo, bytes]:
     return house, silos[0], silos[0].last[1]
 
 
-def test_T1_other_bytes_under_the_same_digest_are_refused_and_the_right_ones_taken(
+def test_T29_other_bytes_under_the_same_digest_are_refused_and_the_right_ones_taken(
     cut_once: tuple[House, LineSilo, bytes],
 ) -> None:
     house, silo, payload = cut_once
@@ -165,7 +165,7 @@ def test_T1_other_bytes_under_the_same_digest_are_refused_and_the_right_ones_tak
     assert [decision["decision"] for decision in decisions(house, silo)] == ["deny", "allow"]
 
 
-def test_T1_a_beginning_that_changed_on_the_disk_is_not_taken_for_the_message(
+def test_T29_a_beginning_that_changed_on_the_disk_is_not_taken_for_the_message(
     cut_once: tuple[House, LineSilo, bytes],
 ) -> None:
     house, silo, payload = cut_once

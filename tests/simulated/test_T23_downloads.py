@@ -73,7 +73,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_T1_a_download_goes_on_at_its_offset_and_is_whole(place: Place, killed: bool) -> None:
+def test_T29_a_download_goes_on_at_its_offset_and_is_whole(place: Place, killed: bool) -> None:
     assert len(ADAPTER) > UNIT_BYTES
     with pytest.raises(LineCut):
         place.fetch(cut_at=UNIT_BYTES)
@@ -88,7 +88,7 @@ def test_T1_a_download_goes_on_at_its_offset_and_is_whole(place: Place, killed: 
     assert place.adapters.find(DIGEST) == ADAPTER and list(place.folder.glob("*.partial")) == []
 
 
-def test_T1_a_kept_beginning_that_is_not_the_adapters_is_thrown_away(place: Place) -> None:
+def test_T29_a_kept_beginning_that_is_not_the_adapters_is_thrown_away(place: Place) -> None:
     with pytest.raises(LineCut):
         place.fetch(cut_at=UNIT_BYTES)
     place.partial().write_bytes(bytes(UNIT_BYTES))
