@@ -104,6 +104,11 @@ def test_what_was_kept_of_another_adapter_goes_and_a_refusal_keeps_nothing(place
     assert place.fetch(digest="ab" * 32).kind == "control.refusal"
     assert list(place.folder.glob("*.partial")) == []
     assert place.fetch().payload == ADAPTER and place.talk.asked == [0, 0, 0]
+    with pytest.raises(LineCut):
+        place.fetch(cut_at=UNIT_BYTES)
+    Path(place.house.blobs.get(DIGEST).path).unlink()
+    assert place.fetch().kind == "control.refusal" and place.talk.asked[-1] == UNIT_BYTES
+    assert list(place.folder.glob("*.partial")) == []
 
 
 def test_T23_an_answer_from_elsewhere_than_was_asked_is_refused(place: Place) -> None:
