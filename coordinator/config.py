@@ -94,7 +94,7 @@ class CoordinatorConfig(_Closed):
     public: PublicFile
     held_out: HeldOutFile
     control: Control = Control()
-    database: str = ""  # SQLAlchemy URL; empty: SQLite in state_dir
+    database: str = Field("", repr=False)  # sqlite or postgresql URL, maybe with a password; empty: SQLite in state_dir
     payloads: str = ""  # fsspec URL; empty: state_dir/blobs
     limits: Limits = Limits()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -108,13 +108,21 @@ class CoordinatorConfig(_Closed):
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.state_dir / 'coordinator.db'}"
 
+    @property
+    def shown_database(self) -> str:
+        """`database` without a password: what settings show of it."""
+        from coordinator.database_url import shown_url  # SQLAlchemy takes time to load
+
+        return shown_url(self.database) if self.database else ""
+
 
 def load_config(path: Path) -> CoordinatorConfig:
     """Read the coordinator's configuration.
 
     Raises:
         NotFoundError: no such file.
-        UsageError: not strict YAML, an unknown key, a wrong value, or a socket path that is too long; with the line.
+        UsageError: not strict YAML, an unknown key, a wrong value, or a socket path that is too long; with the line,
+            and of a database's URL nothing else.
     """
     try:
         text = read_regular(path)
@@ -126,6 +134,14 @@ def load_config(path: Path) -> CoordinatorConfig:
     config = _resolved(strict_yaml.validate(CoordinatorConfig, document), path.absolute())
     if len(set(config.silos)) != len(config.silos):
         raise UsageError(f"{path}:{document.line_of(('silos',))}: a silo is listed twice")
+    if config.database:
+        from coordinator.database_url import database_url  # SQLAlchemy takes time to load
+
+        try:
+            database_url(config.database)
+        except UsageError as error:
+            where = f"{path}:{document.line_of(('database',))}: database"
+            raise UsageError(f"{where}: {error.message}", hint=error.hint) from None
     if len(os.fsencode(config.control.socket)) > UNIX_PATH_BYTES_MAX:
         raise UsageError(
             f"{path}:{document.line_of(('control', 'socket'))}: {config.control.socket} is longer than "

@@ -4,6 +4,9 @@
 between would leave a log that tells of a transcript which the restarted coordinator makes differently. So the record
 goes into the transaction and from there into the log, at once or at the next start.
 
+*The log's place*: the database knows how many records the log had with each message that it keeps, so a coordinator
+that is started with another log, or with an older copy, is refused.
+
 *Refusals*: each is a record, since somebody tried; but who tries is outside, and would fill the disk, which halts the
 coordinator (T23, T24). Each identity has a bucket of single records; what comes beyond it is one record with a number,
 once the bucket is full again.
@@ -25,6 +28,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import store as db
 from fedsilo.edge.audit_log import AuditLog
+from fedsilo.treaty.errors import ConflictError
 
 log = logging.getLogger("fedsilo.coordinator")
 
@@ -61,6 +65,25 @@ class Pending:
     def append(self) -> None:
         """Raises OperationError: the log or the database takes nothing; the next start goes on from there."""
         self._append_but(set())
+
+    def look(self) -> None:
+        """At a start: that this is the log which the database was used with, and no older copy; its root is kept.
+
+        Raises:
+            ConflictError: it is not (`LOG_BEHIND`): silos that countersigned the longer one would see two histories.
+        """
+        audit, origin = self._audit, self._audit.origin
+        with self._store.transaction() as session:
+            place = session.get(db.LogPlace, origin)
+        if place is not None and not (place.size <= audit.size and audit.root_at(place.rooted).hex() == place.root):
+            raise ConflictError(
+                f"{audit.directory} has {audit.size} records and is not the log that the database was used with: that "
+                f"one is of {origin} and has {place.size} at least",
+                hint="bring the audit folder as the last coordinator left it", code="LOG_BEHIND",
+            )  # fmt: skip
+        with self._store.transaction() as session:
+            size = audit.size
+            session.merge(db.LogPlace(origin=origin, size=size, rooted=size, root=audit.root_at(size).hex()))
 
     def take_up(self) -> None:
         """At a start: append what a kill left behind, but what it left between the log and the database only once."""

@@ -1,7 +1,8 @@
 """What the coordinator must not forget: runs, rounds, members, sequences, uploads, outbox, figures, events.
 
-SQLAlchemy 2 with portable column types, so that PostgreSQL is another URL. SQLite runs in WAL mode with full
-synchronisation: a committed transaction is on the disk, and only then is a message acknowledged (design 5).
+SQLAlchemy 2 with portable column types (`coordinator.tables`), so that PostgreSQL (`coordinator.postgres`) is another
+URL. SQLite runs in WAL mode with full synchronisation: a committed transaction is on the disk, and only then is a
+message acknowledged (design 5).
 
 Where a run and its method stand is not stored: `transitions` keeps what `treaty.rounds` accepted, in order, and
 folding it again gives the same life, the same state of the method and the same actions, for every method.
@@ -16,268 +17,66 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Engine,
-    Float,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-    and_,
-    bindparam,
-    create_engine,
-    event,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Table, and_, bindparam, create_engine, event, insert, select, update
 from sqlalchemy import func as sql
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import Session, sessionmaker
 
+from coordinator import postgres
 from coordinator.blobs import DiskFullError
-from fedsilo.treaty.errors import OperationError, WireCode
-
-# SQLite numbers rows by itself only for a plain INTEGER key
-_RowId = BigInteger().with_variant(Integer, "sqlite")
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Run(Base):
-    """state: one of `fedsilo.treaty.round_tables.RUN`."""
-
-    __tablename__ = "runs"
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    ordinal: Mapped[int] = mapped_column(Integer)
-    state: Mapped[str] = mapped_column(String(16))
-    reason: Mapped[str] = mapped_column(String(64), default="")
-    request: Mapped[str] = mapped_column(Text)  # the submitted fields as JSON
-    plan: Mapped[str] = mapped_column(Text, default="")  # canonical JSON once the roster stands
-    submitted_by: Mapped[str] = mapped_column(String(255), default="")
-    submitted_at: Mapped[str] = mapped_column(String(32))
-    started_at: Mapped[str] = mapped_column(String(32), default="")
-    ended_at: Mapped[str] = mapped_column(String(32), default="")
-    base_digest: Mapped[str] = mapped_column(String(64), default="")  # initial adapter
-    adapter_digest: Mapped[str] = mapped_column(String(64), default="")  # newest committed one
-
-
-class Round(Base):
-    """state: one of `fedsilo.treaty.round_tables.ROUND`."""
-
-    __tablename__ = "rounds"
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    state: Mapped[str] = mapped_column(String(16))
-    base_digest: Mapped[str] = mapped_column(String(64))
-    adapter_digest: Mapped[str] = mapped_column(String(64), default="")
-    public_steps: Mapped[str] = mapped_column(Text, default="{}")  # {step: [prompt index]}
-    participants: Mapped[str] = mapped_column(Text, default="[]")
-    opened_at: Mapped[str] = mapped_column(String(32))
-    closed_at: Mapped[str] = mapped_column(String(32), default="")
-    seconds: Mapped[float] = mapped_column(Float, default=0.0)
-
-
-class RoundTranscript(Base):
-    """state: signing | late (its time has passed) | agreed | over."""
-
-    __tablename__ = "round_transcripts"
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    round: Mapped[int] = mapped_column(Integer, primary_key=True)
-    digest: Mapped[str] = mapped_column(String(64))
-    canonical: Mapped[str] = mapped_column(Text)
-    signature: Mapped[bytes] = mapped_column(LargeBinary)  # the coordinator's
-    state: Mapped[str] = mapped_column(String(16))
-
-
-class RoundSignature(Base):
-    """A silo's signature under a round's transcript; `delivered`: round.agreed is queued for it."""
-
-    __tablename__ = "round_signatures"
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    round: Mapped[int] = mapped_column(Integer, primary_key=True)
-    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
-    signature: Mapped[bytes] = mapped_column(LargeBinary)
-    public_key: Mapped[bytes] = mapped_column(LargeBinary)
-    certificate: Mapped[str] = mapped_column(Text)
-    delivered: Mapped[bool] = mapped_column(Boolean)
-
-
-class EndedRound(Base):
-    """What the coordinator signed of a round's end: once, so that it never signs another."""
-
-    __tablename__ = "ended_rounds"
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    round: Mapped[int] = mapped_column(Integer, primary_key=True)
-    fields: Mapped[str] = mapped_column(Text)  # RoundEnd as JSON
-    signature: Mapped[bytes] = mapped_column(LargeBinary)
-
-
-class PendingRecord(Base):
-    """A record that belongs to the transaction it was stored with, until it is in the audit log."""
-
-    __tablename__ = "pending_records"
-    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
-    event: Mapped[str] = mapped_column(String(64))
-    fields: Mapped[str] = mapped_column(Text)
-
-
-class Member(Base):
-    __tablename__ = "members"
-    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
-    state: Mapped[str] = mapped_column(String(16))  # joined | refused
-    hello: Mapped[str] = mapped_column(Text)  # what it said, as JSON
-    fingerprint: Mapped[str] = mapped_column(String(64))
-    refusal: Mapped[str] = mapped_column(Text, default="")  # {code, field, expected, got} as JSON
-    since: Mapped[str] = mapped_column(String(32))
-
-
-class SequenceCounter(Base):
-    """Highest sequence taken from a silo in a run ("in"), or reserved for our replies to it ("out", run "")."""
-
-    __tablename__ = "sequences"
-    silo: Mapped[str] = mapped_column(String(255), primary_key=True)
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    direction: Mapped[str] = mapped_column(String(3), primary_key=True)
-    value: Mapped[int] = mapped_column(BigInteger)
-
-
-class Book(Base):
-    """What the rules count per silo (`policies.history.HistoryBook` as JSON); budgets survive a restart (T11)."""
-
-    __tablename__ = "books"
-    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
-    counts: Mapped[str] = mapped_column(Text)
-
-
-class Upload(Base):
-    """One accepted contribution; the key is what makes a retry recognisable (threat T29)."""
-
-    __tablename__ = "uploads"
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    round: Mapped[int] = mapped_column(Integer, primary_key=True)
-    step: Mapped[int] = mapped_column(Integer, primary_key=True)
-    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
-    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
-    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    payload_bytes: Mapped[int] = mapped_column(BigInteger)
-    norm: Mapped[float] = mapped_column(Float, default=0.0)  # L2 of a delta; 0 for other kinds
-    received_at: Mapped[str] = mapped_column(String(32))
-
-
-class OutboxItem(Base):
-    """At least once: an item stays until a poll acknowledges a sequence under which it was delivered."""
-
-    __tablename__ = "outbox"
-    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
-    silo: Mapped[str] = mapped_column(String(64), index=True)
-    run: Mapped[str] = mapped_column(String(64))
-    round: Mapped[int] = mapped_column(Integer)
-    step: Mapped[int] = mapped_column(Integer)
-    kind: Mapped[str] = mapped_column(String(32))
-    payload: Mapped[bytes] = mapped_column(LargeBinary)
-    delivered_sequence: Mapped[int] = mapped_column(BigInteger, default=0)  # 0: never delivered
-
-
-class Traffic(Base):
-    """Complete messages per silo and kind; direction as the coordinator sees it: in | out."""
-
-    __tablename__ = "traffic"
-    silo: Mapped[str] = mapped_column(String(255), primary_key=True)
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    round: Mapped[int] = mapped_column(Integer, primary_key=True)
-    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
-    direction: Mapped[str] = mapped_column(String(3), primary_key=True)
-    messages: Mapped[int] = mapped_column(BigInteger)
-    payload_bytes: Mapped[int] = mapped_column(BigInteger)
-
-
-class ShownCheckpoint(Base):
-    """A checkpoint that a silo showed, with the proof from the one before: the chain that other silos follow (T38)."""
-
-    __tablename__ = "shown_checkpoints"
-    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
-    size: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    previous_size: Mapped[int] = mapped_column(BigInteger)
-    note: Mapped[str] = mapped_column(Text)
-    consistency: Mapped[bytes] = mapped_column(LargeBinary)  # 32 bytes for each hash
-
-
-class Countersigned(Base):
-    """The newest checkpoint of a silo that another silo countersigned, with that cosignature."""
-
-    __tablename__ = "countersigned"
-    silo: Mapped[str] = mapped_column(String(64), primary_key=True)  # whose log
-    witness: Mapped[str] = mapped_column(String(64), primary_key=True)
-    size: Mapped[int] = mapped_column(BigInteger)
-    note: Mapped[str] = mapped_column(Text)
-
-
-class ShownCertificate(Base):
-    """The newest certificate of each silo, for silos that have not seen its key."""
-
-    __tablename__ = "shown_certificates"
-    silo: Mapped[str] = mapped_column(String(64), primary_key=True)
-    pem: Mapped[str] = mapped_column(Text)
-
-
-# Names of figures.
-ISOLATION = "isolation"  # behind which walls a silo's trainer is
-SILO_ERROR = "silo_error"  # the code of a control.error about a run, from the closed list of what may cross
-PLAN_DECLINED = "plan_declined"  # a site said no to the plan; it need not say why
-
-
-class Figure(Base):
-    """One line of the run record: what a silo measured, or what the method noted."""
-
-    __tablename__ = "figures"
-    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
-    run: Mapped[str] = mapped_column(String(64), index=True)
-    round: Mapped[int] = mapped_column(Integer)
-    step: Mapped[int] = mapped_column(Integer)
-    silo: Mapped[str] = mapped_column(String(64))
-    name: Mapped[str] = mapped_column(String(64))
-    fields: Mapped[str] = mapped_column(Text)
-
-
-class Transition(Base):
-    """An event of `fedsilo.treaty.rounds` that was accepted, as JSON."""
-
-    __tablename__ = "transitions"
-    run: Mapped[str] = mapped_column(String(64), primary_key=True)
-    ordinal: Mapped[int] = mapped_column(Integer, primary_key=True)
-    event: Mapped[str] = mapped_column(Text)
-
-
-class Event(Base):
-    """What happened, for people: the console's event list."""
-
-    __tablename__ = "events"
-    id: Mapped[int] = mapped_column(_RowId, primary_key=True, autoincrement=True)
-    time: Mapped[str] = mapped_column(String(32))
-    name: Mapped[str] = mapped_column(String(64))
-    fields: Mapped[str] = mapped_column(Text)
+from coordinator.database_url import POSTGRESQL, database_url, shown_url
+from coordinator.tables import ISOLATION as ISOLATION
+from coordinator.tables import PLAN_DECLINED as PLAN_DECLINED
+from coordinator.tables import SILO_ERROR as SILO_ERROR
+from coordinator.tables import Base as Base
+from coordinator.tables import Book as Book
+from coordinator.tables import Countersigned as Countersigned
+from coordinator.tables import EndedRound as EndedRound
+from coordinator.tables import Event as Event
+from coordinator.tables import Figure as Figure
+from coordinator.tables import LogPlace as LogPlace
+from coordinator.tables import Member as Member
+from coordinator.tables import OutboxItem as OutboxItem
+from coordinator.tables import PendingRecord as PendingRecord
+from coordinator.tables import Round as Round
+from coordinator.tables import RoundSignature as RoundSignature
+from coordinator.tables import RoundTranscript as RoundTranscript
+from coordinator.tables import Run as Run
+from coordinator.tables import SequenceCounter as SequenceCounter
+from coordinator.tables import ShownCertificate as ShownCertificate
+from coordinator.tables import ShownCheckpoint as ShownCheckpoint
+from coordinator.tables import Traffic as Traffic
+from coordinator.tables import Transition as Transition
+from coordinator.tables import Upload as Upload
+from fedsilo.treaty.errors import OperationError, UsageError, WireCode
 
 
 class Store:
     """The database.
 
     Args:
-        url: SQLAlchemy URL, such as `sqlite:////var/lib/fedsilo/coordinator.db` or a PostgreSQL one.
+        url: SQLAlchemy URL, such as `sqlite:////var/lib/fedsilo/coordinator.db` or `postgresql://fedsilo@db/fedsilo`.
+
+    Raises:
+        UsageError: another URL, or the driver is not installed.
+        ConflictError: another coordinator has the database (PostgreSQL; of a SQLite file, its folder's lock says so).
+        OperationError: it cannot be opened.
     """
 
     def __init__(self, url: str) -> None:
-        self._engine: Engine = create_engine(url)
-        if self._engine.dialect.name == "sqlite":
+        address = database_url(url)
+        if address.drivername == POSTGRESQL:
+            self._engine = postgres.open_engine(address, shown_url(url))
+        else:
+            self._engine = create_engine(address, hide_parameters=True)
             event.listen(self._engine, "connect", _use_wal)
-        with _named_errors():
-            Base.metadata.create_all(self._engine)
+        event.listen(self._engine, "before_cursor_execute", _refuse_nul)
+        try:
+            with _named_errors():
+                Base.metadata.create_all(self._engine)
+        except BaseException:
+            self._engine.dispose()
+            raise
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._thread = threading.local()
 
@@ -328,11 +127,26 @@ def _use_wal(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute("PRAGMA busy_timeout=10000")
 
 
+def _refuse_nul(_connection: object, _cursor: object, _statement: str, parameters: Any, *_: object) -> None:
+    """PostgreSQL keeps no NUL in a text, and SQLite would: neither is asked to."""
+    for row in parameters if isinstance(parameters, list) else (parameters,):
+        for value in row.values() if isinstance(row, dict) else row:
+            if isinstance(value, str) and "\0" in value:
+                raise UsageError("a text for the coordinator's database holds a NUL character", code="NUL_IN_TEXT")
+
+
 @contextmanager
 def _named_errors() -> Iterator[None]:
     try:
         yield
-    except OperationalError as error:
+    except DBAPIError as error:
+        if not isinstance(error.orig, sqlite3.Error):
+            found = postgres.named(error)
+            if found is None:
+                raise
+            raise found from error
+        if not isinstance(error, OperationalError):
+            raise
         if "disk is full" in str(error.orig) or "disk I/O" in str(error.orig):
             raise DiskFullError(
                 "no space left for the coordinator's database", hint="free space in state_dir, then start again"
@@ -375,6 +189,7 @@ _TAKEN_IN = _WAITS.where(OutboxItem.delivered_sequence.between(1, bindparam("seq
 _COUNTS = select(Book.counts).where(_row(Book.silo))
 _COUNT_ON = update(_table(Book)).where(_row(Book.silo)).values(counts=bindparam("counts"))
 _FIRST_COUNTS = insert(_table(Book))
+_LOG_PLACE = update(_table(LogPlace)).values(size=bindparam("value"))
 _IS_ROUND = select(Round.number).where(_row(Round.run, Round.number))
 
 
@@ -406,6 +221,11 @@ def set_counts(session: Session, silo: str, counts: str) -> None:
     connection = session.connection()
     if not connection.execute(_COUNT_ON, _its(silo=silo) | {"counts": counts}).rowcount:
         connection.execute(_FIRST_COUNTS, {"silo": silo, "counts": counts})
+
+
+def set_log_size(session: Session, size: int) -> None:
+    """That the audit log has so many records, with what the caller's transaction makes of the newest."""
+    session.connection().execute(_LOG_PLACE, {"value": size})
 
 
 def is_round(session: Session, run: str, number: int) -> bool:

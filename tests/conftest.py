@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from tests.postgres_server import PostgresServer, programs
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -49,3 +52,20 @@ def pytest_collection_finish() -> None:
 
 def _has_room() -> bool:
     return os.access(MEMORY_FOLDER, os.W_OK | os.X_OK) and shutil.disk_usage(MEMORY_FOLDER).free >= MEMORY_BYTES_MIN
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresServer]:
+    """A server of this process's own; where there is none, what needs it is skipped and says so."""
+    binaries = programs()
+    if binaries is None:
+        pytest.skip("NO POSTGRESQL: the coordinator's store is not tested on it (apt-get install postgresql)")
+    with PostgresServer(binaries) as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgresServer) -> Iterator[str]:
+    """Of an empty database."""
+    with postgresql.database() as url:
+        yield url

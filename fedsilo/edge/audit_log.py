@@ -117,6 +117,11 @@ class AuditLog(Witnessed):
         with self._mutex:
             return self._tree.root()
 
+    def root_at(self, size: int) -> bytes:
+        """Root of the first `size` records. Raises IndexError: there are fewer."""
+        with self._mutex:
+            return self._tree.root(size)
+
     @property
     def latest_note(self) -> str:
         """The newest signed checkpoint with the cosignatures it has so far; empty before the first."""

@@ -100,7 +100,8 @@ def _settings(
     for name in type(block).model_fields:
         if not path and name == _SOURCE:
             continue
-        value, here = getattr(block, name), (*path, name)
+        # a value that may hold a password is shown as its block shows it
+        value, here = getattr(block, f"shown_{name}", getattr(block, name)), (*path, name)
         if isinstance(value, BaseModel):
             yield from _settings(value, here, lines, source)
             continue

@@ -104,10 +104,11 @@ class House:
     published: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     replies: Callable[..., Replies] = Replies
     references: tuple[str, ...] = REFERENCES
+    database: str = ""  # URL; empty: SQLite in the folder
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.store = Store(f"sqlite:///{self.folder / 'coordinator.db'}")
+        self.store = Store(self.database or f"sqlite:///{self.folder / 'coordinator.db'}")
         self.blobs = Blobs(self.folder)
         self.audit = AuditLog(
             self.folder / "audit",
@@ -161,8 +162,12 @@ class House:
         fixed = Fixed(FEDERATION, SILOS, agreed, self.schema, len(REFERENCES), self.policy)
         self.submissions = Submissions(self.driver, fixed, self.driver.parts.now)
         self.driver.after_hello = self.submissions.look_within
-        self.driver.load()
-        self.submissions.load()
+        try:
+            self.driver.load()
+            self.submissions.load()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.audit.close()

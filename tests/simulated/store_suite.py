@@ -22,9 +22,11 @@ from coordinator import store as db
 from coordinator.runs import never_given, queue, stored_events, stored_life, withdraw
 from coordinator.store import Store
 from fedsilo.treaty import rounds
+from fedsilo.treaty.errors import UsageError
 from tests.protocol.paper_run import PaperRun, timeless
 from tests.simulated.paper_federation import plan_of
 
+LARGEST_ROUND = 2**32 - 1  # of an unsigned 32-bit field of the envelope
 LARGEST = 2**63 - 1  # of a signed 64-bit column: sequences and bytes
 
 
@@ -113,6 +115,18 @@ class StoreSuite:
         with store.transaction() as session:
             [row] = db.traffic_table(session)
         assert (row["messages"], row["bytes"]) == (40, 120)
+
+    def test_a_text_with_a_nul_is_refused_before_the_database_sees_it(self, opened: Any) -> None:
+        store = opened()
+        with store.transaction() as session:
+            session.add(run_row(request=db.as_json({"a": "\0"})))  # escaped, as in all JSON, it is none
+        with pytest.raises(UsageError) as refused, store.transaction() as session:
+            session.add(run_row("run-2", request="a\0b"))
+        assert refused.value.code == "NUL_IN_TEXT"
+        with pytest.raises(UsageError), store.transaction() as session:
+            session.scalar(select(db.Run).where(db.Run.name == "run\0"))
+        with store.transaction() as session:
+            assert session.scalars(select(db.Run.name)).all() == ["run-1"]
 
     # ---- counters --------------------------------------------------------------------------------------
 
@@ -204,6 +218,16 @@ class StoreSuite:
             item(session, "a", "run.end")
             assert max(session.scalars(select(db.OutboxItem.id))) > first
 
+    def test_a_round_may_have_any_number_that_a_message_can_carry(self, opened: Any) -> None:
+        with opened().transaction() as session:
+            assert session.get(db.Round, ("run-1", LARGEST_ROUND)) is None
+            assert not db.is_round(session, "run-1", LARGEST_ROUND)
+            db.note_error(session, run="run-1", round_number=LARGEST_ROUND, silo="a", code="SCREEN")
+            db.count_message(session, silo="a", run="run-1", round_number=LARGEST_ROUND, kind="lora.factors",
+                             direction="in", payload_bytes=LARGEST)  # fmt: skip
+        with opened().transaction() as session:
+            assert session.scalars(select(db.Figure.round)).all() == [LARGEST_ROUND]
+
     # ---- what is read ----------------------------------------------------------------------------------
 
     def test_only_the_digest_of_a_global_adapter_names_one(self, opened: Any) -> None:
@@ -215,6 +239,16 @@ class StoreSuite:
             assert [db.is_adapter(session, digit * 64) for digit in "0123"] == [True, True, True, False]
             assert not db.is_adapter(session, "")
             assert db.is_round(session, "run-1", 1) and not db.is_round(session, "run-1", 2)
+
+    def test_names_are_in_the_order_of_their_characters(self, opened: Any) -> None:
+        names = ["a-1", "a_1", "a1", "_a", "B", "b", "ab", "é", "a b"]
+        with opened().transaction() as session:
+            for name in names:
+                session.add(db.ShownCertificate(silo=name, pem=""))
+        with opened().transaction() as session:
+            column = db.ShownCertificate.silo
+            assert session.scalars(select(column).order_by(column)).all() == sorted(names)
+            assert session.scalar(select(func.max(column))) == max(names)
 
     def test_a_silos_codes_and_walls_are_kept_in_their_order_and_each_once(self, opened: Any) -> None:
         with opened().transaction() as session:

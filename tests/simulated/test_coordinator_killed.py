@@ -76,8 +76,8 @@ class StubbornSilo(SimulatedSilo):
 
 
 class Federation:
-    def __init__(self, folder: Path, killer: Killer) -> None:
-        self.house = House(folder)
+    def __init__(self, folder: Path, killer: Killer, database: str = "") -> None:
+        self.house = House(folder, database=database)
         self.killer = killer
         self.silos = [StubbornSilo(self.house, name) for name in SILOS]
         for silo in self.silos:
@@ -87,7 +87,7 @@ class Federation:
 
     def restart(self) -> None:
         self.house.close()
-        self.house = House(self.house.folder, clock=self.house.clock)
+        self.house = House(self.house.folder, clock=self.house.clock, database=self.house.database)
         self.killer.watch(self.house)
         for silo in self.silos:
             silo.house = self.house
@@ -109,12 +109,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> db.Run:
     return run
 
 
-@pytest.mark.parametrize("first", [1, 4])
+@pytest.mark.parametrize(("database", "first"), [("sqlite", 1), ("sqlite", 4), ("postgresql", 4)])
 def test_a_coordinator_killed_again_and_again_ends_with_the_adapter_of_an_undisturbed_one(
-    tmp_path: Path, undisturbed: db.Run, first: int
+    request: pytest.FixtureRequest, tmp_path: Path, undisturbed: db.Run, database: str, first: int
 ) -> None:
     killer = Killer(first)
-    played = Federation(tmp_path, killer)
+    url = request.getfixturevalue("postgresql_url") if database == "postgresql" else ""
+    played = Federation(tmp_path, killer, url)
     played.play()
     house, run = played.house, played.house.run()
     assert (run.state, run.adapter_digest) == ("finished", undisturbed.adapter_digest)
