@@ -83,6 +83,10 @@ class Control:
         self._changed = False
         self._show(self.state())
 
+    def show_halted(self) -> None:
+        """Where the database cannot be read: what was shown last, and that all has come to a halt."""
+        self._show({**self._shown, "halted": self._driver.halted})
+
     def _show(self, state: dict[str, Any]) -> None:
         self._shown, self._shown_at = state, self._driver.parts.monotonic()
         self._desk.set_state(state, policy_digest=self._charter_digest)

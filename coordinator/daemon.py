@@ -371,6 +371,7 @@ class Coordinator:
                 self._watchdog.look()
             except OperationError as error:
                 self.driver.halt(error)
+                self.control.show_halted()
 
 
 def run_coordinator(

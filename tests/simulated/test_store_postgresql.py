@@ -76,7 +76,7 @@ class TestPostgresql(StoreSuite):
     # ---- one coordinator -------------------------------------------------------------------------------
 
     @pytest.mark.usefixtures("impatient")
-    def test_a_second_coordinator_is_refused_while_the_first_is_there(self, url: str) -> None:
+    def test_T42_a_second_coordinator_is_refused_while_the_first_is_there(self, url: str) -> None:
         first = Store(url)
         with pytest.raises(ConflictError, match=r"another coordinator: fedsilo .* at this machine") as refused:
             Store(url)
@@ -91,7 +91,7 @@ class TestPostgresql(StoreSuite):
 
     @pytest.mark.usefixtures("impatient")
     @pytest.mark.parametrize("left", [1, CONNECTIONS])
-    def test_T29_a_coordinator_with_one_connection_left_keeps_every_other_out(
+    def test_T42_a_coordinator_with_one_connection_left_keeps_every_other_out(
         self, url: str, postgresql: PostgresServer, left: int
     ) -> None:
         """Its lock for the opening is gone with the first; each other one may still commit."""
