@@ -260,7 +260,7 @@ class Driver:
             db.raise_sequence(session, silo, envelope.run, envelope.sequence)
             in_round = min(envelope.round, place.round)  # a round of its own making has no row of its own
             self._count(session, silo, envelope.run, in_round, envelope.kind, "in", arrived.payload.size_bytes)
-            db.set_log_size(session, self.parts.audit.size)
+            db.set_log_size(session, self.parts.audit.origin, self.parts.audit.size)
             taken = self._done(session, peer, arrived, ruling, book, prepared, told=told)
             if isinstance(taken.body, pb.Ack):
                 taken.body.record, taken.body.acknowledged_sequence = number, envelope.sequence

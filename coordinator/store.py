@@ -189,7 +189,7 @@ _TAKEN_IN = _WAITS.where(OutboxItem.delivered_sequence.between(1, bindparam("seq
 _COUNTS = select(Book.counts).where(_row(Book.silo))
 _COUNT_ON = update(_table(Book)).where(_row(Book.silo)).values(counts=bindparam("counts"))
 _FIRST_COUNTS = insert(_table(Book))
-_LOG_PLACE = update(_table(LogPlace)).values(size=bindparam("value"))
+_LOG_PLACE = update(_table(LogPlace)).where(_row(LogPlace.origin)).values(size=bindparam("value"))
 _IS_ROUND = select(Round.number).where(_row(Round.run, Round.number))
 
 
@@ -223,9 +223,9 @@ def set_counts(session: Session, silo: str, counts: str) -> None:
         connection.execute(_FIRST_COUNTS, {"silo": silo, "counts": counts})
 
 
-def set_log_size(session: Session, size: int) -> None:
-    """That the audit log has so many records, with what the caller's transaction makes of the newest."""
-    session.connection().execute(_LOG_PLACE, {"value": size})
+def set_log_size(session: Session, origin: str, size: int) -> None:
+    """That this audit log has so many records, with what the caller's transaction makes of the newest."""
+    session.connection().execute(_LOG_PLACE, _its(origin=origin) | {"value": size})
 
 
 def is_round(session: Session, run: str, number: int) -> bool:
