@@ -177,7 +177,7 @@ def _totals(session: Session, *, control: bool) -> tuple[int, int]:
     """Rows and messages of all that was sent."""
     counts = select(func.count(), func.sum(db.Traffic.messages)).where(db.Traffic.direction == "out")
     rows, messages = session.execute(counts if control else counts.where(~_OF_CONTROL)).one()
-    return rows, messages or 0
+    return rows, int(messages or 0)  # PostgreSQL's sum of whole numbers is a decimal one
 
 
 def _waits(session: Session, *, control: bool) -> dict[_Key, int]:

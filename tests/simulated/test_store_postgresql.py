@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ from sqlalchemy import select, text
 from coordinator import postgres
 from coordinator import store as db
 from coordinator.blobs import DiskFullError
+from coordinator.curve_view import curves_answer
 from coordinator.postgres import CONNECTIONS, DatabaseLostError
+from coordinator.record import run_record
+from coordinator.sent_view import SentView
 from coordinator.store import Store
 from fedsilo.edge.audit_segments import segments
 from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
@@ -203,6 +207,20 @@ def rows_of(house: House) -> dict[str, list[Any]]:
         }
 
 
+def answers_of(house: House) -> list[str]:
+    """What people are told of it, as they are told it."""
+    reading = house.store.transaction
+    pages, before = [], None
+    while not pages or before:
+        pages.append(SentView(reading).outbox({"limit": 5, "control": True, **({"before": before} if before else {})}))
+        before = pages[-1]["next"]
+    with reading() as session:
+        run = session.get_one(db.Run, "run-1")
+        told = [curves_answer(session, {}), run_record(session, run, charter_digest=""), db.traffic_table(session)]
+    assert len(pages) > 3
+    return [json.dumps(answer) for answer in (*pages, *told)]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> House:
     """On SQLite, undisturbed."""
@@ -218,6 +236,7 @@ def test_a_whole_run_leaves_the_same_rows_in_both_databases(whole: House, tmp_pa
     assert here.pop("log_places") and there.pop("log_places")
     assert here == there and len(here["uploads"]) > 20
     assert whole.record() == house.record()
+    assert answers_of(whole) == answers_of(house)
     house.close()
 
 
