@@ -22,12 +22,15 @@ from coordinator.store import Store
 from fedsilo.edge.audit_segments import segments
 from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
 from tests.postgres_server import PostgresServer
-from tests.simulated.coordinator_parts import House, federation, until_quiet
+from tests.simulated.coordinator_parts import RUN_YAML, House, federation, until_quiet
 from tests.simulated.store_suite import StoreSuite, run_row
 
 OURS = (
     "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'fedsilo %%' AND datname = %s ORDER BY backend_start"
 )
+
+
+SHORT = RUN_YAML.replace("rounds: 2", "rounds: 1")
 
 
 @pytest.fixture
@@ -192,7 +195,7 @@ def end(server: PostgresServer, process: int) -> None:
 
 def played(folder: Path, **of_house: Any) -> House:
     house, silos = federation(folder, **of_house)
-    house.submit()
+    house.submit(SHORT)
     for silo in silos:
         silo.join()
     until_quiet(silos)
@@ -217,7 +220,7 @@ def answers_of(house: House) -> list[str]:
     with reading() as session:
         run = session.get_one(db.Run, "run-1")
         told = [curves_answer(session, {}), run_record(session, run, charter_digest=""), db.traffic_table(session)]
-    assert len(pages) > 3
+    assert len(pages) > 1
     return [json.dumps(answer) for answer in (*pages, *told)]
 
 
@@ -234,7 +237,7 @@ def test_a_whole_run_leaves_the_same_rows_in_both_databases(whole: House, tmp_pa
     here, there = map(rows_of, (whole, house))
     # records of the log have salts, and with them its root
     assert here.pop("log_places") and there.pop("log_places")
-    assert here == there and len(here["uploads"]) > 20
+    assert here == there and len(here["uploads"]) > 15
     assert whole.record() == house.record()
     assert answers_of(whole) == answers_of(house)
     house.close()
@@ -247,7 +250,7 @@ def test_T38_a_standby_goes_on_in_the_midst_of_a_round_and_starts_with_nothing_l
     house, silos = federation(tmp_path / "first", database=postgresql_url)
     last = silos[-1]
     last.mute = {"lora.factors"}
-    house.submit()
+    house.submit(SHORT)
     for silo in silos:
         silo.join()
     until_quiet(silos)
