@@ -135,8 +135,12 @@ def estimate(model: ModelFacts, settings: Settings, shapes: Shapes) -> Estimate:
             rows * columns + room for (rows, columns, _), room in zip(_joined(model), rooms, strict=True)
         )
     rows, cache = _rollout_rows(model, settings, shapes, item)
-    rollout = {
-        "kv cache": cache,
+    rollout = {"kv cache": cache}
+    if settings.load == "fp32":
+        # weights with the factors added to them: one at work in training, all of them while answers are sampled
+        sides = [rows * columns for rows, columns, _ in _joined(model)]
+        update["merged"], rollout["merged"] = max(sides) * item, model.layers * sum(sides) * item
+    rollout |= {
         # logits, their float32 copy, probabilities
         "engine": rows * model.vocabulary * (item + 2 * FLOAT32_BYTES)
         + _prefill_bytes(model, shapes, rows, item)
@@ -202,7 +206,7 @@ def _activation_bytes(model: ModelFacts, settings: Settings, shapes: Shapes, tok
         + queries + 2 * keys * repeated  # what attention reads
         + 2 * queries  # what it gives, by answer and in the stream
         + 3 * intermediate  # gate, up, and what goes into down
-        + 7 * shapes.rank
+        + (0 if settings.load == "fp32" else 7 * shapes.rank)
     )  # fmt: skip
     layer = int(tokens * numbers) * item
     # What the backward pass of one layer makes besides: gradients of its widest parts, and float32 ones of the norms.

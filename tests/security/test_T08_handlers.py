@@ -153,7 +153,7 @@ PLACES: dict[str, Callable[[Served], tuple[Any, str]]] = {
     "the verdict": lambda served: (served.house.driver.parts.ingress, "judge"),
     "the record": lambda served: (served.house.driver, "_record"),
     "the effect": lambda served: (served.house.driver.effects, "carry_out"),
-    "the reply": lambda served: (served.house.driver, "_reply"),
+    "the reply": lambda served: (served.house.driver, "_sealed"),
     "the whole": lambda served: (served.house.driver, "receive"),
 }
 EFFECTS: dict[str, tuple[str, Any, str]] = {
