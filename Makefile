@@ -19,7 +19,11 @@ demo: $(VENV)/.runtime
 # (tests/scheduling.py).
 PYTEST := $(BIN)/python -m pytest --numprocesses 4
 test: $(VENV)/.dev
-	$(PYTEST) $(TEST_FLAGS)
+	$(PYTEST) -m "not slow" $(TEST_FLAGS)
+
+# A whole federation whose public answers are graded by running them: a minute by itself.
+test-slow: $(VENV)/.dev
+	$(PYTEST) -m slow $(TEST_FLAGS)
 
 # Rollouts by a real vLLM server: the CPU build in an environment of its own (3.4 GB, some minutes the first time), or in
 # one that is there already (VLLM_VENV=FOLDER). No part of .ci/run, which it would make half as long again.

@@ -251,7 +251,7 @@ class FedConsole(LetsThrough):
             self.wanted = wanted
             if self._feed is not None:
                 self._feed.want(wanted)
-            before, self.snapshot = self.snapshot, self._remembered.with_answers(self.snapshot, wanted)
+            before, self.snapshot = self.snapshot, self._remembered.with_answers(self.snapshot, wanted, keep=False)
             if self.snapshot is not before:
                 self.top.redraw()
 

@@ -21,11 +21,22 @@ from console.feed import Question
 from console.reading import mapping, number, text_of, whole
 from console.rows import Column, Filter, Row, Rows, Term, parse_filter
 from console.safe import Shown
+from fedsilo.treaty.wire import services
 
 STATE_FOLDER = "STATE_DIR"  # the console knows a socket, not where the daemon keeps its log
 BAR_CELLS = 20
 CONTROL = "control."
-CONTROL_NAMES = ("control", "poll", "polls", "hello", "fetch", "heartbeat", "progress", "checkpoint")
+CONTROL_NAMES = frozenset(
+    {
+        "control",
+        "polls",
+        *(
+            kind.removeprefix(CONTROL)
+            for kind in (*services.OUTBOUND_KINDS, *services.INBOUND_KINDS)
+            if kind.startswith(CONTROL)
+        ),
+    }
+)
 RULE_CELLS_MIN = 2  # of the line around a break
 NAMES_SHOWN = 4  # of silos that say the same
 PARTY_PARTS = 2  # of a name such as spiffe://federation/silo/hospital_a: role and name tell the parties apart
@@ -154,8 +165,8 @@ def seeks_control(typed: str) -> bool:
     """Whether what was typed names polls or other control messages, or looks for no text. A record of a poll has its
     rules in it, which no column shows: `/approval` would find every one of them."""
     words = [word.lower().rpartition(":")[2].rstrip("*") for word in typed.split() if not word.startswith("!")]
-    named = (word.removeprefix(CONTROL) in ("", name) for word in words for name in CONTROL_NAMES)
-    return not asked_of(typed).text or any(named)
+    named = any(word.startswith(CONTROL) or word in CONTROL_NAMES for word in words)
+    return named or not asked_of(typed).text
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def _lost_lines(snapshot: Snapshot, now: float, cells: int, below_at: float | No
     then = f"; {kept}again in {max(link.retry_at - now, 0.0):.0f} s, r tries now."
     least = f"; {kept}r tries now."
     causes = [(short_paths(link.cause, path), then) for path in PATH_CELLS]
-    shortest = causes[-1][0]
+    shortest = fit(causes[-1][0], cells * LOST_LINES_MAX)  # of a recording by somebody else it may be of any length
     longest = max(len(shortest), CAUSE_CELLS_MIN)
     causes += [(fit(shortest, room), least) for room in range(longest, CAUSE_CELLS_MIN - 1, -1)]
     for cause, follows in causes:

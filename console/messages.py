@@ -38,6 +38,7 @@ _HOLD_ENDS: Mapping[str, str] = {
     "expired": "nothing was sent: nobody answered in time",
     "missed": "nothing was sent: the run went on without an answer",
     "ended": "it is held no more; the log says how that ended",
+    "repeated": "it came again, and waits as that",
 }
 _BECAME = {
     ("allow", ""): "not sent yet: it waits in the outbox",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from console.feed import Question
+from console.recording import NEVER_RECORDED
 from console.values import Snapshot
 
 ANSWERS_MAX = 64  # of every place some, and the pages somebody went through last
@@ -21,18 +22,23 @@ class Remembered:
 
     _answers: dict[str, tuple[Question, Any, float]] = field(default_factory=dict)
     _site: str = ""
+    _whose: tuple[object, ...] = ()
 
-    def with_answers(self, snapshot: Snapshot, wanted: Mapping[str, Question]) -> Snapshot:
+    def with_answers(self, snapshot: Snapshot, wanted: Mapping[str, Question], *, keep: bool = True) -> Snapshot:
         """The snapshot; of a daemon that is lost, with what it last answered to the questions that are wanted.
 
         Args:
             snapshot: as the reader gave it.
             wanted: questions of the screen on top, by key.
+            keep: the snapshot's answers are to these questions; false where a screen has only now begun to ask.
         """
-        if snapshot.site != self._site:
-            self._answers, self._site = {}, snapshot.site
+        whose = (type(snapshot.state), snapshot.state.federation) if snapshot.state is not None else self._whose
+        if snapshot.site != self._site or whose != self._whose:
+            self._answers, self._site, self._whose = {}, snapshot.site, whose
         if snapshot.link.state != "disconnected":
-            for key in wanted.keys() & snapshot.answered_at.keys() & snapshot.answers.keys():
+            for key in wanted.keys() & snapshot.answered_at.keys() & snapshot.answers.keys() if keep else ():
+                if wanted[key][0] in NEVER_RECORDED:
+                    continue  # what people were shown of a payload stays with the screen that showed it
                 self._answers.pop(key, None)
                 self._answers[key] = wanted[key], snapshot.answers[key], snapshot.answered_at[key]
             for key in list(self._answers)[:-ANSWERS_MAX]:

@@ -85,7 +85,8 @@ class OverviewScreen(OrderingScreen):
     def notices(self, cells: int) -> list[Line]:
         """What concerns every screen stands among the needs here."""
         fed = self.fed
-        below_at = fed.snapshot.link.received_at if fed.snapshot.state is not None else None
+        shown = [at for at in (fed.snapshot.link.received_at, self.below_at) if at is not None]
+        below_at = min(shown) if fed.snapshot.state is not None else None  # its figures may have been read before
         told = conditions.condition_lines(
             fed.snapshot, fed.now(), cells, opened_at=fed.opened_at, waits_for=fed.waits_for, below_at=below_at,
             most=CONDITION_LINES_MAX,

@@ -32,9 +32,9 @@ OUTCOME_RECORDS = 64  # of a message that is not indexed the outcome is looked f
 
 DECISION_EVENTS = {"egress": "egress.decision", "ingress": "ingress.decision"}
 OUTCOMES = ("", "sent", "acked", "indeterminate")
-# What became of a message that was held: empty while people are asked. `approved` has a decision of its own, and
-# `ended` is one so old that only its end is known.
-HOLD_ENDS = ("approved", "rejected", "denied", "expired", "missed", "ended")
+# What became of a message that was held: empty while people are asked. `approved` has a decision of its own, `ended` is
+# one so old that only its end is known, and `repeated` one that came again, as a plan does with each poll.
+HOLD_ENDS = ("approved", "rejected", "denied", "expired", "missed", "ended", "repeated")
 _FATES = (*OUTCOMES, *HOLD_ENDS)
 _NO_EVENTS = ("approval.deny", "approval.expire")  # that end a hold without a yes
 # As canonical JSON spells them.
@@ -59,7 +59,10 @@ class _Rows:
     waiting: dict[tuple[object, ...], list[int]] = field(default_factory=dict)  # held, by what was held
     held: set[int] = field(default_factory=set)  # the same, by their records
 
-    def hold(self, seq: int, bytes_of: tuple[object, ...]) -> None:
+    def hold(self, seq: int, bytes_of: tuple[object, ...], *, again: bool) -> None:
+        """again: these bytes wait once, however often they come."""
+        if again:
+            self.end_hold(bytes_of, "repeated")
         self.held.add(seq)
         self.waiting.setdefault(bytes_of, []).append(seq)
 
@@ -160,7 +163,7 @@ class MessageIndex:
                 self._boot = self._boots[number] = record["boot"]
             side.add(row_of(record), record["mono"])
             if record["decision"] == "hold":
-                side.hold(number, _held_bytes(record))
+                side.hold(number, _held_bytes(record), again=direction == "ingress")
             elif record.get("link", {}).get("approvals"):  # the second decision, after people's yes
                 side.end_hold(_held_bytes(record), "approved" if record["decision"] == "allow" else "denied")
         elif event in _NO_EVENTS:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from console.chain import seeks_control
 from console.screens.tables import PAGE_ROWS
+from fedsilo.treaty.wire.services import INBOUND_KINDS, OUTBOUND_KINDS
 from tests.console.desk import console
 from tests.console.test_audit_screen import Log, answer_all, filter_by, is_poll, opened
+
+CONTROL_KINDS = sorted(kind for kind in (OUTBOUND_KINDS | INBOUND_KINDS) if kind.startswith("control."))
 
 
 async def test_c_leaves_polls_out_by_asking_the_daemon_for_the_others_and_c_brings_them_back() -> None:
@@ -82,3 +88,12 @@ async def test_a_number_alone_after_the_colon_goes_to_that_record_and_says_where
         assert "the log has 5,000 records, the newest is 4999" in desk.text
         await desk.press("1", "colon", *"1200")
         assert "nothing fits" in desk.text  # here a number names nothing
+
+
+@pytest.mark.parametrize("typed", [*CONTROL_KINDS, "/declined", "abstain", "control.*", "control.po", "error", "polls"])
+def test_every_control_message_can_be_looked_for_by_its_name(typed: str) -> None:
+    assert (
+        seeks_control(typed.removeprefix("/"))
+        and not seeks_control("lora.factors")
+        and not seeks_control("!declined x")
+    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from console.conditions import NOT_READ, answer_lines
+from console.conditions import NOT_READ, answer_lines, condition_lines
 from console.drawing import to_text
-from console.recording import FORMAT_VERSION
+from console.recording import FORMAT_VERSION, NEVER_RECORDED
 from console.remembered import ANSWERS_MAX, Remembered
 from console.replay import Replay
 from console.values import Link, Snapshot
@@ -124,11 +125,25 @@ def test_only_the_same_question_to_the_same_daemon_is_remembered_and_so_many_of_
     assert remembered.with_answers(live(silo()), {"a": question}).answers == {}  # it will answer
     assert remembered.with_answers(gone(silo(silo="hospital_b")), {"a": question}).answers == {}
     assert remembered.with_answers(gone(silo()), {"a": question}).answers == {}
+    remembered.with_answers(answered(silo(), "a"), {"a": question})
+    assert remembered.with_answers(gone(silo(federation="other-net")), {"a": question}).answers == {}
+    remembered.with_answers(answered(silo(), "a"), {"a": question}, keep=False)  # an answer to what was asked before
+    assert remembered.with_answers(gone(silo()), {"a": question}).answers == {}
+    for name in NEVER_RECORDED:
+        remembered.with_answers(answered(silo(), "a"), {"a": (name, {})})
+        assert remembered.with_answers(gone(silo()), {"a": (name, {})}).answers == {}
     keys = [f"page {number}" for number in range(ANSWERS_MAX + 1)]
     for key in keys:
         remembered.with_answers(answered(silo(), key), {key: question})
     found = remembered.with_answers(gone(silo()), dict.fromkeys(keys, question))
     assert set(found.answers) == set(keys[1:])
+
+
+def test_T37_a_cause_of_any_length_is_cut_at_once() -> None:
+    told = replace(lost(live(silo()), 0.0), link=Link("disconnected", "x" * 200_000, HINT, 0.0, 12.0))
+    begun = time.process_time()
+    rows = condition_lines(told, 0.0, 76, opened_at=0.0, waits_for="", below_at=None, most=4)
+    assert len(rows) <= 4 and time.process_time() - begun < 2.0  # each turn over the whole of it takes seconds
 
 
 @pytest.mark.parametrize(("cells", "most"), [(76, 2), (54, 3)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedsilo.edge.audit_pages import LogPages
+from fedsilo.edge.message_index import MessageIndex
 from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError
 from fedsilo.treaty.method import Offer
 from fedsilo.treaty.plan import Plan
@@ -106,6 +108,23 @@ def test_T18_a_persons_no_is_said_once_however_often_the_plan_came_and_over_a_re
     asking.turn()
     assert asking.coordinator.acknowledged() == came_under(asking, "run-1")[0]
     assert declined(asking) == ["run-1"]
+
+
+@pytest.mark.parametrize("end", [approve, reject])
+def test_T36_a_plan_that_came_again_waits_once_and_is_held_no_longer_when_it_was_answered(
+    asking: Loop, end: Callable[[Loop, Release], Any]
+) -> None:
+    audit = asking.bench.audit
+    index = MessageIndex(LogPages(audit.directory), lambda: audit.size)
+    for _ in range(3):
+        asking.offer_plan()
+    assert index.totals("ingress")["held"] == 1
+    end(asking, held(asking, "run-1"))
+    asking.turn()
+    rows = index.page("ingress", limit=50, verdict="hold", kind="run.plan").rows
+    assert index.totals("ingress")["held"] == 0 and len(rows) == 3
+    newest, *before = [row["outcome"] for row in rows]
+    assert before == ["repeated", "repeated"] and newest == ("approved" if end is approve else "rejected")
 
 
 def test_T36_a_no_that_was_not_heard_acknowledges_nothing(asking: Loop) -> None:
