@@ -44,6 +44,7 @@ FONTS = '"DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace'
 PERSON, SEED = "alice", 7
 REASON = "one answer repeats a sentence of a private record"
 KEY_SECONDS = 0.5  # a person's pace: the console ignores bursts, as a paste is one
+TYPED_SECONDS = 0.08  # between the keys of a word: as fast as hands type, and no paste
 SETTLE_ROUNDS = 3  # readings until what a screen asks for is answered and drawn
 
 
@@ -162,7 +163,7 @@ async def played(site: Site, path: Path) -> list[list[str]]:
             for scene in SCENES:
                 spent = 0.0
                 for key in scene.keys:
-                    pause = KEY_SECONDS if len(scene.keys) <= len(("escape", "R")) else KEY_SECONDS / len(scene.keys)
+                    pause = max(KEY_SECONDS / len(scene.keys), TYPED_SECONDS) if len(scene.keys) > 2 else KEY_SECONDS
                     spent += pause
                     tape.pass_by(pause)
                     app.signing.last_input = tape.seconds
