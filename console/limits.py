@@ -50,8 +50,9 @@ def of_text(row: Row, unit: str) -> str:
 
 
 def _whole_of(amount: str) -> str:
+    """Rounded up, so that no more is used than it says."""
     figures, _, measure = amount.partition(" ")
-    return f"{figures.partition('.')[0]} {measure}".rstrip()
+    return f"{math.ceil(float(figures.replace(',', ''))):,} {measure}".rstrip()
 
 
 def share_of(row: Row) -> float:

@@ -59,6 +59,8 @@ class ChainPane(TablePane):
         """Ask for the records of the filter."""
         control = self.control
         question = chain.question_of(self.rows.filter_text, control=control or self.control_refused)
+        if question != self.asked[0]:
+            self.frozen_at = None  # the daemon filters, so other rows come than those that were frozen
         self.ask_otherwise(question)
         rows, here = cast("chain.ChainRows", self.rows), control or not self.control_refused
         if rows.control is not here:

@@ -239,8 +239,10 @@ class FedScreen(Screen[None]):
         """When what it shows was read, by the console's clock: the oldest of its answers, or the daemon's state where
         it asks for nothing; None when none of it was."""
         snapshot, wanted = self.fed.snapshot, self.wants()
-        if wanted:
-            return min((snapshot.answered_at[key] for key in wanted if key in snapshot.answered_at), default=None)
+        shown = [snapshot.answered_at[key] for key in wanted if key in snapshot.answered_at]
+        shown += [at for pane in self.query("TablePane") if (at := getattr(pane, "frozen_at", None)) is not None]
+        if wanted or shown:
+            return min(shown, default=None)
         return snapshot.link.received_at if snapshot.state is not None else None
 
     @property

@@ -231,7 +231,7 @@ class TablePane(Vertical):
         size = lines.size
         snapshot, now = fed.snapshot, fed.now()
         told: list[Line] = []
-        if self._key:
+        if self._key and self.frozen_at is None:  # frozen, it asks for nothing, and its title says so
             told = conditions.answer_lines(snapshot, self._key, now, size.width, opened_at=self.fed_screen.opened_at)
         rows: list[Line]
         if not self.rows.arrived:

@@ -464,3 +464,15 @@ async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
 
 def test_the_twins_are_quoted_as_a_shell_takes_them() -> None:
     assert command_line(chain.list_twin()) == "fedsilo audit tail --log STATE_DIR"
+
+
+async def test_a_filter_over_a_frozen_log_asks_anew_and_is_frozen_no_more() -> None:
+    log = Log(300)
+    async with console((100, 30)) as desk:
+        screen = await opened(desk, log)
+        await desk.press("space")
+        assert "FROZEN" in desk.text and "audit" not in {name for name, _ in desk.app.wanted.values()}
+        await filter_by(desk, "event:egress.sent")
+        await answer_all(desk, log)
+        assert "FROZEN" not in desk.text and "loading" not in desk.text
+        assert {item.row["event"] for item in screen.table.rows.shown} == {"egress.sent"}

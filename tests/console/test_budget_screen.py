@@ -162,7 +162,7 @@ async def test_at_80_cells_each_limit_kind_and_amount_stands_whole() -> None:
     async with console((80, 24)) as desk:
         screen = await opened(desk, {**LIMITS, "rows": rows})
         shown = desk.text.partition("Limits ")[2]
-        assert "352 KiB of 46.6 GiB" in shown and "…" not in shown
+        assert "353 KiB of 46.6 GiB" in shown and "…" not in shown
         assert all(item.row["limit"] in shown and item.row["kind"] in shown for item in screen.shown.rows.shown)
 
 
@@ -282,3 +282,12 @@ async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
         await opened(desk)
         await desk.press(*(["tab", "j"] if scene == "budget-capacity" else ["j"]))
         dumps.compare(f"{scene}-{size[0]}x{size[1]}", desk)
+
+
+@pytest.mark.parametrize(
+    ("used", "most", "text"),
+    [(int(1.9 * 2**20), 1000 * 2**30, "2 MiB of 1000.0 GiB"), (2**20 // 2, 1000 * 2**30, "512 KiB of 1000.0 GiB"),
+     (int(1.9 * 2**20), 9 * 2**20, "1.9 of 9.0 MiB")],
+)  # fmt: skip
+def test_an_amount_without_its_tenths_is_rounded_up(used: int, most: int, text: str) -> None:
+    assert limits.of_text({"used": used, "max": most}, "bytes") == text

@@ -183,3 +183,14 @@ async def test_a_table_keeps_its_rows() -> None:
         await desk.answer("outbox", page(30))
         await lose(desk)
         assert "09:00:30" in desk.text and NOT_READ not in desk.text
+
+
+async def test_frozen_rows_are_as_old_as_their_title_says_and_not_called_unread() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("8")
+        await desk.answer("certs", CERTIFICATES)
+        await desk.press("space")
+        await desk.wait(600.0)
+        await lose(desk)
+        assert "FROZEN 10:00" in desk.text and "below as of 10:00 ago" in desk.text and NOT_READ not in desk.text
