@@ -99,6 +99,8 @@ class Pending:
                 if _content(row.event, fields) not in there:
                     self._audit.append(row.event, **fields)
                 session.delete(row)
+            # an older copy of the log would lack what was taken out here
+            db.set_log_size(session, self._audit.origin, self._audit.size)
 
 
 def _in_order() -> Any:

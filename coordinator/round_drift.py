@@ -44,8 +44,8 @@ class Undrifted:
         """Fields of the note; None where a payload cannot be read, which is told: the round stands without it."""
         try:
             return drift_note(self.silos, blobs.get(self.base_digest), [blobs.get(digest) for digest in self.uploads])
-        except FedSiloError as error:
-            log.warning("run %s round %d: its drift cannot be told: %s", self.run, self.round, error.message)
+        except (FedSiloError, OSError, ValueError) as error:  # the disk's, too: read_at passes them on
+            log.warning("run %s round %d: its drift cannot be told: %s", self.run, self.round, error)
             return None
 
 

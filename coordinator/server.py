@@ -162,7 +162,7 @@ class FederationService:
 
     def exchange(self, requests: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
         """One message in, one message out."""
-        with _Boundary(context, self._quiet):
+        with _Boundary(context, self._quiet), contextlib.suppress(LineClosed):
             peer = self._peer(context)
             with self._one_more(peer), contextlib.ExitStack() as stack:
                 stack.callback(self.watchdog.rest, context)

@@ -129,7 +129,7 @@ class Uploads:
 
     def _is_its_turn(self, own: _Turn) -> bool:
         before = self._queue[: self._queue.index(own)]
-        return len(before) < PLACES and all(turn.silo != own.silo for turn in before)
+        return len({turn.silo for turn in before}) < PLACES and all(turn.silo != own.silo for turn in before)
 
     @property
     def waiting(self) -> int:

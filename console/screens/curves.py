@@ -131,8 +131,14 @@ class CurvesScreen(FedScreen):
         first.display, points.display = not self._table, self._table
         second.display = self._two and len(asked) > 1 and bool(answer)
         if self._table:
-            if shown:
-                points.take_rows(curves.table_rows(shown, self._shown_name))
+            rows = curves.table_rows(shown, self._shown_name) if shown else []
+            points.display = bool(answer or rows)
+            first.display = not points.display  # says what is awaited, or that it was not read
+            if first.display:
+                first.border_title = self.fed.title_of(curves.border_title(shown, self._shown_name))
+                first.draw(self._figure(answer, self._shown_name, self.app.size.width - 4, self.room - 2))
+            else:
+                points.take_rows(rows)
             points.name_it(f"{curves.title_of(self._shown_name)}, every value")
             points.draw()
             return

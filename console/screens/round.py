@@ -54,6 +54,7 @@ class RoundScreen(OrderingScreen):
         self._number: int | None = None  # None: the newest
         self._asked_for_a_run = False
         self._compare = False
+        self._shown: tuple[str, int | None, bool] = "", None, False  # the last that an answer was seen of
 
     def panes(self) -> ComposeResult:
         yield Lines(id="head")
@@ -108,6 +109,8 @@ class RoundScreen(OrderingScreen):
 
     def draw(self) -> None:
         fed, answer = self.fed, self.answer
+        if answer:
+            self._shown = self._run, self._number, self._asked_for_a_run
         cells = self.app.size.width - 4
         head, facts = self.query_one("#head", Lines), self.query_one("#facts", Lines)
         scale = self.query_one("#scale", Lines)
@@ -178,6 +181,11 @@ class RoundScreen(OrderingScreen):
         self._go(rounds.neighbours(self.answer)[1], "this is the newest round")
 
     def _go(self, number: int | None, none: str) -> None:
+        here = self._run, self._number, self._asked_for_a_run
+        if not self.answer and here != self._shown and conditions.is_lost(self.fed.snapshot, self.key):
+            self._run, self._number, self._asked_for_a_run = self._shown  # nothing will come here: back
+            self.redraw()
+            return
         if number is None:
             self.fed.say(none if self.answer else "not loaded yet")
             return

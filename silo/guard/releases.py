@@ -419,7 +419,8 @@ class Releases:
             if (no := self._no(release)) is not None:
                 ended.append(self._deny(release, no))
             elif release.expires_at <= now:
-                ended.append(self._end(release, release.expiry_outcome, "EXPIRED"))
+                reason = "DEADLINE" if release.expiry_outcome == "missed" else "EXPIRED"  # of the step; of the policy
+                ended.append(self._end(release, release.expiry_outcome, reason))
         return ended
 
     def miss(self, run: str, round_number: int | None, step: int | None) -> list[Settled]:

@@ -13,12 +13,13 @@ import pytest
 from console.conditions import NOT_READ, answer_lines, condition_lines
 from console.drawing import to_text
 from console.recording import FORMAT_VERSION, NEVER_RECORDED
-from console.remembered import ANSWERS_MAX, Remembered
+from console.remembered import ANSWERS_MAX, BYTES_MAX, Remembered
 from console.replay import Replay
+from console.screens.curves import CurvesScreen
 from console.values import Link, Snapshot
 from fedsilo.treaty.errors import NotFoundError
 from tests.console.desk import SIZES, Desk, console
-from tests.console.rounds import at_silo
+from tests.console.rounds import at_silo, curves_at_silo
 from tests.console.site_answers import CERTIFICATES
 from tests.console.states import live, silo
 from tests.console.test_tables import page
@@ -137,6 +138,43 @@ def test_only_the_same_question_to_the_same_daemon_is_remembered_and_so_many_of_
         remembered.with_answers(answered(silo(), key), {key: question})
     found = remembered.with_answers(gone(silo()), dict.fromkeys(keys, question))
     assert set(found.answers) == set(keys[1:])
+    large = replace(live(silo()), answers={"page 2": "x" * (BYTES_MAX - 30)}, answered_at={"page 2": 91.0})
+    remembered.with_answers(large, {"page 2": question})
+    found = remembered.with_answers(gone(silo()), dict.fromkeys(keys, question))
+    assert "page 2" in found.answers and 1 < len(found.answers) < ANSWERS_MAX  # the oldest made room
+    larger = replace(large, answers={"page 3": "x" * BYTES_MAX}, answered_at={"page 3": 92.0})
+    remembered.with_answers(larger, {"page 3": question})
+    assert remembered.with_answers(gone(silo()), dict.fromkeys(keys, question)).answers.keys() == found.answers.keys()
+
+
+async def test_from_a_round_that_was_not_read_either_key_leads_back() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("2")
+        await desk.answer("round newest newest", at_silo())
+        await lose(desk)
+        await desk.press("left_square_bracket")
+        assert NOT_READ in desk.text and "quorum 2 of" not in desk.text
+        for key in ("left_square_bracket", "right_square_bracket"):
+            await desk.press(key)
+            assert NOT_READ not in desk.text and "quorum 2 of" in desk.text
+            await desk.press("left_square_bracket")
+
+
+async def test_the_values_of_a_figure_that_was_not_read_are_not_said_to_be_none() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(silo())
+        await desk.press("4")
+        screen = desk.app.screen
+        assert isinstance(screen, CurvesScreen)
+        answer = curves_at_silo()  # all names, and the points of what was asked for
+        answer["series"] = [each for each in answer["series"] if each["name"] in screen.key.split()[1].split(",")]
+        await desk.answer(screen.key, answer)
+        await desk.press("T")
+        assert "no figures yet" not in desk.text and NOT_READ not in desk.text
+        await lose(desk)
+        await desk.press("tab")
+        assert NOT_READ in desk.text and "no figures yet" not in desk.text
 
 
 def test_T37_a_cause_of_any_length_is_cut_at_once() -> None:

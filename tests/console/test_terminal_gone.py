@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -49,11 +50,17 @@ def opened(*, is_told: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], i
         console.wait()
 
 
-def read_until(main: int, wanted: bytes) -> None:
-    data, deadline = b"", time.monotonic() + WAIT_SECONDS
+def read_until(main: int, wanted: bytes, *, typing: bytes = b"") -> None:
+    """typing: pressed once a second."""
+    data, typed_at = b"", -math.inf
+    deadline = time.monotonic() + WAIT_SECONDS
     while wanted not in data:
-        assert select.select([main], [], [], max(deadline - time.monotonic(), 0.0))[0], data
-        data += os.read(main, 1 << 16)
+        assert time.monotonic() < deadline, data
+        if typing and time.monotonic() > typed_at + 1.0:
+            os.write(main, typing)
+            typed_at = time.monotonic()
+        if select.select([main], [], [], 0.2)[0]:
+            data += os.read(main, 1 << 16)
 
 
 def test_it_ends_when_its_terminal_is_closed() -> None:
@@ -78,8 +85,7 @@ def test_it_enters_the_terminal_again_after_it_was_put_aside() -> None:
         assert os.WIFSTOPPED(status)
         console.send_signal(signal.SIGCONT)
         read_until(main, ENTERS)
-        os.write(main, b"\x11")  # ctrl+q
-        read_until(main, LEAVES)
+        read_until(main, LEAVES, typing=b"\x11")  # ctrl+q; what comes while the terminal is being taken is flushed
         assert console.wait(WAIT_SECONDS) == 0
         os.close(main)
 

@@ -31,10 +31,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def held(bench: Bench) -> dict[str, Any]:
+def held(bench: Bench, *, deadline_seconds: float | None = None) -> dict[str, Any]:
     offered = bench.factors()
     assert isinstance(offered, Held)
-    release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+    release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=deadline_seconds)
     shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
     return shown | bench.opened(release.id)
 
@@ -116,6 +116,14 @@ def test_a_hold_that_is_over_is_counted_as_held_no_more_and_its_row_says_how_it_
         assert (row["verdict"], row["outcome"], answer["held"]) == ("hold", end, 0 if end else 1)
         assert bool(ask({"seq": row["seq"]})["would_pass"]) is not bool(end)
     assert [row["outcome"] for row in outbox({"verdict": "allow"})["messages"]] == ([""] if end == "approved" else [])
+
+
+def test_a_hold_that_a_deadline_of_the_run_ended_is_missed_in_the_outbox_as_in_the_ledger(bench: Bench) -> None:
+    shown = held(bench, deadline_seconds=60.0)
+    bench.clock_now += 61
+    assert [settled.outcome for settled in bench.releases.expire()] == ["missed"]
+    assert bench.ledger.release(shown["release"]).state == "missed"
+    assert [row["outcome"] for row in queries_of(bench)["outbox"]({})["messages"]] == ["missed"]
 
 
 def test_the_same_bytes_held_again_wait_although_a_person_refused_them_before(bench: Bench) -> None:
