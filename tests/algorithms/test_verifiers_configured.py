@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedsilo.edge.own_verifiers import own_verifiers_sha256
 from fedsilo.edge.reference_checks import full_check, our_parts_check
+from fedsilo.edge.site_policy import read_effective
 from fedsilo.edge.verifier_names import AnyVerifier, OwnPartsVerifier
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.randomness import generator
@@ -34,6 +35,7 @@ from tests.algorithms.hostile_programs import GOOD, REFUSED, TEST
 from tests.algorithms.test_grading_mixture import installed
 from tests.algorithms.test_public_step import CODEC, Answer, DonorIntake, Prompt, donor
 from tests.algorithms.test_worker import ask, configuration, folder, guard_end
+from tests.policies import setting
 
 pytestmark = pytest.mark.torch
 __all__ = ["folder", "guard_end", "installed"]
@@ -161,6 +163,23 @@ def test_T22_strangers_programs_are_run_only_where_the_policy_says_so_for_this_s
         with pytest.raises(UsageError, match=r"policy\.yaml:47: public_sets\.public\.programs is refuse") as caught:
             _check_verifiers(site_with("exact", public), policy_with("refuse"))
         assert caught.value.code == "VERIFIER_EXECUTES"
+
+
+@pytest.mark.parametrize("charter", ["refuse", "sandbox"])
+def test_T22_a_site_lets_in_no_programs_that_the_charter_keeps_out(tmp_path: Path, charter: str) -> None:
+    text = setting.policy_text()
+    line = next(line for line in text.partition("public_sets:")[2].splitlines() if line.strip().startswith("rows:"))
+    for name, programs in (("policy.yaml", "sandbox"), ("charter.yaml", charter)):
+        (tmp_path / name).write_text(text.replace(line, f"{line}\n    programs: {programs}", 1))
+    policy = read_effective(tmp_path / "policy.yaml", tmp_path / "charter.yaml")
+    site = site_with("exact", "code")
+    site.data.public.sha256 = next(iter(policy.file.public_sets.values())).sha256
+    if charter == "sandbox":
+        _check_verifiers(site, policy)
+        return
+    with pytest.raises(UsageError, match=r"public_sets\.\w+\.programs is refuse") as caught:
+        _check_verifiers(site, policy)
+    assert caught.value.code == "VERIFIER_EXECUTES"
 
 
 def test_T22_the_run_remembers_name_and_package_and_no_path(installed: Path) -> None:
