@@ -142,6 +142,7 @@ def _control_facts(message: Message, context: Context) -> Facts:
 def _plan_facts(body: pb.RunPlan, run: str, context: Context) -> Facts:
     plan, accepted = plan_from_canonical(body.canonical_json), context.plan
     method = METHODS.get(plan.method)
+    fewest = min(plan.steps_of(silo) for silo in plan.silos)
     return {
         "plan_sha256": plan.digest,
         "method": method.name if method else "",
@@ -155,6 +156,8 @@ def _plan_facts(body: pb.RunPlan, run: str, context: Context) -> Facts:
         "rounds": plan.rounds,
         "local_steps": plan.local_steps,
         "public_steps": len(plan.public_steps()),
+        "fewest_steps": fewest,  # of any silo; each records what all of them are asked for
+        "fewest_public_steps": sum(step <= fewest for step in plan.public_steps()),
         "prompts_per_step": plan.prompts_per_step,
         "samples_per_prompt": plan.samples_per_prompt,
         "max_new_tokens": plan.rollout.max_new_tokens,

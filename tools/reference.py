@@ -255,6 +255,8 @@ def _kind(annotation: Any, info: FieldInfo | None = None) -> str:
     elif origin is tuple:
         parts = [_kind(each) for each in arguments if each is not Ellipsis]
         text = f"list of {parts[0]}" if Ellipsis in arguments else f"[{', '.join(parts)}]"
+    elif origin is dict:
+        text = f"a {_kind(arguments[1])} by name"
     elif hasattr(annotation, "__metadata__"):
         text = _kind(arguments[0])
     else:

@@ -8,7 +8,7 @@ the plan all the same, and says so in its own log.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -182,14 +182,20 @@ def plan_from_request(document: strict_yaml.Document, fixed: Fixed, silos: tuple
             )
         fields[name] = value
     fields["silos"] = list(silos)
-    unknown = [silo for silo in silos if silo not in fixed.silos]
-    if unknown:
-        raise UsageError(
-            f"{document.place(('silos',))}: {unknown[0]!r} is not a silo of this federation",
-            hint=f"known: {', '.join(fixed.silos)}",
-        )
+    _refuse_unknown(silos, "silos", fixed, document)
+    if isinstance(steps := fields.get("silo_steps"), Mapping):
+        _refuse_unknown(steps, "silo_steps", fixed, document)
+        fields["silo_steps"] = {silo: count for silo, count in steps.items() if silo in silos}
     fields["lora"] = {**fields["lora"], "frozen_sha256": _frozen_sha256(fixed.schema, fields.get("seed"))}
     return _plan_of(fields, document)
+
+
+def _refuse_unknown(silos: Iterable[object], key: str, fixed: Fixed, document: strict_yaml.Document) -> None:
+    if unknown := [silo for silo in silos if silo not in fixed.silos]:
+        raise UsageError(
+            f"{document.place((key,))}: {unknown[0]!r} is not a silo of this federation",
+            hint=f"known: {', '.join(fixed.silos)}",
+        )
 
 
 def _frozen_sha256(schema: LoraSchema, seed: object) -> str:
@@ -212,7 +218,8 @@ def _plan_of(fields: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
     try:
         require_exchange(plan)
     except UsageError as error:
-        raise UsageError(f"{document.place(('exchange',))}: {error.message}", hint=error.hint) from error
+        key = "silo_steps" if error.code == "SILO_STEPS" else "exchange"
+        raise UsageError(f"{document.place((key,))}: {error.message}", hint=error.hint) from error
     return plan
 
 
@@ -230,6 +237,10 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
         return told
     if found[0]["loc"] != ():
         return told
+    if "silo_steps" in found[0]["msg"]:
+        said = found[0]["msg"].removeprefix("Value error, ")
+        hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
+        return UsageError(f"{document.place(('silo_steps',))}: {said}", hint=hint)
     silos = fields["silos"]
     twice = next((silo for silo in silos if silos.count(silo) > 1), "")
     if twice:

@@ -34,6 +34,26 @@ def initial_frozen_sha256(shapes: Sequence[tuple[str, tuple[int, ...]]], seed: i
     return frozen_sha256(((name, initial_factors([(name, shape)], seed)[name]) for name, shape in frozen), freeze)
 
 
+def update_weights(steps: Sequence[int]) -> tuple[float, ...]:
+    """What each silo's update counts so that all silos count the same whatever their steps: (mean of steps) / (own
+    steps) / N, FedNova's normalised average with equal shares (Wang et al. 2020, eq. 8). All 1/N where steps are equal.
+
+    A plain mean would minimise another objective, in which a silo counts by its steps. What this does not give: an
+    update of few steps is scaled up with its noise.
+    """
+    mean = sum(steps) / len(steps)
+    return tuple(mean / own / len(steps) for own in steps)
+
+
+def weighted_delta(weights: Sequence[float], master: Array, deltas: Sequence[Array]) -> Array:
+    """`mean_delta` with a weight for each silo: A_{p+1} = A_p + sum_n w_n (A^n - A_p), float32, in the order given."""
+    total = deltas[0].astype(np.float32) * np.float32(weights[0])
+    for weight, delta in zip(weights[1:], deltas[1:], strict=True):
+        total += delta.astype(np.float32) * np.float32(weight)
+    combined: Array = master + total
+    return combined
+
+
 def mean_delta(master: Array, deltas: Sequence[Array]) -> Array:
     """FedIT on one tile: A_{p+1} = A_p + mean_n (A^n - A_p), float32, in the order given (methods 2.2).
 

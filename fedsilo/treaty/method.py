@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from fedsilo.treaty.averaging import update_weights, weighted_delta
 from fedsilo.treaty.freezing import UPDATE_KIND
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -268,6 +270,7 @@ class Method:
         sends_wrong_answers: whether it lives on answers to public prompts that do not verify as well, so that a
             policy that lets only verified ones out cannot serve it.
         exchanges: the values of the plan's `exchange` that its halves carry out; a plan with another is refused.
+        swaps: whether silos wait for each other's answers at each public step under `exchange: step`.
     """
 
     name: str
@@ -279,6 +282,14 @@ class Method:
     combine: Callable[[Array, Sequence[Array]], Array]
     sends_wrong_answers: bool = False
     exchanges: frozenset[str] = frozenset({"step"})
+    swaps: bool = False
+
+    def combine_under(self, plan: Plan, silos: Sequence[str]) -> Callable[[Array, Sequence[Array]], Array]:
+        """`combine` for the updates of these silos, weighted where the plan lets them differ in steps."""
+        steps = [plan.steps_of(silo) for silo in silos]
+        if plan.silo_weights == "steps" or len(set(steps)) == 1:
+            return self.combine
+        return partial(weighted_delta, update_weights(steps))
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
         """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it.

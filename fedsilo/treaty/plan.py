@@ -14,6 +14,7 @@ from fedsilo.treaty.freezing import UPDATE_KIND, Freeze
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 
 PLAN_CHARACTERS_MAX = 65536
+FEWEST_STEPS_SHARE = 8  # a silo takes at least one in so many of a round's steps
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -95,6 +96,10 @@ class Plan(_Closed):
     silos: tuple[Name, ...] = Field(min_length=1)
     rounds: int = Field(ge=1)
     local_steps: int = Field(ge=1)  # tau
+    # Silos that take fewer steps a round, so that nobody waits for them. What each then counts: `silos`, all the same,
+    # each update over its steps (FedNova, Wang et al. 2020, eq. 8); `steps`, by its steps, the plain mean of updates.
+    silo_steps: dict[Name, int] = Field(default_factory=dict)
+    silo_weights: Literal["silos", "steps"] = "silos"
     swap_period: int = Field(2, ge=1)  # tau_swap
     prompts_per_step: int = Field(8, ge=1)  # b
     samples_per_prompt: int = Field(8, ge=1)  # K
@@ -129,12 +134,25 @@ class Plan(_Closed):
             raise ValueError(f"quorum {self.quorum} exceeds the {len(self.silos)} silos of the roster")
         return self
 
+    @model_validator(mode="after")
+    def _fewer_steps(self) -> Plan:
+        # Fewer would be scaled up too far under `silos`: what noise or an attacker puts in, along with the rest.
+        fewest = -(-self.local_steps // FEWEST_STEPS_SHARE)
+        for silo, steps in self.silo_steps.items():
+            if not fewest <= steps <= self.local_steps:
+                raise ValueError(f"silo_steps: {steps} for {silo}, of {fewest} to {self.local_steps}")
+        return self
+
     def canonical(self) -> str:
         return canonical_json(self.model_dump(mode="json")).decode()
 
     @property
     def digest(self) -> str:
         return sha256_hex(self.canonical().encode())
+
+    def steps_of(self, silo: str) -> int:
+        """GRPO steps of a silo in a round."""
+        return self.silo_steps.get(silo, self.local_steps)
 
     def public_steps(self) -> tuple[int, ...]:
         """Steps s in 1..tau with s mod tau_swap == 0 (methods 2.2); the count restarts each round."""

@@ -204,8 +204,8 @@ def plan_records(facts: Facts, policy: Policy, history: History) -> Judgement:
         return not_applicable()
     if facts["local_steps"] > outbound.max_steps:
         return at_most(facts["local_steps"], outbound.max_steps, (*path, "max_steps"))
-    public = facts["public_steps"] if "public.responses" in facts["method_kinds"] else 0
-    most = (facts["local_steps"] - public) * facts["prompts_per_step"]
+    public = facts["fewest_public_steps"] if "public.responses" in facts["method_kinds"] else 0
+    most = (facts["fewest_steps"] - public) * facts["prompts_per_step"]
     if most == 0:
         return not_applicable((*path, "min_records"))
     return at_least(most, outbound.min_records, (*path, "min_records"))

@@ -188,7 +188,7 @@ class Panel:
             "last_run": {"run": last_run, "state": last_state},
             "method": run.plan.method if run else "",
             "rounds": run.plan.rounds if run else 0,
-            "local_steps": run.plan.local_steps if run else 0,
+            "local_steps": run.plan.steps_of(config.silo) if run else 0,
             "round": view.round,
             "step": self._phase.get("step") or self._task.get("step") or self._finished_step(),
             "phase": self._phase_word(run, bool(held)),

@@ -305,6 +305,18 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
     ),
     (
         "plan gives enough records",
+        "T7 a silo of fewer steps",
+        lambda: judged(
+            inbound(
+                "run.plan",
+                pb.RunPlan(canonical_json=PLAN.model_copy(update={"silo_steps": {"hospital_b": 1}}).canonical()),
+            ),
+            edited("min_records: 2 ", "min_records: 4 "),
+            **FROM_COORDINATOR,
+        ),
+    ),
+    (
+        "plan gives enough records",
         "T7 steps",
         lambda: judged(GOOD_PLAN, edited("max_steps: 4", "max_steps: 3"), **FROM_COORDINATOR),
     ),

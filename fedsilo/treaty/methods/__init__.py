@@ -25,12 +25,20 @@ def require_exchange(plan: Plan) -> Method:
     not carried out must not stand in it (methods 2.2).
 
     Raises:
-        UsageError: there is no such method, or it does not have this exchange.
+        UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
+            steps, and the others would wait for them all the same.
     """
     method = method_named(plan.method)
     if plan.exchange not in method.exchanges:
         raise UsageError(
             f"{plan.method} has no exchange {plan.exchange!r} in this version",
             hint=f"one of: {', '.join(sorted(method.exchanges))}",
+        )
+    if plan.silo_steps and method.swaps and plan.exchange == "step":
+        free = sorted(name for name, each in METHODS.items() if not each.swaps)
+        raise UsageError(
+            f"{plan.method}: silos wait for each other at each public step, so none of them can take fewer",
+            hint="exchange: round_end, " * ("round_end" in method.exchanges) + f"or method {' or '.join(free)}",
+            code="SILO_STEPS",
         )
     return method

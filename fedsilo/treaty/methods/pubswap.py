@@ -410,7 +410,7 @@ class Silo:
             if message.kind == "round.result" and message.round == state.round:
                 return self._take(replace(state, waits_for="result"))
         step = state.step + 1
-        if step > state.plan.local_steps:
+        if step > state.plan.steps_of(state.silo):
             return self._train(replace(state, step=0), ExportDelta(state.round))
         state = replace(state, step=step)
         if step in state.public:
@@ -470,8 +470,10 @@ _KINDS = frozenset({"lora.factors", "metrics.eval"})
 
 def _method(name: str, summary: str, swap: Swap, kinds: frozenset[str], ruleset: str) -> Method:
     combine: Callable[[Array, Sequence[Array]], Array] = mean_delta
-    wrong = swap == "random"
-    return Method(name, summary, kinds, ruleset, Coordinator(swap), Silo(swap), combine, sends_wrong_answers=wrong)
+    return Method(
+        name, summary, kinds, ruleset, Coordinator(swap), Silo(swap), combine, sends_wrong_answers=swap == "random",
+        swaps=swap in ("balanced", "random"),
+    )  # fmt: skip
 
 
 BALANCED = _method(
