@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import signal
 import threading
 import time
@@ -56,6 +57,7 @@ log = logging.getLogger("fedsilo.coordinator")
 
 TICK_SECONDS = 0.2
 DRAIN_SECONDS = 5.0
+SWEEP_SECONDS = 3_600.0  # between two looks for uploads that nobody goes on with
 # kinds whose payload nobody can guess; of all others the log keeps a keyed digest (T40)
 _UNGUESSABLE = TENSOR_KINDS | {"control.hello", "control.checkpoint"}
 
@@ -327,7 +329,7 @@ class Coordinator:
             monotonic=time.monotonic,
         )
         silos = len(config.silos)
-        self._watchdog = service.watchdog
+        self._watchdog, self._uploads = service.watchdog, service.uploads
         federation, port = federation_server(service, identity, config.listen, silos=silos, limits=config.limits)
         control = control_server(self.desk, config.control.socket, config.control.group)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
@@ -363,12 +365,16 @@ class Coordinator:
 
     def work(self) -> None:
         """Let deadlines pass and keep the snapshot fresh, until asked to stop."""
+        swept_at = -math.inf
         while not self._stopped.wait(TICK_SECONDS):
             try:
                 self.driver.tick()
                 self.submissions.look()
                 self.control.refresh_if_changed()
                 self._watchdog.look()
+                if time.monotonic() > swept_at + SWEEP_SECONDS:
+                    self._uploads.sweep()
+                    swept_at = time.monotonic()
             except OperationError as error:
                 self.driver.halt(error)
                 self.control.show_halted()

@@ -4,8 +4,9 @@ Read from the uploads that were averaged, one module at a time. The figures are 
 upload anyway: they tell a reader of the run record how much two silos' updates differ, and nothing of a single one.
 
 No message waits for it: a round is committed without, and `DriftNotes` works it out, one round after the other, while
-the driver's lock is free. What a stop or a kill left over is taken up at the next start, and what is left
-when the run ends is worked out for its record.
+the driver's lock is free. What a stop or a kill left over is taken up at the next start. What is left when a run ends,
+as a rule its last round's, is worked out for its record, which is signed at once: there the lock is held, and other
+runs of this coordinator wait for some seconds where 16 silos sent 70 MB each.
 """
 
 from __future__ import annotations

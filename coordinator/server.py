@@ -237,6 +237,9 @@ class FederationService:
             upload.drop()
             raise
         payload = upload.finish()
+        if upload.offset and payload.digest != digest:
+            upload.drop()  # what lay here may be at fault, so it is no refusal: the silo sends all of it again (T29)
+            raise OperationError(f"an upload of {silo} was gone on with and is not what it announced; it begins anew")
         # Once it is judged it is not gone on with; what was kept has another name by then. What could not be judged is.
         stack.push(lambda kind, _error, _trace: upload.drop() if kind is None else None)
         return payload
@@ -294,7 +297,7 @@ def _offset_asked(envelope: pb.Envelope, payload: AnyPayload, reply: Reply) -> i
     if envelope.kind != "control.fetch" or reply.envelope.kind != "global.adapter":
         return 0
     offset = codec.decode(pb.Fetch, whole(payload)).offset
-    return offset if offset < reply.payload.size_bytes else 0
+    return offset if offset <= reply.payload.size_bytes else 0
 
 
 def _frames(reply: Reply, offset: int) -> Iterator[pb.Frame]:

@@ -20,6 +20,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Table, and_, bindparam, create_engine, event, insert, select, update
 from sqlalchemy import func as sql
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 from coordinator import postgres
@@ -152,6 +153,11 @@ def _named_errors() -> Iterator[None]:
                 "no space left for the coordinator's database", hint="free space in state_dir, then start again"
             ) from error
         raise OperationError(f"the coordinator's database refuses: {error.orig}") from error
+    except PoolTimeout as error:
+        raise OperationError(
+            "no connection to the coordinator's database became free in time; all are in use",
+            hint="is the database slow, or a lock held in it? nothing was changed",
+        ) from error
 
 
 # ---- queries that more than one caller needs --------------------------------------------------------

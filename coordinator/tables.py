@@ -6,7 +6,7 @@ sorted by its characters' numbers on both, never by a server's language.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Float, Integer, LargeBinary, String, Text
+from sqlalchemy import BigInteger, Boolean, Float, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeEngine
 
@@ -153,6 +153,7 @@ class Upload(Base):
     payload_bytes: Mapped[int] = mapped_column(BigInteger)
     norm: Mapped[float] = mapped_column(Float, default=0.0)  # L2 of a delta; 0 for other kinds
     received_at: Mapped[str] = mapped_column(_characters(32))
+    __table_args__ = (Index("uploads_of_silo", "silo", "digest"),)  # whether an upload was taken before
 
 
 class OutboxItem(Base):

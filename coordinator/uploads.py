@@ -160,7 +160,7 @@ class Uploads:
             DiskFullError, OperationError: as `Upload`.
         """
         path = self._blobs.arriving / f"{silo}.{digest}.partial"
-        self._sweep(silo, path)
+        self.sweep(silo, path)
         try:
             file = PartialFile(path, whole_bytes=announced, synced_bytes=self._synced.pop(path.name, 0))
         except OSError as error:
@@ -182,8 +182,8 @@ class Uploads:
             known = session.scalar(of_silo) is not None
         return self._blobs.find(digest) if known else None
 
-    def _sweep(self, silo: str, wanted: Path) -> None:
-        """Remove what is too old, and of this silo what is too many."""
+    def sweep(self, silo: str = "", wanted: Path | None = None) -> None:
+        """Remove what is too old, and of a silo that begins an upload what is too many beside that."""
         oldest = self._now_seconds() - PARTIAL_SECONDS_MAX
         with self._changed:
             sending = {turn.silo for turn in self._queue} - {silo}
@@ -191,7 +191,7 @@ class Uploads:
             for path in self._blobs.arriving.glob("*.partial"):
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime, path))
-            own = [path for _, path in sorted(found) if path.name.startswith(f"{silo}.") and path != wanted]
+            own = [path for _, path in sorted(found) if silo and path.name.startswith(f"{silo}.") and path != wanted]
             too_many = set(own[: max(0, len(own) - PARTIALS_PER_SILO_MAX + 1)])
             for at, path in found:
                 if path in too_many or (at < oldest and path.name.partition(".")[0] not in sending):

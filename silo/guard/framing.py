@@ -3,13 +3,13 @@
 A large payload waits for the coordinator's word and is sent from the offset that it names: what it has of the same
 bytes already is not sent again. Nothing depends on that number but which of the decided bytes cross. A large answer
 goes on where it was cut, behind what a `Sink` has kept of it; its digest is compared when it is whole (T29).
-Does not stop: a coordinator that never says the word; the call's deadline ends it.
+Does not stop: a coordinator that never says the word; the call ends when it has waited for it long enough.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,14 +49,14 @@ class Uplink:
     def __init__(self, envelope: pb.Envelope, payload: codec.Buffer) -> None:
         self._envelope = envelope
         self._payload = payload
-        self._asks = len(payload) > codec.UNASKED_BYTES_MAX
+        self.asks = len(payload) > codec.UNASKED_BYTES_MAX
         self._told = False
         self._word: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def frames(self) -> Iterator[pb.Frame]:
         """What is sent. Waits for the word, or for the end."""
         yield codec.opening(self._envelope, self._payload)
-        offset = self._word.get() if self._asks else 0
+        offset = self._word.get() if self.asks else 0
         if offset is not None:
             yield from codec.chunk_frames(self._payload, offset)
 
@@ -64,8 +64,12 @@ class Uplink:
         """The call is over: no word will come."""
         self._word.put(None)
 
-    def after_word(self, answers: Iterable[pb.Frame]) -> Iterator[pb.Frame]:
+    def after_word(self, answers: Iterable[pb.Frame], admitted: Callable[[], object]) -> Iterator[pb.Frame]:
         """The frames of the answer; the word, where one is due, is taken out of them.
+
+        Args:
+            answers: of the coordinator.
+            admitted: called when the word has come.
 
         Raises:
             PeerError: a word that nobody waits for, or an offset that the payload does not have.
@@ -74,9 +78,10 @@ class Uplink:
             if frame.WhichOneof("part") != "admitted":
                 yield frame
                 continue
-            if not self._asks or self._told or frame.admitted.offset > len(self._payload):
+            if not self.asks or self._told or frame.admitted.offset > len(self._payload):
                 raise PeerError(WireCode.MALFORMED, "the coordinator names an offset that nobody asked for")
             self._told = True
+            admitted()
             self._word.put(frame.admitted.offset)
 
 

@@ -318,8 +318,8 @@ class Gate:
         """Send what was allowed, record the outcome, let the answer in.
 
         Raises:
-            UnreachableError, NotAllowedError, OperationError: not known to have arrived (recorded as indeterminate);
-                a content message stays in the outbox for `retry`.
+            UnreachableError, NotAllowedError, OperationError: not known to have arrived (recorded as indeterminate), or
+                not taken by a halted coordinator; a content message stays in the outbox for `retry`.
             PeerError: the answer was refused; the message itself counts as sent.
         """
         if self.halted:
@@ -355,7 +355,7 @@ class Gate:
             # The coordinator's word for it, which this log need not be able to hold.
             told = {"peer_event": inbound.body.record} if 0 < inbound.body.record <= COUNT_MAX else {}
             self._outcomes.record("egress.acked", allowed, **told)
-        self._outcomes.settle(allowed)
+        self._outcomes.answered(allowed, inbound.body)
         return Sent(inbound)
 
     def retry(self, item: OutboxItem) -> Sent:

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from google.protobuf.message import Message
+
 from fedsilo.treaty.audit.record import RecordError
+from fedsilo.treaty.errors import UnreachableError, WireCode
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.engine import Decision, Facts
 from silo.guard.judge import Judge
 from silo.guard.ledger import Ledger, OutboxItem
@@ -86,6 +90,20 @@ class Outcomes:
         if allowed.outbox_id is not None:
             with self._judge.halting():
                 self._ledger.settle_outbox(allowed.outbox_id, "sent")
+
+    def answered(self, allowed: Allowed, body: Message) -> None:
+        """It is out, and this was said to it.
+
+        Raises:
+            UnreachableError: the coordinator is halted or stopping and took nothing; the message stays in the outbox.
+        """
+        halted = isinstance(body, pb.Refusal) and body.code == WireCode.HALTED
+        if halted and allowed.outbox_id is not None:
+            raise UnreachableError(
+                f"the coordinator is halted or stopping: it did not take {allowed.kind}, which is sent again",
+                hint="its people see why: `coordinator status`",
+            )
+        self.settle(allowed)
 
     def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:
         """What the outbox kept is never sent; recorded first."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from certs.identity import Identity, peer_identity
 from coordinator import store as db
 from coordinator.config import Limits
 from coordinator.server import FederationService, federation_server
+from coordinator.uploads import PLACES
 from fedsilo.edge import partial_file
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.edge.partial_file import PartialFile
@@ -30,8 +32,9 @@ from fedsilo.treaty.errors import UnreachableError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.schema import LoraSchema
+from silo.guard import channel
 from silo.guard.channel import GrpcChannel
-from silo.guard.messages import Allowed, TlsFiles
+from silo.guard.messages import Allowed, Sent, TlsFiles
 from tests.loopback.cutting_proxy import CuttingProxy, Fault
 from tests.policies.setting import SCHEMA, policy_of, policy_text
 from tests.security.people import new_keys
@@ -208,6 +211,45 @@ def test_T11_T23_T24_a_cut_upload_goes_on_over_mtls(place: Place, fault: Fault, 
     assert total - held < place.proxy.passed["up"] < total - held + OVERHEAD_BYTES
     assert place.bench.ledger.outbox("allowed") == [] and place.bench.ledger.book == counted
     arrived_once(place, allowed.digest)
+
+
+def test_T24_a_large_messages_time_begins_when_it_may_come_and_ends_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            begun.set()
+            super().start()
+
+    monkeypatch.setattr(channel.threading, "Timer", Timer)
+    allowed, uploads = place.allowed(), place.service.uploads
+    sent: list[Sent] = []
+    with ExitStack() as stack:
+        for number in range(PLACES):
+            stack.enter_context(uploads.turn(f"other_{number}", is_active=lambda: True, cut=lambda: None))
+        sending = threading.Thread(target=lambda: sent.append(place.bench.gate.transmit(allowed)))
+        sending.start()
+        with uploads._changed:
+            assert uploads._changed.wait_for(lambda: uploads.waiting == 1, 30.0)
+        assert not begun.is_set()
+    sending.join(60.0)
+    assert begun.is_set() and isinstance(sent[0].reply.body, pb.Ack)
+
+
+def test_T24_a_line_on_which_a_large_message_stands_still_is_given_up_by_the_silo_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "EXCHANGE_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(channel, "BYTES_PER_SECOND_MIN", 10**12)
+    allowed = place.allowed()
+    place.proxy.fault = Fault("stall", CUT_AT)
+    assert isinstance(Failing(place, allowed).error(), UnreachableError)
+    place.proxy.heal()
+    monkeypatch.undo()
+    [item] = place.bench.ledger.outbox("allowed")
+    assert isinstance(place.bench.gate.retry(item).reply.body, pb.Ack)
 
 
 class Failing:

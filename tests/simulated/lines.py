@@ -133,7 +133,7 @@ class LineSilo(SimulatedSilo):
         self.call = call = Call(self.peer)
         answers = self.service.exchange(self._sent(uplink.frames()), cast(Any, call))
         try:
-            reply = assemble(uplink.after_word(self._received(answers)), 1 << 30, into)
+            reply = assemble(uplink.after_word(self._received(answers), lambda: None), 1 << 30, into)
         finally:
             answers.close()  # type: ignore[attr-defined]  # a generator
         return Reply(reply.envelope, BytesPayload(reply.payload))

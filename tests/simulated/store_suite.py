@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from coordinator import store as db
 from coordinator.runs import never_given, queue, stored_events, stored_life, withdraw
 from coordinator.store import Store
 from fedsilo.treaty import rounds
-from fedsilo.treaty.errors import UsageError
+from fedsilo.treaty.errors import OperationError, UsageError
 from tests.protocol.paper_run import PaperRun, timeless
 from tests.simulated.paper_federation import plan_of
 
@@ -149,6 +150,22 @@ class StoreSuite:
             db.set_counts(session, "a", '{"é": 2}')
         with opened().transaction() as session:
             assert db.counts_of(session, "a") == '{"é": 2}' and db.counts_of(session, "b") == ""
+
+    def test_a_database_without_a_free_connection_has_a_name(self, opened: Any) -> None:
+        store = opened()
+        pool = store._engine.pool
+        pool._timeout = 0.05
+        with ExitStack() as stack:
+            for _ in range(pool.size() + max(pool._max_overflow, 0)):
+                stack.enter_context(store._engine.connect())
+            with (
+                pytest.raises(OperationError, match="no connection to the coordinator's database became free"),
+                store.transaction() as session,
+            ):
+                session.add(run_row())
+        with store.transaction() as session:
+            assert session.get(db.Run, "run-1") is None
+            session.add(run_row())
 
     # ---- the journal of a run --------------------------------------------------------------------------
 

@@ -156,9 +156,15 @@ def test_T29_other_bytes_under_the_same_digest_are_refused_and_the_right_ones_ta
     cut_once: tuple[House, LineSilo, bytes],
 ) -> None:
     house, silo, payload = cut_once
-    refusal = silo.again(payload=payload[:-1] + bytes([payload[-1] ^ 1]))
+    other = payload[:-1] + bytes([payload[-1] ^ 1])
+    with pytest.raises(LineCut, match="UNAVAILABLE"):  # it may be the beginning that is wrong, which lay here
+        silo.again(payload=other)
+    assert list(house.blobs.arriving.iterdir()) == [] and decisions(house, silo) == []
+    assert silo.last is not None
+    silo.last = (silo.last[0], payload)
+    refusal = silo.again(payload=other)
     assert isinstance(refusal, pb.Refusal) and refusal.code == "DIGEST_MISMATCH"
-    assert list(house.blobs.arriving.iterdir()) == []
+    assert list(house.blobs.arriving.iterdir()) == [] and silo.crossed == len(payload)
     assert silo.last is not None
     silo.last = (silo.last[0], payload)
     assert isinstance(silo.again(), pb.Ack) and silo.crossed == len(payload)
@@ -173,9 +179,10 @@ def test_T29_a_beginning_that_changed_on_the_disk_is_not_taken_for_the_message(
     with partial.open("r+b") as file:
         file.seek(100)
         file.write(bytes([payload[100] ^ 1]))
-    refusal = silo.again()
-    assert isinstance(refusal, pb.Refusal) and refusal.code == "DIGEST_MISMATCH"
+    with pytest.raises(LineCut, match="UNAVAILABLE"):  # no fault of the silo's, so no refusal, and nothing is counted
+        silo.again()
     assert isinstance(silo.again(), pb.Ack) and silo.crossed == len(payload)
+    assert [decision["decision"] for decision in decisions(house, silo)] == ["allow"] and not house.driver.halted
 
 
 @pytest.mark.parametrize("extra", [1, -1])
@@ -220,6 +227,12 @@ def test_T23_pieces_are_bounded_by_number_size_and_age(tmp_path: Path) -> None:
     now[0] += PARTIAL_SECONDS_MAX + 100.0
     begin("hospital_b", "e")
     assert left() == {f"hospital_b.{'e' * 64}"}
+    at = now[0]
+    os.utime(house.blobs.arriving / f"hospital_b.{'e' * 64}.partial", (at, at))
+    for seconds, kept in ((PARTIAL_SECONDS_MAX, {f"hospital_b.{'e' * 64}"}), (PARTIAL_SECONDS_MAX + 1.0, set())):
+        now[0] = at + seconds
+        line.sweep()  # nobody begins another one
+        assert left() == kept
 
 
 def test_T24_uploads_wait_in_their_order_and_nothing_of_them_is_taken(tmp_path: Path) -> None:
@@ -259,6 +272,29 @@ def test_T24_uploads_wait_in_their_order_and_nothing_of_them_is_taken(tmp_path: 
     assert sorted(order[1:]) == ["later_0", "later_2"] and line.waiting == 0
 
 
+def test_T24_two_calls_of_one_silo_keep_another_from_no_place(tmp_path: Path) -> None:
+    """A silo whose older call has not gone yet stands in the queue twice, and has one place."""
+    house, _ = line_federation(tmp_path, silos=())
+    line, has_place = Uploads(house.blobs), threading.Event()
+
+    def upload(silo: str) -> None:
+        with line.turn(silo, is_active=lambda: True, cut=lambda: None):
+            has_place.set()
+
+    with ExitStack() as stack:
+        for number in range(PLACES - 1):
+            stack.enter_context(line.turn(f"first_{number}", is_active=lambda: True, cut=lambda: None))
+        again = threading.Thread(target=upload, args=("first_0",))
+        again.start()
+        with line._changed:
+            assert line._changed.wait_for(lambda: line.waiting == 1, LIMIT_SECONDS)
+        other = threading.Thread(target=upload, args=("other",))
+        other.start()
+        assert has_place.wait(LIMIT_SECONDS) and again.is_alive()
+        other.join(LIMIT_SECONDS)
+    again.join(LIMIT_SECONDS)
+
+
 def test_T24_the_first_to_come_is_the_first_to_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "PLACES", 1)
     house, _ = line_federation(tmp_path, silos=())
@@ -295,6 +331,30 @@ def test_T24_a_silo_that_waits_has_sent_its_opening_alone(
         assert silo.call.active and silo.crossed == 0 and answers == []
     sending.join(LIMIT_SECONDS)
     assert isinstance(answers[0], pb.Ack) and silo.crossed == len(payload) - UNIT_BYTES
+
+
+def test_T24_a_silo_that_goes_away_while_it_waits_ends_its_call_without_a_word(
+    cut_once: tuple[House, LineSilo, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What leaves the handler as an error gRPC writes into the log with a traceback, one for each call."""
+    _, silo, payload = cut_once
+    monkeypatch.setattr(uploads, "PLACES", 1)
+    line, call, left = silo.service.uploads, Call(silo.peer), list[object]()
+    envelope = silo.envelope("lora.factors", payload, run="run-1", number=1)
+    opening = pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=len(payload)))
+
+    def served() -> None:
+        left.append(list(silo.service.exchange(iter([opening]), call)))  # type: ignore[arg-type]
+
+    with line.turn("hospital_b", is_active=lambda: True, cut=lambda: None):
+        serving = threading.Thread(target=served)
+        serving.start()
+        with line._changed:
+            assert line._changed.wait_for(lambda: line.waiting == 1, LIMIT_SECONDS)
+        call.cancel()
+        serving.join(LIMIT_SECONDS)
+    assert left == [[]] and call.status == ""
+    assert isinstance(silo.again(), pb.Ack)
 
 
 def test_T24_a_silos_newer_call_ends_its_older_one(tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ def test_what_was_kept_of_another_adapter_goes_and_a_refusal_keeps_nothing(place
     assert place.fetch(digest="ab" * 32).kind == "control.refusal"
     assert list(place.folder.glob("*.partial")) == []
     assert place.fetch().payload == ADAPTER and place.talk.asked == [0, 0, 0]
+    assert place.fetch().payload == ADAPTER and place.silo.came == 0  # all of it was there, and only not kept yet
+    assert place.talk.asked[-1] == len(ADAPTER)
+    place.partial().unlink()
     with pytest.raises(LineCut):
         place.fetch(cut_at=UNIT_BYTES)
     Path(place.house.blobs.get(DIGEST).path).unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -450,6 +451,30 @@ def test_a_misspelled_key_of_a_run_is_named_before_the_one_it_leaves_missing(tmp
     assert "local_steps, " in caught.value.hint
     assert house.submit()["state"] == "waiting"
     house.close()
+
+
+def test_T38_the_database_knows_the_log_up_to_the_last_record_of_what_no_message_brought(tmp_path: Path) -> None:
+    """A silo's message puts the log's place up in its own transaction; an order's records are appended after theirs."""
+    house, silos = joined(tmp_path)
+    until_quiet(silos[:1])
+    before = tmp_path / "before"
+    shutil.copytree(tmp_path / "audit", before)
+    size = house.audit.size
+    with house.store.transaction() as session:
+        house.driver.pending.record(session, "round.agreed", run="run-1", round=1, kind="round.agreed", detail={})
+    assert house.audit.size > size
+    place = house.rows(lambda session: session.scalars(select(db.LogPlace)).one())
+    assert place.size == house.audit.size
+    house.close()
+    after = tmp_path / "after"
+    (tmp_path / "audit").rename(after)
+    before.rename(tmp_path / "audit")
+    with pytest.raises(ConflictError) as refused:
+        House(tmp_path, clock=house.clock)
+    assert refused.value.code == "LOG_BEHIND"
+    shutil.rmtree(tmp_path / "audit")
+    after.rename(tmp_path / "audit")
+    House(tmp_path, clock=house.clock).close()
 
 
 def test_what_is_told_is_told_after_it_can_be_read(tmp_path: Path) -> None:

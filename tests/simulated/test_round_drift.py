@@ -125,6 +125,21 @@ def test_while_it_is_worked_out_a_message_is_answered(tmp_path: Path, monkeypatc
     house.close()
 
 
+@pytest.mark.parametrize("error", [OSError(5, "the disk"), ValueError("no payload")], ids=["disk", "payload"])
+def test_a_payload_that_cannot_be_read_costs_the_note_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    house, _ = one_round_committed(tmp_path)
+
+    def unreadable(*_: Any) -> dict[str, Any]:
+        raise error
+
+    monkeypatch.setattr("coordinator.round_drift.drift_note", unreadable)
+    assert house.driver.drift.note() is True and house.driver.drift.note() is False
+    assert drifts(house) == {} and not house.driver.halted
+    house.close()
+
+
 @pytest.mark.parametrize("noted_before", [False, True])
 def test_what_a_kill_left_over_is_noted_after_the_restart(tmp_path: Path, noted_before: bool) -> None:
     house, _ = one_round_committed(tmp_path)
