@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch import cli_coordinator_messages, doctor
+from fedsilo.launch import cli_backup, cli_coordinator_messages, doctor
 from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
 from fedsilo.launch.daemons import ContextOption, context_daemon
 from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
@@ -46,6 +46,7 @@ app.add_typer(silos_app, name="silos")
 doctor.add_to(app, "coordinator")
 
 cli_coordinator_messages.add_to(app)
+cli_backup.add_to(app)
 
 
 @app.command()

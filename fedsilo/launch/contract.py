@@ -152,6 +152,8 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     "coordinator status": _ASKS,
     "coordinator stop": Facts(changes="ends the coordinator's process", waits=True, exits=(3, 4, 8)),
+    "coordinator backup": _writes("writes one new folder", exits=(4, 6, 7, 8)),
+    "coordinator restore": _writes("fills an empty state_dir and an empty database", exits=(4, 6, 7, 8)),
     "coordinator logs": Facts(streams=True, waits=True, exits=_ASKED),
     "coordinator silos list": _ASKS,
     "coordinator silos show": _ASKS,

@@ -1,0 +1,407 @@
+"""A consistent copy of what a coordinator keeps, made while it runs or of one that has ended, and its way back.
+
+    FOLDER/manifest.json     every file with size and SHA-256, and the log's size and root, signed by the coordinator
+    FOLDER/coordinator.db    the database as of one moment, as SQLite whatever it was copied from
+    FOLDER/audit/            the audit log as of a moment after that one
+    FOLDER/blobs/, runs/     payloads, and what ended runs left; neither is ever changed
+    FOLDER/requests.jsonl    which signed orders were given, so that none is given twice (T29)
+    FOLDER/files/, keys/     see `backup_files`
+
+The database is copied first: nothing in it is without its record in the log, or without its payload. So a copy is what
+a kill at some moment would have left, and a restored coordinator goes on from it as after a kill.
+
+A copy is older than what it was copied from as soon as that takes one more message. To go on from an older one would
+give the federation two histories (T38): `restore` refuses one that is older than anything it is shown, and a silo that
+has seen more of the log stops, whoever restored it. Only the copy of a coordinator that has ended can take over.
+
+What this does not do: encrypt; the folder holds what silos sent, and is for its owner alone. It does not stop somebody
+who has the signing key, who can sign any copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import create_engine, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator.database_rows import copy_rows, filled, snapshot_of
+from coordinator.database_url import POSTGRESQL, database_url
+from coordinator.store import LogPlace, Store
+from fedsilo.edge.audit_loading import LoadedLog, load
+from fedsilo.edge.files import (
+    fsync_directory,
+    lock_exclusively,
+    make_private_directory,
+    read_regular,
+    removed_on_failure,
+    write_durably,
+)
+from fedsilo.edge.read_only import read_only_address
+from fedsilo.treaty.audit.checkpoint import log_key, open_checkpoint
+from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError, VerificationError
+from fedsilo.treaty.wire.codec import canonical_json
+
+FORMAT = 1
+MANIFEST, DATABASE, REQUESTS = "manifest.json", "coordinator.db", "requests.jsonl"
+MANIFEST_BYTES_MAX = 256 << 20
+_PREFIX = b"fedsilo-backup\n"
+_BLOCK_BYTES = 1 << 20
+# the log's notes and keys before its records: each note's records are then in the copy
+_AUDIT_FOLDERS = ("checkpoints", "witnessed", "keys", "quarantine")
+_STATE = ("audit", "blobs", "runs", DATABASE, REQUESTS)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where one coordinator keeps its state.
+
+    Attributes:
+        origin: of its audit log, its SPIFFE id.
+        payloads: fsspec URL; empty: below `state_dir`. Payloads elsewhere are not copied.
+    """
+
+    origin: str
+    state_dir: Path
+    database_url: str
+    payloads: str = ""
+
+
+# ---- out -------------------------------------------------------------------------------------------------
+
+
+def make_backup(
+    kept: Kept, key: Ed25519PrivateKey, out: Path, *, now: str, also: Callable[[Path], None] = lambda out: None
+) -> dict[str, Any]:
+    """Copy everything into a new folder `out`. Returns the manifest.
+
+    Args:
+        kept: where the coordinator keeps its state.
+        key: its signing key.
+        out: empty, or not there yet.
+        now: UTC, ISO 8601.
+        also: puts further files into the folder, which the manifest then names too.
+
+    Raises:
+        ConflictError: `out` is not empty, or retention changed the log meanwhile (`LOG_CHANGED`: do it again).
+        NotFoundError: there is no state to copy.
+        VerificationError: log, database or a payload are damaged or do not fit each other: no copy of that is made.
+        OperationError: the database cannot be read, or the disk refuses.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConflictError(f"{out} is not an empty folder", hint="name a new folder", code="EXISTS")
+    if not (kept.state_dir / "audit").is_dir():
+        raise NotFoundError(f"there is no coordinator's state in {kept.state_dir}")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock_exclusively(kept.state_dir / "lock"))
+            running = False  # and none can start before the copy is whole
+        except ConflictError:
+            running = True
+        stack.enter_context(removed_on_failure(out))
+        make_private_directory(out)
+        _copy_database(kept, out / DATABASE)
+        if (kept.state_dir / REQUESTS).is_file():
+            _copy(kept.state_dir / REQUESTS, out / REQUESTS)
+        _copy_log(kept.state_dir / "audit", out / "audit")
+        if not kept.payloads:
+            _copy_payloads(kept.state_dir / "blobs", out / "blobs")
+        _copy_runs(kept.state_dir / "runs", out / "runs", _ended_runs(out / DATABASE))
+        also(out)
+        for path in out.rglob("*"):
+            if path.is_dir():
+                path.chmod(0o700)
+        log = _log_of(out / "audit", kept.origin, key.public_key())
+        _require_fitting(out / DATABASE, log, kept.origin)
+        manifest = {
+            "format": FORMAT, "origin": kept.origin, "made_at": now, "running": running, "payloads": kept.payloads,
+            "log": {"size": log.tree.size, "root": log.tree.root().hex()},
+            "files": {name: _digest(out / name) for name in _files(out)},
+        }  # fmt: skip
+        document = {"manifest": manifest, "signature": key.sign(_PREFIX + canonical_json(manifest)).hex()}
+        write_durably(out / MANIFEST, json.dumps(document, indent=1, sort_keys=True).encode() + b"\n", 0o600)
+    return manifest
+
+
+def _copy_database(kept: Kept, target: Path) -> None:
+    address = database_url(kept.database_url)
+    try:
+        if address.drivername == POSTGRESQL:
+            with snapshot_of(address) as reading:
+                made = create_engine(f"sqlite:///{target}")
+                copy_rows(reading, made)
+                made.dispose()
+        else:
+            source = Path(str(address.database))
+            if not source.is_file():
+                raise NotFoundError(f"there is no database {source}")
+            with (
+                contextlib.closing(sqlite3.connect(read_only_address(source), uri=True)) as reading,
+                contextlib.closing(sqlite3.connect(target)) as writing,
+            ):
+                reading.backup(writing)  # in one step, so of one moment, whoever writes meanwhile
+                writing.execute("PRAGMA journal_mode=DELETE")  # one file, without a log of its own
+    except (sqlite3.Error, SQLAlchemyError) as error:
+        why = str(getattr(error, "orig", "") or error).partition("\n")[0]
+        raise OperationError(f"the coordinator's database cannot be copied: {why}") from error
+    target.chmod(0o600)
+
+
+def _copy_log(source: Path, target: Path) -> None:
+    for name in _AUDIT_FOLDERS:
+        make_private_directory(target / name)
+        for path in sorted((source / name).iterdir()) if (source / name).is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):  # a note that was being written has its own name by then
+                _copy(path, target / name / path.name)
+    try:
+        for path in sorted([*source.glob("*.leaves"), *source.glob("*.jsonl")]):
+            _copy(path, target / path.name)
+    except FileNotFoundError as error:
+        raise ConflictError(
+            "the audit log was shortened by retention meanwhile", hint="do it again", code="LOG_CHANGED"
+        ) from error
+    newest = max(target.glob("*.jsonl"), default=None)
+    if newest is not None:
+        data = newest.read_bytes()
+        os.truncate(newest, data.rfind(b"\n") + 1)  # a line that was being written is not acknowledged yet
+
+
+def _copy_payloads(source: Path, target: Path) -> None:
+    make_private_directory(target)
+    for path in sorted(source.glob("*/*")):
+        make_private_directory(target / path.parent.name)
+        if _copy(path, target / path.parent.name / path.name) != path.name:
+            raise VerificationError(
+                f"payload {path} is damaged: its content has another SHA-256 than its name", code="PAYLOAD_DAMAGED",
+                hint="take that file from an older backup",
+            )  # fmt: skip
+
+
+def _copy_runs(source: Path, target: Path, ended: set[str]) -> None:
+    make_private_directory(target)
+    for name in sorted(ended):
+        for path in sorted((source / name).rglob("*")) if (source / name).is_dir() else ():
+            if path.is_file():
+                (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _copy(path, target / path.relative_to(source))
+
+
+def _ended_runs(database: Path) -> set[str]:
+    with _reading(database) as rows:
+        return {name for (name,) in rows.execute("SELECT name FROM runs WHERE ended_at <> ''")}
+
+
+@contextlib.contextmanager
+def _reading(database: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with contextlib.closing(sqlite3.connect(read_only_address(database), uri=True)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise VerificationError(f"{database} is damaged: {error}") from error
+
+
+def _log_of(directory: Path, origin: str, key: Ed25519PublicKey) -> LoadedLog:
+    log = load(directory, log_key(origin, key))
+    if log.torn is not None:
+        raise VerificationError(f"{directory}: its last record is damaged")
+    return log
+
+
+def _require_fitting(database: Path, log: LoadedLog, origin: str) -> None:
+    """That the log is the one which the database was used with, and no older one."""
+    with _reading(database) as rows:
+        query = "SELECT size, rooted, root FROM log_places WHERE origin = ?"
+        size, rooted, root = rows.execute(query, (origin,)).fetchone() or (0, 0, "")
+    if size > log.tree.size or (rooted and log.tree.root(rooted).hex() != root):
+        raise VerificationError(
+            f"database and audit log do not belong together: the log has {log.tree.size} records, the database was "
+            f"used with {size} at least of {origin}", code="LOG_BEHIND",
+            hint="is another copy of the log where the coordinator looked for it?",
+        )  # fmt: skip
+
+
+# ---- and back --------------------------------------------------------------------------------------------
+
+
+def read_manifest(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
+    """The manifest, with its signature checked; the files are not.
+
+    Raises:
+        NotFoundError: no backup there.
+        VerificationError: damaged, or not signed by that key (`BACKUP_DAMAGED`).
+        UsageError: of another version.
+    """
+    document = read_regular(folder / MANIFEST, hint="name the folder that `coordinator backup` wrote",
+                            bytes_max=MANIFEST_BYTES_MAX)  # fmt: skip
+    try:
+        parsed = json.loads(document)
+        manifest = dict(parsed["manifest"])
+        key.verify(bytes.fromhex(parsed["signature"]), _PREFIX + canonical_json(manifest))
+    except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise VerificationError(
+            f"{folder / MANIFEST} is not signed by that key", code="BACKUP_DAMAGED",
+            hint="is it this coordinator's backup, and the whole of it?",
+        ) from error  # fmt: skip
+    if manifest.get("format") != FORMAT:
+        raise UsageError(f"{folder} is a backup of another version: {manifest.get('format')!r}")
+    return manifest
+
+
+def verified_backup(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
+    """The manifest of a backup in which each file is as the manifest says, no other is there, and log and database fit.
+
+    Args:
+        folder: the backup.
+        key: the coordinator's public signing key, from elsewhere than the backup.
+
+    Raises:
+        NotFoundError, UsageError: as `read_manifest`.
+        VerificationError: `BACKUP_DAMAGED`, and which file.
+    """
+    manifest = read_manifest(folder, key)
+    there = set(_files(folder)) - {MANIFEST}
+    for name in sorted(there ^ set(manifest["files"])):
+        what = "is missing" if name not in there else "is not in its manifest"
+        raise VerificationError(f"{folder}: {name} {what}", code="BACKUP_DAMAGED")
+    for name, told in manifest["files"].items():
+        if _digest(folder / name) != told:
+            raise VerificationError(f"{folder}: {name} is damaged", hint="take another copy", code="BACKUP_DAMAGED")
+    log = _log_of(folder / "audit", manifest["origin"], key)
+    if (log.tree.size, log.tree.root().hex()) != (manifest["log"]["size"], manifest["log"]["root"]):
+        raise VerificationError(f"{folder}: its audit log is not the one in its manifest", code="BACKUP_DAMAGED")
+    _require_fitting(folder / DATABASE, log, manifest["origin"])
+    return manifest
+
+
+def restore_backup(
+    folder: Path, manifest: Mapping[str, Any], kept: Kept, key: Ed25519PublicKey, *, seen: Sequence[Path] = ()
+) -> None:
+    """Fill an empty state folder, and an empty database.
+
+    Args:
+        folder: the backup.
+        manifest: as `verified_backup` gave it.
+        kept: where to.
+        key: the coordinator's public signing key.
+        seen: checkpoints of this coordinator's log that others countersigned (`audit/witnessed/*.note` at a silo).
+
+    Raises:
+        ConflictError: older than what is there, or than a checkpoint of `seen` (`LOG_BEHIND`); state is there already
+            (`EXISTS`); a coordinator runs on it.
+        UsageError: the backup of another coordinator.
+    """
+    if manifest["origin"] != kept.origin:
+        raise UsageError(f"{folder} is a backup of {manifest['origin']}, and this is {kept.origin}")
+    make_private_directory(kept.state_dir)
+    with lock_exclusively(kept.state_dir / "lock"):
+        backed_up = _log_of(folder / "audit", kept.origin, key)
+        notes = [*seen, *(kept.state_dir / "audit" / "checkpoints").glob("*.note")]
+        for path in notes:
+            _require_not_behind(path, backed_up, kept.origin, key)
+        for name in _STATE:
+            if (kept.state_dir / name).exists():
+                raise ConflictError(
+                    f"{kept.state_dir / name} is there already: nothing is replaced",
+                    hint="move the old state folder away, and keep it: it is evidence", code="EXISTS",
+                )  # fmt: skip
+        for name in ("blobs", "runs", REQUESTS):
+            if (folder / name).exists() and not (name == "blobs" and kept.payloads):
+                _put(folder / name, kept.state_dir / name)
+        _put_database(folder / DATABASE, kept, backed_up)
+        # last: a coordinator that is started on half of this finds its log behind its database, and refuses
+        _put(folder / "audit", kept.state_dir / "audit")
+        fsync_directory(kept.state_dir)
+
+
+def _require_not_behind(path: Path, log: LoadedLog, origin: str, key: Ed25519PublicKey) -> None:
+    note = open_checkpoint(read_regular(path).decode("utf-8", "replace"), log_key(origin, key))
+    if note.size > log.tree.size:
+        raise ConflictError(
+            f"the backup's audit log has {log.tree.size} records, and {path} is a checkpoint of {note.size}: a "
+            "coordinator that went on from it would have two histories",
+            hint="take the newest backup; docs/how-to/backup.md says what to do without one", code="LOG_BEHIND",
+        )  # fmt: skip
+    if log.tree.root(note.size) != note.root:
+        raise VerificationError(f"{path} is of another history than the backup's audit log", code="BACKUP_DAMAGED")
+
+
+def _put_database(source: Path, kept: Kept, log: LoadedLog) -> None:
+    address = database_url(kept.database_url)
+    if address.drivername != POSTGRESQL:
+        target = Path(str(address.database))
+        if target.exists():
+            raise ConflictError(f"{target} is there already: nothing is replaced", code="EXISTS")
+        _put(source, target)
+        return
+    store = Store(kept.database_url)  # nobody else has it then
+    try:
+        with store.transaction() as session:
+            place = session.scalar(select(LogPlace).where(LogPlace.origin == kept.origin))
+            if place is not None and place.size > log.tree.size:
+                raise ConflictError(
+                    f"the backup's audit log has {log.tree.size} records, and the database there was used with "
+                    f"{place.size}", hint="a standby on the same database needs the log, and no backup",
+                    code="LOG_BEHIND",
+                )  # fmt: skip
+            if filled(session.connection()):
+                raise ConflictError("the database is not empty: nothing is replaced", code="EXISTS")
+            reading = create_engine(f"sqlite:///{read_only_address(source)}&uri=true")
+            with reading.connect() as rows:
+                copy_rows(rows, session.connection())
+            reading.dispose()
+    finally:
+        store.close()
+
+
+def _put(source: Path, target: Path) -> None:
+    if source.is_dir():
+        make_private_directory(target)
+        for path in sorted(source.iterdir()):
+            _put(path, target / path.name)
+        return
+    _copy(source, target)
+
+
+# ---- files -----------------------------------------------------------------------------------------------
+
+
+def _copy(source: Path, target: Path) -> str:
+    """Copy a file durably, for its owner alone. Returns the SHA-256 of what was copied."""
+    digest = hashlib.sha256()
+    with source.open("rb") as reading:  # before there is anything to take away again
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as copy:
+            while block := reading.read(_BLOCK_BYTES):
+                digest.update(block)
+                copy.write(block)
+            copy.flush()
+            os.fsync(descriptor)
+    shutil.copystat(source, target)
+    target.chmod(0o600)
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    if path.is_symlink():
+        raise VerificationError(f"{path} is a link", code="BACKUP_DAMAGED")
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+    return {"bytes": size, "sha256": digest.hexdigest()}

@@ -1,0 +1,91 @@
+"""The files that coordinator.yaml names, in a backup: what a second machine needs to start, and private keys only where
+somebody asked for them.
+
+    FOLDER/files/    coordinator.yaml, charter, LoRA schema, public set, certificates, roles, at their places below the
+                     folder of coordinator.yaml; what lies elsewhere is left out, and named
+    FOLDER/keys/     the private keys, and a coordinator.yaml whose database URL has a password
+
+Without `keys/` nobody who gets a backup can speak as the coordinator (T42).
+What this does not stop: who has the backup has all that silos sent, and the keys, where they are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinator.config import CoordinatorConfig
+from coordinator.database_url import shown_url
+from fedsilo.edge.files import make_private_directory, read_private, read_regular, write_private
+from fedsilo.treaty.errors import ConflictError
+
+FILES, KEYS = "files", "keys"
+
+
+def public_files(config: CoordinatorConfig) -> list[Path]:
+    """All that is no secret."""
+    files = config.identity
+    return [
+        *([config.source] if not _has_password(config) else []),
+        config.charter, config.expected.lora_schema, config.public.path, files.certificate, files.federation_ca,
+        files.site_ca, files.operators, files.signing_key.parent / "coordinator.pub",
+    ]  # fmt: skip
+
+
+def private_files(config: CoordinatorConfig) -> list[Path]:
+    secret = [config.source] if _has_password(config) else []
+    return [*secret, config.identity.key, config.identity.signing_key]
+
+
+def put_into(out: Path, config: CoordinatorConfig, *, with_keys: bool) -> list[str]:
+    """Copy them. Returns what was left out, as warnings.
+
+    Raises:
+        NotFoundError, NotAllowedError, UsageError: one cannot be read.
+    """
+    left_out = []
+    for folder, paths in ((FILES, public_files(config)), (KEYS, private_files(config) if with_keys else [])):
+        for path in paths:
+            if not path.is_relative_to(config.source.parent):
+                left_out.append(f"{path} is not in the backup: it lies outside of {config.source.parent}")
+                continue
+            data = read_private(path) if folder == KEYS and path != config.source else read_regular(path)
+            target = out / folder / path.relative_to(config.source.parent)
+            make_private_directory(target.parent)
+            write_private(target, data)
+    if _has_password(config) and not with_keys:
+        left_out.append(f"{config.source} is not in the backup: its database URL has a password (--with-keys)")
+    return left_out
+
+
+def take_out(backup: Path, folder: Path) -> list[Path]:
+    """Put the files of a backup whose digests were checked into a folder. Returns what was written.
+
+    Raises:
+        ConflictError: one is there already, and is another; nothing is replaced.
+    """
+    found = list(_found(backup))
+    for source, place in found:
+        if (folder / place).exists() and read_regular(folder / place) != read_regular(source):
+            raise ConflictError(
+                f"{folder / place} is there already, and differs: nothing is replaced", code="EXISTS",
+                hint="name an empty folder's coordinator.yaml with --config, or move that file away",
+            )  # fmt: skip
+    written = []
+    for source, place in found:
+        if not (folder / place).exists():
+            make_private_directory((folder / place).parent)
+            write_private(folder / place, read_regular(source))
+            written.append(folder / place)
+    return written
+
+
+def _found(backup: Path) -> Iterator[tuple[Path, Path]]:
+    for name in (FILES, KEYS):
+        for source in sorted((backup / name).rglob("*")):
+            if source.is_file():
+                yield source, source.relative_to(backup / name)
+
+
+def _has_password(config: CoordinatorConfig) -> bool:
+    return bool(config.database) and any(word in shown_url(config.database) for word in ("***", "hidden"))

@@ -1,0 +1,227 @@
+"""A copy of a coordinator in the midst of a run: one restored from it goes on to the same adapter, and a copy that is
+damaged, or older than what somebody has seen, is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from coordinator import store as db
+from coordinator.backup import DATABASE, MANIFEST, Kept, make_backup, restore_backup, verified_backup
+from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.treaty.audit.witness import Offer
+from fedsilo.treaty.errors import ConflictError, FedSiloError, UsageError, VerificationError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, House, SimulatedSilo, federation, until_quiet
+
+NOW = "2027-01-15T08:00:00Z"
+SILO = "spiffe://cardio-net/silo/hospital_a"
+
+
+def kept(house: House, folder: Path | None = None, database: str | None = None) -> Kept:
+    folder = folder or house.folder
+    url = house.database if database is None else database
+    return Kept(COORDINATOR, folder, url or f"sqlite:///{folder / 'coordinator.db'}")
+
+
+def restored(backup: Path, kept: Kept, key: Ed25519PublicKey, *, seen: Sequence[Path] = ()) -> dict[str, Any]:
+    manifest = verified_backup(backup, key)
+    restore_backup(backup, manifest, kept, key, seen=seen)
+    return manifest
+
+
+def in_midst(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
+    """The first round is open, three of four updates are in."""
+    house, silos = federation(folder, **of_house)
+    silos[-1].mute = {"lora.factors"}
+    house.submit(RUN_YAML.replace("rounds: 2", "rounds: 1"))
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    assert len(house.driver.runs["run-1"].life.those("accepted")) == len(silos)
+    return house, silos
+
+
+def goes_on(house: House, silos: list[SimulatedSilo]) -> db.Run:
+    """The silos find another coordinator where the first was; the one that was slow sends what it held back."""
+    for silo in silos:
+        silo.house = house
+    last = silos[-1]
+    last.mute = set()
+    last.say("lora.factors", last.delta_payload(1), run="run-1", number=1)
+    until_quiet(silos)
+    return house.run()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    house, silos = in_midst(tmp_path_factory.mktemp("whole"))
+    run = goes_on(house, silos)
+    house.close()
+    assert run.state == "finished"
+    return run.adapter_digest
+
+
+WAYS = [("sqlite", "sqlite"), ("postgresql", "sqlite"), ("sqlite", "postgresql")]
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_T29_a_coordinator_restored_in_the_midst_of_a_run_ends_with_the_adapter_of_an_undisturbed_one(
+    request: pytest.FixtureRequest, tmp_path: Path, undisturbed: str, source: str, target: str
+) -> None:
+    url = request.getfixturevalue("postgresql_url") if "postgresql" in (source, target) else ""
+    house, silos = in_midst(tmp_path / "first", database=url if source == "postgresql" else "")
+    manifest = make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)  # it runs meanwhile
+    assert manifest["log"] == {"size": house.audit.size, "root": house.audit.root.hex()}
+    house.close()
+    to = url if target == "postgresql" else ""
+    told = restored(tmp_path / "backup", kept(house, tmp_path / "second", to), house.key.public_key())
+    assert told == manifest
+    second = House(tmp_path / "second", clock=house.clock, database=to)
+    assert second.driver.runs["run-1"].life.open_round == 1
+    run = goes_on(second, silos)
+    assert (run.state, run.adapter_digest) == ("finished", undisturbed)
+    # what the database numbers by itself goes on behind what was copied
+    assert second.rows(lambda session: session.query(db.Figure).count()) > 0
+    second.close()
+    assert [result["problems"] for result in verify_logs([tmp_path / "second" / "audit"])] == [[]]
+
+
+@pytest.fixture(scope="module")
+def backed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, list[SimulatedSilo], Path]:
+    """A coordinator that goes on, and a backup of it."""
+    folder = tmp_path_factory.mktemp("backed_up")
+    house, silos = in_midst(folder / "first")
+    make_backup(kept(house), house.key, folder / "backup", now=NOW)
+    return house, silos, folder / "backup"
+
+
+def test_T38_a_silo_that_has_seen_more_of_the_log_does_not_follow_a_coordinator_from_an_older_backup(
+    backed_up: tuple[House, list[SimulatedSilo], Path], tmp_path: Path
+) -> None:
+    house, silos, backup = backed_up
+    silo, public_key = silos[0], house.key.public_key()
+    with AuditLog(tmp_path / "silo", origin=SILO, key=silo.key, actor=SILO, reserve_bytes=0) as log:
+        log.pin_peer(COORDINATOR, public_key)
+
+        def witness() -> Any:
+            """What a guard does at its start, and between rounds."""
+            offer = log.offer(COORDINATOR)
+            shown = pb.Checkpoint(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency,
+                                  cosigned_note=offer.cosigned_note)  # fmt: skip
+            answer = silo.say("control.checkpoint", shown)
+            if isinstance(answer, pb.Checkpoint):
+                told = Offer(answer.note, answer.previous_size, tuple(answer.consistency), answer.cosigned_note)
+                log.take(told, COORDINATOR)
+            return answer
+
+        for _ in range(2):  # the first coordinator goes on, and is countersigned
+            assert isinstance(witness(), pb.Checkpoint)
+        restored(backup, kept(house, tmp_path / "early"), public_key)
+        silo.house = House(tmp_path / "early", clock=house.clock)
+        # its answers have numbers that were given out before, and a guard takes none of them; this silo looks on
+        silo.sequences["from coordinator"] = 0
+        refused = witness()
+        assert isinstance(refused, pb.Refusal) and refused.code == "CHECKPOINT_INCONSISTENT"
+        assert silo.house.driver.halted == "OWN_HISTORY_LOST"  # it will not sign a second history
+        silo.house.close()
+        silo.house, silo.sequences["from coordinator"] = house, 0
+        assert isinstance(witness(), pb.Checkpoint) and not house.driver.halted  # the counterpart
+
+        # and who restores may ask a silo first
+        notes = list((tmp_path / "silo" / "witnessed").glob("*.note"))
+        with pytest.raises(ConflictError) as behind:
+            restored(backup, kept(house, tmp_path / "third"), public_key, seen=notes)
+        assert behind.value.code == "LOG_BEHIND" and str(notes[0]) in behind.value.message
+        assert [path.name for path in (tmp_path / "third").iterdir()] == ["lock"]
+        make_backup(kept(house), house.key, tmp_path / "newer", now=NOW)
+        restored(tmp_path / "newer", kept(house, tmp_path / "third"), public_key, seen=notes)
+
+
+def flipped(name: str) -> Callable[[Path], None]:
+    def change(backup: Path) -> None:
+        path = next(path for path in sorted(backup.glob(name)) if path.is_file())
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    return change
+
+
+def linked(backup: Path) -> None:
+    path = next(backup.glob("blobs/*/*"))
+    path.rename(backup.parent / "elsewhere")
+    path.symlink_to(backup.parent / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [flipped(DATABASE), flipped("audit/0*.jsonl"), flipped("blobs/*/*"), flipped(MANIFEST), linked,
+     lambda backup: next(backup.glob("blobs/*/*")).unlink(),
+     lambda backup: (backup / "audit" / "000000000999.jsonl").write_bytes(b"{}\n")],
+    ids=["database", "log", "payload", "manifest", "link", "missing", "added"],
+)  # fmt: skip
+def test_a_damaged_backup_restores_nothing(
+    backed_up: tuple[House, list[SimulatedSilo], Path], tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    house, _, backup = backed_up
+    shutil.copytree(backup, tmp_path / "copy")
+    change(tmp_path / "copy")
+    with pytest.raises(VerificationError) as refused:
+        restored(tmp_path / "copy", kept(house, tmp_path / "new"), house.key.public_key())
+    assert refused.value.code == "BACKUP_DAMAGED" and not (tmp_path / "new").exists()
+
+
+def test_T42_what_a_backup_is_not_restored_over_and_by_whose_key(
+    backed_up: tuple[House, list[SimulatedSilo], Path], tmp_path: Path
+) -> None:
+    house, _, backup = backed_up
+    key = house.key.public_key()
+
+    def why(kind: type[FedSiloError], kept: Kept, key: Any = key) -> str:
+        with pytest.raises(kind) as refused:
+            restored(backup, kept, key)
+        return refused.value.code
+
+    assert why(VerificationError, kept(house, tmp_path / "new"), Ed25519PrivateKey.generate().public_key()) == (
+        "BACKUP_DAMAGED"
+    )
+    assert why(UsageError, Kept("spiffe://cardio-net/coordinator/other", tmp_path / "new", "sqlite:///x")) == (
+        "INVALID_INPUT"
+    )
+    house.audit.checkpoint()
+    assert why(ConflictError, kept(house)) == "LOG_BEHIND"  # what is there is newer
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / DATABASE).touch()
+    assert why(ConflictError, kept(house, tmp_path / "half")) == "EXISTS"
+    assert not any(path.stat().st_mode & 0o077 for path in [backup, *backup.rglob("*")])
+
+
+def test_what_is_damaged_is_not_backed_up(tmp_path: Path) -> None:
+    house, silos = in_midst(tmp_path / "first")
+    upload = next(path for path in (tmp_path / "first" / "blobs").glob("*/*"))
+    whole = upload.read_bytes()
+    upload.write_bytes(whole + b"x")
+    with pytest.raises(VerificationError) as refused:
+        make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+    assert refused.value.code == "PAYLOAD_DAMAGED" and not (tmp_path / "backup").exists()
+    upload.write_bytes(whole)
+    make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+    with pytest.raises(ConflictError) as refused_again:
+        make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+    assert refused_again.value.code == "EXISTS"
+    run = goes_on(house, silos)
+    house.close()
+    assert run.state == "finished"
+    # a log that was put back from an older copy
+    shutil.rmtree(tmp_path / "first" / "audit")
+    shutil.copytree(tmp_path / "backup" / "audit", tmp_path / "first" / "audit")
+    with pytest.raises(VerificationError) as behind:
+        make_backup(kept(house), house.key, tmp_path / "another", now=NOW)
+    assert behind.value.code == "LOG_BEHIND"
