@@ -31,6 +31,7 @@ ACTIONS: Mapping[str, frozenset[Role]] = {
     "payload.read": frozenset({"auditor", "approver"}),
     "silo.pause": frozenset({"operator", "approver", "site-admin"}),
     "silo.resume": frozenset({"operator", "approver", "site-admin"}),
+    "silo.leave": frozenset({"operator", "approver", "site-admin"}),
     "silo.stop": frozenset({"operator", "approver", "site-admin"}),  # drain
     "release.approve": frozenset({"approver"}),
     "release.reject": frozenset({"approver"}),

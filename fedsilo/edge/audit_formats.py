@@ -89,6 +89,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "run.abort": Meaning("run aborted by a person", 3),
     "silo.pause": Meaning("silo paused by a person", 2),
     "silo.resume": Meaning("silo resumed by a person", 2),
+    "silo.leave": Meaning("silo left its run by a person's order", 3),
     "silo.stop": Meaning("silo stopped by a person", 3),
 }
 _REFUSED_SEVERITY = {"deny": 4, "hold": 2}

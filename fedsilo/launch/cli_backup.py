@@ -44,11 +44,12 @@ def backup(
 
     loaded = load_config(config)
     key = load_signing_key(read_private(loaded.identity.signing_key))
-    warnings: list[str] = []
+    left_out: list[str] = []
     manifest = make_backup(
         _kept(loaded), key, out, now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        also=lambda folder: warnings.extend(put_into(folder, loaded, with_keys=with_keys)),
+        also=lambda folder: left_out.extend(put_into(folder, loaded, with_keys=with_keys)),
     )  # fmt: skip
+    warnings = []
     if manifest["running"]:
         warnings.append(
             "the coordinator runs: what it takes from now on is not in this backup, so that silos will not go on with "
@@ -63,7 +64,7 @@ def backup(
     }  # fmt: skip
     text = f"wrote {out}: {data['files']} files, {size} bytes, an audit log of {data['log_size']} records"
     text += "" if with_keys else "; no private key"
-    emit("coordinator backup", data, json_output=json_output, text=text, warnings=warnings)
+    emit("coordinator backup", data, json_output=json_output, text=text, warnings=[*warnings, *left_out])
 
 
 @guarded("coordinator restore")

@@ -341,6 +341,22 @@ def resume(
     emit("silo resume", data, json_output=json_output, text=f"resumed{recorded(data)}")
 
 
+@app.command()
+@guarded("silo leave")
+def leave(
+    operator: OperatorOption,
+    run: Annotated[str, typer.Option("--run", help="Name of the run, as `silo status` shows it.")],
+    config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Leave the open run for good, tell the coordinator, and stay in the federation. It cannot be undone.
+
+    What is held or not sent yet never leaves; what was sent stays with the others. The next run asks anew.
+    """
+    data = command(load_site(config), operator, "leave", {"run": run}, request_id)
+    text = f"left run {run} for good; the coordinator is told{recorded(data)}"
+    emit("silo leave", data, json_output=json_output, text=text)
+
+
 @app.command("reload")
 @guarded("silo reload")
 def reload_(

@@ -103,6 +103,7 @@ COMMANDS: Mapping[str, Facts] = {
     "silo logs": _READS,
     "silo pause": _commands_daemon("the trainer begins no further step until it is resumed", "silo.pause"),
     "silo resume": _commands_daemon("the trainer goes on", "silo.resume"),
+    "silo leave": _commands_daemon("this silo is out of its run for good; the run goes on without it", "silo.leave"),
     "silo reload": _commands_daemon(
         "puts the policy file in force, unless something in it is looser", "change.propose", exits=(*_SIGNED, 5)
     ),

@@ -16,8 +16,9 @@ from fedsilo.treaty.errors import NotAllowedError
 # Command -> action of certs/roles.py, where they are not called the same. The daemons register them
 # (silo/guard/orders.py); a test compares.
 ACTIONS_OF_COMMANDS: Mapping[str, str] = {
-    "pause": "silo.pause", "resume": "silo.resume", "stop": "silo.stop", "policy.reload": "change.propose",
-    "policy.propose": "change.propose", "policy.approve": "change.approve", "audit.rescreen": "payload.read",
+    "pause": "silo.pause", "resume": "silo.resume", "stop": "silo.stop", "leave": "silo.leave",
+    "policy.reload": "change.propose", "policy.propose": "change.propose", "policy.approve": "change.approve",
+    "audit.rescreen": "payload.read",
     "approvals.approve": "release.approve", "approvals.reject": "release.reject",
     "approvals.release": "halt.release", "approvals.defer": "release.defer", "approvals.payload": "payload.read",
 }  # fmt: skip

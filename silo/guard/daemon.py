@@ -295,8 +295,8 @@ class Guard:
         for item in self._ledger.outbox("allowed"):
             if not self.keeper.retry(item):
                 return
-        run = self.keeper.run
-        if run is not None:
+        self.keeper.leaving.say_goodbye()
+        if (run := self.keeper.run) is not None:
             run.advance()
         if self._talk.relay():
             return  # the next round opens once enough parties have countersigned our log

@@ -20,6 +20,7 @@ from silo.guard.gate import Gate
 from silo.guard.halts import Halts
 from silo.guard.held_payloads import HeldPayloads
 from silo.guard.in_force import reload
+from silo.guard.leaving import LEFT
 from silo.guard.ledger import Ledger
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
@@ -62,6 +63,7 @@ class Orders:
             ("approvals.release", "halt.release", self.release_halt),
             ("pause", "silo.pause", self.pause),
             ("resume", "silo.resume", self.resume),
+            ("leave", "silo.leave", self.leave),
             ("stop", "silo.stop", self.stop_by),
             ("policy.reload", "change.propose", self.reload),
         ):
@@ -138,10 +140,19 @@ class Orders:
         self.panel.show(run, link_fault=self.gate.counters.last_fault)
         return {"paused": False, **told}
 
+    def leave(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises NotFoundError: there is no run. OperationError: the log, or the ledger, takes nothing."""
+        run = self._run(command).plan.run
+        told = self._recorded("silo.leave", command, needed=True)
+        self.keeper.leaving.begin(run)
+        self.keeper.end_run(LEFT)
+        self.panel.show(None, link_fault=self.gate.counters.last_fault)
+        return {"run": run, "left": True, **told}
+
     def _run(self, command: VerifiedCommand) -> Participation:
         self._require_same_run(command)
         if self.keeper.run is None:
-            raise NotFoundError("there is no run to pause or resume")
+            raise NotFoundError("there is no run here")
         return self.keeper.run
 
     def _require_same_run(self, command: VerifiedCommand) -> None:

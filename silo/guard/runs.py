@@ -30,6 +30,7 @@ from silo.guard.conversation import Conversation
 from silo.guard.fetching import fetch
 from silo.guard.gate import Gate
 from silo.guard.held_plans import HeldPlans
+from silo.guard.leaving import Leaving
 from silo.guard.ledger import Ledger, OutboxItem, Release
 from silo.guard.messages import Denied, Held, Inbound, IngressDenied
 from silo.guard.panel import Panel
@@ -94,6 +95,7 @@ class RunKeeper:
         self.deadlines: list[tuple[float, str]] = []
         self.plan_held = False
         self._plans = HeldPlans(ledger=ledger, releases=releases, panel=panel, talk=talk)
+        self.leaving = Leaving(ledger=ledger, gate=gate, talk=talk)
 
     # ---- what comes in -----------------------------------------------------------------------------
 
@@ -148,7 +150,8 @@ class RunKeeper:
             self._talk.witness_round(item.round)
         if isinstance(item.body, pb.RunEnd):
             self._ledger.remember_of_run(item.run, "final_adapter", item.body.adapter_digest)
-            self._end_run(item.body.outcome)
+            self.end_run(item.body.outcome)
+            self._talk.witness()
         return True
 
     def _take_plan(self, item: Inbound) -> bool:
@@ -269,7 +272,7 @@ class RunKeeper:
         if round_number and round_number not in waiting:
             self._talk.abstain(run, round_number, heard=False)
 
-    def _end_run(self, outcome: str) -> None:
+    def end_run(self, outcome: str) -> None:
         run = self.run
         if run is None:
             return
@@ -284,7 +287,6 @@ class RunKeeper:
         self._ignored_round = 0
         self._gate.view = RunView()
         self._gate.forget_runs([run.plan.run])
-        self._talk.witness()
 
     # ---- trouble -----------------------------------------------------------------------------------
 

@@ -1,13 +1,30 @@
-"""kill -9 of a silo in the middle of a round, and its return: nothing stays behind, and nobody waits for the dead."""
+"""kill -9 in the middle of a round: of a silo, which returns, and of the coordinator, which another machine replaces
+from a backup. Nothing stays behind, and nobody waits for the dead."""
 
 from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fedsilo.treaty.isolation import RUNGS
 from tests.loopback.federation import Federation, command, descendants, living, records
 
+SILOS = ("hospital_b", "hospital_c")
 
-def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(sites: Federation) -> None:
-    survivor, victim = "hospital_b", "hospital_c"
+
+@pytest.fixture(scope="module")
+def undisturbed(sites: Federation) -> dict[str, Any]:
+    return sites.run("after", silos=list(SILOS))
+
+
+def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(
+    sites: Federation, request: pytest.FixtureRequest
+) -> None:
+    survivor, victim = SILOS
     submitted = sites.submit(
         "killed", silos=[survivor, victim], swap_period=4, public_step_deadline_seconds=2.0, round_deadline_seconds=20.0
     )
@@ -23,7 +40,7 @@ def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(sites: Fed
     # Back again it says that it has nothing for this round, so nobody waits for its evaluation; then it takes part.
     sites.start(victim)
     assert sites.ended("killed")["state"] == "finished"
-    assert sites.run("after", silos=[survivor, victim])["rounds"][0]["participants"] == [survivor, victim]
+    assert request.getfixturevalue("undisturbed")["rounds"][0]["participants"] == [survivor, victim]
     lines = records(sites.site(victim).audit_log)
     assert [line["event"] for line in lines].count("start") == 2
     # one certificate in both lives, told once; and behind which walls the trainer was when the plan was accepted
@@ -31,5 +48,44 @@ def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(sites: Fed
     assert len(enrolled["fingerprint"]) == 64 and enrolled["identity"].endswith(f"/silo/{victim}")
     accepted = [line["detail"]["isolation"] for line in lines if line["event"] == "plan.accept"]
     assert accepted and all(rung in RUNGS for rung in accepted)
+    verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
+    assert all(row["verified"] for row in verdicts)
+
+
+def test_T29_a_standby_made_from_a_backup_ends_a_run_of_a_killed_coordinator_with_the_same_adapter(
+    sites: Federation, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    first, silo = sites.sites.coordinator, SILOS[1]
+    assert sites.submit("moved", silos=list(SILOS)).exit_code == 0
+    sites.until_state(silo, lambda state: state.get("run") == "moved" and int(state.get("step") or 0) >= 2)
+    running = command("coordinator", "backup", "--out", tmp_path / "early", *sites.coordinator_config)
+    assert running.data["running"] and "silos will not go on" in running.envelope["warnings"][0]
+    sites.kill(first.name)
+    ended = command("coordinator", "backup", "--out", tmp_path / "backup", *sites.coordinator_config).data
+    assert not ended["running"] and ended["log_size"] >= running.data["log_size"]
+    assert not (tmp_path / "backup" / "keys").exists()
+
+    # another machine: the program, the public key, and the private ones, which came another way
+    config = tmp_path / "standby" / "coordinator.yaml"
+    known = ("--key", first.folder / "id" / "coordinator.pub")
+    witnessed = list(sites.site(silo).audit_log.glob("witnessed/*coordinator*.note"))
+    assert witnessed
+    answer = command("coordinator", "restore", tmp_path / "backup", "--config", config, *known,
+                     "--witnessed", *witnessed)  # fmt: skip
+    assert answer.data["log_root"] == ended["log_root"] and len(answer.data["missing"]) == 2
+    for missing in answer.data["missing"]:
+        shutil.copy2(first.folder / "id" / Path(missing).name, missing)
+    again = command("coordinator", "restore", tmp_path / "early", "--config", config)
+    assert again.exit_code == 6 and again.envelope["error"]["code"] in ("LOG_BEHIND", "EXISTS")
+
+    folder = config.parent
+    sites.sites = replace(sites.sites, coordinator=replace(
+        first, folder=folder, config=config, control_socket=folder / first.control_socket.relative_to(first.folder),
+        audit_log=folder / first.audit_log.relative_to(first.folder),
+    ))  # fmt: skip
+    sites.start(first.name)
+    record = sites.ended("moved")
+    assert (record["state"], record["adapter_sha256"]) == ("finished", undisturbed["adapter_sha256"])
+    assert [row["participants"] for row in record["rounds"]] == [list(SILOS)]
     verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
     assert all(row["verified"] for row in verdicts)

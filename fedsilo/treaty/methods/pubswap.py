@@ -117,6 +117,8 @@ class Coordinator:
                 return self._close_whatever_is_complete(state)
             case SiloLeft(silo):
                 state = replace(state, silos=tuple(name for name in state.silos if name != silo))
+                if state.phase == "open" and len({*state.silos, *state.uploads}) < state.plan.quorum:
+                    return self._close_round(state)  # nothing that may still come makes it enough
                 return self._close_whatever_is_complete(state)
             case DeadlinePassed(name):
                 return self._deadline(state, name)
@@ -274,6 +276,10 @@ class Coordinator:
         results = tuple(Send(silo, "round.result", state.round, 0, body) for silo in state.silos)
         if not state.silos:
             state, actions = self._end(state, "failed", "NO_SILO_LEFT")
+            return state, (*results, *actions)
+        if state.round < state.plan.rounds and len(state.silos) < state.plan.quorum:
+            # who left does not come back, so no further round could be committed
+            state, actions = self._end(state, "failed", "QUORUM_NOT_REACHED")
             return state, (*results, *actions)
         if state.round < state.plan.rounds:
             state, actions = self._open(state, state.round + 1)
