@@ -109,6 +109,8 @@ class Federation:
                 name, arguments, self.root / "logs" / f"{name}.log",
                 environment=self.witness.planted.environment(name),
             )  # fmt: skip
+            if program == "coordinator":  # however late: it ends last, since silos say goodbye to it
+                self.children.put_first(self._running[name])
         for name in names:
             self._running[name].ready()
 

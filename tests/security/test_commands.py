@@ -359,6 +359,7 @@ def test_T28_the_table_of_actions_is_the_threat_models() -> None:
         "payload.read": "01010",
         "silo.pause": "00111",
         "silo.resume": "00111",
+        "silo.leave": "00111",
         "silo.stop": "00111",
         "release.approve": "00010",
         "release.reject": "00010",
