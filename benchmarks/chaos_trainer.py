@@ -1,0 +1,98 @@
+"""A trainer without torch, for `benchmarks.chaos` and `benchmarks.soak`: a guard's child, over the real link.
+
+Its update is one number in every place, drawn from the digest of all that the round gave it to do: adapter, rows, steps,
+donors. So an adapter that equals an undisturbed run's says that every silo was given the same, in the same order, once.
+Its answers to public prompts are the right ones, so that they leave and are donors.
+
+    python -P -m benchmarks.chaos_trainer --address unix:PATH
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.transport_trainer import ConstantTrainer
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import encode, encode_factors
+from silo.link import LinkClosed, LinkMessage
+from silo.trainer.fences import set_offline
+from silo.trainer.worker import dial_patiently
+
+WAIT_SECONDS = 60.0
+UNIT = 2.0**-20  # an update is a whole number of these, at most 64: far below what a policy clips
+CHANGING = ("LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep")
+
+
+class DigestTrainer(ConstantTrainer):
+    def __init__(self, link: Any) -> None:
+        super().__init__(link, 0.0)
+        self._given, self._silo, self._samples = b"", "", 0
+        self._answers: list[str] = []
+        self._public_sha256 = ""
+
+    def _answer(self, message: LinkMessage) -> LinkMessage:
+        if message.type == "configure":
+            rows = Path(message.fields["public"]["path"]).read_text(encoding="utf-8").splitlines()
+            self._answers = [str(json.loads(row)["answer"]) for row in rows]
+            self._silo = str(message.fields["silo"])
+        if message.type == "plan":
+            plan = json.loads(message.fields["canonical_json"])
+            self._public_sha256, self._samples = plan["public_set_sha256"], plan["samples_per_prompt"]
+        return super()._answer(message)
+
+    def _task(self, message: LinkMessage) -> LinkMessage:
+        fields, task = message.fields, message.fields["task"]
+        if task in CHANGING:
+            if task == "LoadAdapter":
+                self._given = self._silo.encode()
+            told = json.dumps(fields, sort_keys=True).encode()
+            self._given = hashlib.sha256(self._given + told + hashlib.sha256(message.body).digest()).digest()
+        if task == "ExportDelta":
+            body = self._export()
+        elif task == "GeneratePublic":
+            body = encode(self._responses(fields["prompt_indices"]))
+        else:
+            return super()._task(message)
+        return LinkMessage("done", {"task": task, "round": fields["round"], "step": fields.get("step", 0),
+                                    "metrics": {}}, body)  # fmt: skip
+
+    def _export(self) -> bytes:
+        number = (1 + self._given[0] % 64) * UNIT
+        return encode_factors(
+            {name: 0 * array + array.dtype.type(number) for name, array in self._update.items()},
+            base_digest=self._base_digest, schema_sha256=self._schema_sha256, rank=self._schema["rank"],
+            scale=self._schema["alpha"] / self._schema["rank"], dtype="float32",
+        )  # fmt: skip
+
+    def _responses(self, indices: Sequence[int]) -> pb.PublicResponses:
+        message = pb.PublicResponses(public_set_sha256=self._public_sha256)
+        for index in indices:
+            row = message.prompts.add(prompt_index=index, samples=self._samples)
+            row.responses.add(text=self._answers[index], finish=pb.FINISH_STOP)
+        return message
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--address", required=True, help="the guard: unix:PATH")
+    given = parser.parse_args(arguments)
+    set_offline(os.environ)
+    with contextlib.suppress(LinkClosed):
+        link = dial_patiently(given.address, None, WAIT_SECONDS)
+        try:
+            DigestTrainer(link).run()
+        finally:
+            link.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
