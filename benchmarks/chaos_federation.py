@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,15 @@ class Life:
     traced: bool = False
     read_bytes: int = 0
 
+    def next_order(self) -> dict[str, Any]:
+        """The first that can still come true: an earlier life may have passed its place."""
+        while self.orders:
+            order = self.orders.pop(0)
+            fault = next(iter(order.values()))
+            if fault["occurrence"] > self.seen[fault["label"]]:
+                return order
+        return {}
+
 
 class Federation:
     """Args:
@@ -74,9 +83,9 @@ class Federation:
         self.lives = {name: Life() for name in self.site}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.notes: list[str] = []
-        self.starts, self.unasked = Counter[str](), Counter[str]()
+        self.starts, self.unasked, self.halts = Counter[str](), Counter[str](), Counter[str]()
         for site in self.sites.silos:
-            own_trainer(site, out)
+            own_trainer(site)
 
     # ---- processes -----------------------------------------------------------------------------------
 
@@ -88,7 +97,7 @@ class Federation:
         command = ["-m", "fedsilo.launch", program, "start", "--config", str(self.site[name].config), "--json"]
         if life.traced or life.orders:
             order = self.out / "logs" / f"{name}.order"
-            more = life.orders.pop(0) if life.orders else {}
+            more = life.next_order()
             order.write_text(json.dumps({"root": str(self.site[name].folder), "report": str(self.report(name)),
                                          "seen": dict(life.seen), **more}))  # fmt: skip
             command = ["-m", "benchmarks.chaos_tracer", str(order), *command]
@@ -125,8 +134,9 @@ class Federation:
         for name, process in self.processes.items():
             if (status := process.poll()) is None:
                 continue
-            rows = self.calls(name)
-            if status not in KILLED and not any(row.get("struck") == "full" for row in rows):
+            self.calls(name)
+            full = any(row["struck"] == "full" for row in self.lives[name].struck)
+            if status not in KILLED and not full:
                 self.notes.append(f"{name} ended with {status}: {self.last_words(name)}")
                 self.unasked[name] += 1
                 if self.unasked[name] > UNASKED_MAX:
@@ -159,13 +169,25 @@ class Federation:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def kill_trainer(self, name: str) -> bool:
-        for each in tree(self.processes[name].pid):
-            with contextlib.suppress(OSError):
-                if b"benchmarks.chaos_trainer" in Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0"):
-                    os.kill(each, signal.SIGKILL)
-                    return True
-        return False
+    def let_trainer_die(self, silo: str, deaths: Sequence[tuple[int, str]]) -> None:
+        deaths_of(self.site[silo]).write_text(json.dumps({"heard": 0, "died": [], "deaths": deaths}))
+
+    def trainer_deaths(self) -> list[dict[str, Any]]:
+        files = {name: deaths_of(self.site[name]) for name in self.silos}
+        return [{"process": f"{name} trainer", "struck": "trainer", "message": number, "how": how}
+                for name, file in files.items() if file.exists()
+                for number, how in json.loads(file.read_text())["died"]]  # fmt: skip
+
+    def wake_halted(self) -> None:
+        """What an operator does with a daemon that halted over its disk, once there is room again."""
+        for name, process in self.processes.items():
+            if any(one["struck"] == "full" for one in self.lives[name].struck) or self.calls(name):
+                state = self.state(name)
+                if state is not None and state.get("halted"):
+                    self.halts[name] += 1
+                    process.send_signal(signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(STOP_SECONDS)
 
     def stop(self) -> list[str]:
         """SIGTERM to all, silos first; what is wrong with how they ended."""
@@ -179,7 +201,8 @@ class Federation:
                 process = self.processes.pop(name)
                 try:
                     status = process.wait(STOP_SECONDS)
-                    if status:
+                    self.calls(name)
+                    if status and not (status in KILLED and self.lives[name].struck):  # it may die while it ends, too
                         problems.append(f"{name} ended with {status} when asked: {self.last_words(name)}")
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -286,7 +309,7 @@ class Federation:
                 database.execute("SELECT silo, run, kind, round, step FROM uploads").fetchall()
             )
             kept = set(database.execute("SELECT silo, run, kind, round, step, digest FROM uploads"))
-            contributions = [row for row in self._events(database) if row.get("event") == "contribution"]
+            contributions = [row for row in self._events(database) if row["event"] == "Contribution"]
         twice = [f"{number} uploads of {place}" for place, number in uploads.items() if number > 1]
         lost = []
         blobs = self.site[COORDINATOR].folder / "state" / "blobs"
@@ -310,10 +333,16 @@ class Federation:
             yield {"run": run, **json.loads(text)}
 
 
-def own_trainer(site: Site, out: Path) -> None:
+def deaths_of(site: Site) -> Path:
+    """Where it stands when a silo's trainer dies (`chaos_trainer`)."""
+    return site.folder / "trainer_deaths.json"
+
+
+def own_trainer(site: Site) -> None:
     """`trainer.python`: what runs our trainer instead of the one with torch, without walls, which it would not need."""
-    program = out / "trainer_python"
-    ours = f'shift 3; PYTHONPATH="{REPOSITORY}" exec {sys.executable} -P -m benchmarks.chaos_trainer "$@"'
+    program = site.folder / "trainer_python"
+    run = f'exec {sys.executable} -P -m benchmarks.chaos_trainer --deaths "{deaths_of(site)}" "$@"'
+    ours = f'shift 3; export PYTHONPATH="{REPOSITORY}"; {run}'
     # whatever else is asked of an interpreter, such as where its libraries are, the real one answers
     program.write_text(f'#!/bin/sh\nif [ "$3" = silo.trainer.worker ]; then {ours}; fi\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)

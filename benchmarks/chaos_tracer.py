@@ -259,8 +259,9 @@ class Tracer:
 def normal(path: str) -> str:
     """Without what differs from run to run: digests, numbers, random names."""
     path = re.sub(r"[0-9a-f]{12,}", "*", path)
+    path = re.sub(r"(?<=-)[0-9a-f]{8}(?=[-.])", "*", path)  # of a key
     path = re.sub(r"(?<=/)[0-9a-f]{2}(?=/|$)", "*", path)
-    path = re.sub(r"(?<=[./_-])(?:tmp)?[a-z0-9_]{8}(?=\.|$)(?<=[a-z0-9_]{8})(?=\.tmp|\.part|$)", "?", path)
+    path = re.sub(r"(?<=/)\.tmp\w+$", ".tmp*", path)
     return re.sub(r"\d+", "#", path)
 
 

@@ -4,7 +4,10 @@ Its update is one number in every place, drawn from the digest of all that the r
 donors. So an adapter that equals an undisturbed run's says that every silo was given the same, in the same order, once.
 Its answers to public prompts are the right ones, so that they leave and are donors.
 
-    python -P -m benchmarks.chaos_trainer --address unix:PATH
+    python -P -m benchmarks.chaos_trainer --address unix:PATH --deaths FILE
+
+It dies by SIGKILL where the file says so: {"deaths": [[n, how], ...]}, at the n-th message that any life of it has
+heard, `before` it does anything, or `after` its answer has left.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,11 +36,34 @@ CHANGING = ("LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep")
 
 
 class DigestTrainer(ConstantTrainer):
-    def __init__(self, link: Any) -> None:
+    def __init__(self, link: Any, deaths: Path) -> None:
         super().__init__(link, 0.0)
+        self._deaths = deaths
         self._given, self._silo, self._samples = b"", "", 0
         self._answers: list[str] = []
         self._public_sha256 = ""
+
+    def run(self) -> None:
+        with contextlib.suppress(LinkClosed):
+            while (message := self._link.receive()).type != "stop":
+                number = self._heard()
+                self._die(number, "before")
+                self._link.send(self._answer(message))
+                self._die(number, "after")
+
+    def _heard(self) -> int:
+        if not self._deaths.exists():
+            return 0
+        told = json.loads(self._deaths.read_text())
+        told["heard"] += 1
+        self._deaths.write_text(json.dumps(told))
+        return int(told["heard"])
+
+    def _die(self, number: int, how: str) -> None:
+        if number and [number, how] in (told := json.loads(self._deaths.read_text()))["deaths"]:
+            told["died"].append([number, how])
+            self._deaths.write_text(json.dumps(told))
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _answer(self, message: LinkMessage) -> LinkMessage:
         if message.type == "configure":
@@ -83,12 +110,13 @@ class DigestTrainer(ConstantTrainer):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--address", required=True, help="the guard: unix:PATH")
+    parser.add_argument("--deaths", type=Path, required=True, help="where it dies; the file may be missing")
     given = parser.parse_args(arguments)
     set_offline(os.environ)
     with contextlib.suppress(LinkClosed):
         link = dial_patiently(given.address, None, WAIT_SECONDS)
         try:
-            DigestTrainer(link).run()
+            DigestTrainer(link, given.deaths).run()
         finally:
             link.close()
     return 0
