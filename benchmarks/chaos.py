@@ -23,11 +23,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -99,7 +97,9 @@ def play(case: Case, expected: str, *, traced: bool = False, keep: Path | None =
                 struck += [{"process": name, **one} for one in life.struck]
                 if made.report(name).exists():
                     rows = [json.loads(line) for line in made.report(name).read_text().splitlines()]
-                    calls[name] = [(row["label"], row["occurrence"]) for row in rows if "label" in row and "struck" not in row]
+                    calls[name] = [
+                        (row["label"], row["occurrence"]) for row in rows if "label" in row and "struck" not in row
+                    ]
             struck += made.trainer_deaths()
             for name, found in made.problems().items():
                 problems[name] += found
@@ -190,7 +190,11 @@ def other_case(family: str, points: Sequence[Point], rng: random.Random) -> Case
 
 
 def bench(
-    families: Sequence[str], victims: Sequence[str], seed: int, cases: int | None, keep: Path | None,
+    families: Sequence[str],
+    victims: Sequence[str],
+    seed: int,
+    cases: int | None,
+    keep: Path | None,
     told: Callable[[str], None],
 ) -> dict[str, Any]:
     rng, began, cpu = random.Random(seed), time.monotonic(), _cpu_seconds()
@@ -217,7 +221,9 @@ def bench(
             result = play(case, whole.digest, keep=keep)
             results.append(result)
             wrong = {name: found for name, found in result.problems.items() if found}
-            told(f"{case.family}: {len(result.struck)} faults, {result.seconds:.1f} s, {json.dumps(wrong) if wrong else 'holds'}")
+            told(
+                f"{case.family}: {len(result.struck)} faults, {result.seconds:.1f} s, {json.dumps(wrong) if wrong else 'holds'}"
+            )
     covered = covered_by(results) & set(points)
     failures = Counter(name for result in results for name, found in result.problems.items() if found)
     return {
@@ -261,7 +267,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, help="of each family; all of kill, and 6 of the others, where not given")
     parser.add_argument("--only", action="append", choices=FAMILIES, help="a family; may be given several times")
-    parser.add_argument("--victim", action="append", choices=VICTIMS, help="of kill: a process; several times for several")
+    parser.add_argument(
+        "--victim", action="append", choices=VICTIMS, help="of kill: a process; several times for several"
+    )
     parser.add_argument("--keep", type=Path, help="folder for what failed cases leave")
     given = parser.parse_args(arguments)
     found = bench(given.only or FAMILIES, given.victim or VICTIMS, given.seed, given.cases, given.keep,

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -120,6 +119,7 @@ class Federation:
         with path.open("rb") as file:
             file.seek(life.read_bytes)
             data = file.read()
+        data = data[: data.rfind(b"\n") + 1]  # a line may be half written
         life.read_bytes += len(data)
         rows = [json.loads(line) for line in data.splitlines()]
         for row in rows:
@@ -211,7 +211,9 @@ class Federation:
                 if process.stdin is not None:
                     process.stdin.close()
                 self.calls(name)
-            problems += [f"process {each} outlived its parent" for each in below if not until(lambda each=each: ended(each), 5.0)]
+            problems += [
+                f"process {each} outlived its parent" for each in below if not until(lambda each=each: ended(each), 5.0)
+            ]
         return problems
 
     # ---- runs ----------------------------------------------------------------------------------------
@@ -230,7 +232,9 @@ class Federation:
     def submit(self, run: str, rounds: int, **fields: object) -> None:
         """Until the coordinator has it, whatever befalls it meanwhile. Raises OperationError: it never had."""
         identities = self.site[COORDINATOR].folder / "id"
-        person = Operator(COORDINATOR, identities / f"{COORDINATOR_PERSON}.crt", identities / f"{COORDINATOR_PERSON}.key")
+        person = Operator(
+            COORDINATOR, identities / f"{COORDINATOR_PERSON}.crt", identities / f"{COORDINATOR_PERSON}.key"
+        )
         plan: dict[str, object] = {
             "run": run, "method": "pubswap", "rounds": rounds, "local_steps": 3, "swap_period": 2,
             "prompts_per_step": PUBLIC_PROMPTS, "samples_per_prompt": 4, "seed": SEED, "quorum": len(self.silos),
@@ -305,9 +309,7 @@ class Federation:
     def _messages(self) -> tuple[list[str], list[str]]:
         """Acknowledged contributions that the coordinator has not, and what it took more than once."""
         with contextlib.closing(self.database()) as database:
-            uploads = Counter(
-                database.execute("SELECT silo, run, kind, round, step FROM uploads").fetchall()
-            )
+            uploads = Counter(database.execute("SELECT silo, run, kind, round, step FROM uploads").fetchall())
             kept = set(database.execute("SELECT silo, run, kind, round, step, digest FROM uploads"))
             contributions = [row for row in self._events(database) if row["event"] == "Contribution"]
         twice = [f"{number} uploads of {place}" for place, number in uploads.items() if number > 1]

@@ -49,11 +49,11 @@ libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
 class Registers(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_ulonglong) for name in REGISTERS]  # noqa: RUF012  # as ctypes wants it
+    _fields_ = [(name, ctypes.c_ulonglong) for name in REGISTERS]  # as ctypes wants it
 
 
 class Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]  # noqa: RUF012
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
 def ptrace(request: int, thread: int, data: Any = 0) -> None:
@@ -64,7 +64,7 @@ def ptrace(request: int, thread: int, data: Any = 0) -> None:
 
 def install_filter(numbers: set[int], *, clock: bool) -> None:
     """Of this thread and all that it will start: these calls are handed to the tracer."""
-    LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # BPF: load a word, jump if equal, return  # noqa: N806
+    LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # BPF: load a word, jump if equal, return
     rows = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCH_X86_64), (RETURN, 0, 0, RET_ALLOW), (LOAD, 0, 0, 0)]
     for number in sorted(numbers):
         rows += [(EQUAL, 0, 1, number), (RETURN, 0, 0, RET_TRACE)]

@@ -1,7 +1,7 @@
 """A trainer without torch, for `benchmarks.chaos` and `benchmarks.soak`: a guard's child, over the real link.
 
 Its update is one number in every place, drawn from the digest of all that the round gave it to do: adapter, rows, steps,
-donors. So an adapter that equals an undisturbed run's says that every silo was given the same, in the same order, once.
+donors. Like the product's, it keeps its state after each task and goes on from there when asked to. So an adapter that equals an undisturbed run's says that every silo was given the same, in the same order, once.
 Its answers to public prompts are the right ones, so that they leave and are donors.
 
     python -P -m benchmarks.chaos_trainer --address unix:PATH --deaths FILE
@@ -40,6 +40,7 @@ class DigestTrainer(ConstantTrainer):
         super().__init__(link, 0.0)
         self._deaths = deaths
         self._given, self._silo, self._samples = b"", "", 0
+        self._kept: Path | None = None
         self._answers: list[str] = []
         self._public_sha256 = ""
 
@@ -70,10 +71,31 @@ class DigestTrainer(ConstantTrainer):
             rows = Path(message.fields["public"]["path"]).read_text(encoding="utf-8").splitlines()
             self._answers = [str(json.loads(row)["answer"]) for row in rows]
             self._silo = str(message.fields["silo"])
+            if not self._deaths.with_name("keeps_nothing").exists():
+                self._kept = Path(message.fields["scratch"]) / "digest.json"
         if message.type == "plan":
             plan = json.loads(message.fields["canonical_json"])
             self._public_sha256, self._samples = plan["public_set_sha256"], plan["samples_per_prompt"]
-        return super()._answer(message)
+        answer = super()._answer(message)
+        if message.type == "plan" and message.fields.get("resume") is True:
+            return LinkMessage("planned", {**answer.fields, "resumed": self._resumed()})
+        return answer
+
+    def _resumed(self) -> dict[str, Any] | None:
+        if self._kept is None or not self._kept.exists():
+            return None
+        told = json.loads(self._kept.read_text())
+        self._given, self._base_digest = bytes.fromhex(told["given"]), told["base_digest"]
+        return {**told["position"], "exact": True}
+
+    def _keep(self, task: str, fields: dict[str, Any]) -> None:
+        if self._kept is None:
+            return
+        position = {"task": task, "round": fields["round"], "step": fields.get("step", 0)}
+        told = {"position": position, "given": self._given.hex(), "base_digest": self._base_digest}
+        part = self._kept.with_suffix(".part")
+        part.write_text(json.dumps(told))
+        part.rename(self._kept)
 
     def _task(self, message: LinkMessage) -> LinkMessage:
         fields, task = message.fields, message.fields["task"]
@@ -81,15 +103,23 @@ class DigestTrainer(ConstantTrainer):
             if task == "LoadAdapter":
                 self._given = self._silo.encode()
             told = json.dumps(fields, sort_keys=True).encode()
-            self._given = hashlib.sha256(self._given + told + hashlib.sha256(message.body).digest()).digest()
+            given = hashlib.sha256(self._given + told + hashlib.sha256(message.body).digest()).digest()
+            # answers are drawn, and change nothing: they may be asked for again
+            self._given = self._given if task == "GeneratePublic" else given
+        answer = self._answer_of(message, task, fields)
+        if task in CHANGING:
+            self._keep(task, fields)
+        return answer
+
+    def _answer_of(self, message: LinkMessage, task: str, fields: dict[str, Any]) -> LinkMessage:
         if task == "ExportDelta":
             body = self._export()
         elif task == "GeneratePublic":
             body = encode(self._responses(fields["prompt_indices"]))
         else:
             return super()._task(message)
-        return LinkMessage("done", {"task": task, "round": fields["round"], "step": fields.get("step", 0),
-                                    "metrics": {}}, body)  # fmt: skip
+        told = {"task": task, "round": fields["round"], "step": fields.get("step", 0), "metrics": {}}
+        return LinkMessage("done", told, body)
 
     def _export(self) -> bytes:
         number = (1 + self._given[0] % 64) * UNIT

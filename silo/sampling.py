@@ -50,8 +50,8 @@ class Training:
 class PrivateSampler:
     """Shuffled passes without replacement over the private prompts. A batch may span two passes.
 
-    Where each round started and how far the last draw went is kept on disk, so that a guard that is started again
-    draws the same batches when a round is repeated, and goes on from the last one when the next begins.
+    Where each round started and how far any draw went is kept on disk, so that a guard that is started again draws the
+    same batches when a round is repeated, and goes on from the furthest when the next begins: a repetition may end early.
 
     Args:
         count: number of prompts.
@@ -65,16 +65,17 @@ class PrivateSampler:
         self._site_secret = site_secret
         self._run_seed = run_seed
         self._state_path = state_path
-        self._drawn = 0
+        self._drawn = self._furthest = 0
         self._open_pass: tuple[int, list[int]] = (-1, [])
         self._starts: dict[str, int] = {}
         if state_path is not None and state_path.exists():
             kept = json.loads(state_path.read_text())
             self._starts, self._drawn = kept["starts"], kept["drawn"]
+            self._furthest = self._drawn
 
     def start_round(self, round_number: int) -> None:
         """Stand where the round started, if it was started before; else remember that it starts here."""
-        self._drawn = self._starts.setdefault(str(round_number), self._drawn)
+        self._drawn = self._starts.setdefault(str(round_number), self._furthest)
         self._keep()
 
     def draw(self, size: int) -> list[int]:
@@ -84,6 +85,7 @@ class PrivateSampler:
             number_of_pass, place = divmod(self._drawn, self._count)
             batch.append(self._order(number_of_pass)[place])
             self._drawn += 1
+        self._furthest = max(self._furthest, self._drawn)
         self._keep()
         return batch
 
@@ -91,7 +93,7 @@ class PrivateSampler:
         if self._state_path is None:
             return
         make_private_directory(self._state_path.parent)
-        state = json.dumps({"starts": self._starts, "drawn": self._drawn}).encode()
+        state = json.dumps({"starts": self._starts, "drawn": self._furthest}).encode()
         write_durably(self._state_path, state, mode=0o600)
 
     def _order(self, number_of_pass: int) -> list[int]:

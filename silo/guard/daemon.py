@@ -353,8 +353,7 @@ class Guard:
                     self._tell_progress(run.task)
             case "planned":
                 self.panel.planned(message.fields)
-                if run is not None:
-                    run.planned(message.fields)
+                self.keeper.planned(message.fields)
             case "failed":
                 raise OperationError(
                     f"the trainer reports {plain(message.fields.get('code', ''), 64)}: "

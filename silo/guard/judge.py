@@ -186,7 +186,8 @@ class Judge:
         """Count an allowed message against every limit, durably before a byte of it leaves (L3); its sequence."""
         with self.halting():
             self.book.record(facts)
-            return self._ledger.allow(self.book.to_json(), run)
+            kept = not facts["kind"].startswith("control.")
+            return self._ledger.allow(self.book.to_json(), run, kept=kept)
 
     def forget_runs(self, runs: Iterable[str]) -> None:
         """Drop the counts of runs that are over. Their names stay spent in the ledger, so none can begin again."""

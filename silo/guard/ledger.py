@@ -21,6 +21,7 @@ from fedsilo.edge.read_only import read_only_address
 from fedsilo.treaty.audit.record import COUNT_MAX
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.treaty.wire.codec import Buffer
+from silo.guard.ledger_rounds import RoundLedger, count_for_good, count_until_kept
 from silo.guard.ledger_rows import (
     SCHEMA,
     Approval,
@@ -32,7 +33,6 @@ from silo.guard.ledger_rows import (
     outbox_item_of,
     release_of,
 )
-from silo.guard.ledger_store import LedgerStore
 from silo.guard.payloads import FOLDER, Payloads
 
 __all__ = ["Approval", "Ledger", "OutboxItem", "PolicyInForce", "Release"]
@@ -42,7 +42,7 @@ _REFERRED = (
 )
 
 
-class Ledger(LedgerStore):
+class Ledger(RoundLedger):
     """Thread-safe: the control socket reads while the daemon writes.
 
     Args:
@@ -71,6 +71,7 @@ class Ledger(LedgerStore):
             self._database.executescript(SCHEMA)
             add_missing_columns(self._database)
             self._make_finding_key()
+            self.take_back_count()
         except sqlite3.Error as error:
             raise OperationError(f"cannot open {path}: {error}") from error
         self.payloads = Payloads(path.parent / FOLDER)
@@ -120,15 +121,17 @@ class Ledger(LedgerStore):
         text = self._fact("history_book")
         return None if text is None else dict(json.loads(text))
 
-    def allow(self, book: Mapping[str, Any], run: str) -> int:
-        """Count a message against every limit and give it its sequence, in one write, before it is sent (L3)."""
+    def allow(self, book: Mapping[str, Any], run: str, *, kept: bool = False) -> int:
+        """Count a message against every limit and give it its sequence, in one write, before it is sent (L3).
+        kept: it is sent out of the outbox alone."""
         with self._writing() as database:
-            database.execute("INSERT OR REPLACE INTO facts VALUES ('history_book', ?)", (json.dumps(book),))
+            (count_until_kept if kept else count_for_good)(database, json.dumps(book))
             return _advance(database, run)
 
     def keep_book(self, book: Mapping[str, Any]) -> None:
         """Replace the history, where counts of runs that are over were dropped."""
-        self._set_fact("history_book", json.dumps(book))
+        with self._writing() as database:
+            count_for_good(database, json.dumps(book))
 
     def keep_until_sent(self, item: OutboxItem) -> int:
         """Remember an allowed content message, so that a lost connection or a restart can retry it."""
@@ -141,6 +144,7 @@ class Ledger(LedgerStore):
                     item.at, item.archived,
                 ),
             )  # fmt: skip
+            count_for_good(database)
             return int(cursor.lastrowid or 0)
 
     def settle_outbox(self, item_id: int, state: str) -> None:

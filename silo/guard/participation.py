@@ -37,7 +37,9 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
 from fedsilo.treaty.wire.services import TENSOR_KINDS
+from policies.schema import LoraSchema
 from silo.guard.messages import decoded_factors
+from silo.link import LinkMessage
 from silo.sampling import PROMPTS_MAX, TaskGiver, Training
 
 
@@ -60,6 +62,9 @@ class Hands(Protocol):
 
     def task_giver(self, private_prompts: int) -> TaskGiver:
         """Draws the rows of this run's private steps."""
+
+    def has_behind(self, task: TrainerTask) -> bool:
+        """The trainer has done this before a kill."""
 
     def trained(self, training: Training) -> None:
         """What the open round's update was trained on, before the update is offered."""
@@ -92,14 +97,15 @@ class Participation:
         """Whether the trainer works, so that the coordinator has to wait for us and not we for it."""
         return self.task is not None
 
-    def feed(self, event: SiloEvent) -> None:
-        """One event; afterwards everything that can be done now is done.
+    def feed(self, *events: SiloEvent) -> None:
+        """One event after the other; afterwards everything that can be done now is done.
 
         Raises:
             FedSiloError: of the hands: an exchange failed, or the gate is halted.
         """
-        self.state, actions = self.method.silo.on_event(self.state, event)
-        self._actions.extend(actions)
+        for event in events:
+            self.state, actions = self.method.silo.on_event(self.state, event)
+            self._actions.extend(actions)
         self.advance()
 
     def advance(self) -> None:
@@ -128,7 +134,7 @@ class Participation:
     def _carry_out(self, action: SiloAction) -> SiloEvent | None:
         match action:
             case Train(task):
-                self._train(task)
+                return self._train(task)
             case Fetch(digest):
                 self.hands.adapter(digest)
             case StartDeadline(name, seconds):
@@ -141,7 +147,8 @@ class Participation:
                     return OfferSettled(action.kind, action.round, action.step, outcome)
         return None
 
-    def _train(self, task: TrainerTask) -> None:
+    def _train(self, task: TrainerTask) -> SiloEvent | None:
+        """Hand the trainer a task; or say at once that it is done, where it was before a kill."""
         body = b""
         match task:
             case LoadAdapter(_, digest):
@@ -156,8 +163,11 @@ class Participation:
             task = self._giver.complete(task)
         elif isinstance(task, PrivateStep):
             raise OperationError("the trainer has not said how many private prompts it has", code="TRAINER_CONFUSED")
+        if self.hands.has_behind(task):
+            return TaskDone(task, skipped_body(task))
         self.hands.train(fields_of(task), body)
         self.task = task
+        return None
 
     def planned(self, fields: Mapping[str, Any]) -> None:
         """The trainer is ready for the plan. Raises OperationError: it has no usable number of private prompts."""
@@ -225,3 +235,19 @@ def fields_of(task: TrainerTask) -> dict[str, Any]:
         if not isinstance(value, pb.PublicDonors):
             fields[item.name] = list(value) if isinstance(value, tuple) else value
     return fields
+
+
+def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage:
+    """A plan for the trainer. resume: it is to go on from the state that it kept, and to say where that stands."""
+    shapes = [{"name": name, "shape": list(shape)} for name, shape in schema.tensors]
+    told = {
+        "base_model_sha256": schema.base_model_sha256, "rank": schema.rank, "alpha": schema.alpha,
+        "dtype": schema.dtype, "targets": schema.targets, "freeze": schema.freeze, "tensors": shapes,
+    }  # fmt: skip
+    fields = {"canonical_json": plan.canonical(), "lora_schema": told}
+    return LinkMessage("plan", fields | ({"resume": True} if resume else {}))
+
+
+def skipped_body(task: TrainerTask) -> pb.PublicResponses | None:
+    """What stands for the answer to a task that is not given again: of it nothing is offered any more."""
+    return pb.PublicResponses() if isinstance(task, GeneratePublic) else None

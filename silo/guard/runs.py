@@ -34,8 +34,9 @@ from silo.guard.leaving import Leaving
 from silo.guard.ledger import Ledger, OutboxItem, Release
 from silo.guard.messages import Denied, Held, Inbound, IngressDenied
 from silo.guard.panel import Panel
-from silo.guard.participation import Participation
+from silo.guard.participation import Participation, plan_message
 from silo.guard.releases import Releases, Settled
+from silo.guard.round_again import RoundAgain
 from silo.guard.startup import Site, require_same_training, trained_with
 from silo.guard.supervisor import TrainerHandle
 from silo.guard.transcripts import Agreement, TranscriptRefused
@@ -92,6 +93,8 @@ class RunKeeper:
         self._offered: set[tuple[str, int, int]] = set()
         self._fed: set[tuple[str, int, int, str]] = set()
         self.run: Participation | None = None
+        self.again = RoundAgain(ledger)
+        self.has_behind = self.again.has_behind
         self.deadlines: list[tuple[float, str]] = []
         self.plan_held = False
         self._plans = HeldPlans(ledger=ledger, releases=releases, panel=panel, talk=talk)
@@ -118,6 +121,8 @@ class RunKeeper:
         if mark in self._fed:
             return True
         try:
+            if isinstance(item.body, pb.RoundAgreed) and self.agreement.waiting is not None:
+                self.again.keep(self.agreement.waiting.opening)  # before its transcript says that it has begun
             told = self.agreement.take_in(item, run.plan)
         except TranscriptRefused as error:
             if self.agreement.refuse(item, error):
@@ -143,6 +148,7 @@ class RunKeeper:
         if told is not None or not isinstance(item.body, pb.RoundAgreed):
             self._panel.publish(item.kind, {"run": item.run, "round": item.round, "step": item.step})
         if told is not None:
+            self.again.keep(told)
             run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
         elif isinstance(item.body, pb.RoundResult):
             self._ignored_round = max(self._ignored_round, item.round)  # it ended before it began here
@@ -230,43 +236,39 @@ class RunKeeper:
         self._gate.view = RunView(plan=plan)
         self.run = Participation(plan, method_named(plan.method), self._site.config.silo, self)
         self.run.paused = self._ledger.is_paused(plan.run)
-        schema = self._site.schema
-        self._trainer.send(
-            LinkMessage(
-                "plan",
-                {
-                    "canonical_json": plan.canonical(),
-                    "lora_schema": {
-                        "base_model_sha256": schema.base_model_sha256,
-                        "rank": schema.rank,
-                        "alpha": schema.alpha,
-                        "dtype": schema.dtype,
-                        "targets": schema.targets,
-                        "freeze": schema.freeze,
-                        "tensors": [{"name": name, "shape": list(shape)} for name, shape in schema.tensors],
-                    },
-                },
-            )
-        )
+        self._trainer.send(plan_message(plan, self._site.schema, resume=bool(self.again.waiting)))
+
+    def planned(self, fields: Mapping[str, Any]) -> None:
+        """The trainer is ready for the plan; what a kill interrupted goes on."""
+        if self.run is not None:
+            self.run.planned(fields)
+            self.again.trainer_stands(fields.get("resumed"))
+            told, self.again.waiting = self.again.waiting, []
+            self.run.feed(*told)
 
     def take_up_open_run(self) -> None:
-        """After a restart: go on with the run from its next round; what stood in the trainer is lost."""
+        """After a restart: go on inside the open round (`round_again`), or from the next where this one was left."""
         self._releases.judge_again()
         self._gate.forget_runs(run["run"] for run in self._ledger.runs() if run["state"] != "running")
         opened = self._ledger.open_run()
         if opened is None:
             return
         run, canonical, view = opened
-        plan = plan_from_canonical(canonical)
+        plan, round_number = plan_from_canonical(canonical), int(view.get("round", 0))
+        told = self.again.find(run, round_number)
         self._begin(plan)
         self._gate.view = RunView.from_json(plan, view)
-        round_number = self._gate.view.round
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
         if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
             self._ignored_round = round_number - 1
             return  # nothing of the round has begun anywhere
         self._set_view(self._gate.view.settled())
+        self._fed |= {(one.kind, one.round, one.step, one.digest) for one in told}
+        if told:
+            self._ignored_round = round_number - 1
+            _log.warning("run %s is taken up again in round %d", run, round_number)
+            return
         self._ignored_round = round_number
         _log.warning("run %s is taken up again after round %d", run, round_number)
         if round_number and round_number not in waiting:
@@ -309,6 +311,7 @@ class RunKeeper:
         if number != self._gate.view.round:
             return False
         self.agreement.drop()
+        self.again.leave()
         self.run.abandon_round()
         self._offered.clear()
         self.deadlines.clear()
@@ -330,6 +333,8 @@ class RunKeeper:
     def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
         run = self._gate.view.run
         self._offered.add((action.kind, action.round, action.step))
+        if before := self.again.became_of(action.kind, run, action.round, action.step):
+            return None if before == "waits" else before
         try:
             offered = self._gate.offer(
                 action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors

@@ -378,6 +378,7 @@ class Supervisor:
         """Start the trainer again and bring it to where it was. False: the guard has to go on without it."""
         with self._talking:
             if not self._may_revive:
+                self._reviving = False
                 return False
             self._restarts += 1
             number, self._reviving = self._restarts, True
@@ -392,12 +393,11 @@ class Supervisor:
             repeated = self._go_on()
         except FedSiloError as error:
             _log.error("the trainer cannot be brought to where it was: %s", error.line)
-            with self._talking:
-                self._reviving = False
+            if error.code != "TRAINER_DIED":  # it would not help to start it once more
                 self._restarts = RESTARTS_MAX
             self._end_process()
             self._restarted(Restart(status, number, error.code, task=self._given.task))
-            return False
+            return self._revived()
         self._restarted(Restart(status, number, repeated=repeated, task=self._given.task))
         return True
 

@@ -65,16 +65,19 @@ class Given:
         self.task: LinkMessage | None = None
         self._round: list[LinkMessage] = []  # done since the round's adapter was loaded, that task among them
         self._rounds = 0
+        self._goes_on = False  # inside a round that another guard's life began: its first tasks are not known here
 
     def sent(self, message: LinkMessage) -> None:
         if message.type == "plan":
             self.plan, self.planned, self.task, self._round, self._rounds = message, None, None, [], 0
+            self._goes_on = False
         elif message.type == "task":
             self.task = message
 
     def heard(self, message: LinkMessage) -> None:
         if message.type == "planned":
             self.planned = message.fields
+            self._goes_on = isinstance(message.fields.get("resumed"), Mapping)
         elif message.type == "done" and self.task is not None:
             task, self.task = self.task, None
             if task.fields.get("task") not in CHANGING:
@@ -82,6 +85,7 @@ class Given:
             if task.fields["task"] == "LoadAdapter":
                 self._round.clear()
                 self._rounds += 1
+                self._goes_on = False
             self._round.append(task)
 
     def to_repeat(self, resumed: object) -> list[LinkMessage] | None:
@@ -95,6 +99,9 @@ class Given:
                 return []
             if self.task is not None and _stands_at(resumed, self.task):
                 return []  # it was done, and only the answer was lost
+        if self._goes_on:
+            before = (self.planned or {}).get("resumed")
+            return [] if not self._round and resumed is not None and resumed == before else None
         if not self._round:
             return []
         keeps_optimiser = self.plan is not None and '"state":"keep"' in _optimiser_of(self.plan)

@@ -419,6 +419,7 @@ class Agreement:
     def leave(self, run: str) -> None:
         """This silo stops in an orderly way: its open round goes on without it, also where it has not begun yet."""
         self.drop()
+        self._ledger.forget_round()
         view = self._gate.view = self._gate.view.settled()
         if run and view.round:
             self._ledger.save_view(run, view.to_json())

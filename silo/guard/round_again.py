@@ -1,0 +1,109 @@
+"""A guard that was killed in a round goes on inside it.
+
+    what the method is told of the open round  ->  in the ledger, before the method hears of it
+    killed, started again                      ->  the trainer says where its own kept state stands
+    planned                                    ->  the method is told the same again: tasks that the trainer has behind
+                                                   it are not given again, what was offered is not offered again
+
+The method's half is pure, the rows of each step are drawn again from the site's secret (`silo.sampling`), and the
+trainer's answers follow from seeds: so the round comes out as it would have, and every message leaves once. Where the
+trainer kept nothing, it does the round over, with the same result.
+
+A round that this silo left (an orderly stop, a refused adapter, a transcript that differs) is not gone on with: the
+coordinator was told so. What it does not stop: an outage longer than the round's deadline; that round was closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedsilo.treaty.method import GeneratePublic, LoadAdapter, MessageArrived, PrivateStep, PublicStep, TrainerTask
+from fedsilo.treaty.wire.services import INBOUND_KINDS
+from silo.guard.ledger import Ledger
+from silo.guard.messages import Inbound, parsed
+
+_PLACES = {LoadAdapter: 0, PrivateStep: 1, GeneratePublic: 1, PublicStep: 2}  # in a step
+_PLACES_BY_NAME = {kind.__name__: place for kind, place in _PLACES.items()}
+
+
+class RoundAgain:
+    """Args:
+        ledger: keeps what the method was told.
+
+    Attributes:
+        waiting: what the method is to be told again, once the trainer is ready for the plan.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._stands: tuple[int, int, int] | None = None  # round, step and place of the trainer
+        self._passed_over: set[tuple[str, int, int]] = set()
+        self._run, self._round = "", 0
+        self.waiting: list[MessageArrived] = []
+
+    # ---- before a kill -----------------------------------------------------------------------------
+
+    def keep(self, told: Inbound) -> None:
+        """The method is about to be told this."""
+        if told.kind == "run.end" or not told.round:
+            return
+        kept = {"kind": told.kind, "round": told.round, "step": told.step, "digest": told.digest}
+        kept["payload"] = bytes(told.payload).hex()
+        opens = told.kind == "round.open"
+        self._ledger.keep_of_round(told.run, kept, opens=opens)
+        if opens and (told.run, told.round) != (self._run, self._round):
+            self._forget()
+
+    def leave(self) -> None:
+        """The round goes on without this silo."""
+        self._forget()
+        self._ledger.forget_round()
+
+    def _forget(self) -> None:
+        self._stands, self._run, self._round, self.waiting = None, "", 0, []
+        self._passed_over.clear()
+
+    # ---- after it ----------------------------------------------------------------------------------
+
+    def find(self, run: str, round_number: int) -> list[MessageArrived]:
+        """What the method was told of a round that this silo was in; it waits to be told again."""
+        agreed = (self._ledger.transcript(run, round_number) or {}).get("agreed", False)
+        kept = self._ledger.kept_of_round(run, round_number) if agreed else []
+        self._run, self._round = (run, round_number) if kept else ("", 0)
+        self.waiting = [
+            MessageArrived(
+                "", one["kind"], one["round"], one["step"],
+                parsed(one["kind"], bytes.fromhex(one["payload"]), INBOUND_KINDS)[0], one["digest"],
+            )
+            for one in kept
+        ]  # fmt: skip
+        return self.waiting
+
+    def trainer_stands(self, resumed: object) -> None:
+        """Where the trainer's kept state stands, as it says: {task, round, step}, or None for the run's beginning."""
+        self._stands = None
+        if isinstance(resumed, Mapping) and resumed.get("round") == self._round:
+            place, step = _PLACES_BY_NAME.get(resumed.get("task", "")), resumed.get("step")
+            if place is not None and isinstance(step, int):
+                self._stands = (self._round, step, place)
+
+    def has_behind(self, task: TrainerTask) -> bool:
+        """Whether the trainer has done this task of the open round already, and is not to do it again.
+
+        Of answers to public prompts only if what became of them is known too, or the step that uses them is done; else
+        the trainer is asked for them again, and gives the same.
+        """
+        place = _PLACES.get(type(task))
+        if self._stands is None or place is None or task.round != self._round:
+            return False
+        here, stands = (task.round, getattr(task, "step", 0), place), self._stands
+        if isinstance(task, GeneratePublic) and here < stands:
+            self._passed_over.add(("public.responses", task.round, task.step))
+        return here < stands or (here == stands and not isinstance(task, GeneratePublic))
+
+    def became_of(self, kind: str, run: str, round_number: int, step: int) -> str:
+        """As the ledger's, of what the open round offered before the kill; empty: it was not offered."""
+        if run != self._run or round_number not in (0, self._round):
+            return ""
+        found = self._ledger.became_of(kind, run, round_number, step)
+        return found or ("denied" if (kind, round_number, step) in self._passed_over else "")
