@@ -50,8 +50,8 @@ class Training:
 class PrivateSampler:
     """Shuffled passes without replacement over the private prompts. A batch may span two passes.
 
-    Where each round started and how far any draw went is kept on disk, so that a guard that is started again draws the
-    same batches when a round is repeated, and goes on from the furthest when the next begins: a repetition may end early.
+    Where each round started and how far any draw went is kept on disk. So a guard that is started again draws the same
+    batches when a round is repeated, and goes on from the furthest when the next begins: a repetition may end early.
 
     Args:
         count: number of prompts.

@@ -10,7 +10,8 @@ trainer's answers follow from seeds: so the round comes out as it would have, an
 trainer kept nothing, it does the round over, with the same result.
 
 A round that this silo left (an orderly stop, a refused adapter, a transcript that differs) is not gone on with: the
-coordinator was told so. What it does not stop: an outage longer than the round's deadline; that round was closed.
+coordinator was told so. Nor is one that was agreed on under another policy than the restart's, or other sets.
+What it does not stop: an outage longer than the round's deadline; that round was closed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedsilo.treaty.method import GeneratePublic, LoadAdapter, MessageArrived, PrivateStep, PublicStep, TrainerTask
+from fedsilo.treaty.transcript import transcript_from_canonical
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS
+from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound, parsed
+from silo.guard.startup import Site
+from silo.guard.transcripts import Waiting
 
 _PLACES = {LoadAdapter: 0, PrivateStep: 1, GeneratePublic: 1, PublicStep: 2}  # in a step
 _PLACES_BY_NAME = {kind.__name__: place for kind, place in _PLACES.items()}
@@ -28,13 +34,16 @@ _PLACES_BY_NAME = {kind.__name__: place for kind, place in _PLACES.items()}
 
 class RoundAgain:
     """Args:
+        site: what the round was agreed on, but for the policy.
+        gate: knows the policy in force.
         ledger: keeps what the method was told.
 
     Attributes:
         waiting: what the method is to be told again, once the trainer is ready for the plan.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, site: Site, gate: Gate, ledger: Ledger) -> None:
+        self._site, self._gate = site, gate
         self._ledger = ledger
         self._stands: tuple[int, int, int] | None = None  # round, step and place of the trainer
         self._passed_over: set[tuple[str, int, int]] = set()
@@ -42,6 +51,11 @@ class RoundAgain:
         self.waiting: list[MessageArrived] = []
 
     # ---- before a kill -----------------------------------------------------------------------------
+
+    def keep_opening(self, item: Inbound, waits: Waiting | None) -> None:
+        """Where an item may let a round begin: its opening, before the transcript says that it has begun."""
+        if waits is not None and isinstance(item.body, pb.RoundAgreed):
+            self.keep(waits.opening)
 
     def keep(self, told: Inbound) -> None:
         """The method is about to be told this."""
@@ -67,8 +81,10 @@ class RoundAgain:
 
     def find(self, run: str, round_number: int) -> list[MessageArrived]:
         """What the method was told of a round that this silo was in; it waits to be told again."""
-        agreed = (self._ledger.transcript(run, round_number) or {}).get("agreed", False)
-        kept = self._ledger.kept_of_round(run, round_number) if agreed else []
+        kept = self._ledger.kept_of_round(run, round_number)
+        if kept and not self._is_agreed(run, round_number):
+            self.leave()
+            kept = []
         self._run, self._round = (run, round_number) if kept else ("", 0)
         self.waiting = [
             MessageArrived(
@@ -78,6 +94,15 @@ class RoundAgain:
             for one in kept
         ]  # fmt: skip
         return self.waiting
+
+    def _is_agreed(self, run: str, round_number: int) -> bool:
+        """Whether the round had begun, and what it was agreed on is what this site has after the restart (T20)."""
+        signed = self._ledger.transcript(run, round_number)
+        if signed is None or not signed.get("agreed") or signed["others"]:
+            return False
+        transcript, site = transcript_from_canonical(signed["transcript"]), self._site
+        named = (transcript.policies.get(site.config.silo), transcript.schema_sha256, transcript.public_set_sha256)
+        return named == (self._gate.policy.digest, site.schema.digest, site.public.sha256)
 
     def trainer_stands(self, resumed: object) -> None:
         """Where the trainer's kept state stands, as it says: {task, round, step}, or None for the run's beginning."""

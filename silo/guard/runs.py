@@ -93,7 +93,7 @@ class RunKeeper:
         self._offered: set[tuple[str, int, int]] = set()
         self._fed: set[tuple[str, int, int, str]] = set()
         self.run: Participation | None = None
-        self.again = RoundAgain(ledger)
+        self.again = RoundAgain(site, gate, ledger)
         self.has_behind = self.again.has_behind
         self.deadlines: list[tuple[float, str]] = []
         self.plan_held = False
@@ -121,8 +121,7 @@ class RunKeeper:
         if mark in self._fed:
             return True
         try:
-            if isinstance(item.body, pb.RoundAgreed) and self.agreement.waiting is not None:
-                self.again.keep(self.agreement.waiting.opening)  # before its transcript says that it has begun
+            self.again.keep_opening(item, self.agreement.waiting)
             told = self.agreement.take_in(item, run.plan)
         except TranscriptRefused as error:
             if self.agreement.refuse(item, error):

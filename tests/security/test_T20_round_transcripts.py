@@ -672,11 +672,17 @@ def test_T20_T39_a_round_that_names_another_policy_than_the_one_of_the_restart_i
     assert loop.guard._agreement.waiting is None and abstained(loop) == [1] and not any(countersignatures(loop))
 
 
-def test_T20_T39_a_silo_that_is_killed_after_agreement_sits_the_round_out(loop: Loop) -> None:
+@pytest.mark.parametrize("same", [True, False])
+def test_T20_T39_a_silo_that_is_killed_after_agreement_goes_on_under_what_was_agreed_or_not_at_all(
+    loop: Loop, same: bool
+) -> None:
     loop.open_round()
+    if not same:
+        loop.policy = setting.policy_of(setting.policy_text().replace("min_peers: 2", "min_peers: 3"))
     loop.restart()
-    loop.turn()
-    assert abstained(loop) == [1] and not any(countersignatures(loop))
+    loop.trainer_says("planned", overlong={}, private_prompts=40)
+    assert abstained(loop) == ([] if same else [1])
+    assert trains(loop) == same and not any(countersignatures(loop))
 
 
 def test_T20_a_round_that_ended_before_it_was_agreed_on_is_over(loop: Loop) -> None:
