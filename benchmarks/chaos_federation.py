@@ -82,6 +82,7 @@ class Federation:
         self.lives = {name: Life() for name in self.site}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.notes: list[str] = []
+        self.limit_seconds = LIMIT_SECONDS
         self.starts, self.unasked, self.halts = Counter[str](), Counter[str](), Counter[str]()
         for site in self.sites.silos:
             own_trainer(site)
@@ -159,8 +160,7 @@ class Federation:
         for each in tree(process.pid):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
-                if b"fedsilo.launch" in words or (b"fedsilo.launch.ends_with_parent" in words and
-                                                  b"benchmarks.chaos_tracer" not in words):  # fmt: skip
+                if b"fedsilo.launch" in words and b"benchmarks.chaos_tracer" not in words:
                     return each
         return 0
 
@@ -168,6 +168,14 @@ class Federation:
         if pid := self.pid(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def kill_at(self, name: str, label: str, occurrence: int, how: str) -> None:
+        """Of a daemon that runs under its tracer: it dies at this call, counted from this moment on."""
+        order = self.out / "logs" / f"{name}.order"
+        told = json.loads(order.read_text())
+        fault = {"label": label, "occurrence": occurrence, "how": how, "from_now": True}
+        order.write_text(json.dumps({**told, "kill": fault}))
+        self.processes[name].send_signal(signal.SIGUSR1)
 
     def let_trainer_die(self, silo: str, deaths: Sequence[tuple[int, str]]) -> None:
         deaths_of(self.site[silo]).write_text(json.dumps({"heard": 0, "died": [], "deaths": deaths}))
@@ -277,7 +285,7 @@ class Federation:
             states = [self.state(name) for name in self.silos]
             return all(state is not None and not state.get("run") for state in states)
 
-        if not until(over, LIMIT_SECONDS):
+        if not until(over, self.limit_seconds):
             states = {name: self.state(name) for name in self.site}
             self.notes.append(f"{run} {outcome}: " + "; ".join(
                 f"{name}: {({key: state.get(key) for key in ('run', 'round', 'step', 'halted', 'phase')} if state else None)}"

@@ -5,7 +5,7 @@
 The program is the product's own, unchanged: a seccomp filter hands its calls to this process before the kernel carries
 them out (seccomp(2), SECCOMP_RET_TRACE). Each of fsync, fdatasync, rename, link, unlink and ftruncate is written to the
 order's `report`, one JSON line each, with a label: the call, and its file below `root` without digests and numbers. At
-the call that the order names, the program dies by SIGKILL, before the call or after it; or, from it on, calls that need
+the call that the order names (read again at SIGUSR1, for `kill`), the program dies by SIGKILL, before the call or after it; or, from it on, calls that need
 room on the disk fail with ENOSPC; or its clock jumps. For the clock the program does not see the vDSO, so that each
 reading of the real-time clock is a call, too.
 
@@ -104,7 +104,7 @@ class Tracer:
 
     # ---- starting ------------------------------------------------------------------------------------
 
-    def run(self, command: list[str]) -> int:
+    def run(self, command: list[str], path: Path) -> int:
         """The program's exit status; 128 and the signal where one ended it."""
         numbers = set(DURABLE) | (set(ROOM) if self._full else set())
         child = os.fork()
@@ -122,7 +122,14 @@ class Tracer:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: self._forward(number))
         ptrace(CONT, child)
+        signal.signal(signal.SIGUSR1, lambda *_: self._reload(path))
         return self._follow()
+
+    def _reload(self, path: Path) -> None:
+        kill = json.loads(path.read_text(encoding="utf-8")).get("kill") or {}
+        if kill.get("from_now"):
+            kill["occurrence"] += self._seen[kill["label"]]
+        self._kill = kill
 
     def _forward(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -308,8 +315,9 @@ def why_not() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    order = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    return Tracer(order).run([sys.executable, "-P", *arguments[1:]])
+    path = Path(arguments[0])
+    order = json.loads(path.read_text(encoding="utf-8"))
+    return Tracer(order).run([sys.executable, "-P", *arguments[1:]], path)
 
 
 if __name__ == "__main__":
