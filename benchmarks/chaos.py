@@ -124,7 +124,9 @@ def _played(made: Federation, case: Case, traced: bool, problems: dict[str, list
         life.traced = traced
     for silo, deaths in case.trainer.items():
         made.let_trainer_die(silo, deaths)
-    weather = Weather(made.proxy, random.Random(case.weather)) if case.weather is not None else None
+    weather = None
+    if case.weather is not None:
+        weather = Weather(made.proxy, random.Random(case.weather))  # noqa: S311  # faults that can be repeated
     with Clients(made) if case.clients else nullcontext():
         for name in made.site:
             made.start(name)
@@ -197,7 +199,8 @@ def bench(
     keep: Path | None,
     told: Callable[[str], None],
 ) -> dict[str, Any]:
-    rng, began, cpu = random.Random(seed), time.monotonic(), _cpu_seconds()
+    rng = random.Random(seed)  # noqa: S311  # faults that can be repeated
+    began, cpu = time.monotonic(), _cpu_seconds()
     if reason := why_not():
         raise SystemExit(reason)
     whole = play(Case("none"), "", traced=True, keep=keep)
@@ -220,10 +223,8 @@ def bench(
         for case in todo:
             result = play(case, whole.digest, keep=keep)
             results.append(result)
-            wrong = {name: found for name, found in result.problems.items() if found}
-            told(
-                f"{case.family}: {len(result.struck)} faults, {result.seconds:.1f} s, {json.dumps(wrong) if wrong else 'holds'}"
-            )
+            found = json.dumps(_wrong(result)) if _wrong(result) else "holds"
+            told(f"{case.family}: {len(result.struck)} faults, {result.seconds:.1f} s, {found}")
     covered = covered_by(results) & set(points)
     failures = Counter(name for result in results for name, found in result.problems.items() if found)
     return {
@@ -241,12 +242,15 @@ def bench(
             "cases_by_family": dict(Counter(result.case.family for result in results)),
             "faults_by_kind": dict(Counter(str(one["struck"]) for result in results for one in result.struck)),
             "failed": [
-                {"family": result.case.family, "problems": {key: found for key, found in result.problems.items() if found},
-                 "struck": result.struck}
-                for result in results if any(result.problems.values())
+                {"family": result.case.family, "problems": _wrong(result), "struck": result.struck}
+                for result in results if _wrong(result)
             ][:20],
         },
     }  # fmt: skip
+
+
+def _wrong(result: Result) -> dict[str, list[str]]:
+    return {name: found for name, found in result.problems.items() if found}
 
 
 def covered_by(results: Sequence[Result]) -> set[Point]:

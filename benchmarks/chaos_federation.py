@@ -286,10 +286,10 @@ class Federation:
             return all(state is not None and not state.get("run") for state in states)
 
         if not until(over, self.limit_seconds):
-            states = {name: self.state(name) for name in self.site}
-            self.notes.append(f"{run} {outcome}: " + "; ".join(
-                f"{name}: {({key: state.get(key) for key in ('run', 'round', 'step', 'halted', 'phase')} if state else None)}"
-                for name, state in states.items()))  # fmt: skip
+            for name in self.site:
+                state = self.state(name) or {}
+                stands = {key: state.get(key) for key in ("run", "round", "step", "halted", "phase")}
+                self.notes.append(f"{run} {outcome}: {name} is at {stands}")
             return "stuck"
         return outcome
 

@@ -5,9 +5,9 @@
 The program is the product's own, unchanged: a seccomp filter hands its calls to this process before the kernel carries
 them out (seccomp(2), SECCOMP_RET_TRACE). Each of fsync, fdatasync, rename, link, unlink and ftruncate is written to the
 order's `report`, one JSON line each, with a label: the call, and its file below `root` without digests and numbers. At
-the call that the order names (read again at SIGUSR1, for `kill`), the program dies by SIGKILL, before the call or after it; or, from it on, calls that need
-room on the disk fail with ENOSPC; or its clock jumps. For the clock the program does not see the vDSO, so that each
-reading of the real-time clock is a call, too.
+the call that the order names (read again at SIGUSR1, for `kill`), the program dies by SIGKILL, before the call or
+after it; or, from it on, calls that need room on the disk fail with ENOSPC; or its clock jumps. For the clock the
+program does not see the vDSO, so that each reading of the real-time clock is a call, too.
 
 Linux on x86-64. Does not show: what a machine does that loses power, where writes that were not synced are gone.
 """
@@ -220,14 +220,14 @@ class Tracer:
 
     def _is_ours(self, thread: int, registers: Registers) -> bool:
         with contextlib.suppress(OSError):
-            return os.readlink(f"/proc/{thread}/fd/{int(registers.rdi)}").startswith(self._root)
+            return str(Path(f"/proc/{thread}/fd/{int(registers.rdi)}").readlink()).startswith(self._root)
         return False
 
     def _path(self, thread: int, number: int, registers: Registers) -> str:
         """The file that a call is about; of a rename, the new name."""
         with contextlib.suppress(OSError):
             if number in (74, 75, 77):
-                return os.readlink(f"/proc/{thread}/fd/{int(registers.rdi)}")
+                return str(Path(f"/proc/{thread}/fd/{int(registers.rdi)}").readlink())
             places = {82: ("rsi", ""), 86: ("rsi", ""), 87: ("rdi", ""), 263: ("rsi", "rdi"), 264: ("r10", "rdx"),
                       316: ("r10", "rdx"), 265: ("r10", "rdx")}  # fmt: skip
             place, folder = places[number]
@@ -236,7 +236,7 @@ class Tracer:
                 return text
             at = ctypes.c_int(getattr(registers, folder) & 0xFFFFFFFF).value if folder else -100
             base = f"/proc/{thread}/cwd" if at == -100 else f"/proc/{thread}/fd/{at}"
-            return str(Path(os.readlink(base)) / text)
+            return str(Path(base).readlink() / text)
         return ""
 
     def _told_the_time(self, thread: int, number: int, registers: Registers) -> None:

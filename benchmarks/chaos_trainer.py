@@ -1,7 +1,8 @@
 """A trainer without torch, for `benchmarks.chaos` and `benchmarks.soak`: a guard's child, over the real link.
 
-Its update is one number in every place, drawn from the digest of all that the round gave it to do: adapter, rows, steps,
-donors. Like the product's, it keeps its state after each task and goes on from there when asked to. So an adapter that equals an undisturbed run's says that every silo was given the same, in the same order, once.
+Its update is one number in every place, drawn from the digest of all that the round gave it to do: adapter, rows,
+steps, donors. Like the product's, it keeps its state after each task and goes on from there when asked to. So an
+adapter that equals an undisturbed run's says that every silo was given the same, in the same order, once.
 Its answers to public prompts are the right ones, so that they leave and are donors.
 
     python -P -m benchmarks.chaos_trainer --address unix:PATH --deaths FILE

@@ -1,8 +1,9 @@
 """Many rounds of small payloads under random faults: `python -m benchmarks.soak --json [--rounds 500]`.
 
 Runs of 100 rounds of a coordinator, two guards and their trainers (without torch) over mTLS, through a proxy that has
-weather all the time (`chaos_faults.Weather`); about every `kill_every` rounds a process, drawn at random, dies by SIGKILL and is
-started again. After each round memory and open descriptors of the coordinator and the guards are read from /proc.
+weather all the time (`chaos_faults.Weather`); about every `kill_every` rounds a process, drawn at random, dies by
+SIGKILL and is started again. After each round memory and open descriptors of the coordinator and the guards are read
+from /proc.
 
     memory_kib_per_round     slope of the resident memory with its 95 % interval, by process: least squares within each
                              life, its first `warm_up` rounds left out, the interval by a block bootstrap, since what

@@ -264,13 +264,9 @@ class RunKeeper:
             return  # nothing of the round has begun anywhere
         self._set_view(self._gate.view.settled())
         self._fed |= {(one.kind, one.round, one.step, one.digest) for one in told}
-        if told:
-            self._ignored_round = round_number - 1
-            _log.warning("run %s is taken up again in round %d", run, round_number)
-            return
-        self._ignored_round = round_number
-        _log.warning("run %s is taken up again after round %d", run, round_number)
-        if round_number and round_number not in waiting:
+        self._ignored_round = round_number - 1 if told else round_number
+        _log.warning("run %s is taken up again %s round %d", run, "in" if told else "after", round_number)
+        if round_number and not told and round_number not in waiting:
             self._talk.abstain(run, round_number, heard=False)
 
     def end_run(self, outcome: str) -> None:

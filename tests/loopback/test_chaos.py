@@ -21,7 +21,7 @@ def test_X05_daemons_killed_at_durable_calls_end_with_the_adapter_of_an_undistur
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """The same federation carries out the same run twice, of the same seed: left alone, and with kills."""
-    rng = random.Random(SEED)  # noqa: S311  # faults that can be repeated
+    rng = random.Random(SEED)  # faults that can be repeated
     with federation(tmp_path) as made:
         for name in VICTIMS:
             made.lives[name].traced = True
@@ -39,6 +39,6 @@ def test_X05_daemons_killed_at_durable_calls_end_with_the_adapter_of_an_undistur
         assert made.run("killed", 1) == "finished"
         assert made.stop() == [] and made.notes == []
         struck = {name: [one["struck"] for one in made.lives[name].struck] for name in VICTIMS}
-        assert struck == dict.fromkeys(VICTIMS, ["kill"])
+        assert struck == {name: ["kill"] for name in VICTIMS}
         assert made.adapter("killed") == made.adapter("calm") != ""
         assert made.problems() == {"audit": [], "lost": [], "twice": []}
