@@ -31,6 +31,7 @@ from console.values import Snapshot
 from fedsilo.edge.control_desk import EVENTS_MISSED
 from fedsilo.edge.identity_files import load_operator
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UnreachableError, UsageError
+from fedsilo.treaty.round_tables import is_over
 
 READ_INTERVAL_SECONDS = 0.5
 READ_TIMEOUT_SECONDS = 5.0
@@ -167,15 +168,17 @@ class Feed:
             return  # the reader notices a loss by itself, and says so; an event that cannot be read is watched past
 
     def _run_record(self, source: Source, reading: Reading) -> Mapping[str, Any]:
-        """At a coordinator, the newest run's record, asked for again when its round or state changes."""
+        """At a coordinator, the record of its current run, asked for again when its round or state changes."""
         runs = reading.state.get("runs") if reading.state.get("party") == "coordinator" else None
         if not runs:
             return {}
-        newest = (runs[-1].get("run"), runs[-1].get("round"), runs[-1].get("state"))
-        if newest != self._record_of:
+        going_on = [run for run in runs if not is_over(str(run.get("state")))]
+        current = (going_on or runs)[-1]
+        shown = (current.get("run"), current.get("round"), current.get("state"))
+        if shown != self._record_of:
             try:
-                self._record = source.query("run", {"run": newest[0]})
-                self._record_of = newest
+                self._record = source.query("run", {"run": shown[0]})
+                self._record_of = shown
             except FedSiloError:
                 return {}  # figures of the run are missing then, nothing else; asked again with the next reading
         return self._record

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fedsilo.treaty.round_tables import is_over
+
 STALE_SECONDS = 3.0  # six missed readings
 SKEW_SECONDS_MAX = 30.0
 HIDDEN = "hidden"  # in place of what the source does not hold; never 0, and never a guess
@@ -228,7 +230,10 @@ class CoordinatorState:
 
     @property
     def current(self) -> Run | None:
-        return self.runs[-1] if self.runs else None
+        """The newest that goes on, else the newest."""
+        return next(
+            (run for run in reversed(self.runs) if not is_over(run.state)), self.runs[-1] if self.runs else None
+        )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.replies import Reply
 from coordinator.round_drift import DriftNotes
 from coordinator.runs import ActiveRun, Surroundings, stored_life
-from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.treaty.method import DeadlinePassed
@@ -172,7 +171,8 @@ class Driver:
                 seen = self.seen.setdefault(silo, MemberState())
                 seen.last_seen, seen.certificate_until = self.parts.now(), f"{peer.not_after:%Y-%m-%dT%H:%M:%SZ}"
                 taken = self._take(peer, arrived)
-                self._halt_if_contradicted()
+                if (contradiction := self.effects.relay.contradiction()) and not self.halted:
+                    self.halt(contradiction)
                 if isinstance(arrived.body, pb.Hello):
                     self.after_hello()
             if taken.reply is not None:
@@ -189,13 +189,6 @@ class Driver:
         except OperationError as error:
             self.halt(error)
             raise
-
-    def _halt_if_contradicted(self) -> None:
-        """Somebody countersigned records under this key that are not in this log: another copy went on (T38)."""
-        if self.effects.relay.contradicting and not self.halted:
-            names = ", ".join(sorted(self.effects.relay.contradicting))
-            error = f"{names} has seen more of this log, or another: it was restored from an older copy, or runs twice"
-            self.halt(OperationError(error, code=OWN_HISTORY_LOST))
 
     def wait_for_pending(self, silo: str, timeout: float) -> bool:
         """Wait until there is something to deliver to a silo, at most `timeout` seconds; whether there is."""

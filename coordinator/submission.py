@@ -23,7 +23,7 @@ from fedsilo.edge.run_request import Fixed, check_request, plan_from_request, re
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import ConflictError, NotFoundError
 from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.round_tables import RUN, advance, gather, is_over
+from fedsilo.treaty.round_tables import RUN, advance, gather
 
 Record = Callable[[Session, str], None]  # within the transaction that does it: which run
 
@@ -73,7 +73,7 @@ class Submissions:
 
         Raises:
             UsageError: not a valid run.
-            ConflictError: the name is taken, or another run has not ended.
+            ConflictError: the name is taken, or a silo is in a run that has not ended (`SILO_BUSY`).
         """
         document = read_request(text.encode(), source)
         request = dict(document.value)
@@ -84,10 +84,7 @@ class Submissions:
             plan = check_request(document, self.fixed)
             if session.get(db.Run, plan.run) is not None:
                 raise ConflictError(f"there is a run {plan.run!r} already", hint="choose another `run:`")
-            going_on = session.scalars(select(db.Run)).all()
-            active = [run.name for run in going_on if not is_over(run.state)]
-            if active:
-                raise ConflictError(f"run {active[0]!r} has not ended", hint="wait for it, or abort it")
+            self._refuse_busy(plan)
             session.add(
                 db.Run(
                     name=plan.run,
@@ -159,6 +156,17 @@ class Submissions:
         plan = plan_from_request(document, self.fixed, silos_of(document, self.fixed.silos))
         due = self.driver.parts.monotonic() + plan.join_deadline_seconds
         self.waiting[name] = Waiting(request, plan, due)
+
+    def _refuse_busy(self, plan: Plan) -> None:
+        """A silo has one trainer and is in one run at a time; runs of different silos go on side by side."""
+        going_on = {name: run.silos for name, run in self.driver.runs.items()}
+        going_on |= {name: item.plan.silos for name, item in self.waiting.items()}
+        for name, silos in going_on.items():
+            if busy := [silo for silo in plan.silos if silo in silos]:
+                raise ConflictError(
+                    f"run {name!r} has not ended, and {', '.join(busy)} {'is' if len(busy) == 1 else 'are'} in it",
+                    hint="wait for it, abort it, or name other silos in `silos:`", code="SILO_BUSY",
+                )  # fmt: skip
 
     def _all_joined(self, session: Session) -> set[str]:
         members = session.scalars(select(db.Member).where(db.Member.state == "joined")).all()

@@ -27,7 +27,7 @@ from fedsilo.treaty.audit.checkpoint import (
 )
 from fedsilo.treaty.audit.merkle import HASH_BYTES
 from fedsilo.treaty.audit.witness import Offer
-from fedsilo.treaty.errors import PeerError, VerificationError, WireCode
+from fedsilo.treaty.errors import OperationError, PeerError, VerificationError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 log = logging.getLogger("fedsilo.coordinator")
@@ -70,6 +70,14 @@ class Relay:
             OperationError: our memory of its log cannot be stored.
         """
         return self.answer(session, peer, theirs, self.take_in(peer, theirs))
+
+    def contradiction(self) -> OperationError | None:
+        """Whether a silo countersigned records under this key that are not in this log: another copy went on (T38)."""
+        if not self.contradicting:
+            return None
+        names = ", ".join(sorted(self.contradicting))
+        told = f"{names} has seen more of this log, or another: it was restored from an older copy, or runs twice"
+        return OperationError(told, code=OWN_HISTORY_LOST)
 
     def take_in(self, peer: PeerIdentity, theirs: pb.Checkpoint) -> Checkpoint | None:
         """Countersign what it sent of its own log. Returns and raises as `AuditLog.take`, but PeerError for a no."""

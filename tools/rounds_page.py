@@ -31,6 +31,10 @@ told; a coordinator that starts again folds what is written down and stands wher
 place is ignored and acknowledged, whichever attempt it came with and whatever has become of the run since. Another
 digest in a taken place is refused, so which updates count does not depend on the order in which they came.
 
+**Runs side by side.** A coordinator carries out several runs at once if no silo is in two of them: a silo has one
+trainer. A run that names a silo of another which has not ended is refused when it is submitted (`SILO_BUSY`). Budgets
+are the site's, whichever run spends them; all else is counted by run.
+
 **Closing a round.** The method says when it is complete. The tables let it commit only updates that were taken, and
 never fewer than the quorum. All that was taken counts, in the order of silos that the plan has.
 

@@ -319,7 +319,7 @@ class SimulatedSilo:
         if isinstance(body, pb.RunPlan):
             self.plan = plan_from_canonical(body.canonical_json)
             self.half = method_named(self.plan.method).silo
-            self.state = self.half.start(self.plan, self.name)
+            self.state, self.opening, self.begun = self.half.start(self.plan, self.name), None, 0
             return
         assert self.plan is not None
         message = events.MessageArrived("", envelope.kind, envelope.round, envelope.step, body, "")

@@ -437,8 +437,9 @@ def test_a_wrong_run_file_is_refused_by_name_and_line(tmp_path: Path, change: st
     with pytest.raises(UsageError, match=f"^run.yaml:{line}: {message}"):
         house.submit(RUN_YAML + change)
     house.submit()
-    with pytest.raises(ConflictError, match="has not ended"):
+    with pytest.raises(ConflictError, match=r"'run-1' has not ended, and hospital_a, .* are in it") as caught:
         house.submit(RUN_YAML.replace("run-1", "run-2"))
+    assert caught.value.code == "SILO_BUSY"
     house.close()
 
 

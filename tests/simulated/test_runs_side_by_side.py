@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from sqlalchemy import select
 
 from coordinator import store as db
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_orders_recorded import orders_at
 
-PAIRS = {"run-1": SILOS[:2], "run-2": SILOS[2:]}
+PAIRS = {"run-1": SILOS[:2], "run-2": SILOS[2:], "run-3": SILOS[2:]}
 
 
 def submitted(house: House, *runs: str) -> None:
@@ -56,7 +57,6 @@ def test_two_runs_at_once_are_to_each_other_as_if_they_were_not_there(tmp_path: 
     # what is ordered of one says nothing of another, which is submitted meanwhile
     give = orders_at(house)
     give("run.pause", run="run-1")
-    PAIRS["run-3"] = SILOS[2:]
     submitted(house, "run-3")
     until_quiet(silos)
     assert adapter_of(house, "run-3") == digests["run-2"], "the same seed and silos"
@@ -67,7 +67,7 @@ def test_two_runs_at_once_are_to_each_other_as_if_they_were_not_there(tmp_path: 
     until_quiet(silos)
     digests["run-1"] = adapter_of(house, "run-1")
     # the history keeps each, in the order in which they were submitted
-    listed = json.loads(give.desk.query("runs", "{}").data_json)
-    assert [(row["run"], row["state"]) for row in listed] == [(f"run-{n}", "finished") for n in (1, 2, 3)]
+    rows = house.rows(lambda session: session.scalars(select(db.Run).order_by(db.Run.ordinal)).all())
+    assert [(row.name, row.state) for row in rows] == [(f"run-{number}", "finished") for number in (1, 2, 3)]
     house.close()
     assert digests == {run: alone(tmp_path / run, run) for run in digests}
