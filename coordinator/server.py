@@ -191,6 +191,7 @@ class FederationService:
             if first is None or first.WhichOneof("part") != "opening":
                 raise PeerError(WireCode.MALFORMED, "a message begins with an opening")
             envelope = first.opening.envelope
+            codec.require_known(first)
             announced = first.opening.payload_bytes
             # before a single payload byte is accepted
             silo = self._driver.parts.ingress.admit(peer, envelope, announced)

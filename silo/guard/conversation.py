@@ -120,6 +120,8 @@ class Conversation:
             hint = "its people list this silo under `silos:` in coordinator.yaml, or this is another silo's certificate"
         else:
             cause, hint = f"it answers hello with {refusal.code or 'no code'}", "the coordinator's log says why"
+            if refusal.code == WireCode.UNKNOWN_FIELD:
+                hint = "this FedSilo is newer than the coordinator's; use one version of it on both sides"
         return Refused(f"the coordinator refuses this silo: {cause}", hint=hint, code=refusal.code or "REFUSED")
 
     def isolation_is(self, rung: str) -> None:

@@ -102,6 +102,7 @@ def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int, into: Sink | No
     first = next(stream, None)
     if first is None or first.WhichOneof("part") != "opening":
         raise PeerError(WireCode.MALFORMED, "the reply does not begin with an opening")
+    codec.require_known(first)
     expected, offset = first.opening.payload_bytes, first.opening.offset
     if expected > payload_bytes_max:
         raise PeerError(WireCode.TOO_LARGE, f"the reply declares {expected} bytes, the limit is {payload_bytes_max}")

@@ -116,7 +116,6 @@ def length_delimited(number: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda good: good + length_delimited(31, b"canary"), "unknown field"),
         (lambda good: good + good, "field twice"),
         (lambda good: b"\x08\x83\x00" + good[2:], "overlong varint"),
         (lambda good: good + b"\x10\x00", "default value written out"),
@@ -130,6 +129,18 @@ def test_T03_only_the_canonical_encoding_is_accepted(damage, what) -> None:  # t
     with pytest.raises(PeerError) as error:
         codec.decode(pb.Poll, damage(good))
     assert error.value.wire_code == WireCode.MALFORMED
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_T03_a_field_of_a_later_protocol_is_refused_by_a_code_of_its_own(deep: bool) -> None:
+    unknown = length_delimited(15, b"canary")
+    good = codec.encode(pb.PublicResponses(prompts=[pb.PromptResponses(prompt_index=3)]))
+    inner = good[2:] + unknown
+    bad = length_delimited(2, inner) if deep else good + unknown
+    assert codec.decode(pb.PublicResponses, good).prompts[0].prompt_index == 3
+    with pytest.raises(PeerError) as error:
+        codec.decode(pb.PublicResponses, bad)
+    assert error.value.wire_code == WireCode.UNKNOWN_FIELD
 
 
 @settings(max_examples=300, deadline=None)

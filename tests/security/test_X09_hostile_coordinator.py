@@ -197,7 +197,7 @@ def test_T12_T03_text_where_no_text_belongs_is_not_even_parsed(tmp_path: Path, n
     federation = Federation(tmp_path, [name])
     assert federation.run(rounds=1) == "finished"
     (record,) = (row for row in federation.records() if row["decision"] != "allow")
-    assert record["reasons"] == ["MALFORMED"] and record["kind"] == attempt(federation, name)["kind"]
+    assert record["reasons"] == ["UNKNOWN_FIELD"] and record["kind"] == attempt(federation, name)["kind"]
     assert TEXT not in str(record)
     assert "lora.factors" in content(federation, "run-1", 1)  # what it stood beside came again without it
     federation.close()

@@ -68,20 +68,37 @@ def decode(message_type: type[MessageT], payload: bytes) -> MessageT:
     """Parse canonical bytes.
 
     Raises:
-        PeerError: too large, not parseable, or not the canonical encoding of what it parses to.
+        PeerError: too large, not parseable, with a field that this protocol does not have (`UNKNOWN_FIELD`), or not the
+            canonical encoding of what it parses to.
     """
     if len(payload) > SMALL_PAYLOAD_BYTES_MAX:
         raise PeerError(WireCode.TOO_LARGE, f"payload of {len(payload)} bytes exceeds {SMALL_PAYLOAD_BYTES_MAX}")
     message = message_type()
     try:
         message.ParseFromString(payload)
-        message.DiscardUnknownFields()
+        require_known(message)
         canonical = encode(message)
     except (DecodeError, RecursionError, UnicodeError, ValueError) as error:
         raise PeerError(WireCode.MALFORMED, f"{message_type.__name__} does not parse") from error
     if canonical != payload:
         raise PeerError(WireCode.MALFORMED, f"{message_type.__name__} is not in canonical form")
     return message
+
+
+def require_known(message: Message) -> None:
+    """What comes from a later protocol may mean something that is lost here, and what is of none is a way to say
+    something unseen (T3): neither is passed over.
+
+    Raises:
+        PeerError: there is a field, at any depth, that this protocol does not have; it is gone from the message then.
+    """
+    size_bytes = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size_bytes:
+        raise PeerError(
+            WireCode.UNKNOWN_FIELD, f"{type(message).__name__} has a field that this protocol does not have",
+            hint="the other side is newer, or says what it may not; use one version of FedSilo on both sides",
+        )  # fmt: skip
 
 
 def signing_bytes(envelope: pb.Envelope) -> bytes:
