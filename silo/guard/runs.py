@@ -109,8 +109,7 @@ class RunKeeper:
         if isinstance(item.body, pb.RunPlan):
             return self._take_plan(item)
         self.agreement.compare(item, item.body)  # before anything is passed over
-        run = self.run
-        if run is None or item.run != run.plan.run:
+        if (run := self.run) is None or item.run != run.plan.run:
             if isinstance(item.body, pb.RunEnd):
                 self._plans.run_ended(item.run, item.body.outcome)
             return True
@@ -119,7 +118,7 @@ class RunKeeper:
         # The coordinator sends at least once; what was fed is not fed again.
         mark = (item.kind, item.round, item.step, item.digest)
         if mark in self._fed:
-            return True
+            return self._follow(item)  # an exchange may have failed before that
         try:
             self.again.keep_opening(item, self.agreement.waiting)
             told = self.agreement.take_in(item, run.plan)
@@ -151,6 +150,10 @@ class RunKeeper:
             run.feed(MessageArrived("", told.kind, told.round, told.step, told.body, told.digest))
         elif isinstance(item.body, pb.RoundResult):
             self._ignored_round = max(self._ignored_round, item.round)  # it ended before it began here
+        return self._follow(item)
+
+    def _follow(self, item: Inbound) -> bool:
+        """What the end of a round or run asks for besides what the method does; done once more if it may not be."""
         if item.kind == "round.result":
             self._talk.witness_round(item.round)
         if isinstance(item.body, pb.RunEnd):
@@ -270,8 +273,7 @@ class RunKeeper:
             self._talk.abstain(run, round_number, heard=False)
 
     def end_run(self, outcome: str) -> None:
-        run = self.run
-        if run is None:
+        if (run := self.run) is None:
             return
         self._ledger.end_run(run.plan.run, outcome or "ended")
         self._miss(run.plan.run, None, None)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsilo.treaty.errors import UnreachableError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.trainer_revival import Given
@@ -212,3 +213,30 @@ def test_a_trainer_that_dies_where_its_guard_does_not_know_the_rounds_beginning_
     told.heard(LinkMessage("done", {"task": "LoadAdapter"}))
     told.sent(LinkMessage("task", {"task": "PrivateStep", "round": 2, "step": 1}))
     assert told.to_repeat(None) == [load]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_T38_a_round_that_ends_while_the_line_is_lost_is_witnessed_all_the_same(loop: Loop, lost: bool) -> None:
+    """Else the next round.open may meet a log that nobody has countersigned, and this silo stands aside for nothing."""
+    begin(loop)
+    while do(loop) != "ExportDelta":
+        pass
+    adapter = codec.encode_factors(
+        {name: values + np.float32(1e-3) for name, values in codec.decode_factors(ADAPTER).tensors.items()},
+        base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
+    )  # fmt: skip
+    loop.coordinator.script.clear()
+    result = loop.ended(committed=True, adapter_digest=codec.sha256_hex(adapter), participants=["hospital_a"])
+    for _ in range(1 + lost):  # not acknowledged, it comes again
+        loop.coordinator.says("control.poll", "round.result", result, run="run-1", round=1)
+    if lost:
+        loop.coordinator.fails_at("control.fetch", UnreachableError("cut"))
+    loop.coordinator.says("control.fetch", "global.adapter", adapter, run="run-1", round=1)
+    before = len(loop.coordinator.sent)
+    loop.turn(1 + lost)
+    assert given(loop)[-1].fields["task"] == "Evaluate"
+    done = pb.MetricsEval.FromString(evaluation())
+    done.adapter_digest = codec.sha256_hex(adapter)
+    loop.trainer_says("done", codec.encode(done), task="Evaluate", round=1, metrics={})
+    said = [envelope.kind for envelope, _ in loop.coordinator.sent[before:]]
+    assert [said.count(kind) for kind in ("control.fetch", "metrics.eval", "control.checkpoint")] == [1 + lost, 1, 1]
