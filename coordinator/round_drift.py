@@ -6,12 +6,16 @@ upload anyway: they tell a reader of the run record how much two silos' updates 
 No message waits for it: a round is committed without, and `DriftNotes` works it out, one round after the other, while
 the driver's lock is free. What a stop or a kill left over is taken up at the next start. What is left when a run ends,
 as a rule its last round's, is worked out for its record, which is signed at once: there the lock is held, and other
-runs of this coordinator wait for some seconds where 16 silos sent 70 MB each.
+runs of this coordinator wait for about a second where 16 silos sent 70 MB each.
+
+Of a model with many modules, `MODULES_MAX` are read, the same in every round: those whose names have the smallest
+SHA-256, so no kind or depth is preferred. Distances are then scaled to all modules; the note says of how many they are.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +29,10 @@ from coordinator.blobs import AnyPayload, Blobs
 from coordinator.store import Store
 from fedsilo.treaty.drift import DriftSums, Pair
 from fedsilo.treaty.errors import FedSiloError, OperationError
+from fedsilo.treaty.wire.codec import sha256_hex
 
 NAME = "drift"
+MODULES_MAX = 28  # of all 196 of a 28-layer model it took a quarter of a round's time here with 4 silos, half with 16
 DIGITS = 6  # that mean something
 log = logging.getLogger("fedsilo.coordinator")
 
@@ -112,20 +118,28 @@ def drift_note(silos: Sequence[str], master: AnyPayload, uploads: Sequence[AnyPa
         silos: in the order of the uploads.
         master: the adapter that the round began with.
         uploads: differences to it, in float32 or bfloat16; a factor that is frozen is in none of them.
+
+    Returns:
+        silos, factors, products and aggregation_error as `fedsilo.treaty.drift.Drift` has them; modules, of_modules:
+        how many were read, of how many.
     """
     base, readers = read_factors(master), [read_factors(upload) for upload in uploads]
     own, *others = (LazyTensors(reader) for reader in (base, *readers))
     sums = DriftSums(len(readers), base.header.scale)
-    for module in sorted(name.removesuffix(".lora_A") for name in own if name.endswith(".lora_A")):
-        if f"{module}.lora_B" in own:
-            factors = own[f"{module}.lora_A"], own[f"{module}.lora_B"]
-            sums.add(factors, [_change(module, factors, other) for other in others])
-    drift = sums.drift()
+    stems = [name.removesuffix(".lora_A") for name in own if name.endswith(".lora_A")]
+    modules = [stem for stem in stems if f"{stem}.lora_B" in own]
+    read = sorted(modules, key=lambda module: sha256_hex(module.encode()))[:MODULES_MAX]
+    for module in sorted(read):
+        factors = own[f"{module}.lora_A"], own[f"{module}.lora_B"]
+        sums.add(factors, [_change(module, factors, other) for other in others])
+    drift, whole = sums.drift(), math.sqrt(len(modules) / max(1, len(read)))  # squares of distances add up over modules
     return {
         "silos": list(silos),
-        "factors": [[_rounded(value) for value in row] for row in drift.factors.tolist()],
-        "products": [[_rounded(value) for value in row] for row in drift.products.tolist()],
+        "factors": [[_rounded(whole * value) for value in row] for row in drift.factors.tolist()],
+        "products": [[_rounded(whole * value) for value in row] for row in drift.products.tolist()],
         "aggregation_error": _rounded(drift.aggregation_error),
+        "modules": len(read),
+        "of_modules": len(modules),
     }
 
 

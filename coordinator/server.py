@@ -284,11 +284,12 @@ def _chunks(requests: Iterator[pb.Frame], expected: int) -> Iterator[bytes]:
     """Chunks of exactly so many bytes. Raises PeerError: anything else."""
     left = expected
     for frame in requests:
-        left -= len(frame.chunk)
-        too_long = len(frame.chunk) > codec.CHUNK_BYTES_MAX or left < 0
-        if frame.WhichOneof("part") != "chunk" or too_long or not frame.chunk:
+        chunk = frame.chunk  # asked for once: each time makes a copy
+        left -= len(chunk)
+        too_long = len(chunk) > codec.CHUNK_BYTES_MAX or left < 0
+        if frame.WhichOneof("part") != "chunk" or too_long or not chunk:
             raise PeerError(WireCode.MALFORMED, "a frame is not a chunk, is empty, or exceeds what was announced")
-        yield frame.chunk
+        yield chunk
     if left:
         raise PeerError(WireCode.MALFORMED, f"of {expected} announced bytes {expected - left} came")
 

@@ -24,24 +24,28 @@ class PartialFile:
         path: of the file; made (0600) where it is not there.
         whole_bytes: of what is coming; a file that is longer is not the beginning of it, and is emptied.
         synced_bytes: size at which this process has closed the file before; 0 where it has not.
+        hashed: whether `digest` is asked for; who holds all the bytes hashes them at once.
 
     Raises (all methods):
         OSError: the disk refused, or a link lies there.
     """
 
-    def __init__(self, path: Path, *, whole_bytes: int, synced_bytes: int = 0) -> None:
+    def __init__(self, path: Path, *, whole_bytes: int, synced_bytes: int = 0, hashed: bool = True) -> None:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
-        self._hash = hashlib.sha256()
+        self._hash = hashlib.sha256() if hashed else None
         self.size_bytes = 0
         try:
             found = os.fstat(self._descriptor).st_size
             certain = found if found == synced_bytes else max(found - 1, 0) // BLOCK_BYTES * BLOCK_BYTES
             os.ftruncate(self._descriptor, certain if found <= whole_bytes else 0)
-            while piece := os.read(self._descriptor, _PIECE_BYTES):
-                self._hash.update(piece)
-                self.size_bytes += len(piece)
+            if self._hash is None:
+                self.size_bytes = os.lseek(self._descriptor, 0, os.SEEK_END)
+            else:
+                while piece := os.read(self._descriptor, _PIECE_BYTES):
+                    self._hash.update(piece)
+                    self.size_bytes += len(piece)
         except OSError:
             os.close(self._descriptor)
             raise
@@ -52,7 +56,8 @@ class PartialFile:
         while view:
             part = view[: BLOCK_BYTES - self.size_bytes % BLOCK_BYTES]
             write_all(self._descriptor, part)
-            self._hash.update(part)
+            if self._hash is not None:
+                self._hash.update(part)
             self.size_bytes += len(part)
             if self.size_bytes % BLOCK_BYTES == 0:
                 os.fdatasync(self._descriptor)
@@ -62,7 +67,7 @@ class PartialFile:
         """Forget what is there: it comes again from the first byte."""
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        self._hash = hashlib.sha256()
+        self._hash = None if self._hash is None else hashlib.sha256()
         self.size_bytes = self.resumed_at = 0
 
     def read(self) -> bytes:
@@ -75,6 +80,8 @@ class PartialFile:
     @property
     def digest(self) -> str:
         """SHA-256 of all that is there."""
+        if self._hash is None:
+            raise ValueError("it was opened without a hash")
         return self._hash.hexdigest()
 
     def close(self) -> None:

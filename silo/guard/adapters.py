@@ -159,7 +159,7 @@ class AdapterStore:
             for other in self._folder.glob("*.partial"):
                 if other != path:
                     other.unlink()
-            file = PartialFile(path, whole_bytes=bytes_max, synced_bytes=self._synced.get(digest, 0))
+            file = PartialFile(path, whole_bytes=bytes_max, synced_bytes=self._synced.get(digest, 0), hashed=False)
         except OSError as error:
             raise OperationError(f"cannot keep adapter {digest[:12]}: {error.strerror}") from error
         arriving = Arriving(file, digest)

@@ -115,14 +115,15 @@ def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int, into: Sink | No
     parts = [] if into is None or not offset else [into.read()]
     total = offset
     for frame in stream:
-        if frame.WhichOneof("part") != "chunk" or len(frame.chunk) > codec.CHUNK_BYTES_MAX:
+        chunk = frame.chunk  # asked for once: each time makes a copy
+        if frame.WhichOneof("part") != "chunk" or len(chunk) > codec.CHUNK_BYTES_MAX:
             raise PeerError(WireCode.MALFORMED, "the reply has a frame that is not a chunk of at most 1 MiB")
-        total += len(frame.chunk)
+        total += len(chunk)
         if total > expected:
             raise PeerError(WireCode.MALFORMED, "the reply is longer than it declared")
         if into is not None:
-            into.write(frame.chunk)
-        parts.append(frame.chunk)
+            into.write(chunk)
+        parts.append(chunk)
     if total != expected:
         raise PeerError(WireCode.MALFORMED, f"the reply has {total} bytes, it declared {expected}")
     return Reply(first.opening.envelope, b"".join(parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import threading
@@ -54,6 +55,26 @@ def test_the_note_equals_the_adapters_written_out(frozen: bool) -> None:
     for one, other in itertools.combinations(range(3), 2):
         square = sum(((deltas[one][name] - deltas[other][name]).astype(np.float64) ** 2).sum() for name in deltas[0])
         assert note["factors"][one][other] == note["factors"][other][one] == pytest.approx(square**0.5, rel=1e-5)
+
+
+def test_of_many_modules_a_fixed_choice_is_read_and_scaled_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = [f"{MODULES[0]}.{number}" for number in range(5)]
+    master, *deltas = (
+        {f"{module}.{name.rpartition('.')[2]}": values
+         for place, module in enumerate(modules) for name, values in drawn(seed + 10 * place, 1e-3).items()}
+        for seed in (0, 1, 2)
+    )  # fmt: skip
+    base = factors(master, "")
+    uploads = [factors(delta, base.digest) for delta in deltas]
+    whole = drift_note(("a", "b"), base, uploads)
+    monkeypatch.setattr("coordinator.round_drift.MODULES_MAX", 2)
+    note = drift_note(("a", "b"), base, uploads)
+    chosen = sorted(modules, key=lambda module: hashlib.sha256(module.encode()).hexdigest())[:2]
+    square = sum(((deltas[0][name] - deltas[1][name]).astype(np.float64) ** 2).sum()
+                 for name in deltas[0] if name.rpartition(".")[0] in chosen)  # fmt: skip
+    assert note["factors"][0][1] == pytest.approx((5 / 2 * square) ** 0.5, rel=1e-5)
+    assert note["factors"] != whole["factors"]
+    assert [(each["modules"], each["of_modules"]) for each in (whole, note)] == [(5, 5), (2, 5)]
 
 
 def test_tensors_that_are_no_pair_are_left_out() -> None:
