@@ -130,6 +130,7 @@ def _played(
     weather = None
     if case.weather is not None:
         weather = Weather(made.proxy, random.Random(case.weather))  # noqa: S311  # faults that can be repeated
+        made.limit_seconds *= 3  # a silo whose tries all fall into faults waits up to 15 s before the next one
     with Clients(made) if case.clients else nullcontext():
         for name in made.site:
             made.start(name)

@@ -22,17 +22,17 @@ LOSS, DELAY_MILLISECONDS = "5%", 200
 
 
 class Weather:
-    """One fault of the proxy after the other, each for a second, then calm for less; which ones follow from a seed."""
+    """One fault of the proxy after the other, each for a second, then calm; which ones follow from a seed."""
 
-    def __init__(self, proxy: CuttingProxy, rng: random.Random) -> None:
-        self._proxy, self._rng = proxy, rng
+    def __init__(self, proxy: CuttingProxy, rng: random.Random, calm_seconds: float = CALM_SECONDS) -> None:
+        self._proxy, self._rng, self._calm_seconds = proxy, rng, calm_seconds
         self._until, self._calm, self.faults = 0.0, True, list[str]()
 
     def look(self) -> None:
         if time.monotonic() < self._until:
             return
         self._calm = not self._calm
-        self._until = time.monotonic() + (CALM_SECONDS if self._calm else FAULT_SECONDS)
+        self._until = time.monotonic() + (self._calm_seconds if self._calm else FAULT_SECONDS)
         if self._calm:
             if self._proxy.fault is not None and self._proxy.fault.kind != "delay":
                 self._proxy.heal()

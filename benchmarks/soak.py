@@ -1,9 +1,9 @@
 """Many rounds of small payloads under random faults: `python -m benchmarks.soak --json [--rounds 500]`.
 
 Runs of 100 rounds of a coordinator, two guards and their trainers (without torch) over mTLS, through a proxy that has
-weather all the time (`chaos_faults.Weather`); about every `kill_every` rounds a process, drawn at random, dies by
-SIGKILL and is started again. After each round memory and open descriptors of the coordinator and the guards are read
-from /proc.
+weather (`chaos_faults.Weather`: a second of faults, `CALM_SECONDS` without); about every `kill_every` rounds a process,
+drawn at random, dies by SIGKILL and is started again. After each round memory and open descriptors of the coordinator
+and the guards are read from /proc.
 
     memory_kib_per_round     slope of the resident memory with its 95 % interval, by process: least squares within each
                              life, its first `warm_up` rounds left out, the interval by a block bootstrap, since what
@@ -42,6 +42,7 @@ from fedsilo.treaty.errors import FedSiloError
 
 RUN_ROUNDS = 100  # as one run: a policy lets a plan have so many, and twice as many
 WARM_UP_ROUNDS, LIFE_ROUNDS_LEAST, BLOCK, DRAWS = 20, 20, 10, 1000
+CALM_SECONDS = 6.0  # between two faults of the lines
 SECONDS_PER_ROUND = 20.0  # far above what one takes: a limit that is reached means that something hangs
 
 
@@ -141,7 +142,7 @@ def bench(
     try:
         with federation(out) as made:
             made.limit_seconds = SECONDS_PER_ROUND * RUN_ROUNDS
-            watch = Watch(made, rng, kill_every, Weather(made.proxy, rng) if weather else None)
+            watch = Watch(made, rng, kill_every, Weather(made.proxy, rng, CALM_SECONDS) if weather else None)
 
             def look() -> None:
                 before = watch.round
