@@ -332,7 +332,8 @@ class Guard:
             raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
         if taken:
             self._ledger.acknowledge(item.sequence)
-            self._talk.poll_now = True  # something came, so more may wait
+            # Something came, so more may wait; the answer to what is said while the trainer works tells as much.
+            self._talk.poll_now = self.keeper.run is None or not self.keeper.run.busy
         else:
             self.keeper.plan_held = True  # it comes again with every poll; do not spin on it
             self._talk.retry_at = self._monotonic() + SHORT_POLL_SECONDS
