@@ -154,13 +154,16 @@ class Federation:
 
     def pid(self, name: str) -> int:
         """Of the program itself, not of what traces it; 0 where it does not run."""
+        return self._pid(name, b"fedsilo.launch")
+
+    def _pid(self, name: str, module: bytes) -> int:
         process = self.processes[name]
         if process.poll() is not None:
             return 0
         for each in tree(process.pid):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
-                if b"fedsilo.launch" in words and b"benchmarks.chaos_tracer" not in words:
+                if module in words and b"benchmarks.chaos_tracer" not in words:
                     return each
         return 0
 
@@ -168,6 +171,13 @@ class Federation:
         if pid := self.pid(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def kill_trainer(self, silo: str) -> bool:
+        """Whether there was one to kill."""
+        if pid := self._pid(silo, b"benchmarks.chaos_trainer"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return pid > 0
 
     def kill_at(self, name: str, label: str, occurrence: int, how: str) -> None:
         """Of a daemon that runs under its tracer: it dies at this call, counted from this moment on."""
