@@ -199,6 +199,16 @@ class PublicStep:
 
 
 @dataclass(frozen=True)
+class AnswerAhead:
+    """Answer public prompts of the next round's `step` with the policy that this round has trained. Nothing is trained
+    on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
+
+    round: int
+    step: int
+    prompt_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ExportDelta:
     """The difference of the local factors to the round's start (methods 2.2)."""
 
@@ -215,7 +225,7 @@ class Evaluate:
 
 # Tasks that change what the next one starts from, by name.
 CHANGING = frozenset({"LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep"})
-TrainerTask = LoadAdapter | PrivateStep | GeneratePublic | PublicStep | ExportDelta | Evaluate
+TrainerTask = LoadAdapter | PrivateStep | GeneratePublic | PublicStep | AnswerAhead | ExportDelta | Evaluate
 
 
 @dataclass(frozen=True)

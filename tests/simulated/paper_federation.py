@@ -96,7 +96,9 @@ class PaperFederation:
 
     def _coordinator(self, event: m.CoordinatorEvent) -> None:
         self.coordinator_state, actions = self.method.coordinator.on_event(self.coordinator_state, event)
-        for action in actions:
+        # An opening is taken up when its round is agreed on, which comes behind all that went out with the opening.
+        opening = [action for action in actions if isinstance(action, m.Send) and action.kind == "round.open"]
+        for action in (*(action for action in actions if action not in opening), *opening):
             match action:
                 case m.Send(silo, kind, round_number, step, body):
                     assert silo in self.plan.silos
@@ -137,14 +139,19 @@ class PaperFederation:
     def _body(self, silo: str, task: m.TrainerTask) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
         match task:
             case m.GeneratePublic(_, _, indices, offer):
-                body = pb.PublicResponses()
-                for index in indices:
-                    count = self.plan.samples_per_prompt if offer == "all" else self.answer(silo, index)
-                    row = body.prompts.add(prompt_index=index, samples=self.plan.samples_per_prompt)
-                    row.responses.extend(pb.Response(text=f"{silo}:{index}:{n}") for n in range(count))
-                return body
+                return self._answers(silo, indices, offer)
+            case m.AnswerAhead(_, _, indices):
+                return self._answers(silo, indices, "correct")
             case m.ExportDelta():
                 return pb.Factors()
             case m.Evaluate():
                 return pb.MetricsEval()
         return None
+
+    def _answers(self, silo: str, indices: tuple[int, ...], offer: str) -> pb.PublicResponses:
+        body = pb.PublicResponses()
+        for index in indices:
+            count = self.plan.samples_per_prompt if offer == "all" else self.answer(silo, index)
+            row = body.prompts.add(prompt_index=index, samples=self.plan.samples_per_prompt)
+            row.responses.extend(pb.Response(text=f"{silo}:{index}:{n}") for n in range(count))
+        return body

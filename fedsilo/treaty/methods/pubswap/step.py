@@ -1,22 +1,12 @@
-"""PubSwap (methods 2) with `exchange: step`, and its controls: private and public GRPO steps, wrong own answers to
-public prompts replaced by other silos' correct ones, deltas of the LoRA factors averaged each round: of both, or of B
-alone where the plan freezes A.
-
-    pubswap         Balanced: verified answers cross, each silo is filled up to half correct
-    pubswap-random  all answers cross, every silo trains on the same K of the pool
-    public-no-swap  public steps on own answers only; no answer leaves
-    fedavg-grpo     no public steps
-
-What it does not give: privacy of what the answers and factors say (methods 7.4).
-"""
+"""PubSwap with `exchange: step` (methods 2.2), and its controls: at each public step silos exchange their answers, and
+wait for each other until its deadline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fedsilo.treaty.averaging import mean_delta
 from fedsilo.treaty.method import (
     Commit,
     Committed,
@@ -30,7 +20,6 @@ from fedsilo.treaty.method import (
     GeneratePublic,
     LoadAdapter,
     MessageArrived,
-    Method,
     Note,
     Offer,
     OfferSettled,
@@ -51,7 +40,6 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.randomness import generator, seed_of
 from fedsilo.treaty.swap import balanced_donors, public_batch, random_group
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
 
 Swap = Literal["balanced", "random", "none", "no-public"]
 # The silo waits this much longer than the coordinator, so that a reply sent at the coordinator's deadline arrives.
@@ -417,12 +405,18 @@ class Silo:
                 return self._take(replace(state, waits_for="result"))
         step = state.step + 1
         if step > state.plan.steps_of(state.silo):
-            return self._train(replace(state, step=0), ExportDelta(state.round))
+            return self._after_steps(replace(state, step=0))
         state = replace(state, step=step)
         if step in state.public:
-            offer = {"balanced": "correct", "random": "all"}.get(self.swap, "none")
-            return self._train(state, GeneratePublic(state.round, step, state.public[step], offer))
+            return self._train(state, GeneratePublic(state.round, step, state.public[step], self._offered_of_step()))
         return self._train(state, PrivateStep(state.round, step))
+
+    def _offered_of_step(self) -> str:
+        """Which own answers leave at a public step."""
+        return {"balanced": "correct", "random": "all"}.get(self.swap, "none")
+
+    def _after_steps(self, state: SiloState) -> tuple[SiloState, tuple[SiloAction, ...]]:
+        return self._train(state, ExportDelta(state.round))
 
     def _task_done(self, state: SiloState, task: TrainerTask, body: object) -> tuple[SiloState, tuple[SiloAction, ...]]:
         match task:
@@ -469,32 +463,3 @@ def _is_stale(message: MessageArrived, round_number: int) -> bool:
     if message.kind == "round.open":
         return message.round <= round_number
     return message.kind in {"public.donors", "round.result"} and message.round < round_number
-
-
-_KINDS = frozenset({"lora.factors", "metrics.eval"})
-
-
-def _method(name: str, summary: str, swap: Swap, kinds: frozenset[str], ruleset: str) -> Method:
-    combine: Callable[[Array, Sequence[Array]], Array] = mean_delta
-    return Method(
-        name, summary, kinds, ruleset, Coordinator(swap), Silo(swap), combine, sends_wrong_answers=swap == "random",
-        swaps=swap in ("balanced", "random"),
-    )  # fmt: skip
-
-
-BALANCED = _method(
-    "pubswap",
-    "PubSwap-Balanced: verified answers to public prompts cross, wrong ones are replaced up to half",
-    "balanced",
-    _KINDS | {"public.responses"},
-    "pubswap",
-)
-RANDOM = _method(
-    "pubswap-random",
-    "PubSwap-Random: all answers to public prompts cross, every silo trains on the same draw",
-    "random",
-    _KINDS | {"public.responses"},
-    "pubswap-random",
-)
-NO_SWAP = _method("public-no-swap", "public steps on own answers only (control)", "none", _KINDS, "fedavg")
-FEDAVG_GRPO = _method("fedavg-grpo", "private GRPO steps and averaging only (control)", "no-public", _KINDS, "fedavg")
