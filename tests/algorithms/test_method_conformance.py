@@ -20,18 +20,20 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.simulated.paper_federation import PaperFederation, plan_of
 
 NAMES = sorted(METHODS)
+WORKS = [(name, exchange) for name in NAMES for exchange in sorted(METHODS[name].exchanges)]
+_OF_PLAN = {"rounds", "silos", "swap_period", "quorum", "exchange", "silo_steps"}
 
 
 def federation(name: str, seed: int = 0, **keywords: object) -> PaperFederation:
-    changes = {key: keywords.pop(key) for key in list(keywords) if key in {"rounds", "silos", "swap_period", "quorum"}}
+    changes = {key: keywords.pop(key) for key in list(keywords) if key in _OF_PLAN}
     return PaperFederation(plan_of(method=name, **changes), METHODS[name], random.Random(seed).randrange, **keywords)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "exchange"), WORKS)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_any_interleaving_finishes_with_the_same_training(name: str, seed: int) -> None:
-    played, reference = federation(name, seed), federation(name, 0)
+def test_any_interleaving_finishes_with_the_same_training(name: str, exchange: str, seed: int) -> None:
+    played, reference = (federation(name, each, exchange=exchange, rounds=3) for each in (seed, 0))
     played.run()
     reference.run()
     assert played.outcome == m.FinishRun("finished")
@@ -42,13 +44,19 @@ def test_any_interleaving_finishes_with_the_same_training(name: str, seed: int) 
         assert {kind for kind, _, _ in played.offered[silo]} <= METHODS[name].kinds
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "exchange"), WORKS)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_denials_and_vanished_silos_end_the_run_within_its_deadlines(name: str, seed: int, data: st.DataObject) -> None:
+def test_denials_and_vanished_silos_end_the_run_within_its_deadlines(
+    name: str, exchange: str, seed: int, data: st.DataObject
+) -> None:
     gone = data.draw(st.frozensets(st.sampled_from("abc")))
     verdicts = data.draw(st.dictionaries(st.sampled_from("abc"), st.sampled_from(["denied", "missed"])))
-    played = federation(name, seed, gone=gone, deny=lambda silo, kind, round_number, step: verdicts.get(silo, "sent"))
+
+    def deny(silo: str, *_: object) -> str:
+        return verdicts.get(silo, "sent")
+
+    played = federation(name, seed, exchange=exchange, gone=gone, deny=deny)
     played.run()
     assert played.outcome is not None
     uploaders = set("abc") - gone - verdicts.keys()
@@ -196,8 +204,8 @@ def opened_again(number: int) -> m.MessageArrived:
 
 
 def test_one_silo_runs_and_gets_no_donors() -> None:
-    for name in NAMES:
-        played = federation(name, silos=("a",))
+    for name, exchange in WORKS:
+        played = federation(name, silos=("a",), exchange=exchange)
         played.run()
         assert played.outcome == m.FinishRun("finished")
         for task in public_steps(played, "a"):

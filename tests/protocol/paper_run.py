@@ -15,15 +15,19 @@ from fedsilo.treaty import rounds
 from fedsilo.treaty.methods import METHODS
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.round_tables import ROUND_OVER, Effect, Verdict
+from fedsilo.treaty.swap import public_batch
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import UPDATE_KINDS
 
 BASE = "digest-0"
 
 
-def body_of(event: rounds.Contribution) -> Any:
+def body_of(event: rounds.Contribution, plan: Plan) -> Any:
     if event.kind == "public.responses":
-        return pb.PublicResponses(prompts=[pb.PromptResponses(prompt_index=0, samples=8)])
+        body = pb.PublicResponses()
+        for row in public_batch(plan, event.round + 1, event.step) if plan.exchange == "round_end" else (0,):
+            body.prompts.add(prompt_index=row, samples=8, responses=[pb.Response(text=event.silo)])
+        return body
     return pb.Factors() if event.kind in UPDATE_KINDS else pb.MetricsEval()
 
 
@@ -117,6 +121,8 @@ class PaperRun:
     def _tell(self, event: rounds.Event) -> list[rounds.Event]:
         self.state, actions = self.half.on_event(self.state, self._as_told(event))
         follow: list[rounds.Event] = []
+        if self.plan.exchange == "round_end":
+            self._check_donors(actions)
         for action in actions:
             match action:
                 case m.Send(body=pb.RoundOpen(), round=number):
@@ -131,9 +137,34 @@ class PaperRun:
         if not isinstance(event, rounds.Contribution):
             return event
         self.told[event] += 1
-        return m.MessageArrived(event.silo, event.kind, event.round, event.step, body_of(event), event.digest)
+        return m.MessageArrived(
+            event.silo, event.kind, event.round, event.step, body_of(event, self.plan), event.digest
+        )
 
     # ---- what must hold ------------------------------------------------------------------------------
+
+    def _check_donors(self, actions: tuple[m.CoordinatorAction, ...]) -> None:
+        """A round opens with one donor for each prompt from each other silo whose answers and update both came in the
+        round before, no others, and nothing is sent or waited for in between (one answer each, so all of them fit)."""
+        sends = [action for action in actions if isinstance(action, m.Send)]
+        donors = {(each.silo, each.step): each for each in sends if each.kind == "public.donors"}
+        opened = {each.silo: each.round for each in sends if each.kind == "round.open"}
+        assert {silo for silo, _ in donors} <= set(opened)
+        assert not any(isinstance(each, m.StartDeadline) and each.name.startswith("public/") for each in actions)
+        gave = {(each.round, each.step, each.silo) for each in self.told if each.kind == "public.responses"}
+        updated = {(each.round, each.silo) for each in self.told if each.kind == self.life.update_kind}
+        for silo, number in opened.items():
+            for step in self.plan.public_steps():
+                expected = {
+                    other
+                    for other in self.plan.silos
+                    if (number - 1, step, other) in gave and (number - 1, other) in updated
+                }
+                rows = list(donors[silo, step].body.prompts) if (silo, step) in donors else []
+                assert len(rows) == (self.plan.prompts_per_step if expected - {silo} else 0)
+                for row in rows:
+                    assert {donor.origin for donor in row.donors} == expected - {silo}
+                    assert all(donor.response.text == donor.origin for donor in row.donors)
 
     def check(self) -> None:
         life = self.life

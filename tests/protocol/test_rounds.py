@@ -104,6 +104,7 @@ def messages(silos: str) -> st.SearchStrategy[rounds.Event]:
     return st.one_of(plan, plan, update, update, update, answer, evaluation, abstention, *in_round, goes)
 
 
+WORKS = [{"method": "pubswap"}, {"method": "pubswap", "exchange": "round_end"}, {"method": "fedavg-grpo"}]
 ORDERS: list[rounds.Event | str] = [rounds.RunPaused(), rounds.RunResumed(), m.FinishRun("aborted", "ABORTED"), "time"]
 
 
@@ -111,9 +112,8 @@ ORDERS: list[rounds.Event | str] = [rounds.RunPaused(), rounds.RunResumed(), m.F
 def histories(draw: st.DrawFn) -> tuple[Plan, list[rounds.Event | str]]:
     """Honest beginnings now and then, since few random histories would get past the join."""
     silos = "abcd"[: draw(st.integers(1, 4))]
-    plan = plan_with(silos, method=draw(st.sampled_from(["pubswap", "fedavg-grpo"])), quorum=draw(
-        st.integers(1, len(silos))
-    ))  # fmt: skip
+    works = draw(st.sampled_from(WORKS))
+    plan = plan_with(silos, **works, quorum=draw(st.integers(1, len(silos))))
     start: list[rounds.Event | str] = [rounds.PlanTaken(silo) for silo in silos] if draw(st.booleans()) else []
     time = st.just("time")
     said = draw(st.lists(st.one_of(messages(silos), messages(silos), messages(silos), time), max_size=40))
@@ -153,21 +153,22 @@ def honest(plan: Plan, silo: str) -> list[rounds.Event]:
     said: list[rounds.Event] = [rounds.PlanTaken(silo)]
     for number in range(1, plan.rounds + 1):
         said.append(rounds.Signed(silo, number))
-        if plan.public_steps() and plan.method != "fedavg-grpo":
+        ahead = plan.exchange == "round_end"  # then the last round's end asks for no answers
+        if plan.public_steps() and plan.method != "fedavg-grpo" and not (ahead and number == plan.rounds):
             said.append(rounds.Contribution(silo, "public.responses", number, 2, 1, f"{silo}{number}p"))
         said.append(rounds.Contribution(silo, UPDATE, number, 0, 1, f"{silo}{number}"))
     return [*said, rounds.Contribution(silo, "metrics.eval", plan.rounds, 0, 1, f"{silo}m")]
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.data(), st.integers(1, 4), st.sampled_from(["pubswap", "fedavg-grpo"]))
+@given(st.data(), st.integers(1, 4), st.sampled_from(WORKS))
 def test_honest_silos_in_any_order_with_lost_answers_make_one_and_the_same_run(
-    data: st.DataObject, count: int, method: str
+    data: st.DataObject, count: int, works: dict[str, str]
 ) -> None:
     """A silo sends its next message once the one before was taken; acknowledgements are lost now and then, so it sends
     again, with another attempt, and a message from before may still be on its way."""
     silos = "abcd"[:count]
-    run = PaperRun(plan_with(silos, method=method, quorum=count))
+    run = PaperRun(plan_with(silos, **works, quorum=count))
     waiting = {silo: honest(run.plan, silo) for silo in silos}
     while any(waiting.values()):
         silo = data.draw(st.sampled_from([silo for silo in silos if waiting[silo]]))
@@ -183,6 +184,29 @@ def test_honest_silos_in_any_order_with_lost_answers_make_one_and_the_same_run(
     assert [commit.upload_digests for commit in run.commits] == [
         tuple(f"{silo}{number}" for silo in silos) for number in (1, 2)
     ]
+    run.check_replay()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.integers(2, 4), st.booleans())
+def test_whatever_comes_of_updates_and_answers_only_both_make_a_donor(
+    data: st.DataObject, count: int, leaves: bool
+) -> None:
+    """Each silo gives its update, its answers, both or neither, in any order; `PaperRun` looks at who donates."""
+    silos = "abcd"[:count]
+    run = PaperRun(plan_with(silos, exchange="round_end", quorum=1))
+    for silo in silos:
+        run.say(rounds.PlanTaken(silo))
+    kinds = {"public.responses": 2, UPDATE: 0}
+    said = [rounds.Contribution(silo, kind, 1, step, 1, silo) for silo in silos for kind, step in kinds.items()]
+    for event in data.draw(st.permutations(data.draw(st.lists(st.sampled_from(said), unique=True)))):
+        run.say(event)
+    if leaves and run.life.open_round == 1:
+        run.say(m.SiloLeft("a"))
+    while run.life.open_round == 1:
+        run.next_deadline()
+    assert run.life.open_round == 2
+    run.to_the_end()
     run.check_replay()
 
 
