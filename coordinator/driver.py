@@ -37,6 +37,7 @@ from coordinator.replies import Reply
 from coordinator.round_drift import DriftNotes
 from coordinator.runs import ActiveRun, Surroundings, stored_life
 from fedsilo.treaty import rounds
+from fedsilo.treaty.donor_pool import rows_answered
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.treaty.method import DeadlinePassed
 from fedsilo.treaty.plan import plan_from_canonical
@@ -440,9 +441,9 @@ class Driver:
         step, indices, evaluated = 0, tuple[int, ...](), ""
         row = session.get(db.Round, (run.name, number)) if number else None
         if row is not None:
-            steps = json.loads(row.public_steps)
-            if str(arrived.envelope.step) in steps:
-                step, indices = arrived.envelope.step, tuple(steps[str(arrived.envelope.step)])
+            asked = {int(place): tuple(rows) for place, rows in json.loads(row.public_steps).items()}
+            if (found := rows_answered(run.plan, number, asked).get(arrived.envelope.step)) is not None:
+                step, indices = arrived.envelope.step, found
         digest = row.base_digest if row else ""
         if arrived.envelope.kind == "metrics.eval":
             of_round = session.get(db.Round, (run.name, arrived.envelope.round))
@@ -450,8 +451,8 @@ class Driver:
         if arrived.envelope.kind == "metrics.eval" or arrived.envelope.kind.startswith("control."):
             number = run.life.round
         norm = self._norm(digest) if arrived.tensors is not None else None
-        asked = run.asked.get(arrived.silo, Asked())
-        return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked)
+        asked_of = run.asked.get(arrived.silo, Asked())
+        return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked_of)
 
     def _norm(self, digest: str) -> float | None:
         if not digest:

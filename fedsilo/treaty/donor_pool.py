@@ -37,6 +37,19 @@ def rows_ahead(plan: Plan, round_number: int) -> dict[int, tuple[int, ...]]:
     return {step: public_batch(plan, round_number + 1, step) for step in plan.public_steps()}
 
 
+def rows_answered(
+    plan: Plan, round_number: int, asked: Mapping[int, tuple[int, ...]]
+) -> Mapping[int, tuple[int, ...]]:
+    """Rows of the public set that a silo's answers in an open round are about, by their step.
+
+    Args:
+        plan: of the run.
+        round_number: of the open round; 0 is none.
+        asked: rows of each of its public steps, as its opening said.
+    """
+    return rows_ahead(plan, round_number) if plan.exchange == "round_end" else asked
+
+
 def drawn_donors(
     answers: Mapping[str, Sequence[T]], plan: Plan, round_number: int, step: int, prompt: int, receiver: str
 ) -> tuple[tuple[str, int, T], ...]:

@@ -200,11 +200,11 @@ class PublicStep:
 
 @dataclass(frozen=True)
 class AnswerAhead:
-    """Answer public prompts of the next round's `step` with the policy that this round has trained. Nothing is trained
-    on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
+    """Answer the public prompts of the next round's step `for_step` with the policy that `round` has trained. Nothing is
+    trained on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
 
     round: int
-    step: int
+    for_step: int
     prompt_indices: tuple[int, ...]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
+from fedsilo.treaty.donor_pool import rows_answered
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
@@ -201,6 +202,11 @@ def context_of(
         graded: own verdicts and token counts, for a message with answers.
         screened: what own screens found in the same answers.
     """
+    rows, open_step = view.steps, view.open_step
+    if view.plan is not None and view.plan.exchange == "round_end":
+        # Donors come with the opening and answers leave at the end, those of all steps together.
+        rows = view.steps if message.direction == "ingress" else rows_answered(view.plan, view.round, view.steps)
+        open_step = message.step if message.step in rows else 0
     return Context(
         now_seconds=now_seconds,
         expected_sender=expected_sender,
@@ -212,13 +218,13 @@ def context_of(
         last_adapter_first=view.run != "" and not view.last_adapter,
         last_adapter_rounds=view.rounds_since_last_adapter,
         open_round=view.round,
-        open_step=view.open_step,
+        open_step=open_step,
         open_steps=view.steps,
         refused_round=view.refused_round,
         evaluated_digest=view.evaluated.get(message.round, ""),
         public_set_sha256=site.public.tasks.sha256,
         public_set_rows=len(site.public.tasks.rows),
-        public_prompt_indices=tuple(view.steps.get(message.step, ())),
+        public_prompt_indices=tuple(rows.get(message.step, ())),
         verdicts=graded[0] if graded else None,
         token_counts=graded[1] if graded else None,
         asked=view.asked,

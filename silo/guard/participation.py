@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fedsilo.treaty.errors import OperationError, PeerError
 from fedsilo.treaty.method import (
+    AnswerAhead,
     DeadlinePassed,
     Evaluate,
     ExportDelta,
@@ -216,7 +217,7 @@ class Participation:
 
     def _parsed(self, task: TrainerTask, body: bytes) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
         match task:
-            case GeneratePublic():
+            case GeneratePublic() | AnswerAhead():
                 return codec.decode(pb.PublicResponses, body)
             case ExportDelta():
                 factors = decoded_factors(body)

@@ -348,7 +348,8 @@ class RunKeeper:
             plan = self._gate.view.plan
             seconds = None
             if plan is not None:
-                seconds = plan.public_step_deadline_seconds if action.step else plan.round_deadline_seconds
+                at_step = action.step and plan.exchange == "step"
+                seconds = plan.public_step_deadline_seconds if at_step else plan.round_deadline_seconds
             release = self._releases.hold(
                 action.kind, run, action.round, action.step, offered, deadline_seconds=seconds
             )
@@ -433,6 +434,8 @@ class RunKeeper:
             self.run.settled(*offered, outcome)
 
     def _miss(self, run: str, round_number: int | None, step: int | None) -> None:
+        if step is not None and self.run is not None and self.run.plan.exchange == "round_end":
+            return  # what is held for a step is for the next round's
         for settled in self._releases.miss(run, round_number, step):
             self._panel.publish("release.settled", {"release": settled.release.id, "outcome": "missed"})
             if step is not None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.method import (
+    AnswerAhead,
     Evaluate,
     ExportDelta,
     GeneratePublic,
@@ -227,7 +228,7 @@ class Session:
                 done = self._load(self._run, task, body)
             case PrivateStep():
                 done = self._private_step(self._run, task)
-            case GeneratePublic():
+            case GeneratePublic() | AnswerAhead():
                 done = self._generate_public(self._run, task)
             case PublicStep():
                 done = self._public_step(self._run, task)
@@ -297,18 +298,26 @@ class Session:
         groups = [Group(one.prompt.ids, one.answers) for one in own]
         return Done(metrics | self._update(run, task.round, task.step, groups))
 
-    def _generate_public(self, run: _Run, task: GeneratePublic) -> Done:
+    def _generate_public(self, run: _Run, task: GeneratePublic | AnswerAhead) -> Done:
+        """Answers to public prompts: for the public step that follows, or ahead, for other silos' next round."""
+        if isinstance(task, AnswerAhead):
+            purpose, offer, step, shown = "answers-ahead", "correct", task.for_step, 0
+        else:
+            purpose, offer, step, shown = "public-rollout", task.offer, task.step, task.step
         chosen = [run.public.by_row[index] for index in task.prompt_indices if index in run.public.by_row]
         silo = self._material.silo
 
         def draw(place: int, sample: int) -> np.random.Generator:
             row = chosen[place].row
-            return generator(seed_of(run.plan.seed, "public-rollout", silo, task.round, task.step, row, sample))
+            return generator(seed_of(run.plan.seed, purpose, silo, task.round, step, row, sample))
 
-        own, metrics = self._answer(run, "public", task.round, task.step, chosen, draw)
-        run.open_step = OpenStep(task.round, task.step, task.offer, tuple(own))
+        own, metrics = self._answer(run, "public", task.round, shown, chosen, draw)
+        if isinstance(task, GeneratePublic):
+            run.open_step = OpenStep(task.round, task.step, offer, tuple(own))
+        else:  # of no step's training: only what it cost belongs to the round's curves
+            metrics = {name: value for name, value in metrics.items() if name.endswith("_seconds")}
         by_row = {one.prompt.row: one for one in own}
-        body = responses_message(run.plan.public_set_sha256, task.prompt_indices, by_row, task.offer)
+        body = responses_message(run.plan.public_set_sha256, task.prompt_indices, by_row, offer)
         mismatches = sum(
             self._material.codec.answer_ids(answer.text, finished=answer.finished) != answer.ids
             for one in own

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.method import (
+    AnswerAhead,
     Evaluate,
     ExportDelta,
     GeneratePublic,
@@ -39,6 +40,9 @@ def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | Me
                 return GeneratePublic(round_number, step, indices, str(fields["offer"]))
             case "PublicStep":
                 return PublicStep(round_number, step, str(fields["swap"]), decode(pb.PublicDonors, body))
+            case "AnswerAhead":
+                indices = tuple(int(index) for index in fields["prompt_indices"])
+                return AnswerAhead(round_number, int(fields["for_step"]), indices)
             case "ExportDelta":
                 return ExportDelta(round_number)
             case "Evaluate":

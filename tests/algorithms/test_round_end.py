@@ -152,7 +152,7 @@ def test_a_slow_silo_gets_the_donors_of_the_steps_it_takes_and_answers_for_all()
     assert set(public_steps(federation, "b")) == {(number, step) for number in (1, 2, 3) for step in (2, 4)}
     sent = Counter((note.step, note.fields["silo"]) for note in federation.notes if note.name == "donors_sent")
     assert sent == {(step, silo): 2 for step in (2, 4) for silo in "abc" if (step, silo) != (4, "a")}
-    answered = [task.step for task in federation.trained["a"] if isinstance(task, m.AnswerAhead)]
+    answered = [task.for_step for task in federation.trained["a"] if isinstance(task, m.AnswerAhead)]
     assert answered == [2, 4, 2, 4]
 
 

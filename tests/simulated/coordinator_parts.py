@@ -366,7 +366,7 @@ class SimulatedSilo:
 
     def work(self, task: events.TrainerTask) -> Any:
         match task:
-            case events.GeneratePublic(_, _, indices):
+            case events.GeneratePublic(_, _, indices) | events.AnswerAhead(_, _, indices):
                 return self.answers(indices)
             case events.Evaluate(number, digest):
                 value = round(0.25 + 0.1 * number, 4)
