@@ -77,13 +77,13 @@ class StubbornSilo(SimulatedSilo):
 
 
 class Federation:
-    def __init__(self, folder: Path, killer: Killer, database: str = "") -> None:
+    def __init__(self, folder: Path, killer: Killer, database: str = "", plan: str = RUN_YAML) -> None:
         self.house = House(folder, database=database)
         self.killer = killer
         self.silos = [StubbornSilo(self.house, name) for name in SILOS]
         for silo in self.silos:
             silo.federation = self
-        self.house.submit()
+        self.house.submit(plan)
         killer.watch(self.house)
 
     def restart(self) -> None:

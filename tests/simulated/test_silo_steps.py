@@ -102,7 +102,7 @@ def test_where_silos_wait_for_each_other_at_each_public_step_none_takes_fewer(tm
     house, _ = federation(tmp_path)
     with pytest.raises(FedSiloError, match=r"run\.yaml:14: pubswap: silos wait for each other") as told:
         house.submit(FEWER.replace("fedavg-grpo", "pubswap"))
-    assert "fedavg-grpo" in told.value.hint
+    assert told.value.hint == "exchange: round_end, or method fedavg-grpo or public-no-swap"
     house.submit(FEWER)  # the counterpart
     house.close()
     plan = setting.PLAN.model_copy(update={"silo_steps": {"hospital_a": 2}})
@@ -110,6 +110,8 @@ def test_where_silos_wait_for_each_other_at_each_public_step_none_takes_fewer(tm
         require_exchange(plan.model_copy(update={"method": "pubswap"}))
     assert refused.value.code == "SILO_STEPS"
     assert require_exchange(plan.model_copy(update={"method": "public-no-swap"})) is METHODS["public-no-swap"]
+    at_the_end = plan.model_copy(update={"method": "pubswap", "exchange": "round_end"})
+    assert require_exchange(at_the_end) is METHODS["pubswap"], "nobody waits for anybody inside a round"
 
 
 @pytest.mark.parametrize(
