@@ -1,0 +1,218 @@
+"""A round with `exchange: round_end` at one site: the real guard, a scripted coordinator and a scripted trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.treaty.donor_pool import rows_ahead
+from fedsilo.treaty.swap import public_batch
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.policies import setting
+from tests.simulated.guard_loop import ADAPTER, Loop
+from tests.simulated.guarded import command, small_factors
+
+PLAN = setting.PLAN.model_copy(update={"exchange": "round_end", "rounds": 2})
+AHEAD = rows_ahead(PLAN, 1)
+UPDATE, ANSWERS = "lora.factors", "public.responses"
+
+
+def policy(**first_rounds: int) -> Any:
+    """The shipped ruleset; people look at that many first rounds of a kind."""
+    text = setting.policy_text()
+    for kind, count in first_rounds.items():
+        place = text.index(f"  {kind.replace('_', '.')}:")
+        text = text[:place] + text[place:].replace("first_rounds: 0", f"first_rounds: {count}", 1)
+    return setting.policy_of(text)
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", policy())
+    yield made
+    made.close()
+
+
+class Work:
+    """Answers each task that the trainer is given. right: texts by (for_step, row) of answers ahead."""
+
+    def __init__(self, loop: Loop, **wrong: Any) -> None:
+        self.loop, self.wrong, self.done = loop, wrong, 0
+
+    def until(self, kind: str = "") -> dict[str, Any]:
+        """Answer tasks up to the first of that kind, which is left open; its fields."""
+        while self.done < len(self.tasks):
+            fields = self.tasks[self.done]
+            if fields["task"] == kind:
+                return fields
+            self.done += 1
+            place = {name: fields[name] for name in ("task", "round")}
+            self.loop.trainer_says("done", self.body(fields), **place, metrics={})
+        return {}
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        return [message.fields for message in self.loop.trainer.told if message.type == "task"]
+
+    def body(self, fields: dict[str, Any]) -> bytes:
+        match fields["task"]:
+            case "Evaluate":
+                body = pb.MetricsEval(split="held_out", adapter_digest=fields["digest"])
+                body.metrics.add(name="pass_at_1", value=0.25)
+                return codec.encode(body)
+            case "AnswerAhead":
+                text = self.wrong.get("text", "12") if fields["for_step"] == 4 else "12"
+                rows = self.wrong.get("rows", fields["prompt_indices"])
+                return codec.encode(setting.responses_body(*((row, (text, text)) for row in rows)))
+            case "GeneratePublic":
+                return codec.encode(setting.responses_body(*((row, ()) for row in fields["prompt_indices"])))
+            case "ExportDelta":
+                return codec.encode_factors(
+                    small_factors(), base_digest=codec.sha256_hex(ADAPTER), schema_sha256=setting.SCHEMA.digest, rank=2,
+                    scale=2.0, dtype="float32",
+                )  # fmt: skip
+        return b""
+
+
+def opened(loop: Loop, number: int = 1, *donors: tuple[int, pb.PublicDonors], **of_work: Any) -> Work:
+    """In round `number`, with these donors behind its opening (step, body), and the base evaluated."""
+    loop.offer_plan(PLAN)
+    loop.show_round(number, codec.sha256_hex(ADAPTER), plan=PLAN)
+    for step, body in donors:
+        loop.coordinator.says("control.poll", "public.donors", body, run="run-1", round=number, step=step)
+    agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
+    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=number)
+    loop.turn(2 + len(donors))
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=number)
+    loop.base_evaluated()
+    work = Work(loop, **of_work)
+    work.done = 1
+    return work
+
+
+def sent(loop: Loop) -> list[tuple[str, int, int]]:
+    content = [envelope for envelope, _ in loop.coordinator.sent if not envelope.kind.startswith("control.")]
+    return [(envelope.kind, envelope.round, envelope.step) for envelope in content]
+
+
+def test_figures_answers_and_update_leave_together_at_the_end_of_the_round(loop: Loop) -> None:
+    work = opened(loop)
+    work.until("ExportDelta")
+    assert [fields["task"] for fields in work.tasks[1:]] == [
+        "LoadAdapter", "PrivateStep", "GeneratePublic", "PublicStep", "PrivateStep", "GeneratePublic", "PublicStep",
+        "AnswerAhead", "AnswerAhead", "ExportDelta",
+    ]  # fmt: skip
+    own = [fields["prompt_indices"] for fields in work.tasks if fields["task"] == "GeneratePublic"]
+    assert own == [[1, 4, 7], [0, 2, 3]], "of this round, as its opening says"
+    ahead = [(fields["for_step"], fields["prompt_indices"]) for fields in work.tasks if fields["task"] == "AnswerAhead"]
+    assert ahead == [(step, list(public_batch(PLAN, 2, step))) for step in (2, 4)]
+    assert sent(loop) == [], "nothing has left before"
+    before = len(loop.coordinator.sent)
+    work.until()
+    group = [("metrics.eval", 0, 0), (ANSWERS, 1, 2), (ANSWERS, 1, 4), (UPDATE, 1, 0)]
+    assert sent(loop) == group
+    assert [envelope.kind for envelope, _ in loop.coordinator.sent[before : before + 4]] == [kind for kind, *_ in group]
+    body = pb.PublicResponses.FromString(loop.coordinator.bodies(ANSWERS)[1][1])
+    assert [(row.prompt_index, [each.text for each in row.responses]) for row in body.prompts] == [
+        (row, ["12", "12"]) for row in AHEAD[4]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [({"text": "13"}, "NOT_VERIFIED"), ({"rows": (1, 4, 7)}, "PROMPT_NOT_PUBLIC")],
+    ids=["a wrong answer", "prompts of this round"],
+)
+def test_answers_that_the_gate_denies_stay_and_the_update_goes(loop: Loop, wrong: dict[str, Any], rule: str) -> None:
+    work = opened(loop, **wrong)
+    work.until()
+    left = [(kind, step) for kind, _, step in sent(loop)]
+    assert left == [("metrics.eval", 0), *([(ANSWERS, 2)] if "text" in wrong else []), (UPDATE, 0)]
+    denied = [each for each in loop.bench.events("egress.decision") if each["decision"] == "deny"]
+    assert denied and all(each["kind"] == ANSWERS and rule in each["reasons"] for each in denied)
+    declined = [pb.Declined.FromString(raw) for _, raw in loop.coordinator.bodies("control.declined")]
+    assert {(each.kind, each.round, each.step) for each in declined} >= {(ANSWERS, 1, 4)}
+
+
+def donors(step: int, **texts: str) -> pb.PublicDonors:
+    """Of the opening's rows: of each silo one answer to each."""
+    body = pb.PublicDonors()
+    for row in {2: (1, 4, 7), 4: (0, 2, 3)}[step]:
+        of_row = body.prompts.add(prompt_index=row)
+        for silo, text in texts.items():
+            of_row.donors.add(origin=silo, response=pb.Response(text=text, finish=pb.FINISH_STOP))
+    return body
+
+
+def test_donors_come_with_the_opening_are_graded_here_and_nobody_is_asked_for_them(loop: Loop) -> None:
+    given = donors(2, hospital_b="12", hospital_c="13")
+    work = opened(loop, 2, (2, given))
+    for step, swap in ((2, "replace"), (4, "none")):
+        polls = len(loop.coordinator.bodies("control.poll"))
+        work.until("PublicStep")
+        told = loop.trainer.told[-1]
+        assert (told.fields["step"], told.fields["swap"]) == (step, swap)
+        body = pb.PublicDonors.FromString(told.body)
+        texts = [donor.response.text for row in body.prompts for donor in row.donors]
+        assert texts == (["12"] * 3 if step == 2 else []), "wrong ones are dropped"
+        assert len(loop.coordinator.bodies("control.poll")) >= polls
+        work.done += 1
+        loop.trainer_says("done", task="PublicStep", round=2, metrics={})
+    work.until()
+    assert sent(loop) == [("metrics.eval", 0, 0), (UPDATE, 2, 0)], "nobody uses answers after the last round"
+
+
+def test_donors_to_other_prompts_are_denied_and_the_step_goes_on_without(loop: Loop) -> None:
+    work = opened(loop, 2, (2, donors(4, hospital_b="12")))
+    work.until("PublicStep")
+    assert loop.trainer.told[-1].fields["swap"] == "none"
+    denied = [each for each in loop.bench.events("ingress.decision") if each["decision"] == "deny"]
+    assert [(each["kind"], each["reasons"]) for each in denied] == [("public.donors", ["PROMPT_NOT_PUBLIC"])]
+
+
+def approve(loop: Loop, kind: str, step: int = 0) -> None:
+    (release,) = [each for each in loop.bench.ledger.releases("held") if (each.kind, each.step) == (kind, step)]
+    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.policy.digest}
+    loop.guard.orders.approve(command("approvals.approve", shown | loop.bench.opened(release.id)))
+
+
+def test_what_people_must_see_is_held_together_and_has_the_rounds_time(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "a", policy(lora_factors=1, public_responses=1))
+    work = opened(loop)
+    work.until()
+    held = loop.bench.ledger.releases("held")
+    assert sorted((each.kind, each.step) for each in held) == [(UPDATE, 0), (ANSWERS, 2), (ANSWERS, 4)]
+    assert {each.expires_at - each.requested_at for each in held} == {PLAN.round_deadline_seconds}
+    assert sent(loop) == [("metrics.eval", 0, 0)]
+    approve(loop, ANSWERS, 2)
+    approve(loop, UPDATE)
+    loop.turn()
+    assert sent(loop)[1:] == [(ANSWERS, 1, 2), (UPDATE, 1, 0)]
+    # the round ends: what nobody has looked at is missed
+    digest = "cd" * 32
+    ended = loop.ended(committed=True, adapter_digest=digest, participants=["hospital_a", "hospital_b"])
+    loop.coordinator.says("control.poll", "round.result", ended, run="run-1", round=1)
+    loop.turn()
+    assert not loop.bench.ledger.releases("held")
+    assert loop.bench.ledger.release(next(each.id for each in held if each.step == 4)).state == "missed"
+    loop.close()
+
+
+def test_a_killed_guard_sends_what_it_had_decided_and_nothing_twice(loop: Loop) -> None:
+    from fedsilo.treaty.errors import UnreachableError
+
+    work = opened(loop)
+    work.until("ExportDelta")
+    for kind in (ANSWERS, ANSWERS, UPDATE):
+        loop.coordinator.fails_at(kind, UnreachableError("the line is down"))
+    work.until()
+    assert [item.kind for item in loop.bench.ledger.outbox("allowed")] == [ANSWERS, ANSWERS, UPDATE]
+    loop.restart()
+    loop.guard._talk.joined = True
+    loop.turn(6)
+    assert sent(loop) == [(ANSWERS, 1, 2), (ANSWERS, 1, 4), (UPDATE, 1, 0)], "the update last, again"
+    assert loop.bench.ledger.outbox("allowed") == []
