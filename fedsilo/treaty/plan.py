@@ -154,6 +154,10 @@ class Plan(_Closed):
         """GRPO steps of a silo in a round."""
         return self.silo_steps.get(silo, self.local_steps)
 
+    def hold_seconds(self, step: int) -> float:
+        """How long an offer may wait for people: until its step's deadline, or its round's where no step waits."""
+        return self.public_step_deadline_seconds if step and self.exchange == "step" else self.round_deadline_seconds
+
     def public_steps(self) -> tuple[int, ...]:
         """Steps s in 1..tau with s mod tau_swap == 0 (methods 2.2); the count restarts each round."""
         return tuple(step for step in range(1, self.local_steps + 1) if step % self.swap_period == 0)

@@ -28,14 +28,16 @@ class RoundLedger(LedgerStore):
         name = f"run/{run}/again/{kept['kind']}/{kept['step']}/{kept['digest']}"
         with self._writing() as database:
             if opens:
-                database.execute("DELETE FROM facts WHERE name GLOB 'run/*/again/*'")
+                others = "name GLOB 'run/*/again/*' AND json_extract(value, '$.round')<>?"
+                database.execute(f"DELETE FROM facts WHERE {others}", (kept["round"],))  # noqa: S608  # constant text
             database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(kept)))
 
     def kept_of_round(self, run: str, round_number: int) -> list[dict[str, Any]]:
-        """In the order in which they came; empty where it was not begun, or goes on without this silo."""
+        """In the order in which they came; empty where it goes on without this silo. Donors of a round may come before
+        it has begun (`exchange: round_end`)."""
         rows = self._all("SELECT value FROM facts WHERE name GLOB ? ORDER BY rowid", (f"run/{run}/again/*",))
         kept = [dict(json.loads(row["value"])) for row in rows]
-        return kept if kept and all(one["round"] == round_number for one in kept) else []
+        return [one for one in kept if one["round"] == round_number]
 
     def forget_round(self) -> None:
         """The open round goes on without this silo, also over a restart."""

@@ -50,6 +50,11 @@ class RoundAgain:
         self._run, self._round = "", 0
         self.waiting: list[MessageArrived] = []
 
+    @property
+    def begun(self) -> bool:
+        """Whether the opening of a round is to be told again, so that the trainer goes on from what it kept."""
+        return any(one.kind == "round.open" for one in self.waiting)
+
     # ---- before a kill -----------------------------------------------------------------------------
 
     def keep_opening(self, item: Inbound, waits: Waiting | None) -> None:
@@ -82,7 +87,7 @@ class RoundAgain:
     def find(self, run: str, round_number: int) -> list[MessageArrived]:
         """What the method was told of a round that this silo was in; it waits to be told again."""
         kept = self._ledger.kept_of_round(run, round_number)
-        if kept and not self._is_agreed(run, round_number):
+        if any(one["kind"] == "round.open" for one in kept) and not self._is_agreed(run, round_number):
             self.leave()
             kept = []
         self._run, self._round = (run, round_number) if kept else ("", 0)
@@ -122,13 +127,13 @@ class RoundAgain:
         if self._stands is None or place is None or task.round != self._round:
             return False
         here, stands = (task.round, getattr(task, "step", 0), place), self._stands
-        if isinstance(task, GeneratePublic) and here < stands:
+        if isinstance(task, GeneratePublic) and task.offer != "none" and here < stands:
             self._passed_over.add(("public.responses", task.round, task.step))
         return here < stands or (here == stands and not isinstance(task, GeneratePublic))
 
     def became_of(self, kind: str, run: str, round_number: int, step: int) -> str:
         """As the ledger's, of what the open round offered before the kill; empty: it was not offered."""
-        if run != self._run or round_number not in (0, self._round):
+        if run != self._run or round_number not in (0, self._round - 1, self._round):  # a round's figures may be late
             return ""
         found = self._ledger.became_of(kind, run, round_number, step)
         return found or ("denied" if (kind, round_number, step) in self._passed_over else "")

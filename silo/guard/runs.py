@@ -133,7 +133,7 @@ class RunKeeper:
             if item.round == 1:
                 self._ledger.remember_of_run(item.run, "start_adapter", item.body.base_digest)
             self._offered.clear()
-        elif item.kind == "public.donors":
+        elif item.kind == "public.donors" and run.plan.exchange == "step":  # else what is held is for the next round's
             self._miss(item.run, item.round, item.step)
         elif isinstance(item.body, pb.RoundAgreed):
             self._set_view(self._gate.view)
@@ -238,7 +238,7 @@ class RunKeeper:
         self._gate.view = RunView(plan=plan)
         self.run = Participation(plan, method_named(plan.method), self._site.config.silo, self)
         self.run.paused = self._ledger.is_paused(plan.run)
-        self._trainer.send(plan_message(plan, self._site.schema, resume=bool(self.again.waiting)))
+        self._trainer.send(plan_message(plan, self._site.schema, resume=self.again.begun))
 
     def planned(self, fields: Mapping[str, Any]) -> None:
         """The trainer is ready for the plan; what a kill interrupted goes on."""
@@ -262,11 +262,12 @@ class RunKeeper:
         self._gate.view = RunView.from_json(plan, view)
         waiting = {release.round for release in self._ledger.releases("held") if release.run == run}
         waiting |= {item.round for item in self._ledger.outbox("allowed") if item.run == run}
+        self._fed |= {(one.kind, one.round, one.step, one.digest) for one in told}
         if self._gate.view.agreeing and self.agreement.resume(plan, round_number):
             self._ignored_round = round_number - 1
             return  # nothing of the round has begun anywhere
         self._set_view(self._gate.view.settled())
-        self._fed |= {(one.kind, one.round, one.step, one.digest) for one in told}
+        told = told if self.again.begun else []
         self._ignored_round = round_number - 1 if told else round_number
         _log.warning("run %s is taken up again %s round %d", run, "in" if told else "after", round_number)
         if round_number and not told and round_number not in waiting:
@@ -348,8 +349,7 @@ class RunKeeper:
             plan = self._gate.view.plan
             seconds = None
             if plan is not None:
-                at_step = action.step and plan.exchange == "step"
-                seconds = plan.public_step_deadline_seconds if at_step else plan.round_deadline_seconds
+                seconds = plan.hold_seconds(action.step)
             release = self._releases.hold(
                 action.kind, run, action.round, action.step, offered, deadline_seconds=seconds
             )
@@ -434,8 +434,6 @@ class RunKeeper:
             self.run.settled(*offered, outcome)
 
     def _miss(self, run: str, round_number: int | None, step: int | None) -> None:
-        if step is not None and self.run is not None and self.run.plan.exchange == "round_end":
-            return  # what is held for a step is for the next round's
         for settled in self._releases.miss(run, round_number, step):
             self._panel.publish("release.settled", {"release": settled.release.id, "outcome": "missed"})
             if step is not None:

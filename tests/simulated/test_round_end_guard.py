@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedsilo.treaty.donor_pool import rows_ahead
+from fedsilo.treaty.errors import UnreachableError
 from fedsilo.treaty.swap import public_batch
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -28,6 +29,10 @@ def policy(**first_rounds: int) -> Any:
         place = text.index(f"  {kind.replace('_', '.')}:")
         text = text[:place] + text[place:].replace("first_rounds: 0", f"first_rounds: {count}", 1)
     return setting.policy_of(text)
+
+
+class KilledError(BaseException):
+    """The process is gone: nothing in it may catch this and go on."""
 
 
 @pytest.fixture
@@ -203,8 +208,6 @@ def test_what_people_must_see_is_held_together_and_has_the_rounds_time(tmp_path:
 
 
 def test_a_killed_guard_sends_what_it_had_decided_and_nothing_twice(loop: Loop) -> None:
-    from fedsilo.treaty.errors import UnreachableError
-
     work = opened(loop)
     work.until("ExportDelta")
     for kind in (ANSWERS, ANSWERS, UPDATE):
@@ -216,3 +219,75 @@ def test_a_killed_guard_sends_what_it_had_decided_and_nothing_twice(loop: Loop) 
     loop.turn(6)
     assert sent(loop) == [(ANSWERS, 1, 2), (ANSWERS, 1, 4), (UPDATE, 1, 0)], "the update last, again"
     assert loop.bench.ledger.outbox("allowed") == []
+
+
+def crossed(loop: Loop) -> list[tuple[str, int, bytes]]:
+    """Content that left: kind, step, payload."""
+    return [(envelope.kind, envelope.step, bytes(payload)) for envelope, payload in loop.coordinator.sent
+            if not envelope.kind.startswith("control.")]  # fmt: skip
+
+
+def given(work: Work) -> list[tuple[dict[str, Any], bytes]]:
+    told = [message for message in work.loop.trainer.told if message.type == "task"]
+    return [(message.fields, message.body) for message in told if message.fields["task"] != "Evaluate"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    loop = Loop(tmp_path_factory.mktemp("whole") / "a", policy())
+    work = opened(loop, 1, (2, donors(2, hospital_b="12")))
+    work.until()
+    loop.close()
+    return given(work), crossed(loop)
+
+
+@pytest.mark.parametrize("killed_at", [*range(2, 11, 2), 11, 12])
+def test_a_guard_that_was_killed_gives_the_round_again_with_its_donors_and_sends_everything(
+    loop: Loop, undisturbed: tuple[Any, Any], killed_at: int
+) -> None:
+    """killed_at: so many tasks were given; at 12, while a message of the group went out."""
+    work = opened(loop, 1, (2, donors(2, hospital_b="12")))
+    if killed_at == 12:
+        loop.coordinator.fails_at(ANSWERS, KilledError())
+        with pytest.raises(KilledError):
+            work.until()
+    while len(work.tasks) < min(killed_at, 11):
+        work.done += 1
+        place = {name: work.tasks[-1][name] for name in ("task", "round")}
+        loop.trainer_says("done", work.body(work.tasks[-1]), **place, metrics={})
+    before = crossed(loop)
+    loop.restart()
+    (plan,) = [message for message in loop.trainer.told if message.type == "plan"]
+    assert plan.fields["resume"] is True
+    loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=None)
+    again = Work(loop)
+    again.until()
+    assert given(again) == undisturbed[0]
+    left = before + crossed(loop)
+    assert sorted(set(left)) == sorted(undisturbed[1]) and crossed(loop)[-1][0] == UPDATE
+    # what went out as it was killed is sent again: nobody had said that it arrived
+    assert len(left) - len(set(left)) == (killed_at == 12)
+    assert not loop.coordinator.bodies("control.abstain")
+
+
+def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_donors(loop: Loop) -> None:
+    loop.offer_plan(PLAN)
+    loop.show_round(1, codec.sha256_hex(ADAPTER), plan=PLAN)
+    loop.coordinator.says(
+        "control.poll", "public.donors", donors(2, hospital_b="12"), run="run-1", round=1, step=2
+    )  # fmt: skip
+    loop.turn(3)
+    shown = loop.shown
+    loop.restart()
+    (plan,) = [message for message in loop.trainer.told if message.type == "plan"]
+    assert "resume" not in plan.fields
+    loop.trainer_says("planned", overlong={}, private_prompts=40)
+    loop.shown = shown
+    agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
+    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=1)
+    loop.turn(2)
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    work = Work(loop)
+    work.until("PublicStep")
+    body = pb.PublicDonors.FromString(loop.trainer.told[-1].body)
+    assert [donor.origin for row in body.prompts for donor in row.donors] == ["hospital_b"] * 3

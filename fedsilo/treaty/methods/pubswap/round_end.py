@@ -1,7 +1,8 @@
 """PubSwap-Balanced with `exchange: round_end` (methods 2.2): no silo waits for another inside a round.
 
-    silo          its round as with `exchange: step`, own answers at public steps; then, with the policy it has trained,
-                  answers to the next round's public prompts; then figures, answers and update are offered together
+    silo          figures of the adapter that the round starts from; its steps as with `exchange: step`, on own answers
+                  and donors; then, with the policy it has trained, answers to the next round's public prompts; then
+                  figures, answers and update are offered together
     coordinator   when the round closes, the answers of the silos whose update came are the pool of the next round;
                   the donors drawn from it go out behind that round's opening
 
@@ -28,6 +29,7 @@ from fedsilo.treaty.method import (
     CoordinatorAction,
     Evaluate,
     ExportDelta,
+    Fetch,
     GeneratePublic,
     MessageArrived,
     Note,
@@ -104,11 +106,17 @@ def _donors(
 
 @dataclass(frozen=True)
 class SiloState(by_step.SiloState):
-    """`group`: what is to be offered together at the end of the round, in this order. `awaited`: what has been offered
-    of it and is not settled yet, as (kind, round, step)."""
+    """Attributes:
+    due: evaluations before the round's first step.
+    group: what is to be offered together at the end of the round, in this order.
+    awaited: what has been offered of it and is not settled yet, as (kind, round, step).
+    committed: whether the last round whose end was heard came to an adapter.
+    """
 
+    due: tuple[Evaluate, ...] = ()
     group: tuple[Offer, ...] = ()
     awaited: frozenset[tuple[str, int, int]] = frozenset()
+    committed: bool = False
 
 
 _Step = tuple[by_step.SiloState, tuple[SiloAction, ...]]
@@ -126,10 +134,32 @@ class Silo(by_step.Silo):
         return super().on_event(state, event)
 
     def _open(self, state: by_step.SiloState, message: MessageArrived) -> _Step:
+        assert isinstance(state, SiloState) and isinstance(message.body, pb.RoundOpen)  # noqa: S101
+        before, base_digest = message.round - 1, message.body.base_digest
+        due = () if state.base_evaluated else (Evaluate(0, ""),)
+        if before and (state.committed or not state.round):  # 0: a restart, which knows nothing of the round before
+            due = (*due, Evaluate(before, base_digest))
         # What was not offered of a round that closed meanwhile: figures may be late, answers and an update may not.
-        assert isinstance(state, SiloState)  # noqa: S101
         figures = tuple(offer for offer in state.group if offer.kind == "metrics.eval")
-        return super()._open(replace(state, group=figures, awaited=frozenset()), message)
+        state = replace(
+            state,
+            round=message.round,
+            base_digest=base_digest,
+            public={row.step: tuple(row.prompt_indices) for row in message.body.public_steps},
+            step=0,
+            due=due,
+            group=figures,
+            awaited=frozenset(),
+            committed=False,
+        )
+        return self._evaluate_or_load(state)
+
+    def _evaluate_or_load(self, state: SiloState) -> _Step:
+        if not state.due:
+            return self._load(state)
+        task, *due = state.due
+        state, actions = self._train(replace(state, due=tuple(due)), task)  # type: ignore[assignment]
+        return state, (Fetch(task.digest), *actions) if task.digest else actions
 
     def _offered_of_step(self) -> str:
         return "none"
@@ -152,9 +182,7 @@ class Silo(by_step.Silo):
                 state = _with(state, Offer("metrics.eval", round_number, 0, body))
                 if round_number == state.plan.rounds:
                     return self._offer_all(state)  # there is no other round whose group it could go with
-                if round_number:
-                    return self._take(replace(state, waits_for="round"))
-                return self._load(replace(state, base_evaluated=True))
+                return self._evaluate_or_load(replace(state, base_evaluated=True))
             case GeneratePublic():
                 return self._step_on_pool(state)
             case AnswerAhead(round_number, step) if isinstance(body, pb.PublicResponses):
@@ -162,6 +190,12 @@ class Silo(by_step.Silo):
             case ExportDelta(round_number) if isinstance(body, pb.Factors):
                 return self._offer_all(_with(state, Offer(state.plan.lora.update_kind, round_number, 0, body)))
         return super()._task_done(state, task, body)
+
+    def _result(self, state: by_step.SiloState, message: MessageArrived) -> _Step:
+        assert isinstance(state, SiloState) and isinstance(message.body, pb.RoundResult)  # noqa: S101
+        if message.body.committed and message.round == state.plan.rounds:
+            return super()._result(state, message)
+        return self._take(replace(state, committed=message.body.committed, waits_for="round"))
 
     def _step_on_pool(self, state: SiloState) -> _Step:
         """The step with the donors that came behind the round's opening; nothing is waited for."""
