@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
 from coordinator import store as db
+from fedsilo.treaty.donor_pool import pool_digests
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.transcript import (
@@ -87,6 +88,7 @@ class Agreements:
                 base_digest=body.base_digest,
                 schema_sha256=plan.lora.schema_sha256,
                 public_set_sha256=plan.public_set_sha256,
+                pool=_pool_of(session, plan, number),
             )
             signature = sign_transcript(transcript, self.coordinator_id, self.signing_key)
             row = db.RoundTranscript(
@@ -235,6 +237,19 @@ def figures(session: Session, run: str, number: int) -> dict[str, Any]:
         },
         "result": {**json.loads(ended.fields), "signature": ended.signature.hex()} if ended is not None else {},
     }
+
+
+def _pool_of(session: Session, plan: Plan, number: int) -> dict[str, str]:
+    """Of a round, whose answers are its donors: what was taken in the round before."""
+    if plan.exchange != "round_end":
+        return {}
+    upload = db.Upload
+    taken = select(upload.silo, upload.kind, upload.step, upload.digest).where(
+        upload.run == plan.run, upload.round == number - 1
+    )
+    return pool_digests(
+        [(row.silo, row.kind, row.step, row.digest) for row in session.execute(taken)], plan.lora.update_kind
+    )
 
 
 def _policy_of(session: Session, silo: str) -> str:

@@ -16,7 +16,7 @@ written by the policies that their silos had a round ago.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from fedsilo.treaty.plan import Plan
@@ -37,9 +37,7 @@ def rows_ahead(plan: Plan, round_number: int) -> dict[int, tuple[int, ...]]:
     return {step: public_batch(plan, round_number + 1, step) for step in plan.public_steps()}
 
 
-def rows_answered(
-    plan: Plan, round_number: int, asked: Mapping[int, tuple[int, ...]]
-) -> Mapping[int, tuple[int, ...]]:
+def rows_answered(plan: Plan, round_number: int, asked: Mapping[int, tuple[int, ...]]) -> Mapping[int, tuple[int, ...]]:
     """Rows of the public set that a silo's answers in an open round are about, by their step.
 
     Args:
@@ -82,6 +80,25 @@ def drawn_donors(
 def donors_taken(drawn: Sequence[tuple[str, int, T]], correct: int, samples: int) -> tuple[tuple[str, int, T], ...]:
     """What a silo with `correct` correct of `samples` fresh answers takes of its list: as many as Balanced replaces."""
     return tuple(drawn[: donors_wanted(correct, samples)])
+
+
+def pool_digests(given: Iterable[tuple[str, str, int, str]], update_kind: str) -> dict[str, str]:
+    """The pool that a round's messages make, as the transcript of the next round names it.
+
+    Args:
+        given: (silo, kind, step, digest of the payload) of each message that was taken in the round.
+        update_kind: of the plan.
+
+    Returns:
+        by silo whose update and answers both came, `answers_digest` of these.
+    """
+    given = list(given)
+    updated = {silo for silo, kind, _, _ in given if kind == update_kind}
+    answers: dict[str, dict[int, str]] = {}
+    for silo, kind, step, digest in given:
+        if kind == "public.responses" and silo in updated:
+            answers.setdefault(silo, {})[step] = digest
+    return {silo: answers_digest(answers[silo]) for silo in sorted(answers)}
 
 
 def answers_digest(digests: Mapping[int, str]) -> str:

@@ -200,8 +200,8 @@ class PublicStep:
 
 @dataclass(frozen=True)
 class AnswerAhead:
-    """Answer the public prompts of the next round's step `for_step` with the policy that `round` has trained. Nothing is
-    trained on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
+    """Answer the public prompts of the next round's step `for_step` with the policy that `round` has trained. Nothing
+    is trained on these answers here: those that verify are donors for others (methods 2.2, `exchange: round_end`)."""
 
     round: int
     for_step: int

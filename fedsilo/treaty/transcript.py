@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from json import JSONDecodeError, loads
 from typing import Any
@@ -29,7 +29,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 
 TRANSCRIPT_VERSION = 1
-TRANSCRIPT_CHARACTERS_MAX = 16_384
+TRANSCRIPT_CHARACTERS_MAX = 32_768
 SIGNATURE_BYTES = 64
 _PREFIX = b"fedsilo-round-transcript-v1\n"
 _RESULT_PREFIX = b"fedsilo-round-result-v1\n"
@@ -65,6 +65,8 @@ class Transcript:
         base_digest: of the adapter that the round starts from; empty for a method without one.
         schema_sha256: of the LoRA schema.
         public_set_sha256: of the public set.
+        pool: by silo, one digest of the answers that it gave for this round (`donor_pool.answers_digest`), of those
+            whose answers are its donors; empty, and then not part of what is signed, where there are none.
     """
 
     federation: str
@@ -76,9 +78,12 @@ class Transcript:
     base_digest: str
     schema_sha256: str
     public_set_sha256: str
+    pool: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self) | {"silos": list(self.silos), "policies": dict(self.policies)}
+        if pool := dict(fields.pop("pool")):
+            fields["pool"] = pool
         return {"transcript_version": TRANSCRIPT_VERSION, **fields}
 
     def canonical(self) -> str:
@@ -95,7 +100,7 @@ class Transcript:
     def differences(self, other: Transcript) -> tuple[str, ...]:
         """Names of the fields in which two transcripts differ."""
         ours, theirs = self.to_json(), other.to_json()
-        return tuple(name for name in ours if ours[name] != theirs[name])
+        return tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
 
 
 def transcript_from_canonical(text: str) -> Transcript:
@@ -120,12 +125,12 @@ def _from_json(value: Any) -> Transcript:
     fields = dict(value)
     if type(fields["transcript_version"]) is not int or fields.pop("transcript_version") != TRANSCRIPT_VERSION:
         raise ValueError("another version")
-    silos, policies = tuple(fields["silos"]), dict(fields["policies"])
-    transcript = Transcript(**{**fields, "silos": silos, "policies": policies})
-    digests = (transcript.plan_sha256, transcript.schema_sha256, transcript.public_set_sha256)
+    silos, policies, pool = tuple(fields["silos"]), dict(fields["policies"]), dict(fields.get("pool", {}))
+    transcript = Transcript(**{**fields, "silos": silos, "policies": policies, "pool": pool})
+    digests = (transcript.plan_sha256, transcript.schema_sha256, transcript.public_set_sha256, *pool.values())
     optional = (transcript.base_digest, *policies.values())
     good = (
-        all(_NAME.fullmatch(name) for name in (transcript.federation, transcript.run, *silos))
+        all(_NAME.fullmatch(name) for name in (transcript.federation, transcript.run, *silos, *pool))
         and all(_DIGEST.fullmatch(digest) for digest in digests)
         and all(digest == "" or _DIGEST.fullmatch(digest) for digest in optional)
         and type(transcript.round) is int
@@ -133,6 +138,7 @@ def _from_json(value: Any) -> Transcript:
         and 1 <= len(silos) <= _SILOS_MAX
         and len(set(silos)) == len(silos)
         and set(policies) == set(silos)
+        and len(pool) <= _SILOS_MAX
     )
     if not good:
         raise ValueError("a value that belongs in no transcript")

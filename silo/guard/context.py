@@ -13,6 +13,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.treaty.donor_pool import rows_answered
 from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.transcript import transcript_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
 from policies.asked import Asked
@@ -34,6 +35,7 @@ class RunView:
     Attributes:
         last_adapter: digest of the last adapter that this site took into a round of the run; "" before the first.
         last_adapter_round: the round that ended in it; 0 for what the run began with.
+        pool: silos whose answers are the open round's donors, as its transcript says; None where none does.
         steps: rows of the public set that each public step of the open round asks for.
         evaluated: the committed adapter of each of the last rounds, which an evaluation of that round is about.
         refused_round: the last round whose round.open was not let in; 0 is none.
@@ -59,6 +61,7 @@ class RunView:
     agreeing: bool = False
     last_adapter: str = ""
     last_adapter_round: int = 0
+    pool: frozenset[str] | None = None
 
     @property
     def run(self) -> str:
@@ -66,10 +69,12 @@ class RunView:
 
     def opened(self, round_number: int, body: pb.RoundOpen) -> RunView:
         steps = {row.step: tuple(row.prompt_indices) for row in body.public_steps}
-        base = body.base_digest
+        base, pool = body.base_digest, None
+        if self.plan is not None and self.plan.exchange == "round_end":
+            pool = frozenset(transcript_from_canonical(body.transcript).pool)
         return replace(
             self, round=round_number, base_digest=base, base_l2=None, steps=steps, open_step=0, training=None,
-            agreeing=True,
+            agreeing=True, pool=pool,
         )  # fmt: skip
 
     def settled(self) -> RunView:
@@ -133,6 +138,7 @@ class RunView:
             "last_adapter_round": self.last_adapter_round,
             "open_step": self.open_step,
             "agreeing": self.agreeing,
+            "pool": None if self.pool is None else sorted(self.pool),
             "evaluated": {str(number): digest for number, digest in self.evaluated.items()},
             "asked": self.asked.to_json(),
             "usable_records": self.usable_records,
@@ -151,6 +157,7 @@ class RunView:
             steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
             open_step=int(value.get("open_step", 0)),
             agreeing=bool(value.get("agreeing", False)),
+            pool=None if value.get("pool") is None else frozenset(map(str, value["pool"])),
             evaluated={int(number): str(digest) for number, digest in value.get("evaluated", {}).items()},
             asked=Asked.from_json(value.get("asked", {})),
             usable_records=value.get("usable_records"),

@@ -90,8 +90,9 @@ class Entrance:
     def _without_bad_donors(
         self, message: Message, body: pb.PublicDonors, block: PublicDonors, payload: bytes
     ) -> tuple[Message, Original, Readings]:
-        """Donors that are wrong by this site's own grading, that a screen finds something in, or that are more than one
-        peer's share, are dropped and counted by the silo they are from (T21)."""
+        """Donors that are wrong by this site's own grading, that a screen finds something in, that are more than one
+        peer's share, or of a silo that the round's transcript does not name as a donor, are dropped and counted by the
+        silo they are from (T21)."""
         judge = self._judge
         readings = judge.graded(message)
         facts, decision = judge.judge(message, stage=OFFERED, readings=readings)
@@ -105,7 +106,17 @@ class Entrance:
         # A screen that failed has no hits to go by: nothing is dropped for it, and the whole message is denied.
         clean = [not hit for hit in hits] if len(hits) == len(verdicts) else [True] * len(verdicts)
         # A method that trains on the whole pool wants the wrong ones too, where the policy says so.
-        good = [(right or not block.verify_locally) and fine for right, fine in zip(verdicts, clean, strict=True)]
+        pool = judge.view.pool
+        known = [
+            pool is None or donor.origin in pool
+            for prompt in body.prompts
+            for donor in prompt.donors
+            if donor.HasField("response")
+        ]
+        good = [
+            (right or not block.verify_locally) and fine and named
+            for right, fine, named in zip(verdicts, clean, known, strict=True)
+        ]
         most = donors_of_one_peer_most(block, answers_of_step(body, judge.view.plan))
         keep = within_share(body, good, most)
         kept, dropped = drop_wrong_donors(body, keep)

@@ -16,6 +16,7 @@ from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import UnreachableError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.engine import Decision, Facts
+from silo.guard.donor_pools import remember_taken
 from silo.guard.judge import Judge
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import Allowed, Denied
@@ -103,6 +104,10 @@ class Outcomes:
                 f"the coordinator is halted or stopping: it did not take {allowed.kind}, which is sent again",
                 hint="its people see why: `coordinator status`",
             )
+        plan = self._judge.view.plan
+        if isinstance(body, pb.Ack) and plan is not None and plan.exchange == "round_end":
+            with self._judge.halting():
+                remember_taken(self._ledger, allowed)
         self.settle(allowed)
 
     def drop(self, item: OutboxItem, reasons: Sequence[str]) -> None:

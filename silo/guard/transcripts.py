@@ -42,6 +42,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.catalogue import digest_of
 from silo.guard.conversation import Conversation
+from silo.guard.donor_pools import pool_stands
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound
@@ -354,6 +355,7 @@ class Agreement:
             "base_digest": transcript.base_digest == body.base_digest,
             "schema_sha256": transcript.schema_sha256 == self._site.schema.digest,
             "public_set_sha256": transcript.public_set_sha256 == self._site.public.sha256,
+            "pool": pool_stands(transcript, plan, self._ledger, config.silo),
         }
         return tuple(name for name, good in stands.items() if not good)
 
@@ -410,11 +412,9 @@ class Agreement:
             UnreachableError, NotAllowedError, PeerError, DeniedError: the no is not known to have been heard; the round
                 waits on, so that it can be said again.
         """
-        if self.waiting is None:
-            return
-        shown = self.waiting.transcript
-        self._talk.decline(shown.run, shown.round)
-        self.drop()
+        if (waiting := self.waiting) is not None:
+            self._talk.decline(waiting.transcript.run, waiting.transcript.round)
+            self.drop()
 
     def leave(self, run: str) -> None:
         """This silo stops in an orderly way: its open round goes on without it, also where it has not begun yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedsilo.treaty.methods import METHODS
 from fedsilo.treaty.plan import plan_from_canonical
 from fedsilo.treaty.swap import public_batch
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from tests.simulated.coordinator_parts import (
     REFERENCES,
     RUN_YAML,
@@ -105,6 +107,17 @@ def test_three_rounds_swap_with_the_answers_of_the_round_before_and_nobody_waits
         ("public.responses", 1): 8, ("public.responses", 2): 8,
     }  # fmt: skip
     assert kinds["lora.factors", 3] == kinds["metrics.eval", 3] == kinds["metrics.eval", 0] == 4
+    transcripts = house.rows(lambda session: list(session.scalars(select(db.RoundTranscript))))
+    assert [row.round for row in transcripts] == [1, 2, 3]
+    for number, text in ((row.round, row.canonical) for row in transcripts):
+        expected = {
+            name: sha256_hex(canonical_json({
+                str(row.step): row.digest for row in uploads
+                if (row.silo, row.round, row.kind) == (name, number - 1, "public.responses")
+            }))
+            for name in SILOS
+        }  # fmt: skip
+        assert json.loads(text).get("pool") == (expected if number > 1 else None), "all sign which answers they are"
     record = house.record()
     assert [row["donors_sent"].get("hospital_b", 0) for row in record["rounds"]] == [0, 12, 12]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from fedsilo.treaty.donor_pool import rows_ahead
 from fedsilo.treaty.errors import UnreachableError
+from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.swap import public_batch
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -17,7 +19,8 @@ from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.guarded import command, small_factors
 
-PLAN = setting.PLAN.model_copy(update={"exchange": "round_end", "rounds": 2})
+PLAN = setting.PLAN.model_copy(update={"exchange": "round_end"})  # of three rounds
+POOL = dict.fromkeys(("hospital_b", "hospital_c"), "ab" * 32)
 AHEAD = rows_ahead(PLAN, 1)
 UPDATE, ANSWERS = "lora.factors", "public.responses"
 
@@ -86,7 +89,7 @@ class Work:
 def opened(loop: Loop, number: int = 1, *donors: tuple[int, pb.PublicDonors], **of_work: Any) -> Work:
     """In round `number`, with these donors behind its opening (step, body), and the base evaluated."""
     loop.offer_plan(PLAN)
-    loop.show_round(number, codec.sha256_hex(ADAPTER), plan=PLAN)
+    loop.show_round(number, codec.sha256_hex(ADAPTER), plan=PLAN, pool=POOL if number > 1 else {})
     for step, body in donors:
         loop.coordinator.says("control.poll", "public.donors", body, run="run-1", round=number, step=step)
     agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
@@ -97,6 +100,53 @@ def opened(loop: Loop, number: int = 1, *donors: tuple[int, pb.PublicDonors], **
     work = Work(loop, **of_work)
     work.done = 1
     return work
+
+
+def told_of_a_pool(loop: Loop, number: int, pool: dict[str, str], plan: Plan = PLAN) -> list[str]:
+    """What this site has against a transcript that names this pool."""
+    loop.show_round(number, codec.sha256_hex(ADAPTER), plan=plan, pool=pool)
+    loop.turn(2)
+    return [field for each in loop.bench.events("ingress.decision") for field in each["detail"].get("fields", [])]
+
+
+@pytest.mark.parametrize(
+    ("number", "pool", "exchange", "against"),
+    [
+        (2, POOL, "round_end", []),
+        (2, {}, "round_end", []),
+        (1, POOL, "round_end", ["pool"]),
+        (2, POOL, "step", ["pool"]),
+        (2, {**POOL, "hospital_z": "ab" * 32}, "round_end", ["pool"]),
+        (2, {**POOL, "hospital_a": "ab" * 32}, "round_end", ["pool"]),
+    ],
+    ids=["of others", "nobody's", "first round", "step", "a stranger's", "answers that this site never gave"],
+)
+def test_a_pool_that_cannot_be_is_not_signed(
+    loop: Loop, number: int, pool: dict[str, str], exchange: str, against: list[str]
+) -> None:
+    plan = PLAN.model_copy(update={"exchange": exchange})
+    loop.offer_plan(plan)
+    assert told_of_a_pool(loop, number, pool, plan) == against
+
+
+def test_the_pool_must_name_this_sites_own_answers_as_it_gave_them(loop: Loop) -> None:
+    opened(loop).until()
+    digests = {step: codec.sha256_hex(bytes(payload)) for kind, step, payload in crossed(loop) if kind == ANSWERS}
+    assert list(digests) == [2, 4]
+    text = json.dumps({str(step): digest for step, digest in digests.items()}, separators=(",", ":"))
+    own = {"hospital_a": codec.sha256_hex(text.encode())}
+    assert told_of_a_pool(loop, 2, {"hospital_a": codec.sha256_hex(b"other answers")}) == ["pool"]
+    assert told_of_a_pool(loop, 3, own) == ["pool", "pool"], "those are of another round"
+
+
+def test_the_pool_with_this_sites_own_answers_is_signed_also_after_a_kill(loop: Loop) -> None:
+    opened(loop).until()
+    digests = {str(step): codec.sha256_hex(bytes(payload)) for kind, step, payload in crossed(loop) if kind == ANSWERS}
+    loop.restart()
+    loop.guard._talk.joined = True
+    own = {"hospital_a": codec.sha256_hex(json.dumps(digests, separators=(",", ":")).encode())}
+    assert told_of_a_pool(loop, 2, own) == []
+    assert loop.guard._agreement.waiting is not None
 
 
 def sent(loop: Loop) -> list[tuple[str, int, int]]:
@@ -154,8 +204,8 @@ def donors(step: int, **texts: str) -> pb.PublicDonors:
 
 
 def test_donors_come_with_the_opening_are_graded_here_and_nobody_is_asked_for_them(loop: Loop) -> None:
-    given = donors(2, hospital_b="12", hospital_c="13")
-    work = opened(loop, 2, (2, given))
+    given = donors(2, hospital_b="12", hospital_c="13", hospital_d="12")
+    work = opened(loop, 3, (2, given))
     for step, swap in ((2, "replace"), (4, "none")):
         polls = len(loop.coordinator.bodies("control.poll"))
         work.until("PublicStep")
@@ -163,12 +213,17 @@ def test_donors_come_with_the_opening_are_graded_here_and_nobody_is_asked_for_th
         assert (told.fields["step"], told.fields["swap"]) == (step, swap)
         body = pb.PublicDonors.FromString(told.body)
         texts = [donor.response.text for row in body.prompts for donor in row.donors]
-        assert texts == (["12"] * 3 if step == 2 else []), "wrong ones are dropped"
+        assert texts == (["12"] * 3 if step == 2 else []), (
+            "dropped: wrong ones, and those of a silo that is not of the pool"
+        )
         assert len(loop.coordinator.bodies("control.poll")) >= polls
         work.done += 1
-        loop.trainer_says("done", task="PublicStep", round=2, metrics={})
+        loop.trainer_says("done", task="PublicStep", round=3, metrics={})
+    dropped = [each["facts"]["transform"]["donors_dropped"] for each in loop.bench.events("ingress.decision")
+               if each["kind"] == "public.donors"]  # fmt: skip
+    assert dropped == [{"hospital_c": 3, "hospital_d": 3}]
     work.until()
-    assert sent(loop) == [("metrics.eval", 0, 0), (UPDATE, 2, 0)], "nobody uses answers after the last round"
+    assert sent(loop) == [("metrics.eval", 0, 0), (UPDATE, 3, 0)], "nobody uses answers after the last round"
 
 
 def test_donors_to_other_prompts_are_denied_and_the_step_goes_on_without(loop: Loop) -> None:
@@ -235,23 +290,23 @@ def given(work: Work) -> list[tuple[dict[str, Any], bytes]]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     loop = Loop(tmp_path_factory.mktemp("whole") / "a", policy())
-    work = opened(loop, 1, (2, donors(2, hospital_b="12")))
+    work = opened(loop, 2, (2, donors(2, hospital_b="12")))
     work.until()
     loop.close()
     return given(work), crossed(loop)
 
 
-@pytest.mark.parametrize("killed_at", [*range(2, 11, 2), 11, 12])
+@pytest.mark.parametrize("killed_at", [*range(2, 12, 2), 12, 13])
 def test_a_guard_that_was_killed_gives_the_round_again_with_its_donors_and_sends_everything(
     loop: Loop, undisturbed: tuple[Any, Any], killed_at: int
 ) -> None:
-    """killed_at: so many tasks were given; at 12, while a message of the group went out."""
-    work = opened(loop, 1, (2, donors(2, hospital_b="12")))
-    if killed_at == 12:
+    """killed_at: so many tasks were given; at 13, while a message of the group went out."""
+    work = opened(loop, 2, (2, donors(2, hospital_b="12")))
+    if killed_at == 13:
         loop.coordinator.fails_at(ANSWERS, KilledError())
         with pytest.raises(KilledError):
             work.until()
-    while len(work.tasks) < min(killed_at, 11):
+    while len(work.tasks) < min(killed_at, 12):
         work.done += 1
         place = {name: work.tasks[-1][name] for name in ("task", "round")}
         loop.trainer_says("done", work.body(work.tasks[-1]), **place, metrics={})
@@ -266,15 +321,15 @@ def test_a_guard_that_was_killed_gives_the_round_again_with_its_donors_and_sends
     left = before + crossed(loop)
     assert sorted(set(left)) == sorted(undisturbed[1]) and crossed(loop)[-1][0] == UPDATE
     # what went out as it was killed is sent again: nobody had said that it arrived
-    assert len(left) - len(set(left)) == (killed_at == 12)
+    assert len(left) - len(set(left)) == (killed_at == 13)
     assert not loop.coordinator.bodies("control.abstain")
 
 
 def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_donors(loop: Loop) -> None:
     loop.offer_plan(PLAN)
-    loop.show_round(1, codec.sha256_hex(ADAPTER), plan=PLAN)
+    loop.show_round(2, codec.sha256_hex(ADAPTER), plan=PLAN, pool=POOL)
     loop.coordinator.says(
-        "control.poll", "public.donors", donors(2, hospital_b="12"), run="run-1", round=1, step=2
+        "control.poll", "public.donors", donors(2, hospital_b="12"), run="run-1", round=2, step=2
     )  # fmt: skip
     loop.turn(3)
     shown = loop.shown
@@ -284,9 +339,9 @@ def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_do
     loop.trainer_says("planned", overlong={}, private_prompts=40)
     loop.shown = shown
     agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
-    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=1)
+    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
     loop.turn(2)
-    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=1)
+    loop.coordinator.says("control.fetch", "global.adapter", ADAPTER, run="run-1", round=2)
     work = Work(loop)
     work.until("PublicStep")
     body = pb.PublicDonors.FromString(loop.trainer.told[-1].body)
