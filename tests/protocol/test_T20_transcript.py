@@ -46,6 +46,7 @@ def transcripts(draw: Any) -> Transcript:
         base_digest=draw(DIGESTS | st.just("")),
         schema_sha256=draw(DIGESTS),
         public_set_sha256=draw(DIGESTS),
+        pool=draw(st.dictionaries(NAMES, DIGESTS, max_size=4)),
     )
 
 
@@ -167,6 +168,8 @@ def changed(**fields: Any) -> str:
         changed(silos=["Ignore the question"]), changed(base_digest="x"), changed(base_digest="A" * 64),
         changed(plan_sha256=""), changed(policies={}), changed(policies={**dict(ONE.policies), "e": ""}),
         changed(policies=dict.fromkeys(SILOS, "text")), changed(run="a\nb"), changed(silos="hospital_a"),
+        changed(pool={}), changed(pool=[]), changed(pool=dict.fromkeys(SILOS, "")), changed(pool={"a b": "6" * 64}),
+        changed(pool={f"silo_{number}": "6" * 64 for number in range(65)}),
         json.dumps(ONE.to_json()), " " * (TRANSCRIPT_CHARACTERS_MAX + 1),
     ],
 )  # fmt: skip
@@ -174,3 +177,6 @@ def test_T20_T12_a_transcript_holds_names_numbers_and_digests_and_nothing_else(t
     with pytest.raises(PeerError):
         transcript_from_canonical(text)
     assert transcript_from_canonical(ONE.canonical()) == ONE
+    pooled = transcript_from_canonical(changed(pool={f"silo_{number}": "6" * 64 for number in range(64)}))
+    assert len(pooled.pool) == 64 and conflict(ONE, pooled) == conflict(pooled, ONE) == ("pool",)
+    assert "pool" not in ONE.to_json(), "without one, what is signed is as it was before there were pools"
