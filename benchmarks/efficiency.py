@@ -2,9 +2,10 @@
 
 Four silos of speeds 1:1:2:3 behind lines of 50 Mbit/s and 100 ms (`shaped_link`), real guards and a real coordinator,
 trainers that take their time and compute nothing (`paced_trainer`). Efficiency is GRPO steps a second that entered an
-aggregate, over the sum of what the four do alone, where no step waits for anything; evaluation is no step. Idle share:
-of the trainers' time between the first task of a run and its end, that in which there was no task. `equal`: each silo
-takes as many steps a round.
+aggregate, over the sum of what the four do alone, where no step waits for anything; evaluation is no step, and no more
+are the answers that are written for the next round. Idle share: of the trainers' time between the first task of a run
+and its end, that in which there was no task. `step`: each silo takes as many steps a round, and waits at public ones.
+`round_end`: slow ones take fewer, by the plan (`silo_steps`), and answers cross at the round's end.
 """
 
 from __future__ import annotations
@@ -64,6 +65,13 @@ class Conditions:
         return tuple(self.slowest_step_seconds / speed for speed in SPEEDS)
 
     @property
+    def silo_steps(self) -> dict[str, int]:
+        """Steps of a round in the time in which the fastest takes them all, of those that take fewer."""
+        names = [f"hospital_{'abcd'[number]}" for number in range(len(SPEEDS))]
+        steps = {name: self.local_steps * speed // max(SPEEDS) for name, speed in zip(names, SPEEDS, strict=True)}
+        return {name: count for name, count in steps.items() if count < self.local_steps}
+
+    @property
     def alone_steps_per_second(self) -> float:
         return sum(1.0 / seconds for seconds in self.step_seconds)
 
@@ -82,7 +90,8 @@ def main() -> int:
         given.megabytes, given.step_seconds, given.local_steps, given.rounds, given.mbit * 1e6, given.round_trip_seconds
     )
     figures: dict[str, Any] = {}
-    for name, plan in {"step": {"exchange": "step"}}.items():
+    at_the_end = {"exchange": "round_end", "silo_steps": conditions.silo_steps}
+    for name, plan in {"step": {"exchange": "step"}, "round_end": at_the_end}.items():
         with tempfile.TemporaryDirectory(prefix="fs") as folder:
             figures |= {f"{key}_{name}": value for key, value in measured(Path(folder), conditions, plan).items()}
     told = {
@@ -164,7 +173,8 @@ def measured(out: Path, conditions: Conditions, exchange: Mapping[str, object]) 
     with federation(out, conditions) as sites:
         begun, ended, rounds = carried_out(sites, conditions, exchange)
         tasks = {site.name: read_times(times_of(out, site), begun, ended) for site in sites.silos}
-    steps = sum(len(silos) * conditions.local_steps for silos in rounds)
+    fewer = dict(exchange.get("silo_steps", {}))
+    steps = sum(fewer.get(silo, conditions.local_steps) for silos in rounds for silo in silos)
     rate = steps / (ended - begun)
     busy = [sum(end - start for _, start, end in each) for each in tasks.values()]
     return {

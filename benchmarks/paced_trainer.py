@@ -60,7 +60,7 @@ class PacedTrainer(ConstantTrainer):
         begun = time.monotonic()
         task = str(message.fields["task"])
         answer = super()._task(message)
-        if task == "GeneratePublic":
+        if task in ("GeneratePublic", "AnswerAhead"):
             answer = LinkMessage(answer.type, answer.fields, encode(self._responses(message.fields)))
         time.sleep(self._step_seconds * self._share(task))
         with self._times.open("a") as file:
@@ -72,7 +72,7 @@ class PacedTrainer(ConstantTrainer):
         evaluation = SAMPLING_SHARE * self._evaluated / self._step_answers
         shares = {
             "PrivateStep": 1.0, "GeneratePublic": SAMPLING_SHARE, "PublicStep": 1.0 - SAMPLING_SHARE,
-            "Evaluate": evaluation,
+            "AnswerAhead": SAMPLING_SHARE, "Evaluate": evaluation,
         }  # fmt: skip
         return shares.get(task, 0.0)
 

@@ -237,8 +237,8 @@ class _Facts:
         self._uploads: dict[tuple[str, str, int], db.Upload] = {}
         for upload in session.scalars(query.order_by(db.Upload.received_at)):
             self._uploads.setdefault((upload.silo, upload.kind, upload.step), upload)
-        self._steps = [int(step) for step, indices in sorted(json.loads(row.public_steps).items(), key=_by_step)
-                       if indices]  # fmt: skip
+        asked = json.loads(row.public_steps) if plan.exchange == "step" else {}  # else answers end no step of the round
+        self._steps = [int(step) for step, indices in sorted(asked.items(), key=_by_step) if indices]
         self._kept_back = _kept_back(session, run.name, row.number)
         self._signed = _signed(marks, row.opened_at)
         transcript = session.get(db.RoundTranscript, (run.name, row.number))

@@ -10,7 +10,8 @@ An update and its answers are one group. The quorum counts updates. Answers with
 was slow, or its site said no to what the answers come from. An update without answers counts as any other: a site may
 let factors out and no text, and a step that lacks one silo's answers has the others'. A round that is abandoned since
 too few updates came still gives donors: the texts are as correct as before. The first round has none, and the last
-round's end asks for none.
+round's end asks for none. A silo that takes fewer steps by the plan answers for those that it takes, so that nobody
+waits for its answers instead.
 
 A silo has its donors before it begins: they are queued behind the round's opening, which a silo takes up only when
 `round.agreed` has come behind them.
@@ -171,7 +172,7 @@ class Silo(by_step.Silo):
             return self._take(replace(state, waits_for="result"))
         answered = {(offer.round, offer.step) for offer in state.group if offer.kind == "public.responses"}
         for step, rows in rows_ahead(state.plan, state.round).items():
-            if (state.round, step) not in answered:
+            if (state.round, step) not in answered and step <= state.plan.steps_of(state.silo):
                 return self._train(state, AnswerAhead(state.round, step, rows))
         return self._train(state, ExportDelta(state.round))
 
