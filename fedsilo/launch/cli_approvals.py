@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -36,6 +37,7 @@ cli_approvals_reading.add_to(app)
 MINUTES_MAX = 527_040.0  # 366 days; a release expires long before
 _COLUMNS_MIN, _COLUMNS_MAX = 60, 120
 _DIGEST_TYPED_CHARACTERS = 4
+_OF_ONE = re.compile(r"/\d+$")
 
 
 @app.command("list")
@@ -176,7 +178,9 @@ def _rule_line(rule: Mapping[str, Any]) -> str:
 @app.command("approve")
 @guarded("silo approvals approve")
 def approve(
-    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
+    release: Annotated[
+        str, typer.Argument(help="Such as r1/hospital_a/0; r1/hospital_a for all that is held of round 1.")
+    ],
     operator: OperatorOption,
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
@@ -189,22 +193,58 @@ def approve(
 ) -> None:
     """Approve exactly these bytes under this policy, with every finding read.
 
-    On a terminal the ends of the findings' ids and of the digest may be typed after reading the facts. Exit 9 while
-    more approvals are needed: this one counts.
+    On a terminal the ends of the findings' ids and of the digest may be typed after reading the facts; of a whole
+    round, nothing is answered before all of it was read. Exit 9 while more approvals are needed: this one counts.
     """
     loaded = load_site(config)
-    arguments = {"acknowledged": list(ack_finding)}
-    arguments |= _shown(loaded, release, expect_digest, expect_policy, acknowledged=ack_finding)
-    data = command(loaded, operator, "approvals.approve", arguments, request_id)
-    left = int(data["needed"]) - len(data["given"])
-    waits = HeldError(
-        f"{data['release']} stays held: {left} more of {data['needed']} approvals are needed",
+    group = [release]
+    if not _OF_ONE.search(release):
+        if expect_digest or expect_policy or request_id:
+            raise UsageError(
+                "--expect-digest, --expect-policy and --request-id are of one release", hint=f"such as {release}/0"
+            )
+        group = _held_of_round(loaded, release)
+    read = [
+        _shown(loaded, name, expect_digest, expect_policy, acknowledged=ack_finding) for name in group
+    ]  # all of them, before the first is answered
+    answers = []
+    for arguments in read:
+        given = {"acknowledged": list(ack_finding)} | arguments
+        answers.append(command(loaded, operator, "approvals.approve", given, request_id))
+    waiting = [answer for answer in answers if answer["state"] == "held"]
+    data = answers[0] if group == [release] else {"releases": answers}
+    emit(
+        "silo approvals approve", data, json_output=json_output, error=_still_held(waiting[0]) if waiting else None,
+        text="\n".join(
+            f"{each['release']}: {each['state']}, {len(each['given'])} of {each['needed']} approvals{recorded(each)}"
+            for each in answers
+        ),
+    )  # fmt: skip
+
+
+def _still_held(answer: Mapping[str, Any]) -> HeldError:
+    left = int(answer["needed"]) - len(answer["given"])
+    return HeldError(
+        f"{answer['release']} stays held: {left} more of {answer['needed']} approvals are needed",
         hint="it takes another person: silo approvals show names the roles",
     )
-    emit(
-        "silo approvals approve", data, json_output=json_output, error=waits if data["state"] == "held" else None,
-        text=f"{data['release']}: {data['state']}, {len(data['given'])} of {data['needed']} approvals{recorded(data)}",
-    )  # fmt: skip
+
+
+def _held_of_round(config: SiloConfig, group: str) -> list[str]:
+    """Releases of a round (r1/hospital_a) that wait, answers first: when the last update is there the round closes.
+
+    Raises:
+        NotFoundError: none waits. UsageError: no terminal, on which each is read.
+    """
+    with client_of(config) as client:
+        held = cli_approvals_reading.every_page(client, {"state": "held"})["releases"]
+    of_round = [row for row in held if str(row["id"]).rpartition("/")[0] == group]
+    if not of_round:
+        raise NotFoundError(f"nothing is held of {group!r}", hint="silo approvals list shows what is")
+    of_round.sort(key=lambda row: (row["kind"] != "public.responses", int(str(row["id"]).rpartition("/")[2])))
+    names = [str(row["id"]) for row in of_round]
+    _require_terminal("one release, --expect-digest and --expect-policy", f"held: {', '.join(names)}")
+    return names
 
 
 @app.command("reject")

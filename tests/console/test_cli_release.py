@@ -99,3 +99,56 @@ def test_on_a_terminal_the_digest_is_shown_and_typed_back(
     else:
         with pytest.raises(cli_approvals.UsageError, match="not the last 4 characters"):
             cli_approvals._halt_shown(config, KIND)
+
+
+@pytest.mark.parametrize("typed", ["right", "wrong at the last"])
+def test_a_whole_round_is_read_before_any_of_it_is_approved_and_the_update_goes_last(
+    site: Site, ask: Any, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    held = {
+        "r3/hospital_a/0": "lora.factors",
+        "r3/hospital_a/1": KIND,
+        "r3/hospital_a/10": KIND,
+        "r3/hospital_a/2": KIND,
+    }
+    rows = [{"id": name, "kind": kind} for name, kind in {**held, "r2/hospital_a/0": "lora.factors"}.items()]
+    digests = {name: f"{number:064x}" for number, name in enumerate(held, 0xABCD)}
+    approved: list[tuple[str, str]] = []
+
+    def approve(config: Any, operator: str, name: str, arguments: Any, request_id: str) -> Any:
+        approved.append((arguments["release"], arguments["digest"]))
+        return {"release": arguments["release"], "state": "approved", "given": [operator], "needed": 1}
+
+    shown = {"state": "held", "revision": 1, "policy": {"digest": "ef" * 32}, "noticed": []}
+    monkeypatch.setattr(cli_approvals.cli_approvals_reading, "every_page", lambda client, wanted: {"releases": rows})
+    site.desk.register_query(
+        "approval", lambda arguments: {**shown, "id": arguments["release"], "digest": digests[arguments["release"]]}
+    )
+    monkeypatch.setattr(cli_approvals, "command", approve)  # what is signed with real keys has tests of its own
+    monkeypatch.setattr(cli_approvals, "_release_text", lambda data, columns: str(data["id"]))
+    whole = ("approve", "r3/hospital_a", "--operator", "alice")
+    code, answer = ask(*whole)
+    assert (code, approved) == (2, []) and "r3/hospital_a/1, r3/hospital_a/2, r3/hospital_a/10" in answer["error"][
+        "hint"
+    ]
+    assert ask(*whole, "--expect-digest", "0" * 64)[0] == 2
+    assert ask("approve", "r4/hospital_a", "--operator", "alice")[0] == 8
+
+    order = ["r3/hospital_a/1", "r3/hospital_a/2", "r3/hospital_a/10", "r3/hospital_a/0"]
+    answers = [digests[name][-4:] for name in order]
+    if typed != "right":
+        answers[-1] = "none"
+    monkeypatch.setattr(cli_approvals.sys, "stdin", Terminal())
+    monkeypatch.setattr(cli_approvals, "_require_terminal", lambda *_: None)
+    monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: answers.pop(0))
+    monkeypatch.setattr(cli_approvals.typer, "echo", lambda text: None)
+    result = CliRunner().invoke(cli_approvals.app, list(whole))
+    if typed == "right":
+        assert result.exit_code == 0, result.output
+        assert approved == [(name, digests[name]) for name in order]
+    else:
+        assert (result.exit_code, approved) == (2, [])
