@@ -267,10 +267,9 @@ class RunKeeper:
             self._ignored_round = round_number - 1
             return  # nothing of the round has begun anywhere
         self._set_view(self._gate.view.settled())
-        told = told if self.again.begun else []
-        self._ignored_round = round_number - 1 if told else round_number
-        _log.warning("run %s is taken up again %s round %d", run, "in" if told else "after", round_number)
-        if round_number and not told and round_number not in waiting:
+        self._ignored_round = round_number - (begun := self.again.begun)
+        _log.warning("run %s is taken up again %s round %d", run, "in" if begun else "after", round_number)
+        if round_number and not begun and round_number not in waiting:
             self._talk.abstain(run, round_number, heard=False)
 
     def end_run(self, outcome: str) -> None:
