@@ -11,7 +11,15 @@ import pytest
 
 from fedsilo.treaty.averaging import mean_delta
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, UsageError
-from fedsilo.treaty.method import Evaluate, ExportDelta, GeneratePublic, LoadAdapter, PrivateStep, PublicStep
+from fedsilo.treaty.method import (
+    AnswerAhead,
+    Evaluate,
+    ExportDelta,
+    GeneratePublic,
+    LoadAdapter,
+    PrivateStep,
+    PublicStep,
+)
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode, decode_factors, encode_factors
@@ -19,6 +27,7 @@ from silo.sampling import PrivateSampler
 from silo.trainer.adapters.lora import LoraShape
 from silo.trainer.agreement import Limits
 from silo.trainer.evaluation import DONORS_TRAINED
+from silo.trainer.grading import grade_distinct
 from silo.trainer.session import Session
 from silo.trainer.task_fields import task_from_fields
 from tests.algorithms.tiny import (
@@ -47,6 +56,40 @@ def delta_of(session: Session) -> dict[str, np.ndarray[Any, Any]]:
 
 def generated(session: Session, step: int = 2, offer: str = "correct") -> pb.PublicResponses:
     return decode(pb.PublicResponses, session.carry_out(GeneratePublic(1, step, (4, 0, 9), offer)).body)
+
+
+def test_answers_ahead_are_the_right_ones_of_the_trained_policy_and_train_nothing() -> None:
+    """exchange: round_end (methods 2.2)."""
+    session, _ = begun()
+    asked = (4, 0, 9)
+    generated(session, offer="none")
+    first = session.carry_out(AnswerAhead(1, 2, asked))
+    session.carry_out(PublicStep(1, 2, "none", pb.PublicDonors()))  # its own answers still wait for it
+    before = delta_of(session)
+    body = decode(pb.PublicResponses, session.carry_out(AnswerAhead(1, 2, asked)).body)
+    after = delta_of(session)
+    assert all((before[name] == after[name]).all() for name in before)
+    assert [row.prompt_index for row in body.prompts] == list(asked)
+    assert [row.samples for row in body.prompts] == [
+        len(row.responses) for row in generated(session, offer="all").prompts
+    ]
+    material = session._material
+    pairs = [
+        (response.text, material.public[row.prompt_index].answer)
+        for row in body.prompts
+        for response in row.responses
+    ]
+    assert pairs and all(mark.correct for mark in grade_distinct(material.public_grader, pairs))
+    assert set(first.metrics) == {
+        "rollout_seconds",
+        "grade_seconds",
+        "agreement_seconds",
+        "seconds",
+        "reencoding_mismatches",
+    }
+    again = decode(pb.PublicResponses, session.carry_out(AnswerAhead(1, 2, asked)).body)
+    other_step = decode(pb.PublicResponses, session.carry_out(AnswerAhead(1, 4, asked)).body)
+    assert again == body != other_step, "drawn by round, step, row and sample"
 
 
 def test_export_names_the_base_and_holds_every_tensor() -> None:
@@ -426,6 +469,7 @@ def test_schema_of_another_model_is_refused() -> None:
             {"task": "GeneratePublic", "round": 1, "step": 2, "prompt_indices": [3, 1], "offer": "all"},
             GeneratePublic(1, 2, (3, 1), "all"),
         ),
+        ({"task": "AnswerAhead", "round": 1, "for_step": 2, "prompt_indices": [3, 1]}, AnswerAhead(1, 2, (3, 1))),
         ({"task": "ExportDelta", "round": 2}, ExportDelta(2)),
         ({"task": "Evaluate", "round": 0, "digest": ""}, Evaluate(0, "")),
     ],
