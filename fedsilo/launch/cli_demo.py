@@ -29,6 +29,9 @@ def demo(
     method: Annotated[str, typer.Option("--method", help="pubswap, pubswap-random, public-no-swap, fedavg-grpo.")] = (
         "pubswap"
     ),
+    exchange: Annotated[
+        str, typer.Option("--exchange", help="step, or round_end: silos wait for nobody inside a round.")
+    ] = "step",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Data split, rollouts and site secrets follow.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Empty folder for everything; it stays.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of `fedsilo data from-sets`.")] = None,
@@ -79,6 +82,7 @@ def demo(
             rounds=rounds,
             local_steps=local_steps,
             method=method,
+            exchange=exchange,
             data=data.absolute() if data else None,
             compare=compare,
             hold=on_terminal,

@@ -53,6 +53,7 @@ class DemoOptions:
     """Attributes:
     out: empty folder for everything; it stays.
     local_steps: GRPO steps of a silo in a round; None for what the README's figures are made with.
+    exchange: of answers to public prompts, step or round_end.
     data: folder of `fedsilo data`; None makes the demo's own set from `seed`.
     compare: a second method, run afterwards from the same start; empty for none.
     hold: hold hospital_a's first factor release for a person.
@@ -66,6 +67,7 @@ class DemoOptions:
     rounds: int | None = None
     local_steps: int | None = None
     method: str = "pubswap"
+    exchange: str = "step"
     data: Path | None = None
     compare: str = ""
     hold: bool = False
@@ -83,7 +85,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
 
     Raises:
         ConflictError: `out` is not empty.
-        UsageError: an unknown method, or a comparison that the ruleset does not cover.
+        UsageError: an unknown method, an exchange that it has not, or a comparison that the ruleset does not cover.
         OperationError: a process did not start, or ended by itself.
     """
     from fedsilo.launch.data_folder import read_data_folder
@@ -92,6 +94,13 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
     from fedsilo.treaty.methods import method_named
 
     method = method_named(options.method)
+    if options.exchange not in method.exchanges:
+        raise UsageError(
+            f"{options.method} has no exchange {options.exchange!r}",
+            hint=f"one of: {', '.join(sorted(method.exchanges))}",
+        )
+    if options.exchange != "step" and options.attacks:
+        raise UsageError("--leak and --attack are made for --exchange step")
     own_set = options.data is None
     local_steps = options.local_steps or (LOCAL_STEPS if own_set else TEXT_LOCAL_STEPS)
     rounds = options.rounds or (ROUNDS if own_set else TEXT_ROUNDS)
@@ -176,7 +185,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         if witness is not None:
             witness.start()
         processes = _start(children, sites, options.out / "logs", say, witness=witness, hostile=hostile)
-        fields = {"method": options.method, **fields}
+        fields = {"method": options.method, "exchange": options.exchange, **fields}
         if hostile is not None:
             outcome = _carry_out_attacks(children, sites, fields, suffix, say, hostile, options.out / "logs")
         else:
@@ -184,7 +193,9 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         compared = {}
         if options.compare:
             say(f"again from the same start with {options.compare}")
-            compared = _carry_out(children, sites, {**fields, "method": options.compare}, f"run-2{suffix}", say, None)
+            known = method_named(options.compare).exchanges
+            other = {"method": options.compare, "exchange": options.exchange if options.exchange in known else "step"}
+            compared = _carry_out(children, sites, {**fields, **other}, f"run-2{suffix}", say, None)
         say("stopping")
     finally:
         killed = children.stop()

@@ -135,6 +135,8 @@ def test_what_cannot_be_shown_is_refused_before_anything_starts(tmp_path: Path) 
         (("--leak", "--rounds", "1"), "2 rounds"),
         (("--attack", "no_such"), "no attack"),
         (("--leak", "--compare", "public-no-swap"), "--compare"),
+        (("--leak", "--exchange", "round_end"), "--exchange step"),
+        (("--method", "fedavg-grpo", "--exchange", "round_end"), "has no exchange"),
     ):
         reply = command("fedsilo", "demo", "--no-console", "--out", tmp_path / "out", *options)
         assert reply.exit_code in (2, 8) and words in json.dumps(reply.envelope["error"])
