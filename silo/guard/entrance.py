@@ -106,17 +106,10 @@ class Entrance:
         # A screen that failed has no hits to go by: nothing is dropped for it, and the whole message is denied.
         clean = [not hit for hit in hits] if len(hits) == len(verdicts) else [True] * len(verdicts)
         # A method that trains on the whole pool wants the wrong ones too, where the policy says so.
-        pool = judge.view.pool
-        known = [
-            pool is None or donor.origin in pool
-            for prompt in body.prompts
-            for donor in prompt.donors
-            if donor.HasField("response")
-        ]
-        good = [
-            (right or not block.verify_locally) and fine and named
-            for right, fine, named in zip(verdicts, clean, known, strict=True)
-        ]
+        good = [(right or not block.verify_locally) and fine for right, fine in zip(verdicts, clean, strict=True)]
+        if (pool := judge.view.pool) is not None:
+            written = [donor for prompt in body.prompts for donor in prompt.donors if donor.HasField("response")]
+            good = [fine and donor.origin in pool for fine, donor in zip(good, written, strict=True)]
         most = donors_of_one_peer_most(block, answers_of_step(body, judge.view.plan))
         keep = within_share(body, good, most)
         kept, dropped = drop_wrong_donors(body, keep)
