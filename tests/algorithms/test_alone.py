@@ -33,13 +33,13 @@ pytestmark = pytest.mark.torch
 ROUNDS = 2
 
 
-def alone(method: str) -> Plan:
-    plan = make_plan(method=method, silos=("a", "b", "c"), quorum=3, rounds=ROUNDS)
+def alone(method: str, exchange: str = "step") -> Plan:
+    plan = make_plan(method=method, exchange=exchange, silos=("a", "b", "c"), quorum=3, rounds=ROUNDS)
     return plan_alone(plan, "a", "local-only")
 
 
-def trained(method: str, **changes: Any) -> tuple[bytes, list[TrainerTask]]:
-    plan = alone(method)
+def trained(method: str, exchange: str = "step", **changes: Any) -> tuple[bytes, list[TrainerTask]]:
+    plan = alone(method, exchange)
     session, shape = make_session(plan=plan, **changes)
     tasks: list[TrainerTask] = []
 
@@ -73,6 +73,7 @@ def test_without_others_pubswap_is_own_answers_only_bit_for_bit(tmp_path: Path) 
     adapter, tasks = trained("pubswap")
     assert sha256_hex(adapter) == expected
     assert sha256_hex(trained("public-no-swap")[0]) == expected
+    assert sha256_hex(trained("pubswap", "round_end")[0]) == expected
     assert [type(task).__name__ for task in tasks if not isinstance(task, GeneratePublic)] == [
         "LoadAdapter", "PrivateStep", "PublicStep", "PrivateStep", "PublicStep", "ExportDelta",
     ] * ROUNDS  # fmt: skip
