@@ -346,3 +346,37 @@ def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_do
     work.until("PublicStep")
     body = pb.PublicDonors.FromString(loop.trainer.told[-1].body)
     assert [donor.origin for row in body.prompts for donor in row.donors] == ["hospital_b"] * 3
+
+
+def test_what_a_trainer_has_behind_it_is_not_given_again_and_its_answers_still_leave(loop: Loop) -> None:
+    work = opened(loop, 2, (2, donors(2, hospital_b="12")))
+    work.until("AnswerAhead")
+    loop.restart()
+    resumed = {"task": "PublicStep", "round": 2, "step": 4, "exact": True}
+    loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=resumed)
+    again = Work(loop)
+    again.until()
+    assert [fields["task"] for fields, _ in given(again)] == ["AnswerAhead", "AnswerAhead", "ExportDelta"]
+    assert [(kind, step) for kind, step, _ in crossed(loop)][-3:] == [(ANSWERS, 2), (ANSWERS, 4), (UPDATE, 0)]
+
+
+def test_figures_of_the_round_before_are_sent_once_over_a_kill(loop: Loop) -> None:
+    work, digest = opened(loop), codec.sha256_hex(ADAPTER)
+    work.until()
+    ended = loop.ended(committed=True, adapter_digest=digest, participants=["hospital_a", "hospital_b"])
+    loop.coordinator.says("control.poll", "round.result", ended, run="run-1", round=1)
+    loop.turn()
+    loop.show_round(2, digest, plan=PLAN, pool=POOL)
+    agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
+    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
+    loop.turn(3)
+    assert (work.tasks[-1]["task"], work.tasks[-1]["digest"]) == ("Evaluate", digest)
+    loop.coordinator.fails_at(ANSWERS, KilledError())
+    with pytest.raises(KilledError):
+        work.until()
+    figures = [(kind, number) for kind, number, _ in sent(loop) if kind == "metrics.eval"]
+    assert figures == [("metrics.eval", 0), ("metrics.eval", 1)]
+    loop.restart()
+    loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=None)
+    Work(loop).until()
+    assert {kind for kind, _, _ in sent(loop)} == {ANSWERS, UPDATE}, "the figures had left"
