@@ -62,8 +62,9 @@ def test_answers_ahead_are_the_right_ones_of_the_trained_policy_and_train_nothin
     """exchange: round_end (methods 2.2)."""
     session, _ = begun()
     asked = (4, 0, 9)
-    generated(session, offer="none")
+    own = generated(session)
     first = session.carry_out(AnswerAhead(1, 2, asked))
+    assert decode(pb.PublicResponses, first.body) != own, "of the same policy, and another draw"
     session.carry_out(PublicStep(1, 2, "none", pb.PublicDonors()))  # its own answers still wait for it
     before = delta_of(session)
     body = decode(pb.PublicResponses, session.carry_out(AnswerAhead(1, 2, asked)).body)

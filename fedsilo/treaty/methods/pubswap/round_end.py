@@ -62,7 +62,7 @@ class Coordinator(by_step.Coordinator):
         self, state: CoordinatorState, silo: str, step: int, body: pb.PublicResponses
     ) -> tuple[CoordinatorState, _Actions]:
         of_step = state.answers.get(step, {})
-        if state.phase != "open" or silo in of_step or step not in rows_ahead(state.plan, state.round):
+        if state.phase != "open" or step not in rows_ahead(state.plan, state.round):
             return state, ()
         return replace(state, answers={**state.answers, step: {**of_step, silo: body}}), ()
 
