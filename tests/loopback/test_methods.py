@@ -62,7 +62,7 @@ def test_answers_cross_at_the_rounds_end_and_are_the_next_rounds_donors(sites: F
     assert [row["participants"] for row in record["rounds"]] == [TAKES_PART] * 2
     asked = [sum(row["donors_sent"].values()) for row in record["rounds"]]
     trained = [sum(row["metrics"][silo]["donors_trained"][""] for silo in TAKES_PART) for row in record["rounds"]]
-    assert asked[0] == trained[0] == 0 and 0 < trained[1] <= asked[1], "taken from a list that is as long as may be"
+    assert asked[0] == trained[0] == 0 < asked[1] >= trained[1], "taken from a list that is as long as may be"
     for silo in TAKES_PART:
         content = [(line["kind"], line["round"], line["step"]) for line in sent_in(sites, silo, "round-end")
                    if line["kind"] in CONTENT]  # fmt: skip
@@ -76,7 +76,8 @@ def test_answers_cross_at_the_rounds_end_and_are_the_next_rounds_donors(sites: F
             if line["event"] == "ingress.decision" and line["kind"] == "public.donors"
         ]
         donors = [(verdict, facts) for verdict, facts in decided if facts["run"] == "round-end"]
-        assert [(verdict, facts["round"], facts["step"]) for verdict, facts in donors] == [
+        # none for a step at which the other had nothing right
+        assert {(verdict, facts["round"], facts["step"]) for verdict, facts in donors} <= {
             ("allow", 2, 2), ("allow", 2, 4),
-        ]  # fmt: skip
+        }  # fmt: skip
         assert all(facts["responses_wrong"] == 0 for _, facts in donors)

@@ -162,18 +162,19 @@ def test_answers_are_taken_to_the_next_rounds_prompts_and_to_no_others(tmp_path:
         each.join()
     until_quiet(silos)
 
-    def answered(step: int, rows: tuple[int, ...]) -> bool:
-        assert silo.plan is not None
-        number = house.driver.runs["run-1"].life.open_round
-        reply = silo.say("public.responses", silo.answers(rows), run="run-1", number=number, step=step)
-        return isinstance(reply, pb.Ack)
+    def answered(step: int, rows: tuple[int, ...], text: str = "") -> bool:
+        number, body = house.driver.runs["run-1"].life.open_round, silo.answers(rows)
+        if text:
+            body.prompts[0].responses.add(text=text, finish=pb.FINISH_STOP)
+        return isinstance(silo.say("public.responses", body, run="run-1", number=number, step=step), pb.Ack)
 
     assert silo.plan is not None and house.driver.runs["run-1"].life.open_round == 1
     rows, this_round = rows_ahead(silo.plan, 1), public_batch(silo.plan, 1, 2)
     assert set(this_round) != set(rows[2])
     assert not answered(2, this_round), "each silo answers this round's for itself"
     assert not answered(3, rows[2]), "no public step"
-    assert answered(2, rows[2])
+    assert not answered(2, rows[2], "wrong"), "the coordinator grades them too"
+    assert answered(2, rows[2], REFERENCES[rows[2][0]])
     silo.mute.clear()
     silo.offer("lora.factors", 1, 0, None)
     until_quiet(silos[1:])
