@@ -99,7 +99,8 @@ class RoundView:
         kept = (self._ledger.transcript(run, number) if number else None) or {}
         transcript = _transcript_of(kept)
         elapsed = self._now() if running else closed
-        phases = _phases(marks, opened, running=running, evaluates=number in self._view().evaluated)
+        by_step, evaluates = plan is None or plan.exchange == "step", number in self._view().evaluated
+        phases = _phases(marks, opened, running=running, evaluates=evaluates, by_step=by_step)
         result = next((mark for mark in marks if mark.event == _RESULT), None)
         return {
             "party": "silo", "run": run, "run_state": state, "method": plan.method if plan else "", "round": number,
@@ -180,15 +181,18 @@ class RoundView:
 # ---- phases ----------------------------------------------------------------------------------------
 
 
-def _phases(marks: Sequence[Mark], opened: float | None, *, running: bool, evaluates: bool) -> list[dict[str, Any]]:
-    """Consecutive stretches of time, each named by the record that ends it; the last is open while the round is."""
+def _phases(
+    marks: Sequence[Mark], opened: float | None, *, running: bool, evaluates: bool, by_step: bool
+) -> list[dict[str, Any]]:
+    """Consecutive stretches of time, each named by the record that ends it; the last is open while the round is.
+    by_step: answers leave, and donors come, at each public step; else with the update and the opening."""
     phases: list[dict[str, Any]] = []
     if opened is None:
         return phases
     last, held = opened, set[tuple[str, int]]()  # what waits for people: kind and step
     for mark in sorted(marks, key=lambda each: each.at):
         place = mark.kind, mark.step
-        word = _word_of(mark, held=place in held)
+        word = _word_of(mark, held=place in held, by_step=by_step)
         if mark.event == "egress.decision" and mark.verdict == "hold":
             held.add(place)
         elif mark.event == "egress.decision" or mark.event in _ENDED_HOLD:
@@ -206,18 +210,18 @@ def _phases(marks: Sequence[Mark], opened: float | None, *, running: bool, evalu
     return phases
 
 
-def _word_of(mark: Mark, *, held: bool) -> str | None:
+def _word_of(mark: Mark, *, held: bool, by_step: bool) -> str | None:
     match mark.event, mark.kind:
         case "round.agreed", _:
             return "sign"
         case "round.result", _:
             return "others"
         case "ingress.decision", "public.donors" if _let_in(mark):
-            return "pool"
+            return "pool" if by_step else None
         case "egress.decision" | "approval.deny" | "approval.expire", _ if held:
             return "approval"
         case "egress.decision", "public.responses":
-            return "train"
+            return "train" if by_step else None
         case "egress.decision", "metrics.eval":
             return "eval"
         case "egress.decision", _:
