@@ -33,7 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Case:
     trainer: messages at which a trainer dies, by silo.
     weather: seed of what the proxy does; None: nothing.
     clients: whether there are clients that hold their line.
+    exchange: of answers, as the plan says.
     """
 
     family: str
@@ -67,6 +68,7 @@ class Case:
     trainer: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     weather: int | None = None
     clients: bool = False
+    exchange: str = "step"
 
 
 @dataclass
@@ -134,7 +136,7 @@ def _played(
     with Clients(made) if case.clients else nullcontext():
         for name in made.site:
             made.start(name)
-        outcome = made.run(RUN, ROUNDS, weather.look if weather else made.wake_halted)
+        outcome = made.run(RUN, ROUNDS, weather.look if weather else made.wake_halted, exchange=case.exchange)
         if weather:
             weather.end()
             struck += [{"process": "lines", "struck": kind} for kind in weather.faults]
@@ -214,12 +216,13 @@ def bench(
     cases: int | None,
     keep: Path | None,
     told: Callable[[str], None],
+    exchange: str = "step",
 ) -> dict[str, Any]:
     rng = random.Random(seed)  # noqa: S311  # faults that can be repeated
     began, cpu = time.monotonic(), _cpu_seconds()
     if reason := why_not():
         raise SystemExit(reason)
-    whole = play(Case("none"), "", traced=True, keep=keep)
+    whole = play(Case("none", exchange=exchange), "", traced=True, keep=keep)
     if any(whole.problems.values()):
         raise SystemExit(f"the undisturbed run does not hold: {whole.problems}")
     points = points_of(whole.calls)
@@ -237,7 +240,7 @@ def bench(
         else:
             todo = [other_case(family, points, rng) for _ in range(CASES_OF_OTHERS if cases is None else cases)]
         for case in todo:
-            result = play(case, whole.digest, keep=keep)
+            result = play(replace(case, exchange=exchange), whole.digest, keep=keep)
             results.append(result)
             found = json.dumps(_wrong(result)) if _wrong(result) else "holds"
             told(f"{case.family}: {len(result.struck)} faults, {result.seconds:.1f} s, {found}")
@@ -254,7 +257,7 @@ def bench(
             "seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(_cpu_seconds() - cpu, 1),
         },
         "conditions": {
-            "seed": seed, "families": list(families), "rounds": ROUNDS, "silos": 2, "not_available": unavailable,
+            "seed": seed, "families": list(families), "rounds": ROUNDS, "exchange": exchange, "silos": 2, "not_available": unavailable,
             "cases_by_family": dict(Counter(result.case.family for result in results)),
             "faults_by_kind": dict(Counter(str(one["struck"]) for result in results for one in result.struck)),
             "failed": [
@@ -290,10 +293,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--victim", action="append", choices=VICTIMS, help="of kill: a process; several times for several"
     )
+    parser.add_argument("--exchange", choices=("step", "round_end"), default="step", help="of answers")
     parser.add_argument("--keep", type=Path, help="folder for what failed cases leave")
     given = parser.parse_args(arguments)
     found = bench(given.only or FAMILIES, given.victim or VICTIMS, given.seed, given.cases, given.keep,
-                  lambda line: print(line, file=sys.stderr, flush=True))  # fmt: skip
+                  lambda line: print(line, file=sys.stderr, flush=True), given.exchange)  # fmt: skip
     print(json.dumps(found, indent=None if given.json else 2))
     return 1 if found["figures"]["cases_failed"] else 0
 

@@ -115,7 +115,7 @@ class DigestTrainer(ConstantTrainer):
     def _answer_of(self, message: LinkMessage, task: str, fields: dict[str, Any]) -> LinkMessage:
         if task == "ExportDelta":
             body = self._export()
-        elif task == "GeneratePublic":
+        elif task in ("GeneratePublic", "AnswerAhead"):
             body = encode(self._responses(fields["prompt_indices"]))
         else:
             return super()._task(message)
