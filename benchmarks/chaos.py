@@ -257,7 +257,8 @@ def bench(
             "seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(_cpu_seconds() - cpu, 1),
         },
         "conditions": {
-            "seed": seed, "families": list(families), "rounds": ROUNDS, "exchange": exchange, "silos": 2, "not_available": unavailable,
+            "seed": seed, "families": list(families), "rounds": ROUNDS, "exchange": exchange, "silos": 2,
+            "not_available": unavailable,
             "cases_by_family": dict(Counter(result.case.family for result in results)),
             "faults_by_kind": dict(Counter(str(one["struck"]) for result in results for one in result.struck)),
             "failed": [
