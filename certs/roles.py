@@ -33,6 +33,9 @@ ACTIONS: Mapping[str, frozenset[Role]] = {
     "silo.resume": frozenset({"operator", "approver", "site-admin"}),
     "silo.leave": frozenset({"operator", "approver", "site-admin"}),
     "silo.stop": frozenset({"operator", "approver", "site-admin"}),  # drain
+    "adapter.accept": frozenset({"approver"}),
+    "adapter.refuse": frozenset({"operator", "approver", "site-admin"}),
+    "adapter.rollback": frozenset({"operator", "approver", "site-admin"}),
     "release.approve": frozenset({"approver"}),
     "release.reject": frozenset({"approver"}),
     "release.defer": frozenset({"approver"}),  # for oneself; whoever may answer

@@ -86,6 +86,7 @@ SILO: Mapping[str, Rule] = {
     "method": RELEASED, "rounds": RELEASED, "local_steps": RELEASED, "round": RELEASED, "step": RELEASED,
     # the trainer's own word for what it does, and whether people stopped it, are told to nobody
     "phase": LOCAL, "task": LOCAL, "paused": LOCAL, "halted": LOCAL, "screens": LOCAL, "overlong": LOCAL,
+    "adapter_held": LOCAL,  # the coordinator was told a code, and not of which adapter
     "run_paused": RELEASED,  # the coordinator's own word
     "trainer": Open(frozenset({"isolation"})),  # told in control.hello
     "policy": {"digest": RELEASED, "name": LOCAL, "mode": LOCAL, "made_of": LOCAL},
@@ -129,6 +130,7 @@ EVENTS: Mapping[str, Rule] = {
     "ingress.denied": {"kind": RELEASED, "round": RELEASED},
     "task.done": {"round": RELEASED, "step": RELEASED, "task": LOCAL, "metrics": LOCAL},
     "policy.loaded": {"policy": RELEASED, "change": LOCAL, "fields": LOCAL},
+    "adapter.held": LOCAL, "adapter.rolled_back": LOCAL,
     "trainer.failed": LOCAL, "halted": LOCAL, "halt.signed": LOCAL, "paused": LOCAL, "resumed": LOCAL,
     # of a coordinator
     "run.submitted": {"run": RELEASED, "method": RELEASED, "by": LOCAL},

@@ -21,6 +21,7 @@ from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.plan import Name, Sha256
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
+from silo.measuring import PromptSet
 
 LoadType = Literal["fp32", "bf16", "nf4", "fp8"]
 # A unix socket's address is a C string of 108 bytes, the closing zero among them.
@@ -131,6 +132,20 @@ class Rollout(_Closed):
         return tuple(value) if isinstance(value, list) else value
 
 
+class Acceptance(_Closed):
+    """A global adapter is measured on this site's own prompts before anything is trained from it (T20, T52)."""
+
+    prompts: tuple[PromptSet, ...] = Field(("private",), min_length=1)  # private: the rows of data.holdout_share
+    samples: int = Field(1, ge=1, le=64)  # answers to each prompt
+    drop_max: float = Field(0.05, ge=0, lt=1)  # of the share of right answers, against the last accepted adapter
+    prompts_min: int = Field(30, ge=2)  # with fewer nothing can be said, and the adapter is held
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+
+
 class Trainer(_Closed):
     """The training process. `child`: the guard starts it; `external`: somebody else does, and it dials `address`."""
 
@@ -197,6 +212,7 @@ class SiloConfig(_Closed):
     model: Model
     rollout: Rollout = Rollout()
     trainer: Trainer = Trainer()
+    acceptance: Acceptance | None = None  # None: no adapter is measured
     control: Control = Control()
     silos_on_this_host: int = Field(1, ge=1)  # only for the warning that threads x silos exceed the cores
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -266,6 +282,12 @@ def config_from(text: bytes, path: Path) -> SiloConfig:
         raise UsageError(
             f"{path}:{document.line_of(('charter_sha256',))}: charter_sha256: without effect, there is no charter",
             hint="charter: charter.yaml, or remove it",
+        )
+    measured = () if config.acceptance is None else config.acceptance.prompts
+    if "private" in measured and config.data.holdout_share == 0:
+        raise UsageError(
+            f"{path}:{document.line_of(('acceptance',))}: acceptance: no private rows are set aside to measure on",
+            hint="data.holdout_share: 0.1, or prompts: [held_out]",
         )
     for name, socket_path in (
         ("trainer.address", _unix_path(config.trainer)),

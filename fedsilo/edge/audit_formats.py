@@ -89,6 +89,10 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "run.abort": Meaning("run aborted by a person", 3),
     "silo.pause": Meaning("silo paused by a person", 2),
     "silo.resume": Meaning("silo resumed by a person", 2),
+    "adapter.verdict": Meaning("a global adapter measured on this site's own prompts"),
+    "adapter.accept": Meaning("held adapter accepted by a person", 3),
+    "adapter.refuse": Meaning("held adapter refused by a person", 2),
+    "adapter.rollback": Meaning("silo went back to an earlier adapter by a person's order", 3),
     "silo.leave": Meaning("silo left its run by a person's order", 3),
     "silo.stop": Meaning("silo stopped by a person", 3),
 }

@@ -24,6 +24,8 @@ class WireCode(StrEnum):
     """The closed list of refusals one party may tell another."""
 
     DECLINED = "DECLINED"  # the sending site's policy said no (B6: no reason is given)
+    ADAPTER_HELD = "ADAPTER_HELD"  # the sending site waits for a person before it trains on the round's adapter
+    ADAPTER_REFUSED = "ADAPTER_REFUSED"  # a person of the sending site said no to it
     INGRESS_DENIED = "INGRESS_DENIED"  # the receiver's policy said no
     NOT_A_MEMBER = "NOT_A_MEMBER"
     PROTOCOL_RANGE = "PROTOCOL_RANGE"

@@ -211,6 +211,10 @@ class AdapterStore:
             self._hashed.pop(path.name, None)
         write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)
 
+    def has_file(self, digest: str) -> bool:
+        """Whether there is a file of that name, whole or not."""
+        return digest.isalnum() and (self._folder / digest).is_file()
+
     def l2(self, digest: str) -> float | None:
         """L2 norm over all factors, as measured when it came in."""
         l2: float | None = self._known.get(digest, {}).get("l2")

@@ -180,18 +180,20 @@ class Conversation:
         body = pb.Abstain(round=round_number, step=step)
         say("control.abstain", body, run=run, round_number=round_number, step=step)
 
-    def decline(self, run: str, round_number: int = 0, *, heard: bool = True) -> None:
+    def decline(
+        self, run: str, round_number: int = 0, *, heard: bool = True, code: WireCode = WireCode.DECLINED
+    ) -> None:
         """Say no to a plan (round 0) or to a round of it. Whether a person or a rule said it here, it is the same
         messages with the same bytes in them: the reason is for this site's own log (B6, T18).
 
-        Args, Raises: as `abstain`.
+        Args, Raises: as `abstain`. code: of what is measured here, one of the two for adapters.
         """
-        self.tell_declined(run)
+        self.tell_declined(run, code)
         self.abstain(run, round_number, heard=heard)
 
-    def tell_declined(self, run: str) -> None:
+    def tell_declined(self, run: str, code: WireCode = WireCode.DECLINED) -> None:
         """Say in the one code for it that something is not let in here."""
-        self.tell("control.error", pb.ErrorReport(code=WireCode.DECLINED.value), run=run)
+        self.tell("control.error", pb.ErrorReport(code=code.value), run=run)
 
     def witness(self, *, same: bool = False) -> None:
         """Exchange checkpoints (threat T38): ours out, theirs in, each countersigned, and those of other silos.

@@ -30,7 +30,6 @@ from fedsilo.treaty.errors import (
     VerificationError,
     WireCode,
 )
-from fedsilo.treaty.method import TrainerTask
 from fedsilo.treaty.transcript import Equivocation
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
@@ -40,19 +39,21 @@ from silo.guard.events import Command, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
 from silo.guard.in_force import RECORDS_LOOKED_AT
+from silo.guard.incoming_adapters import AdapterRefused
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
 from silo.guard.orders import Orders
 from silo.guard.panel import Panel
 from silo.guard.release_keeping import keep_recorded_noes
 from silo.guard.releases import Releases
-from silo.guard.runs import AdapterRefused, RunKeeper
+from silo.guard.runs import RunKeeper
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.guard.trainer_report import ValuesUnusable, plain
 from silo.guard.transcripts import EQUIVOCATION, Agreement
 from silo.guard.witnessing import Witnessing
 from silo.link import LinkClosed, LinkMessage
+from silo.measuring import GuardTask
 
 _log = logging.getLogger("fedsilo.silo")
 
@@ -362,7 +363,7 @@ class Guard:
                     hint=self._trainer_log, code="TRAINER_FAILED",
                 )  # fmt: skip
 
-    def _tell_progress(self, task: TrainerTask) -> None:
+    def _tell_progress(self, task: GuardTask) -> None:
         """Where the task stands that we gave, whatever the trainer says of it: its numbers carry nothing out."""
         number, step = task.round, getattr(task, "step", 0)
         self._talk.tell("control.progress", pb.Progress(round=number, step=step), round_number=number, step=step)

@@ -8,7 +8,7 @@ Does not stop: a person whose role allows the order. The log names who gave it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from certs.commands import VerifiedCommand
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
+from silo.guard.adapter_orders import AdapterOrders
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
 from silo.guard.held_payloads import HeldPayloads
@@ -68,6 +69,7 @@ class Orders:
             ("policy.reload", "change.propose", self.reload),
         ):
             desk.register_command(name, action, self._on_loop_with(work))
+        AdapterOrders(self).register(desk, self._on_loop_with)
         payloads = HeldPayloads(
             self.ledger, self.audit, lambda: self.site.public.rows,
             record=lambda event, **fields: self.gate.record(event, **fields),  # noqa: PLW0108  # looked up when used
@@ -118,8 +120,8 @@ class Orders:
     def pause(self, command: VerifiedCommand) -> dict[str, Any]:
         """Begin no further step, also after a restart. Carried out also where nothing can be written: it lets nothing
         out; then it holds until the guard ends, and says so."""
-        run = self._run(command)
-        told = self._recorded("silo.pause", command, needed=False)
+        run = self.run_of(command)
+        told = self.recorded("silo.pause", command, needed=False)
         run.paused = True
         try:
             self.ledger.keep_paused(run.plan.run, True)
@@ -131,8 +133,8 @@ class Orders:
 
     def resume(self, command: VerifiedCommand) -> dict[str, Any]:
         """Raises OperationError: the log, or the ledger, takes nothing."""
-        run = self._run(command)
-        told = self._recorded("silo.resume", command, needed=True)
+        run = self.run_of(command)
+        told = self.recorded("silo.resume", command, needed=True)
         self.ledger.keep_paused(run.plan.run, False)
         run.paused = False
         self.panel.publish("resumed", {"by": command.person})
@@ -142,14 +144,14 @@ class Orders:
 
     def leave(self, command: VerifiedCommand) -> dict[str, Any]:
         """Raises NotFoundError: there is no run. OperationError: the log, or the ledger, takes nothing."""
-        run = self._run(command).plan.run
-        told = self._recorded("silo.leave", command, needed=True)
+        run = self.run_of(command).plan.run
+        told = self.recorded("silo.leave", command, needed=True)
         self.keeper.leaving.begin(run)
         self.keeper.end_run(LEFT)
         self.panel.show(None, link_fault=self.gate.counters.last_fault)
         return {"run": run, "left": True, **told}
 
-    def _run(self, command: VerifiedCommand) -> Participation:
+    def run_of(self, command: VerifiedCommand) -> Participation:
         self._require_same_run(command)
         if self.keeper.run is None:
             raise NotFoundError("there is no run here")
@@ -168,20 +170,24 @@ class Orders:
                 f"this silo is {now}, the order is of {str(shown)[:64]!r}", hint="look again", code="STALE_VIEW"
             )
 
-    def _recorded(self, event: str, command: VerifiedCommand, *, needed: bool) -> dict[str, int]:
+    def recorded(
+        self, event: str, command: VerifiedCommand, *, needed: bool, detail: Mapping[str, Any] | None = None
+    ) -> dict[str, int]:
         """The record of who ordered it, before it is done.
 
         Args:
             event: of the record.
             command: as verified.
             needed: without a record it is not done (T39).
+            detail: what it is about.
         """
-        detail = {
+        told = {
             "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
+            **(detail or {}),
         }  # fmt: skip
         run = {"run": self.gate.view.run} if self.gate.view.run else {}
         try:
-            number = self.gate.record(event, detail=detail, policy={"effective": self.gate.policy.digest}, **run)
+            number = self.gate.record(event, detail=told, policy={"effective": self.gate.policy.digest}, **run)
         except FedSiloError:
             if needed:
                 raise
@@ -209,6 +215,6 @@ class Orders:
     def stop_by(self, command: VerifiedCommand) -> dict[str, Any]:
         """Guard and trainer end, also where the log takes nothing."""
         self._require_same_run(command)
-        told = self._recorded("silo.stop", command, needed=False)
+        told = self.recorded("silo.stop", command, needed=False)
         self.stop()
         return {"stopping": True, "by": command.person, **told}

@@ -20,7 +20,6 @@ from fedsilo.edge.message_index import MessageIndex
 from fedsilo.edge.message_view import MessageView
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.edge.round_marks import RoundMarks
-from fedsilo.treaty.method import TrainerTask
 from silo.guard.curve_view import PROMPTS, CurveView, prompts_answered
 from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
@@ -33,6 +32,7 @@ from silo.guard.round_view import RoundView
 from silo.guard.site_view import SiteView
 from silo.guard.startup import Site
 from silo.guard.trainer_report import PROMPT_SETS, ValuesUnusable, counts, number, phase_in, ready_facts
+from silo.measuring import GuardTask
 
 # Of what the trainer reports with a finished task, this is shown.
 _METRICS_SHOWN = (
@@ -80,6 +80,7 @@ class Panel:
         self._metrics: dict[str, Any] = {}
         self._overlong: dict[str, Any] = {}
         self._shown: dict[str, Any] = {}
+        self.adapter_held = ""  # digest of a global adapter that waits for a person
         self._donors = {"used": 0, "wanted": 0}
         pages = LogPages(audit.directory)
         self.index = MessageIndex(pages, lambda: audit.size)
@@ -123,7 +124,7 @@ class Panel:
         self._task = {"name": fields.get("task"), "round": fields.get("round"), "step": fields.get("step", 0)}
         self._phase = {}
 
-    def step(self, fields: Mapping[str, Any], task: TrainerTask) -> None:
+    def step(self, fields: Mapping[str, Any], task: GuardTask) -> None:
         """What the trainer does now, at the step that it was given. Raises ValuesUnusable."""
         self._phase = {"round": task.round, "step": getattr(task, "step", 0), "phase": phase_in(fields)}
 
@@ -131,7 +132,7 @@ class Panel:
         """Raises ValuesUnusable."""
         self._overlong = counts("overlong", fields.get("overlong", {}), PROMPT_SETS)
 
-    def metrics(self, fields: Mapping[str, Any], task: TrainerTask) -> None:
+    def metrics(self, fields: Mapping[str, Any], task: GuardTask) -> None:
         """Keep the last value of each figure with where it comes from, and tell the watchers. Raises ValuesUnusable."""
         reported = fields.get("metrics", {})
         if not isinstance(reported, Mapping):
@@ -195,6 +196,7 @@ class Panel:
             "task": self._task.get("name") or "",
             "paused": bool(run and run.paused),
             "run_paused": bool(run and counters.run_paused),  # the coordinator says so
+            "adapter_held": self.adapter_held,
             "halted": self._gate.halted,
             "screens": {"halts": sorted(self._gate.screen_halts), "troubles": self._gate.screen_troubles()},
             "trainer": self._trainer,

@@ -41,6 +41,7 @@ from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.schema import LoraSchema
 from silo.guard.messages import decoded_factors
 from silo.link import LinkMessage
+from silo.measuring import MeasureHoldout
 from silo.sampling import PROMPTS_MAX, TaskGiver, Training
 
 
@@ -67,6 +68,15 @@ class Hands(Protocol):
     def has_behind(self, task: TrainerTask) -> bool:
         """The trainer has done this before a kill."""
 
+    def to_measure(self) -> MeasureHoldout | None:
+        """Before anything is trained from the open round's adapter: what the trainer was told to measure first.
+
+        None: nothing; or the round is not gone on with here.
+        """
+
+    def measured(self, body: bytes) -> None:
+        """The trainer's answer to that."""
+
     def trained(self, training: Training) -> None:
         """What the open round's update was trained on, before the update is offered."""
 
@@ -82,7 +92,7 @@ class Participation:
     silo: str
     hands: Hands
     state: Any = None
-    task: TrainerTask | None = None
+    task: TrainerTask | MeasureHoldout | None = None
     paused: bool = False
     _actions: deque[SiloAction] = field(default_factory=deque)
     _tensors: Mapping[str, Array] | None = None
@@ -119,6 +129,10 @@ class Participation:
                 action = self._actions[0]
                 if isinstance(action, Train) and (self.busy or self.paused):
                     return
+                if isinstance(action, Train) and isinstance(action.task, PrivateStep | GeneratePublic):
+                    self.task = self.hands.to_measure()
+                    if self.busy or not self._actions:
+                        return
                 if isinstance(action, Offer):
                     # Offered once, whatever comes of it: what was sent before a failure is not sent again.
                     self._actions.popleft()
@@ -205,6 +219,10 @@ class Participation:
             self._task_is_void = False
             self.advance()
             return
+        if isinstance(task, MeasureHoldout):
+            self.hands.measured(body)
+            self.advance()
+            return
         try:
             offered = self._parsed(task, body)
         except PeerError as error:
@@ -228,7 +246,7 @@ class Participation:
         return None
 
 
-def fields_of(task: TrainerTask) -> dict[str, Any]:
+def fields_of(task: TrainerTask | MeasureHoldout) -> dict[str, Any]:
     """A task as the fields of a link message; donors travel as its body."""
     fields: dict[str, Any] = {"task": type(task).__name__}
     for item in dataclasses.fields(task):

@@ -24,30 +24,28 @@ from fedsilo.treaty.methods import method_named, require_exchange
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
+from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.conversation import Conversation
-from silo.guard.fetching import fetch
 from silo.guard.gate import Gate
 from silo.guard.held_plans import HeldPlans
+from silo.guard.incoming_adapters import stored_or_fetched
 from silo.guard.leaving import Leaving
 from silo.guard.ledger import Ledger, OutboxItem, Release
-from silo.guard.messages import Denied, Held, Inbound, IngressDenied
+from silo.guard.messages import Denied, Held, Inbound
 from silo.guard.panel import Panel
-from silo.guard.participation import Participation, plan_message
+from silo.guard.participation import Participation, fields_of, plan_message
 from silo.guard.releases import Releases, Settled
 from silo.guard.round_again import RoundAgain
 from silo.guard.startup import Site, require_same_training, trained_with
 from silo.guard.supervisor import TrainerHandle
 from silo.guard.transcripts import Agreement, TranscriptRefused
 from silo.link import LinkClosed, LinkMessage
+from silo.measuring import MeasureHoldout
 from silo.sampling import TaskGiver, Training
 
 _log = logging.getLogger("fedsilo.silo")
-
-
-class AdapterRefused(PeerError):
-    """The coordinator answered, but not with the adapter that the round is about."""
 
 
 class RunKeeper:
@@ -98,6 +96,7 @@ class RunKeeper:
         self.deadlines: list[tuple[float, str]] = []
         self.plan_held = False
         self._plans = HeldPlans(ledger=ledger, releases=releases, panel=panel, talk=talk)
+        self.acceptance = Acceptance(site.config, gate=gate, adapters=adapters, panel=panel)
         self.leaving = Leaving(ledger=ledger, gate=gate, talk=talk)
 
     # ---- what comes in -----------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class RunKeeper:
         self._fed.add(mark)
         if isinstance(item.body, pb.RoundOpen):
             self._talk.round_opened()
-            self._set_view(self._gate.view.opened(item.round, item.body))
+            self._set_view(self.acceptance.anchored(self._gate.view.opened(item.round, item.body)))
             if item.round == 1:
                 self._ledger.remember_of_run(item.run, "start_adapter", item.body.base_digest)
             self._offered.clear()
@@ -289,7 +288,7 @@ class RunKeeper:
 
     # ---- trouble -----------------------------------------------------------------------------------
 
-    def abandon_round(self) -> None:
+    def abandon_round(self, code: WireCode = WireCode.DECLINED) -> None:
         """The round cannot go on here, since its adapter is not let in: stand aside until the next one."""
         if self.run is None:
             return
@@ -298,7 +297,7 @@ class RunKeeper:
         self.sit_out(run, number)
         self._panel.publish("round.abandoned", {"run": run, "round": number})
         if number:
-            self._talk.decline(run, number, heard=False)
+            self._talk.decline(run, number, heard=False, code=code)
 
     def sit_out(self, run: str, number: int) -> bool:
         """Of this round nothing more is taken in, and nothing more is done. False: it is not the open one."""
@@ -319,6 +318,15 @@ class RunKeeper:
         if self.run is not None and self.run.plan.run == run:
             self._miss(run, round_number, step)
             self.run.deadline(f"donors/{round_number}/{step}")
+
+    def leave_refused_round(self) -> bool:
+        """The open round begins with an adapter that a person refused: stand aside. False: it does not."""
+        if refused := self.acceptance.is_refused(self._gate.view.base_digest):
+            self.abandon_round(WireCode.ADAPTER_REFUSED)
+        return refused
+
+    def change_view(self, change: Callable[[RunView], RunView]) -> None:
+        self._set_view(change(self._gate.view))
 
     def _set_view(self, view: RunView) -> None:
         self._gate.view = view
@@ -457,31 +465,25 @@ class RunKeeper:
         self._panel.task(fields)
 
     def adapter(self, digest: str) -> bytes:
-        view = self._gate.view
-        frozen = view.plan.lora.frozen_sha256 if view.plan is not None else ""
-        # One that was measured from another than this run's last adapter was never measured from that (T20).
-        after = None if view.last_adapter in ("", digest) else view.step_from
-        stored = self._adapters.find(digest, frozen_sha256=frozen, after=after)
-        if stored is None:
-            try:
-                bytes_max = 2 * self._site.schema.payload_bytes  # as of what the gate takes
-                answer = fetch(self._talk, self._adapters, digest, bytes_max=bytes_max)
-            except IngressDenied:
-                raise
-            except PeerError as error:
-                raise AdapterRefused(error.wire_code, error.message) from error
-            if answer.kind != "global.adapter" or answer.digest != digest:
-                self._gate.record(
-                    "ingress.decision", run=self._gate.view.run, round=self._gate.view.round, kind=answer.kind,
-                    decision="deny", reasons=[WireCode.DIGEST_MISMATCH.value], direction="ingress",
-                    payload=self._gate.digests(answer.kind, answer.payload),
-                )  # fmt: skip
-                raise AdapterRefused(WireCode.DIGEST_MISMATCH, f"the coordinator did not give adapter {digest[:12]}")
-            self._adapters.keep(digest, answer.payload, answer.facts.get("l2"), frozen, view.step_from, view.adapters)
-            stored = answer.payload
+        bytes_max = 2 * self._site.schema.payload_bytes  # as of what the gate takes
+        kept = self.acceptance.kept(self._gate.view.run)
+        stored = stored_or_fetched(digest, self._adapters, self._gate, self._talk, bytes_max=bytes_max, in_use=kept)
         if digest == self._gate.view.base_digest:
             self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
         return stored
+
+    def to_measure(self) -> MeasureHoldout | None:
+        due = self.acceptance.due(self._gate.view)
+        if isinstance(due, WireCode):
+            self.abandon_round(due)
+        elif due is not None:
+            self.train(fields_of(due), self.acceptance.payload())
+            return due
+        return None
+
+    def measured(self, body: bytes) -> None:
+        if (code := self.acceptance.take(body, self._gate.view)) is not None:
+            self.abandon_round(code)
 
     def start_deadline(self, name: str, seconds: float) -> None:
         self.deadlines.append((self._monotonic() + seconds, name))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,14 +22,6 @@ PASS_AT_1 = "pass_at_1"  # a metric's name
 PASS_AT_1_GREEDY = "pass_at_1_greedy"  # a metric's name
 DONORS_TRAINED = "donors_trained"  # a metric's name
 DECIMALS = 4  # the grid of metrics.eval
-
-
-@dataclass(frozen=True)
-class MeasureHoldout:
-    """The task of `silo report benefit`, which no method knows and no guard gives: see `measure_holdout`."""
-
-    samples: int
-    round: int = 0
 
 
 def evaluate(
@@ -77,7 +68,7 @@ def measure_holdout(
     site_secret: bytes,
     samples: int,
 ) -> bytes:
-    """Answer the rows of the private holdout `samples` times and once greedily, with whatever policy `engine` holds.
+    """Answer the rows of a holdout `samples` times and once greedily, with whatever policy `engine` holds.
 
     Left out and counted: a row whose prompt is longer than the plan allows, and one whose prompt is also public, since
     public prompts are trained on (compared as in `clusters_of`). Draws are keyed by the site secret, the row's id and

@@ -30,13 +30,13 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
 from fedsilo.treaty.wire.codec import decode_factors, encode, encode_factors
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
+from silo.measuring import MeasureHoldout
 from silo.trainer import evaluation
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import Limits
 from silo.trainer.agreement_watch import AgreementWatch, keyed_draw
 from silo.trainer.batch import Answer, Group
 from silo.trainer.data import Prompt, PromptSet, TaskRow, encode_prompts, split_holdout
-from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.grading import Grader, grade_distinct
 from silo.trainer.public import DonorIntake, OwnAnswers, SwapFigures, responses_message
 from silo.trainer.resume import OpenStep, Position, SessionState, restore, same_surroundings, state_of
@@ -393,16 +393,17 @@ class Session:
         return Done(metrics, encode(message))
 
     def _measure(self, run: _Run, task: MeasureHoldout, body: bytes) -> Done:
-        self._on_phase(0, 0, "rollout")
-        with _policy_of(run, body, "private"):
+        self._on_phase(task.round, 0, "rollout")
+        site, private = self._material, task.rows == "private"
+        with _policy_of(run, body, "private" if private else "public"):
             verdicts = evaluation.measure_holdout(
                 run.engine,
-                self._material.codec,
-                self.split.holdout,
-                self._material.public,
-                self._material.private_grader,
+                site.codec,
+                self.split.holdout if private else site.held_out[: run.plan.evaluation.prompts],
+                site.public,
+                site.private_grader if private else site.held_out_grader,
                 plan=run.plan,
-                site_secret=self._material.site_secret,
+                site_secret=site.site_secret,
                 samples=task.samples,
             )
         return Done({}, verdicts)

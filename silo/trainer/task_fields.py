@@ -18,7 +18,9 @@ from fedsilo.treaty.method import (
 )
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import decode
-from silo.trainer.evaluation import MeasureHoldout
+from silo.measuring import MeasureHoldout, PromptSet
+
+_SETS: Mapping[str, PromptSet] = {"private": "private", "held_out": "held_out"}
 
 
 def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | MeasureHoldout:
@@ -48,7 +50,7 @@ def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | Me
             case "Evaluate":
                 return Evaluate(round_number, str(fields["digest"]))
             case "MeasureHoldout":
-                return MeasureHoldout(int(fields["samples"]))
+                return MeasureHoldout(int(fields["samples"]), round_number, _SETS[str(fields.get("rows", "private"))])
     except (KeyError, TypeError, ValueError) as error:
         raise OperationError(f"a task's field is missing or of another type: {error}", code="BAD_TASK") from error
     raise OperationError(f"there is no task {str(fields['task'])[:40]!r}", code="BAD_TASK")

@@ -12,8 +12,8 @@ import pytest
 
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.method import LoadAdapter, PrivateStep
+from silo.measuring import MeasureHoldout
 from silo.trainer.data import clusters_of, split_holdout
-from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.task_fields import task_from_fields
 from tests.algorithms.tiny import (
     Row,

@@ -18,9 +18,9 @@ from fedsilo.treaty.freezing import Freeze
 from fedsilo.treaty.method import TrainerTask
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire.codec import encode_factors, sha256_hex
+from silo.measuring import MeasureHoldout
 from silo.sampling import TaskGiver
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
-from silo.trainer.evaluation import MeasureHoldout
 from silo.trainer.session import Done, Material, Session
 from silo.trainer.text import TextCodec
 

@@ -21,6 +21,7 @@ from fedsilo.treaty.transcript import RoundEnd, Transcript, sign_end, sign_trans
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
+from silo.config import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
@@ -125,6 +126,7 @@ class Loop:
     folder: Path
     policy: Policy
     load: str = "fp32"
+    acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(log=self._coordinator_log())
@@ -143,7 +145,7 @@ class Loop:
             silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder, spiffe_id=setting.SILO,
             model=SimpleNamespace(load=self.load), coordinator=SimpleNamespace(address="host:1"),
             data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="choice")),
-            held_out_verifier="choice",
+            held_out_verifier="choice", acceptance=self.acceptance,
         )  # fmt: skip
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=setting.SCHEMA, public=tasks, held_out=tasks,

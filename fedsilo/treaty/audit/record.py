@@ -44,7 +44,7 @@ EVENTS: Final = frozenset(
         "secagg.step", "halt", "release", "release.defer", "tail.repaired", "segment.close", "clock.jump",
         "payload.read", "retention.payloads", "retention.records",
         "run.submit", "run.start", "run.pause", "run.resume", "run.abort", "silo.pause", "silo.resume", "silo.stop",
-        "silo.leave",
+        "silo.leave", "adapter.verdict", "adapter.accept", "adapter.refuse", "adapter.rollback",
     }
 )  # fmt: skip
 

@@ -1,0 +1,330 @@
+"""Which global adapters this site trains from, measured on its own prompts first, and which it holds (T20, T52).
+
+    first step of a round -> is its adapter the last accepted one?      -> train
+                          -> measure it, and the last accepted one      -> accepted: train
+                                                                        -> drop, too few: held, the round without us
+    a person of the site  -> accept anyway | refuse | roll back         -> the next round
+
+The first adapter of a run is measured against the base model. What is known is on the disk before it has an effect, so
+a restart neither trains on a held adapter nor measures an accepted one again. Of what was measured nothing crosses:
+the coordinator hears one code, ADAPTER_HELD or ADAPTER_REFUSED, and that this silo stands aside.
+
+Without `acceptance:` in the site's configuration nothing is measured or held; what was trained from is kept all the
+same, for `silo rollback`.
+
+Does not stop: a backdoor whose trigger stands in none of the prompts that are measured; a loss below the limit round by
+round; the one code, which tells the federation that such an adapter does worse here (up to one bit a round about the
+holdout). A site that refuses alone is outvoted: the quorum goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedsilo.edge.files import write_durably
+from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
+from silo.config import SiloConfig
+from silo.guard.acceptance_rule import REASONS, Verdicts, judge, sentence
+from silo.guard.adapters import AdapterStore
+from silo.guard.context import RunView
+from silo.guard.gate import Gate
+from silo.guard.panel import Panel
+from silo.measuring import MeasureHoldout, PromptSet
+
+_log = logging.getLogger("fedsilo.silo")
+
+FILE = "acceptance.json"
+KEPT = 3  # accepted adapters that a rollback may go back to
+REFUSED_KEPT = 64
+
+
+@dataclass
+class _Known:
+    """Of one run, as on the disk. accepted: the last ones, newest last; held: the one that waits for a person."""
+
+    run: str = ""
+    accepted: list[dict[str, Any]] = field(default_factory=list)
+    held: dict[str, Any] | None = None
+    refused: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Measuring:
+    """An adapter that is being measured. before, after: by set; asked: what the trainer works on."""
+
+    digest: str
+    before: dict[PromptSet, Verdicts] = field(default_factory=dict)
+    after: dict[PromptSet, Verdicts] = field(default_factory=dict)
+    asked: tuple[str, PromptSet] = ("", "private")
+
+
+class Acceptance:
+    """Args:
+    config: of the site: its limits (None: nothing is measured) and where to keep what is known.
+    gate, adapters, panel: the guard's parts.
+    """
+
+    def __init__(self, config: SiloConfig, *, gate: Gate, adapters: AdapterStore, panel: Panel) -> None:
+        self._limits = config.acceptance
+        self._path = config.state_dir / FILE
+        self._gate = gate
+        self._adapters = adapters
+        self._panel = panel
+        self._known = self._read()
+        self._measuring: _Measuring | None = None
+        self._show()
+
+    def _read(self) -> _Known:
+        if not self._path.is_file():
+            return _Known()
+        try:
+            return _Known(**json.loads(self._path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise OperationError(
+                f"{self._path} cannot be read: {error}", hint="it is written by the daemon alone; put back a copy of it"
+            ) from error
+
+    def _write(self) -> None:
+        write_durably(self._path, json.dumps(self._known.__dict__).encode(), mode=0o600)
+        self._show()
+
+    def _show(self) -> None:
+        held = self._known.held
+        self._panel.adapter_held = "" if held is None else str(held["digest"])
+
+    # ---- what the loop asks ------------------------------------------------------------------------
+
+    def anchored(self, view: RunView) -> RunView:
+        """The next adapter is measured from the last accepted one (T20), and not from one that is held."""
+        if self._limits is None:
+            return view
+        return self._anchored(view)
+
+    def _anchored(self, view: RunView) -> RunView:
+        accepted = self._known.accepted if self._known.run == view.run else []
+        last = accepted[-1] if accepted else {"digest": "", "after_round": 0}
+        return replace(view, last_adapter=last["digest"], last_adapter_round=last["after_round"])
+
+    def kept(self, run: str) -> frozenset[str]:
+        """Digests of adapters that stay in the store."""
+        known = self._known
+        held = {known.held["digest"]} if known.held else set()
+        return frozenset({each["digest"] for each in known.accepted} | held) if known.run == run else frozenset()
+
+    def due(self, view: RunView) -> MeasureHoldout | WireCode | None:
+        """What stands between the open round's adapter and the first step of training on it.
+
+        Returns:
+            None: nothing. A task: for the trainer, with `payload`; `take` gets the answer. A code: this site does not
+            train on it, and says so.
+        """
+        known, digest = self._known, view.base_digest
+        if known.run != view.run:
+            known = self._known = _Known(view.run)
+            self._measuring = None
+        if known.accepted and known.accepted[-1]["digest"] == digest:
+            return None
+        if digest in known.refused:
+            return WireCode.ADAPTER_REFUSED
+        if known.held is not None and known.held["digest"] == digest:
+            return WireCode.ADAPTER_HELD
+        if self._limits is None:
+            self._accept(view, "taken", {}, {})
+            return None
+        if self._measuring is None or self._measuring.digest != digest:
+            self._measuring = _Measuring(digest)
+        return self._next(self._measuring, view.round)
+
+    def payload(self) -> bytes:
+        """Of the adapter that the task of `due` is about; empty for the base model."""
+        assert self._measuring is not None  # noqa: S101  # `due` gave a task
+        digest = self._measuring.asked[0]
+        payload = self._adapters.find(digest) if digest else b""
+        if payload is None:
+            raise OperationError(f"adapter {digest[:12]}, which was here a moment ago, cannot be read any more")
+        return payload
+
+    def _next(self, measuring: _Measuring, number: int) -> MeasureHoldout | None:
+        assert self._limits is not None  # noqa: S101  # else nothing is measured
+        last = self._known.accepted[-1] if self._known.accepted else {"digest": "", "verdicts": {}}
+        for name in self._limits.prompts:
+            if name not in measuring.after:
+                measuring.asked = (measuring.digest, name)
+                return MeasureHoldout(self._limits.samples, number, name)
+            if name in measuring.before:
+                continue
+            stored = last["verdicts"].get(name)
+            if stored and (known := Verdicts.from_json(stored)).same_prompts(measuring.after[name]):
+                measuring.before[name] = known
+                continue
+            digest = str(last["digest"])
+            if digest and self._adapters.find(digest) is None:
+                _log.warning("adapter %s is gone: what comes in is compared with the base model", digest[:12])
+                digest = ""
+            measuring.asked = (digest, name)
+            return MeasureHoldout(self._limits.samples, number, name)
+        return None
+
+    def take(self, body: bytes, view: RunView) -> WireCode | None:
+        """The trainer's answer. A code: the adapter is held.
+
+        Raises:
+            OperationError: it does not parse, or is about other prompts; or it cannot be kept, and then nothing counts.
+        """
+        measuring, limits = self._measuring, self._limits
+        assert measuring is not None and limits is not None  # noqa: S101  # a task was given
+        name = measuring.asked[1]
+        told = Verdicts.parse(body, limits.samples)
+        if name not in measuring.after:
+            measuring.after[name] = told
+        elif told.same_prompts(measuring.after[name]):
+            measuring.before[name] = told
+        else:
+            raise OperationError("the trainer's verdicts are about different prompts", code="TRAINER_CONFUSED")
+        if self._next(measuring, view.round) is not None:
+            return None
+        self._measuring = None
+        figures = {name: judge(measuring.before[name], measuring.after[name], limits) for name in limits.prompts}
+        verdicts = {name: each.to_json() for name, each in measuring.after.items()}
+        reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
+        said = "; ".join(sentence(name, each, limits) for name, each in figures.items())
+        self._gate.record(
+            "adapter.verdict", run=view.run, round=view.round, kind="global.adapter",
+            decision="hold" if reasons else "allow", reasons=reasons,
+            detail={"adapter": view.base_digest, "against": self._last_digest, **figures},
+        )  # fmt: skip
+        if not reasons:
+            _log.info("adapter %s of round %d: %s", view.base_digest[:12], view.round, said)
+            self._accept(view, "measured", figures, verdicts)
+            return None
+        self._known.held = {
+            "digest": view.base_digest, "round": view.round, "after_round": max(view.round - 1, 0), "reasons": reasons,
+            "against": self._last_digest, "figures": figures, "verdicts": verdicts, "said": said,
+        }  # fmt: skip
+        self._write()
+        _log.warning(
+            "held: adapter %s of round %d; %s; `silo adapters list` shows it", view.base_digest[:12], view.round, said
+        )
+        self._panel.publish("adapter.held", {"adapter": view.base_digest, "round": view.round, "reasons": reasons})
+        return WireCode.ADAPTER_HELD
+
+    @property
+    def _last_digest(self) -> str:
+        return str(self._known.accepted[-1]["digest"]) if self._known.accepted else ""
+
+    def _accept(self, view: RunView, how: str, figures: Mapping[str, Any], verdicts: Mapping[str, Any]) -> None:
+        row = {
+            "digest": view.base_digest, "round": view.round, "after_round": max(view.round - 1, 0), "how": how,
+            "figures": figures, "verdicts": verdicts,
+        }  # fmt: skip
+        self._add(row)
+        self._write()
+
+    def _add(self, row: dict[str, Any]) -> None:
+        known = self._known
+        known.accepted = [*(each for each in known.accepted if each["digest"] != row["digest"]), row][-KEPT:]
+        known.held = None
+
+    # ---- what people order -------------------------------------------------------------------------
+
+    def require_held(self, run: str, digest: str) -> None:
+        """Raises NotFoundError: no adapter is held; ConflictError: another one than the person was shown."""
+        held = self._known.held if self._known.run == run else None
+        if held is None:
+            raise NotFoundError("no adapter is held here", hint="`silo adapters list` shows what is")
+        if held["digest"] != digest.removeprefix("sha256:"):
+            raise ConflictError("another adapter is held than was shown", hint="read it again", code="STALE_VIEW")
+
+    def accept(self, view: RunView) -> RunView:
+        """The held adapter is trained on all the same. Raises OperationError: it cannot be kept; then it stays held."""
+        held = self._known.held
+        assert held is not None  # noqa: S101  # `require_held`
+        self._kept_or_as_before(lambda: self._add({**held, "how": "person"}))
+        return self._anchored(view)
+
+    def refuse(self) -> None:
+        """The held adapter is never trained on in this run. Raises as `accept`."""
+        self._kept_or_as_before(self._refuse_held)
+
+    def _refuse_held(self) -> None:
+        known = self._known
+        if known.held is not None:
+            known.refused = [*known.refused, str(known.held["digest"])][-REFUSED_KEPT:]
+        known.held = None
+
+    def target(self, run: str, to: str) -> str:
+        """Digest of the adapter that a rollback goes back to, which is here and whole.
+
+        Args:
+            run: the open one.
+            to: digest or its beginning; empty: the last accepted adapter where one is held, else the one before it.
+
+        Raises:
+            NotFoundError: there is none, or it is not kept any more.
+            ConflictError: more than one begins so.
+            VerificationError: its file is not what the digest names.
+        """
+        known = self._known
+        digests = [str(each["digest"]) for each in known.accepted] if known.run == run else []
+        known_here = f"accepted here: {', '.join(each[:12] for each in digests) or 'none'}"
+        if to:
+            found = [each for each in digests if each.startswith(to.removeprefix("sha256:"))]
+            if len(found) > 1:
+                raise ConflictError(f"more than one accepted adapter begins with {to[:64]!r}", hint=known_here)
+        else:
+            held = known.run == run and known.held is not None
+            found = digests[-1:] if held else digests[-2:-1]
+        if not found:
+            what = f"adapter {to[:64]!r} is none of those" if to else "there is no earlier adapter"
+            raise NotFoundError(f"{what} that a rollback can go back to", hint=known_here)
+        if self._adapters.find(found[0]) is None:
+            if self._adapters.has_file(found[0]):
+                raise VerificationError(
+                    f"the file of adapter {found[0][:12]} is not what its digest names", hint=known_here
+                )
+            raise NotFoundError(f"adapter {found[0][:12]} is not here any more", hint=known_here, code="ADAPTER_GONE")
+        return found[0]
+
+    def roll_back(self, digest: str, view: RunView) -> RunView:
+        """Go on from `target`: what was accepted after it, or is held, is refused from here on. Raises as `accept`."""
+        self._kept_or_as_before(lambda: self._back_to(digest))
+        self._measuring = None
+        self._panel.publish("adapter.rolled_back", {"adapter": digest})
+        return self._anchored(view)
+
+    def _back_to(self, digest: str) -> None:
+        known = self._known
+        place = [each["digest"] for each in known.accepted].index(digest)
+        later = [str(each["digest"]) for each in known.accepted[place + 1 :]]
+        self._refuse_held()
+        known.refused = [*(each for each in known.refused if each != digest), *later][-REFUSED_KEPT:]
+        known.accepted = known.accepted[: place + 1]
+
+    def _kept_or_as_before(self, change: Callable[[], None]) -> None:
+        before = replace(self._known)
+        try:
+            change()
+            self._write()
+        except OperationError:
+            self._known = before
+            self._show()
+            raise
+
+    def is_refused(self, digest: str) -> bool:
+        return digest in self._known.refused
+
+    def view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The query `adapters`: limits, what was accepted, newest first, what is held and what was refused. Local."""
+        known, limits = self._known, self._limits
+        shown = ("digest", "round", "how", "reasons", "against", "figures", "said")
+        return {
+            "run": known.run,
+            "limits": None if limits is None else {**limits.model_dump(), "prompts": list(limits.prompts)},
+            "accepted": [{name: each[name] for name in shown if name in each} for each in reversed(known.accepted)],
+            "held": None if known.held is None else {name: known.held[name] for name in shown if name in known.held},
+            "refused": list(known.refused),
+        }

@@ -1,0 +1,28 @@
+"""The task of measuring an adapter on this site's own prompts, which no method knows: guard and report give it, the
+trainer carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsilo.treaty.method import TrainerTask
+
+PromptSet = Literal["private", "held_out"]
+
+
+@dataclass(frozen=True)
+class MeasureHoldout:
+    """See `silo.trainer.evaluation.measure_holdout`.
+
+    Attributes:
+        samples: answers to each prompt, beside a greedy one.
+        rows: the private holdout, or the public held-out set.
+    """
+
+    samples: int
+    round: int = 0
+    rows: PromptSet = "private"
+
+
+GuardTask = TrainerTask | MeasureHoldout  # whatever a guard gives its trainer
