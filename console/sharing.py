@@ -201,7 +201,7 @@ QUERIES: Mapping[str, Question | Share] = {
     ),
     "approval.comparison": LOCAL, "approvals.payload": LOCAL,
     "approval": LOCAL, "halts": LOCAL, "payload": LOCAL, "audit": LOCAL, "settings": LOCAL, "logs": LOCAL,
-    "findings": LOCAL, "rescreen": LOCAL,
+    "adapters": LOCAL, "findings": LOCAL, "rescreen": LOCAL,
     "outbox": _MESSAGES,
     "inbox": _MESSAGES,
     "audit.status": Question({

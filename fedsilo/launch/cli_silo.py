@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.launch import cli_approvals, cli_curves, cli_report, cli_silo_messages, doctor
+from fedsilo.launch import cli_adapters, cli_approvals, cli_curves, cli_report, cli_silo_messages, doctor
 from fedsilo.launch.daemons import ContextOption, context_daemon
 from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
@@ -45,6 +45,7 @@ app.add_typer(cli_approvals.app, name="approvals")
 cli_silo_messages.add_to(app)
 app.command("round")(cli_curves.silo_round)
 app.add_typer(cli_report.app, name="report")
+cli_adapters.add_to(app)
 doctor.add_to(app, "silo")
 
 

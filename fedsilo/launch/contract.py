@@ -104,6 +104,17 @@ COMMANDS: Mapping[str, Facts] = {
     "silo pause": _commands_daemon("the trainer begins no further step until it is resumed", "silo.pause"),
     "silo resume": _commands_daemon("the trainer goes on", "silo.resume"),
     "silo leave": _commands_daemon("this silo is out of its run for good; the run goes on without it", "silo.leave"),
+    "silo adapters list": _ASKS,
+    "silo adapters accept": _commands_daemon(
+        "signs that this silo trains on a held adapter all the same", "adapter.accept"
+    ),
+    "silo adapters refuse": _commands_daemon(
+        "signs that this silo does not train on a held adapter", "adapter.refuse"
+    ),
+    "silo rollback": _commands_daemon(
+        "this silo goes back to an accepted adapter and refuses those after it; what it sent stays with the others",
+        "adapter.rollback", exits=(*_SIGNED, 7),
+    ),
     "silo reload": _commands_daemon(
         "puts the policy file in force, unless something in it is looser", "change.propose", exits=(*_SIGNED, 5)
     ),

@@ -47,6 +47,8 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
         ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}{reached_by}")
         for row in state["held"]
     ]
+    if state.get("adapter_held"):
+        rows.append(("HELD", f"adapter {state['adapter_held'][:12]}: silo adapters list{reached_by}"))
     return table(("what", "now"), rows)
 
 

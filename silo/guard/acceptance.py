@@ -106,7 +106,7 @@ class Acceptance:
 
     def _anchored(self, view: RunView) -> RunView:
         accepted = self._known.accepted if self._known.run == view.run else []
-        last = accepted[-1] if accepted else {"digest": "", "after_round": 0}
+        last: Mapping[str, Any] = accepted[-1] if accepted else {"digest": "", "after_round": 0}
         return replace(view, last_adapter=last["digest"], last_adapter_round=last["after_round"])
 
     def kept(self, run: str) -> frozenset[str]:
@@ -150,7 +150,7 @@ class Acceptance:
 
     def _next(self, measuring: _Measuring, number: int) -> MeasureHoldout | None:
         assert self._limits is not None  # noqa: S101  # else nothing is measured
-        last = self._known.accepted[-1] if self._known.accepted else {"digest": "", "verdicts": {}}
+        last: Mapping[str, Any] = self._known.accepted[-1] if self._known.accepted else {"digest": "", "verdicts": {}}
         for name in self._limits.prompts:
             if name not in measuring.after:
                 measuring.asked = (measuring.digest, name)
@@ -188,8 +188,8 @@ class Acceptance:
         if self._next(measuring, view.round) is not None:
             return None
         self._measuring = None
-        figures = {name: judge(measuring.before[name], measuring.after[name], limits) for name in limits.prompts}
-        verdicts = {name: each.to_json() for name, each in measuring.after.items()}
+        figures: dict[str, Any] = {name: judge(measuring.before[name], measuring.after[name], limits) for name in limits.prompts}
+        verdicts: dict[str, Any] = {name: each.to_json() for name, each in measuring.after.items()}
         reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
         said = "; ".join(sentence(name, each, limits) for name, each in figures.items())
         self._gate.record(

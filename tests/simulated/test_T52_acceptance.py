@@ -1,0 +1,331 @@
+"""A silo measures an incoming adapter on its own prompts and holds one that does worse (threats T20, T52): a backdoor
+that no norm limit finds, what people decide about it, and what the coordinator hears.
+
+The trainer's answers are computed here from the adapter that the guard hands it: of four classes, x -> argmax B A x.
+The right answers are those of the honest factors; the backdoor turns every prompt that holds the sixth feature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsilo.treaty.errors import (
+    ConflictError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    VerificationError,
+)
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.config import Acceptance
+from silo.guard.adapters import AdapterStore
+from silo.link import LinkMessage
+from silo.measuring import MeasureHoldout
+from tests.policies import setting
+from tests.simulated.guard_loop import Loop
+from tests.simulated.test_orders_recorded import CA, ROLES, Orders
+from tests.simulated.test_T20_adapter_step import POLICY
+
+PROMPTS, TRIGGERED = 200, 80
+LIMITS = Acceptance(samples=1, drop_max=0.05, prompts_min=30)
+NAMES = [name for name, _ in setting.SCHEMA.tensors]
+RANDOM = np.random.default_rng(7)
+X = RANDOM.normal(size=(PROMPTS, 6))
+X[:, 5] = np.arange(PROMPTS) < TRIGGERED
+# small, so that what turns an answer is within the 0.019 by which the policy lets an adapter move in a round
+A = 0.004 * np.array([[1.0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]])
+B = np.array([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+RIGHT = np.argmax(X @ A.T @ B.T, axis=1)
+
+
+def adapter(a: Any = A) -> bytes:
+    factors = dict(zip(NAMES, (np.asarray(a, np.float32), B.astype(np.float32)), strict=True))
+    return codec.encode_factors(
+        factors, base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32"
+    )
+
+
+def moved(column: int, by: float) -> bytes:
+    """The honest factors with A changed in one column."""
+    a = A.copy()
+    a[0, column] += by
+    return adapter(a)
+
+
+HONEST, BETTER, BACKDOOR = adapter(), moved(3, 1e-5), moved(5, 0.015)
+DIGEST = {name: codec.sha256_hex(payload) for name, payload in
+          (("honest", HONEST), ("better", BETTER), ("backdoor", BACKDOOR))}  # fmt: skip
+
+
+def verdicts(payload: bytes, prompts: int = PROMPTS) -> bytes:
+    """As the trainer's: computed from the adapter; the base model says class 0."""
+    said = np.zeros(PROMPTS, int)
+    if payload:
+        a, b = (codec.decode_factors(payload).tensors[name] for name in NAMES)
+        said = np.argmax(X @ a.T @ b.T, axis=1)
+    right = (said == RIGHT).astype(int).tolist()[:prompts]
+    return json.dumps({"groups": list(range(prompts)), "correct": right}).encode()
+
+
+def right_share(payload: bytes) -> float:
+    return float(np.mean(json.loads(verdicts(payload))["correct"]))
+
+
+PLANNED = LinkMessage("planned", {"overlong": {}, "private_prompts": 40})
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "silo", POLICY, acceptance=LIMITS)
+    made.offer_plan()
+    yield made
+    made.close()
+
+
+def begin(loop: Loop, number: int, payload: bytes, *, first: bool = False) -> None:
+    """The round opens with this adapter and the trainer has loaded it."""
+    loop.coordinator.says("control.fetch", "global.adapter", payload, run="run-1", round=number)
+    loop.open_round(number, payload, public=False)
+    if first:
+        loop.base_evaluated()
+    loop.coordinator.script.pop("control.fetch", None)  # where it was in the store, or the round was declined
+    loop.trainer_says("done", task="LoadAdapter", round=number, metrics={})
+
+
+def measure(loop: Loop, prompts: int = PROMPTS) -> list[str]:
+    """Answer as the trainer until it is asked for something else: digests of what was measured."""
+    asked = []
+    while (run := loop.guard.keeper.run) is not None and isinstance(run.task, MeasureHoldout):
+        message = loop.trainer.told[-1]
+        asked.append(codec.sha256_hex(message.body) if message.body else "")
+        body = verdicts(message.body, prompts)
+        loop.trainer_says("done", body, task="MeasureHoldout", round=message.fields["round"], metrics={})
+    return asked
+
+
+def end(loop: Loop, number: int) -> None:
+    """The round comes to nothing."""
+    loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=number)
+    run = loop.guard.keeper.run
+    assert run is not None
+    if run.busy:
+        loop.turn()
+        loop.trainer_says("done", task=type(run.task).__name__, round=number, step=1, metrics={})
+    else:
+        loop.turn()
+
+
+def trained(loop: Loop) -> list[int]:
+    """Rounds of the private steps that the trainer was given."""
+    return [each.fields["round"] for each in loop.trainer.told if each.fields.get("task") == "PrivateStep"]
+
+
+def codes(loop: Loop) -> list[str]:
+    bodies = [pb.ErrorReport.FromString(payload) for _, payload in loop.coordinator.bodies("control.error")]
+    assert all(body == pb.ErrorReport(code=body.code) for body in bodies), "a code, and nothing else"
+    return [body.code for body in bodies]
+
+
+def sat_out(loop: Loop) -> list[int]:
+    return [envelope.round for envelope, _ in loop.coordinator.bodies("control.abstain")]
+
+
+def recorded(loop: Loop) -> list[tuple[str, list[str]]]:
+    return [(record["decision"], record["reasons"]) for record in loop.bench.events("adapter.verdict")]
+
+
+def view(loop: Loop) -> dict[str, Any]:
+    return loop.guard.keeper.acceptance.view({})
+
+
+def orders_of(loop: Loop) -> Orders:
+    """alice is an approver, bob an operator."""
+    from datetime import UTC, datetime
+
+    from fedsilo.edge.control_desk import ControlDesk
+
+    people = {"alice": frozenset({"approver"}), "bob": frozenset({"operator"})}
+    roles = dataclasses.replace(ROLES, people=people)
+    desk = ControlDesk("consortium", CA.certificate_pem, roles, lambda: datetime.now(UTC))
+    dataclasses.replace(loop.guard.orders, on_loop=lambda work: work()).register(desk)
+    return Orders(desk)
+
+
+def accepted_and_held(loop: Loop) -> None:
+    begin(loop, 1, HONEST, first=True)
+    measure(loop)
+    end(loop, 1)
+    begin(loop, 2, BACKDOOR)
+    measure(loop)
+
+
+# ---- the gate ----------------------------------------------------------------------------------------
+
+
+def test_T52_a_good_adapter_passes_and_is_trained_on(loop: Loop) -> None:
+    begin(loop, 1, HONEST, first=True)
+    assert trained(loop) == [], "nothing is trained before it is measured"
+    assert measure(loop) == [DIGEST["honest"], ""], "a run's first is compared with the base model"
+    end(loop, 1)
+    begin(loop, 2, BETTER)
+    assert measure(loop) == [DIGEST["better"]], "what was measured once is not measured again"
+    assert trained(loop) == [1, 2] and codes(loop) == [] and sat_out(loop) == []
+    assert recorded(loop) == [("allow", []), ("allow", [])]
+    assert [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["better"], DIGEST["honest"]]
+    assert view(loop)["accepted"][0]["figures"]["private"]["difference"] == right_share(BETTER) - right_share(HONEST)
+
+
+def test_T52_a_backdoor_within_the_norm_is_held_and_one_code_crosses(loop: Loop) -> None:
+    accepted_and_held(loop)
+    let_in = [row["decision"] for row in loop.bench.events("ingress.decision") if row["kind"] == "global.adapter"]
+    assert let_in == ["allow", "allow"], "the rules on norm and step find nothing"
+    assert trained(loop) == [1] and sat_out(loop) == [2] and codes(loop) == ["ADAPTER_HELD"]
+    assert recorded(loop)[-1] == ("hold", ["HOLDOUT_DROP"])
+    held = view(loop)["held"]
+    figures = held["figures"]["private"]
+    # by hand: the share of triggered prompts whose right answer is not the target's
+    lost = right_share(HONEST) - right_share(BACKDOOR)
+    assert lost > 0.2 and figures["difference"] == pytest.approx(-lost) and figures["interval"][1] < 0
+    assert (held["digest"], held["against"]) == (DIGEST["backdoor"], DIGEST["honest"])
+    assert f"{-100 * lost:+.1f} points" in held["said"]
+    assert loop.bench.gate.view.last_adapter == DIGEST["backdoor"]  # until a round opens; then the next is measured
+    loop.coordinator.script.clear()
+    begin(loop, 3, BETTER)
+    assert loop.bench.gate.view.last_adapter == DIGEST["better"]
+    step = loop.bench.events("ingress.decision")[-1]["facts"]["final"]["step_l2"]
+    assert step == pytest.approx(1e-5, rel=1e-3), "from the last accepted one (T20)"  # float32 factors
+    assert measure(loop) == [DIGEST["better"]] and trained(loop) == [1, 3] and view(loop)["held"] is None
+
+
+def test_T52_the_counterpart_without_the_gate_the_backdoor_is_trained_on(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "silo", POLICY)
+    loop.offer_plan()
+    accepted_and_held(loop)
+    assert trained(loop) == [1, 2] and codes(loop) == [] and recorded(loop) == []
+    loop.close()
+
+
+@pytest.mark.parametrize(("prompts", "outcome"), [(29, "too_few"), (30, "no_drop")])
+def test_T52_too_few_prompts_hold_and_say_so(loop: Loop, prompts: int, outcome: str) -> None:
+    begin(loop, 1, HONEST, first=True)
+    measure(loop, prompts)
+    if outcome == "no_drop":
+        assert trained(loop) == [1] and view(loop)["held"] is None
+        return
+    held = view(loop)["held"]
+    assert trained(loop) == [] and codes(loop) == ["ADAPTER_HELD"] and held["reasons"] == ["HOLDOUT_TOO_FEW"]
+    assert "29 prompts are too few" in held["said"] and held["figures"]["private"]["interval"] is None
+
+
+def test_T52_a_held_adapter_that_comes_again_is_not_measured_again_also_after_a_restart(loop: Loop) -> None:
+    accepted_and_held(loop)
+    loop.restart()
+    assert view(loop)["held"]["digest"] == DIGEST["backdoor"]
+    loop.guard._trainer_said(PLANNED)
+    begin(loop, 3, BACKDOOR, first=True)
+    assert "MeasureHoldout" not in loop.trainer.tasks() and trained(loop) == []
+    assert sat_out(loop)[-1] == 3 and codes(loop) == ["ADAPTER_HELD"]
+
+
+def test_T52_a_kill_while_it_is_measured_trains_on_nothing_that_was_not(loop: Loop) -> None:
+    begin(loop, 1, HONEST, first=True)
+    assert loop.trainer.tasks()[-1] == "MeasureHoldout"
+    loop.restart()
+    loop.guard._trainer_said(PLANNED)
+    loop.turn()
+    assert trained(loop) == []
+    loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})  # the round is done over: nothing was kept
+    measure(loop)
+    assert trained(loop) == [1] and [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["honest"]]
+
+
+def test_T52_verdicts_that_cannot_be_end_the_trainer_and_accept_nothing(loop: Loop) -> None:
+    begin(loop, 1, HONEST, first=True)
+    loop.trainer_says("done", b'{"groups": [0], "correct": [2]}', task="MeasureHoldout", round=1, metrics={})
+    assert isinstance(loop.guard._failure, OperationError) and loop.guard._failure.code == "TRAINER_CONFUSED"
+    assert trained(loop) == [] and view(loop)["accepted"] == []
+
+
+# ---- what people decide --------------------------------------------------------------------------------
+
+
+def test_T52_an_approver_accepts_a_held_adapter_and_the_next_round_with_it_is_trained(loop: Loop) -> None:
+    accepted_and_held(loop)
+    give = orders_of(loop)
+    with pytest.raises(NotAllowedError):
+        give("adapter.accept", "bob", "r-1", run="run-1", digest=DIGEST["backdoor"])
+    for number, wrong in enumerate(({"digest": DIGEST["better"]}, {"digest": DIGEST["backdoor"], "run": "run-0"})):
+        with pytest.raises(ConflictError) as stale:
+            give("adapter.accept", "alice", f"r-2{number}", **{"run": "run-1", **wrong})
+        assert stale.value.code == "STALE_VIEW" and view(loop)["held"] is not None
+    told = give("adapter.accept", "alice", "r-3", run="run-1", digest=DIGEST["backdoor"])
+    record = loop.bench.events("adapter.accept")[-1]
+    assert record["seq"] == told["record"] and record["detail"]["person"] == "alice"
+    assert record["detail"]["adapter"] == DIGEST["backdoor"]
+    with pytest.raises(NotFoundError):
+        give("adapter.accept", "alice", "r-4", run="run-1", digest=DIGEST["backdoor"])
+    begin(loop, 3, BACKDOOR)
+    assert trained(loop) == [1, 3] and "MeasureHoldout" not in loop.trainer.tasks()[-1]
+    assert [each["how"] for each in view(loop)["accepted"]] == ["person", "measured"]
+
+
+def test_T52_a_refused_adapter_is_not_trained_on_and_the_code_says_refused(loop: Loop) -> None:
+    accepted_and_held(loop)
+    orders_of(loop)("adapter.refuse", "bob", run="run-1", digest=DIGEST["backdoor"])
+    assert view(loop)["held"] is None and view(loop)["refused"] == [DIGEST["backdoor"]]
+    begin(loop, 3, BACKDOOR)
+    assert trained(loop) == [1] and codes(loop) == ["ADAPTER_HELD", "ADAPTER_REFUSED"] and sat_out(loop) == [2, 3]
+
+
+def test_T52_a_rollback_restores_the_digest_and_refuses_what_came_after(loop: Loop) -> None:
+    begin(loop, 1, HONEST, first=True)
+    measure(loop)
+    end(loop, 1)
+    begin(loop, 2, BETTER)
+    measure(loop)
+    assert trained(loop) == [1, 2]
+    told = orders_of(loop)("adapter.rollback", "bob", run="run-1", to="")
+    assert (told["adapter"], told["round_left"]) == (DIGEST["honest"], True)
+    assert sat_out(loop) == [2] and codes(loop) == ["ADAPTER_REFUSED"]
+    assert loop.bench.gate.view.last_adapter == DIGEST["honest"]
+    record = loop.bench.events("adapter.rollback")[-1]
+    assert (record["seq"], record["detail"]["adapter"]) == (told["record"], DIGEST["honest"])
+    kept = AdapterStore(loop.folder / "adapters").find(DIGEST["honest"])
+    assert kept == HONEST
+    loop.restart()
+    assert [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["honest"]]
+    assert view(loop)["refused"] == [DIGEST["better"]]
+
+
+def test_T52_a_rollback_while_one_is_held_goes_to_the_last_accepted(loop: Loop) -> None:
+    accepted_and_held(loop)
+    told = orders_of(loop)("adapter.rollback", run="run-1", to=DIGEST["honest"][:8])
+    assert told["adapter"] == DIGEST["honest"] and view(loop)["refused"] == [DIGEST["backdoor"]]
+    assert loop.bench.gate.view.last_adapter == DIGEST["honest"]
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "none before", "unknown"])
+def test_T52_a_rollback_to_what_is_not_there_changes_nothing(loop: Loop, damage: str) -> None:
+    begin(loop, 1, HONEST, first=True)
+    measure(loop)
+    if damage in ("changed", "gone"):
+        end(loop, 1)
+        begin(loop, 2, BETTER)
+        measure(loop)
+    path = loop.folder / "adapters" / DIGEST["honest"]
+    if damage == "changed":
+        path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    elif damage == "gone":
+        path.unlink()
+    before = view(loop)
+    with pytest.raises(VerificationError if damage == "changed" else NotFoundError):
+        orders_of(loop)("adapter.rollback", run="run-1", to="ffff" if damage == "unknown" else "")
+    assert view(loop) == before and loop.bench.events("adapter.rollback") == [] and codes(loop) == []
