@@ -23,6 +23,7 @@ from fedsilo.treaty.errors import (
     OperationError,
     VerificationError,
 )
+from fedsilo.treaty.method import Evaluate
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.config import Acceptance
@@ -90,13 +91,20 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
     made.close()
 
 
-def begin(loop: Loop, number: int, payload: bytes, *, first: bool = False) -> None:
+def begin(loop: Loop, number: int, payload: bytes) -> None:
     """The round opens with this adapter and the trainer has loaded it."""
     loop.coordinator.says("control.fetch", "global.adapter", payload, run="run-1", round=number)
     loop.open_round(number, payload, public=False)
-    if first:
-        loop.base_evaluated()
+    load(loop, number)
     loop.coordinator.script.pop("control.fetch", None)  # where it was in the store, or the round was declined
+
+
+def load(loop: Loop, number: int) -> None:
+    """The trainer evaluates the base, where it is asked to, and loads the round's adapter."""
+    run = loop.guard.keeper.run
+    assert run is not None
+    if isinstance(run.task, Evaluate):  # at first, and after a round that ended here
+        loop.base_evaluated()
     loop.trainer_says("done", task="LoadAdapter", round=number, metrics={})
 
 
@@ -160,7 +168,7 @@ def orders_of(loop: Loop) -> Orders:
 
 
 def accepted_and_held(loop: Loop) -> None:
-    begin(loop, 1, HONEST, first=True)
+    begin(loop, 1, HONEST)
     measure(loop)
     end(loop, 1)
     begin(loop, 2, BACKDOOR)
@@ -171,7 +179,7 @@ def accepted_and_held(loop: Loop) -> None:
 
 
 def test_T52_a_good_adapter_passes_and_is_trained_on(loop: Loop) -> None:
-    begin(loop, 1, HONEST, first=True)
+    begin(loop, 1, HONEST)
     assert trained(loop) == [], "nothing is trained before it is measured"
     assert measure(loop) == [DIGEST["honest"], ""], "a run's first is compared with the base model"
     end(loop, 1)
@@ -200,7 +208,8 @@ def test_T52_a_backdoor_within_the_norm_is_held_and_one_code_crosses(loop: Loop)
     loop.coordinator.script.clear()
     begin(loop, 3, BETTER)
     assert loop.bench.gate.view.last_adapter == DIGEST["better"]
-    step = loop.bench.events("ingress.decision")[-1]["facts"]["final"]["step_l2"]
+    came = [row for row in loop.bench.events("ingress.decision") if row["kind"] == "global.adapter"]
+    step = came[-1]["facts"]["final"]["step_l2"]
     assert step == pytest.approx(1e-5, rel=1e-3), "from the last accepted one (T20)"  # float32 factors
     assert measure(loop) == [DIGEST["better"]] and trained(loop) == [1, 3] and view(loop)["held"] is None
 
@@ -215,7 +224,7 @@ def test_T52_the_counterpart_without_the_gate_the_backdoor_is_trained_on(tmp_pat
 
 @pytest.mark.parametrize(("prompts", "outcome"), [(29, "too_few"), (30, "no_drop")])
 def test_T52_too_few_prompts_hold_and_say_so(loop: Loop, prompts: int, outcome: str) -> None:
-    begin(loop, 1, HONEST, first=True)
+    begin(loop, 1, HONEST)
     measure(loop, prompts)
     if outcome == "no_drop":
         assert trained(loop) == [1] and view(loop)["held"] is None
@@ -230,25 +239,24 @@ def test_T52_a_held_adapter_that_comes_again_is_not_measured_again_also_after_a_
     loop.restart()
     assert view(loop)["held"]["digest"] == DIGEST["backdoor"]
     loop.guard._trainer_said(PLANNED)
-    begin(loop, 3, BACKDOOR, first=True)
+    begin(loop, 3, BACKDOOR)
     assert "MeasureHoldout" not in loop.trainer.tasks() and trained(loop) == []
     assert sat_out(loop)[-1] == 3 and codes(loop) == ["ADAPTER_HELD"]
 
 
 def test_T52_a_kill_while_it_is_measured_trains_on_nothing_that_was_not(loop: Loop) -> None:
-    begin(loop, 1, HONEST, first=True)
+    begin(loop, 1, HONEST)
     assert loop.trainer.tasks()[-1] == "MeasureHoldout"
     loop.restart()
     loop.guard._trainer_said(PLANNED)
-    loop.turn()
-    assert trained(loop) == []
-    loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})  # the round is done over: nothing was kept
+    load(loop, 1)  # the round is done over: the trainer kept nothing
+    assert loop.trainer.tasks()[-1] == "MeasureHoldout" and trained(loop) == []
     measure(loop)
     assert trained(loop) == [1] and [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["honest"]]
 
 
 def test_T52_verdicts_that_cannot_be_end_the_trainer_and_accept_nothing(loop: Loop) -> None:
-    begin(loop, 1, HONEST, first=True)
+    begin(loop, 1, HONEST)
     loop.trainer_says("done", b'{"groups": [0], "correct": [2]}', task="MeasureHoldout", round=1, metrics={})
     assert isinstance(loop.guard._failure, OperationError) and loop.guard._failure.code == "TRAINER_CONFUSED"
     assert trained(loop) == [] and view(loop)["accepted"] == []
@@ -261,17 +269,17 @@ def test_T52_an_approver_accepts_a_held_adapter_and_the_next_round_with_it_is_tr
     accepted_and_held(loop)
     give = orders_of(loop)
     with pytest.raises(NotAllowedError):
-        give("adapter.accept", "bob", "r-1", run="run-1", digest=DIGEST["backdoor"])
+        give("adapter.accept", "bob", "request-1", run="run-1", digest=DIGEST["backdoor"])
     for number, wrong in enumerate(({"digest": DIGEST["better"]}, {"digest": DIGEST["backdoor"], "run": "run-0"})):
         with pytest.raises(ConflictError) as stale:
-            give("adapter.accept", "alice", f"r-2{number}", **{"run": "run-1", **wrong})
+            give("adapter.accept", "alice", f"request-2{number}", **{"run": "run-1", **wrong})
         assert stale.value.code == "STALE_VIEW" and view(loop)["held"] is not None
-    told = give("adapter.accept", "alice", "r-3", run="run-1", digest=DIGEST["backdoor"])
+    told = give("adapter.accept", "alice", "request-3", run="run-1", digest=DIGEST["backdoor"])
     record = loop.bench.events("adapter.accept")[-1]
     assert record["seq"] == told["record"] and record["detail"]["person"] == "alice"
     assert record["detail"]["adapter"] == DIGEST["backdoor"]
     with pytest.raises(NotFoundError):
-        give("adapter.accept", "alice", "r-4", run="run-1", digest=DIGEST["backdoor"])
+        give("adapter.accept", "alice", "request-4", run="run-1", digest=DIGEST["backdoor"])
     begin(loop, 3, BACKDOOR)
     assert trained(loop) == [1, 3] and "MeasureHoldout" not in loop.trainer.tasks()[-1]
     assert [each["how"] for each in view(loop)["accepted"]] == ["person", "measured"]
@@ -286,7 +294,7 @@ def test_T52_a_refused_adapter_is_not_trained_on_and_the_code_says_refused(loop:
 
 
 def test_T52_a_rollback_restores_the_digest_and_refuses_what_came_after(loop: Loop) -> None:
-    begin(loop, 1, HONEST, first=True)
+    begin(loop, 1, HONEST)
     measure(loop)
     end(loop, 1)
     begin(loop, 2, BETTER)
@@ -314,7 +322,7 @@ def test_T52_a_rollback_while_one_is_held_goes_to_the_last_accepted(loop: Loop) 
 
 @pytest.mark.parametrize("damage", ["changed", "gone", "none before", "unknown"])
 def test_T52_a_rollback_to_what_is_not_there_changes_nothing(loop: Loop, damage: str) -> None:
-    begin(loop, 1, HONEST, first=True)
+    begin(loop, 1, HONEST)
     measure(loop)
     if damage in ("changed", "gone"):
         end(loop, 1)
