@@ -161,7 +161,7 @@ class Site:
         config = SimpleNamespace(
             silo=SILO, role="member", federation=FEDERATION, state_dir=self.folder, spiffe_id=setting.SILO,
             model=SimpleNamespace(load="fp32"), coordinator=SimpleNamespace(address=self.address),
-            data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="exact")),
+            data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="exact")), acceptance=None,
         )  # fmt: skip
         site: Any = SimpleNamespace(
             config=config, policy=bench.policy, schema=bench.schema, public=tasks, held_out=tasks,

@@ -40,7 +40,8 @@ WORDS = {
 _PHASE_STYLES = {"missed": "bad", "denied": "bad", "open": "accent", "kept back": "warn", "rejected": "warn"}
 STEP_SIGN = ("╋", "+")  # the answers of a public step were there
 QUORUM_SIGN, DEADLINE_SIGN = ("┊", ":"), ("┃", "|")
-_WARNED = ("left out", "sits out", "declined", "rejected")
+_AWAY = ("sits out", "declined", "rejected", "adapter held", "adapter refused")
+_WARNED = ("left out", *_AWAY)
 _STATE_STYLES = {"accepted": "ok", "absent": "bad", "refused": "bad", "denied": "bad", **dict.fromkeys(_WARNED, "warn")}
 
 
@@ -157,7 +158,7 @@ def mark_of(row: Row, answer: Mapping[str, Any], glyphs: Glyphs) -> Part:
     if row.get("straggler"):
         return glyphs.need, "warn"
     state = text_of(row.get("state"))
-    if state in ("sits out", "not in it", "declined", "rejected"):
+    if state in ("not in it", *_AWAY):
         return glyphs.away, "dim"
     if state in ("absent", "left out", "refused"):
         return glyphs.bad, "bad"

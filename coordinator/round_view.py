@@ -28,7 +28,7 @@ from coordinator.driver import Driver
 from fedsilo.edge.audit_pages import LogPages
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.edge.round_marks import Mark, RoundMarks, no_run_yet
-from fedsilo.treaty.errors import NotFoundError
+from fedsilo.treaty.errors import NotFoundError, WireCode
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.plan_facts import digests_of, parameters_of
 from fedsilo.treaty.round_tables import is_over
@@ -38,6 +38,7 @@ STRAGGLER_RATIO = 2.0  # of the median of the others in the same phase
 OTHERS_MIN = 2  # who are through with it, else there is nothing to compare with
 DIFFERENCE_SECONDS_MIN = 2.0  # times are kept in whole seconds
 DECLINED = "declined"
+_ADAPTER_WORDS = {WireCode.ADAPTER_HELD.value: "adapter held", WireCode.ADAPTER_REFUSED.value: "adapter refused"}
 EVALUATION = "evaluation"  # a method's deadline, and the kind's place in the phases
 
 
@@ -363,7 +364,7 @@ def _signed(marks: Sequence[Mark], opened_at: str) -> dict[str, float]:
 def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int], str]:
     """(silo, step) of what sites said they do not send in a round; step 0 is the rest of it. The word for it is
     `declined` where a message was kept back, by whomever and for whatever reason: that is all that a site says (B6,
-    T18); else the silo `sits out`.
+    T18); else the silo `sits out`, or said with a code that it does not train on the round's adapter (T52).
     """
     query = select(db.Transition.event).where(
         db.Transition.run == run, db.Transition.event.like('%"event":"SiloAbstained"%')
@@ -374,6 +375,9 @@ def _kept_back(session: Session, run: str, number: int) -> dict[tuple[str, int],
         place = str(each["silo"]), int(each["step"])
         if each.get("round") == number and words.get(place) != DECLINED:
             words[place] = DECLINED if each.get("declined") else "sits out"
+    for silo, codes in db.adapters_refused(session, run, number).items():
+        if words.get((silo, 0)) == "sits out":
+            words[silo, 0] = _ADAPTER_WORDS[codes[-1]]
     return words
 
 

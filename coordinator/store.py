@@ -299,9 +299,14 @@ def isolation_of(session: Session, run: str) -> dict[str, list[str]]:
     return dict(sorted(rungs.items()))
 
 
+ADAPTER_CODES = frozenset({WireCode.ADAPTER_HELD.value, WireCode.ADAPTER_REFUSED.value})
+
+
 def note_error(session: Session, *, run: str, round_number: int, silo: str, code: str) -> None:
-    """Keep the code of a silo's control.error about a run, each code once: a silo cannot fill the record with them."""
-    if code in errors_of(session, run).get(silo, ()):
+    """Keep the code of a silo's control.error about a run, each code once, and what it says of a round's adapter once
+    a round: a silo cannot fill the record with them."""
+    known = adapters_refused(session, run, round_number) if code in ADAPTER_CODES else errors_of(session, run)
+    if code in known.get(silo, ()):
         return
     fields = as_json({"silo": silo, "code": code})
     session.add(Figure(run=run, round=round_number, step=0, silo=silo, name=SILO_ERROR, fields=fields))
@@ -316,10 +321,21 @@ def errors_of(session: Session, run: str) -> dict[str, list[str]]:
     for figure in session.scalars(query):
         told = codes.setdefault(figure.silo, [])
         if figure.name == SILO_ERROR:
-            told.append(str(json.loads(figure.fields)["code"]))
+            if (code := str(json.loads(figure.fields)["code"])) not in told:
+                told.append(code)
         elif not told:
             told.append(WireCode.DECLINED.value)
     return dict(sorted(codes.items()))
+
+
+def adapters_refused(session: Session, run: str, round_number: int) -> dict[str, list[str]]:
+    """By silo, what it told of a round's adapter: the codes with which it does not train on it (T52)."""
+    codes: dict[str, list[str]] = {}
+    query = select(Figure).where(Figure.run == run, Figure.round == round_number, Figure.name == SILO_ERROR)
+    for figure in session.scalars(query.order_by(Figure.id)):
+        if (code := str(json.loads(figure.fields)["code"])) in ADAPTER_CODES:
+            codes.setdefault(figure.silo, []).append(code)
+    return codes
 
 
 def as_json(value: Any) -> str:

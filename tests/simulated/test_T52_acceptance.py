@@ -10,12 +10,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
+from coordinator import store as db
+from coordinator.round_view import RoundView
+from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import (
     ConflictError,
     NotAllowedError,
@@ -31,6 +36,7 @@ from silo.guard.adapters import AdapterStore
 from silo.link import LinkMessage
 from silo.measuring import MeasureHoldout
 from tests.policies import setting
+from tests.simulated.coordinator_parts import joined, until_quiet
 from tests.simulated.guard_loop import Loop
 from tests.simulated.test_orders_recorded import CA, ROLES, Orders
 from tests.simulated.test_T20_adapter_step import POLICY
@@ -156,10 +162,6 @@ def view(loop: Loop) -> dict[str, Any]:
 
 def orders_of(loop: Loop) -> Orders:
     """alice is an approver, bob an operator."""
-    from datetime import UTC, datetime
-
-    from fedsilo.edge.control_desk import ControlDesk
-
     people = {"alice": frozenset({"approver"}), "bob": frozenset({"operator"})}
     roles = dataclasses.replace(ROLES, people=people)
     desk = ControlDesk("consortium", CA.certificate_pem, roles, lambda: datetime.now(UTC))
@@ -337,3 +339,36 @@ def test_T52_a_rollback_to_what_is_not_there_changes_nothing(loop: Loop, damage:
     with pytest.raises(VerificationError if damage == "changed" else NotFoundError):
         orders_of(loop)("adapter.rollback", run="run-1", to="ffff" if damage == "unknown" else "")
     assert view(loop) == before and loop.bench.events("adapter.rollback") == [] and codes(loop) == []
+
+
+# ---- at the coordinator ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("holding", [2, 3])
+def test_T52_a_round_whose_adapter_too_many_hold_is_not_committed(tmp_path: Path, holding: int) -> None:
+    """Of four silos two are the quorum. The round view says who holds the adapter, and the next round opens with it."""
+    house, silos = joined(tmp_path)
+    for silo in silos:
+        silo.mute = {"lora.factors"}
+    until_quiet(silos)
+    base = house.driver.runs["run-1"].base_digest
+    for silo in silos[:holding]:
+        silo.say("control.error", pb.ErrorReport(code="ADAPTER_HELD"), run="run-1")
+        silo.say("control.abstain", pb.Abstain(round=1), run="run-1", number=1)
+    for silo in silos[holding:]:
+        silo.say("lora.factors", silo.delta_payload(1), run="run-1", number=1)
+    told = RoundView(house.driver, "").round({"run": "run-1", "round": 1})
+    states = {row["silo"]: row["state"] for row in told["silos"]}
+    assert [states[silo.name] for silo in silos[:holding]] == ["adapter held"] * holding
+    rounds = {row.number: row.state for row in house.rows(lambda session: list(session.scalars(select(db.Round))))}
+    assert rounds[1] == ("committed" if holding == 2 else "abandoned")
+    assert (house.driver.runs["run-1"].base_digest == base) == (holding == 3)
+    # once a round: each is told again in the next, and the run's list names the code once
+    silos[0].say("control.error", pb.ErrorReport(code="ADAPTER_HELD"), run="run-1")
+    silos[0].say("control.abstain", pb.Abstain(round=2), run="run-1", number=2)
+    silos[0].say("control.error", pb.ErrorReport(code="ADAPTER_HELD"), run="run-1")
+    again = RoundView(house.driver, "").round({"run": "run-1", "round": 2})
+    assert next(row["state"] for row in again["silos"] if row["silo"] == silos[0].name) == "adapter held"
+    kept = house.rows(lambda session: db.errors_of(session, "run-1"))
+    assert kept == {silo.name: ["ADAPTER_HELD"] for silo in silos[:holding]}
+    house.close()
