@@ -52,11 +52,11 @@ CONTROLS: dict[str, tuple[str, str]] = {
     "T30": ("somebody else as the coordinator", "its certificate's role and its pinned signing key"),
     "T37": ("text that acts on a terminal", "shown as text, control characters spelled out"),
     "T48": ("silos that nobody knows", "peers are listed in the policy, and a least number of them"),
+    "T50": ("all of the above from a silo without a guard", "the coordinator judges everything with the same rules"),
     "T52": (
         "a backdoor within every limit",
         "a site may try each adapter on its own prompts before it trains on it; people roll back",
     ),
-    "T50": ("all of the above from a silo without a guard", "the coordinator judges everything with the same rules"),
 }
 
 
