@@ -20,14 +20,14 @@ from fedsilo.launch.silo_control import (
 )
 
 app = typer.Typer(no_args_is_help=True, help="Global adapters at this site: accepted, held, refused.")
-DigestArgument = Annotated[str, typer.Argument(help="Of the held adapter, whole, as `silo adapters list` shows it.")]
+DigestArgument = Annotated[str, typer.Argument(help="Of a held adapter, whole, as `silo adapters list` shows it.")]
 RunOption = Annotated[str, typer.Option("--run", help="Name of the run, as `silo adapters list` shows it.")]
 
 
 @app.command("list")
 @guarded("silo adapters list")
 def list_(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False) -> None:
-    """Adapters that this silo trained from, newest first, and the one that waits for a person.
+    """Adapters that this silo trained from, newest first, and those that wait for a person.
 
     The figures are of this site's own prompts and are told to nobody else.
     """
@@ -96,7 +96,7 @@ def add_to(silo: typer.Typer) -> None:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    limits, held = data["limits"], data["held"]
+    limits = data["limits"]
     lines = [
         f"run {data['run'] or '-'}",
         "adapters are not measured: silo.yaml has no acceptance:"
@@ -104,21 +104,22 @@ def _text(data: Mapping[str, Any]) -> str:
         else f"measured on {' and '.join(limits['prompts'])}: held for a drop beyond {100 * limits['drop_max']:.1f} "
         f"points, or with fewer than {limits['prompts_min']} prompts",
     ]
-    if held is not None:
+    for held in data["held"]:
         lines += [
             f"HELD: adapter {held['digest']} of round {held['round']}",
             f"  {held['said']}",
             f"  silo adapters accept|refuse {held['digest']} --run {data['run']} --operator NAME, or silo rollback",
         ]
     rows = [(each["round"], each["digest"], each["how"], _figures(each["figures"])) for each in data["accepted"]]
-    lines.append(table(("round", "accepted", "how", "points"), rows))
+    lines.append(table(("round", "accepted", "how", "points"), rows) if rows else "none is accepted yet")
     lines += [f"refused: {digest}" for digest in data["refused"]]
     return "\n".join(lines)
 
 
 def _figures(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    return ", ".join(
-        f"{name} {100 * each['difference']:+.1f} [{100 * each['interval'][0]:+.1f}, {100 * each['interval'][1]:+.1f}]"
+    return "; ".join(
+        f"{name} {100 * each['difference']:+.1f} [{100 * each['interval'][0]:+.1f}, {100 * each['interval'][1]:+.1f}], "
+        f"would show a drop of {100 * each['detectable']:.1f}"
         if each["interval"]
         else f"{name}: {each['prompts']} prompts, too few"
         for name, each in figures.items()

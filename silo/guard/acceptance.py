@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,16 +39,17 @@ _log = logging.getLogger("fedsilo.silo")
 
 FILE = "acceptance.json"
 KEPT = 3  # accepted adapters that a rollback may go back to
+HELD_KEPT = 2  # rounds go on while people look, and each may bring another one
 REFUSED_KEPT = 64
 
 
 @dataclass
 class _Known:
-    """Of one run, as on the disk. accepted: the last ones, newest last; held: the one that waits for a person."""
+    """Of one run, as on the disk. accepted, held (for people): the last ones, newest last."""
 
     run: str = ""
     accepted: list[dict[str, Any]] = field(default_factory=list)
-    held: dict[str, Any] | None = None
+    held: list[dict[str, Any]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
 
@@ -94,7 +95,7 @@ class Acceptance:
 
     def _show(self) -> None:
         held = self._known.held
-        self._panel.adapter_held = "" if held is None else str(held["digest"])
+        self._panel.adapter_held = str(held[-1]["digest"]) if held else ""
 
     # ---- what the loop asks ------------------------------------------------------------------------
 
@@ -112,8 +113,7 @@ class Acceptance:
     def kept(self, run: str) -> frozenset[str]:
         """Digests of adapters that stay in the store."""
         known = self._known
-        held = {known.held["digest"]} if known.held else set()
-        return frozenset({each["digest"] for each in known.accepted} | held) if known.run == run else frozenset()
+        return frozenset(each["digest"] for each in (*known.accepted, *known.held) if known.run == run)
 
     def due(self, view: RunView) -> MeasureHoldout | WireCode | None:
         """What stands between the open round's adapter and the first step of training on it.
@@ -130,7 +130,7 @@ class Acceptance:
             return None
         if digest in known.refused:
             return WireCode.ADAPTER_REFUSED
-        if known.held is not None and known.held["digest"] == digest:
+        if digest in [each["digest"] for each in known.held]:
             return WireCode.ADAPTER_HELD
         if self._limits is None:
             self._accept(view, "taken", {}, {})
@@ -188,7 +188,8 @@ class Acceptance:
         if self._next(measuring, view.round) is not None:
             return None
         self._measuring = None
-        figures: dict[str, Any] = {name: judge(measuring.before[name], measuring.after[name], limits) for name in limits.prompts}
+        before, after = measuring.before, measuring.after
+        figures: dict[str, Any] = {name: judge(before[name], after[name], limits) for name in limits.prompts}
         verdicts: dict[str, Any] = {name: each.to_json() for name, each in measuring.after.items()}
         reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
         said = "; ".join(sentence(name, each, limits) for name, each in figures.items())
@@ -201,10 +202,11 @@ class Acceptance:
             _log.info("adapter %s of round %d: %s", view.base_digest[:12], view.round, said)
             self._accept(view, "measured", figures, verdicts)
             return None
-        self._known.held = {
+        held = {
             "digest": view.base_digest, "round": view.round, "after_round": max(view.round - 1, 0), "reasons": reasons,
             "against": self._last_digest, "figures": figures, "verdicts": verdicts, "said": said,
         }  # fmt: skip
+        self._known.held = [*self._known.held, held][-HELD_KEPT:]
         self._write()
         _log.warning(
             "held: adapter %s of round %d; %s; `silo adapters list` shows it", view.base_digest[:12], view.round, said
@@ -227,34 +229,34 @@ class Acceptance:
     def _add(self, row: dict[str, Any]) -> None:
         known = self._known
         known.accepted = [*(each for each in known.accepted if each["digest"] != row["digest"]), row][-KEPT:]
-        known.held = None
+        known.held = []  # what is held was compared with another one
 
     # ---- what people order -------------------------------------------------------------------------
 
     def require_held(self, run: str, digest: str) -> None:
-        """Raises NotFoundError: no adapter is held; ConflictError: another one than the person was shown."""
-        held = self._known.held if self._known.run == run else None
-        if held is None:
+        """Raises NotFoundError: no adapter is held; ConflictError: others than the person was shown."""
+        held = [each["digest"] for each in self._known.held if self._known.run == run]
+        if not held:
             raise NotFoundError("no adapter is held here", hint="`silo adapters list` shows what is")
-        if held["digest"] != digest.removeprefix("sha256:"):
-            raise ConflictError("another adapter is held than was shown", hint="read it again", code="STALE_VIEW")
+        if digest not in held:
+            raise ConflictError(
+                "other adapters are held than the one that was shown", hint="read it again", code="STALE_VIEW"
+            )
 
-    def accept(self, view: RunView) -> RunView:
-        """The held adapter is trained on all the same. Raises OperationError: it cannot be kept; then it stays held."""
-        held = self._known.held
-        assert held is not None  # noqa: S101  # `require_held`
+    def accept(self, digest: str, view: RunView) -> RunView:
+        """A held adapter is trained on all the same. Raises OperationError: it cannot be kept; then it stays held."""
+        held = next(each for each in self._known.held if each["digest"] == digest)
         self._kept_or_as_before(lambda: self._add({**held, "how": "person"}))
         return self._anchored(view)
 
-    def refuse(self) -> None:
-        """The held adapter is never trained on in this run. Raises as `accept`."""
-        self._kept_or_as_before(self._refuse_held)
+    def refuse(self, digest: str) -> None:
+        """A held adapter is never trained on in this run. Raises as `accept`."""
+        self._kept_or_as_before(lambda: self._refuse({digest}))
 
-    def _refuse_held(self) -> None:
+    def _refuse(self, digests: Collection[str]) -> None:
         known = self._known
-        if known.held is not None:
-            known.refused = [*known.refused, str(known.held["digest"])][-REFUSED_KEPT:]
-        known.held = None
+        known.refused = [*(each for each in known.refused if each not in digests), *sorted(digests)][-REFUSED_KEPT:]
+        known.held = [each for each in known.held if each["digest"] not in digests]
 
     def target(self, run: str, to: str) -> str:
         """Digest of the adapter that a rollback goes back to, which is here and whole.
@@ -276,8 +278,7 @@ class Acceptance:
             if len(found) > 1:
                 raise ConflictError(f"more than one accepted adapter begins with {to[:64]!r}", hint=known_here)
         else:
-            held = known.run == run and known.held is not None
-            found = digests[-1:] if held else digests[-2:-1]
+            found = digests[-1:] if known.held else digests[-2:-1]
         if not found:
             what = f"adapter {to[:64]!r} is none of those" if to else "there is no earlier adapter"
             raise NotFoundError(f"{what} that a rollback can go back to", hint=known_here)
@@ -299,9 +300,8 @@ class Acceptance:
     def _back_to(self, digest: str) -> None:
         known = self._known
         place = [each["digest"] for each in known.accepted].index(digest)
-        later = [str(each["digest"]) for each in known.accepted[place + 1 :]]
-        self._refuse_held()
-        known.refused = [*(each for each in known.refused if each != digest), *later][-REFUSED_KEPT:]
+        self._refuse({str(each["digest"]) for each in (*known.accepted[place + 1 :], *known.held)})
+        known.refused = [each for each in known.refused if each != digest]
         known.accepted = known.accepted[: place + 1]
 
     def _kept_or_as_before(self, change: Callable[[], None]) -> None:
@@ -318,13 +318,13 @@ class Acceptance:
         return digest in self._known.refused
 
     def view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The query `adapters`: limits, what was accepted, newest first, what is held and what was refused. Local."""
+        """The query `adapters`: limits, what was accepted, what is held, newest first, and refused. Local."""
         known, limits = self._known, self._limits
         shown = ("digest", "round", "how", "reasons", "against", "figures", "said")
         return {
             "run": known.run,
             "limits": None if limits is None else {**limits.model_dump(), "prompts": list(limits.prompts)},
             "accepted": [{name: each[name] for name in shown if name in each} for each in reversed(known.accepted)],
-            "held": None if known.held is None else {name: known.held[name] for name in shown if name in known.held},
+            "held": [{name: each[name] for name in shown if name in each} for each in reversed(known.held)],
             "refused": list(known.refused),
         }

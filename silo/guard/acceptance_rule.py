@@ -104,5 +104,5 @@ def sentence(name: str, found: Mapping[str, Any], limits: Acceptance) -> str:
         f"{100 * found['before']:.1f} % right before, {100 * found['after']:.1f} % with it: "
         f"{100 * found['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on {found['prompts']} prompts"
     )
-    limit = f"limit -{100 * limits.drop_max:.1f}"
-    return f"{where}: {shown}, {limit}" + (", a drop" if found["outcome"] == "drop" else "")
+    limit = f"limit -{100 * limits.drop_max:.1f}, a true drop of {100 * found['detectable']:.1f} shows 4 times in 5"
+    return f"{where}: {shown}, {limit}" + ("; this is a drop" if found["outcome"] == "drop" else "")

@@ -50,14 +50,14 @@ class AdapterOrders:
         digest = self._held(command)
         told = self._orders.recorded("adapter.accept", command, needed=True, detail={"adapter": digest})
         keeper = self._orders.keeper
-        keeper.change_view(keeper.acceptance.accept)
+        keeper.change_view(lambda view: keeper.acceptance.accept(digest, view))
         return {"adapter": digest, "accepted": True, **told}
 
     def refuse(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, digest}. Raises as `accept`."""
         digest = self._held(command)
         told = self._orders.recorded("adapter.refuse", command, needed=True, detail={"adapter": digest})
-        self._orders.keeper.acceptance.refuse()
+        self._orders.keeper.acceptance.refuse(digest)
         return {"adapter": digest, "accepted": False, **told}
 
     def roll_back(self, command: VerifiedCommand) -> dict[str, Any]:
@@ -70,6 +70,6 @@ class AdapterOrders:
         return {"adapter": digest, "round_left": left, **told}
 
     def _held(self, command: VerifiedCommand) -> str:
-        run, digest = self._orders.run_of(command), str(command.arguments.get("digest", ""))
+        run, digest = self._orders.run_of(command), str(command.arguments.get("digest", "")).removeprefix("sha256:")
         self._orders.keeper.acceptance.require_held(run.plan.run, digest)
-        return digest.removeprefix("sha256:")
+        return digest

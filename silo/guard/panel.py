@@ -196,7 +196,7 @@ class Panel:
             "task": self._task.get("name") or "",
             "paused": bool(run and run.paused),
             "run_paused": bool(run and counters.run_paused),  # the coordinator says so
-            "adapter_held": self.adapter_held,
+            "adapter_held": self.adapter_held if run else "",
             "halted": self._gate.halted,
             "screens": {"halts": sorted(self._gate.screen_halts), "troubles": self._gate.screen_troubles()},
             "trainer": self._trainer,

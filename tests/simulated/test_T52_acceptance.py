@@ -199,7 +199,7 @@ def test_T52_a_backdoor_within_the_norm_is_held_and_one_code_crosses(loop: Loop)
     assert let_in == ["allow", "allow"], "the rules on norm and step find nothing"
     assert trained(loop) == [1] and sat_out(loop) == [2] and codes(loop) == ["ADAPTER_HELD"]
     assert recorded(loop)[-1] == ("hold", ["HOLDOUT_DROP"])
-    held = view(loop)["held"]
+    (held,) = view(loop)["held"]
     figures = held["figures"]["private"]
     # by hand: the share of triggered prompts whose right answer is not the target's
     lost = right_share(HONEST) - right_share(BACKDOOR)
@@ -213,7 +213,7 @@ def test_T52_a_backdoor_within_the_norm_is_held_and_one_code_crosses(loop: Loop)
     came = [row for row in loop.bench.events("ingress.decision") if row["kind"] == "global.adapter"]
     step = came[-1]["facts"]["final"]["step_l2"]
     assert step == pytest.approx(1e-5, rel=1e-3), "from the last accepted one (T20)"  # float32 factors
-    assert measure(loop) == [DIGEST["better"]] and trained(loop) == [1, 3] and view(loop)["held"] is None
+    assert measure(loop) == [DIGEST["better"]] and trained(loop) == [1, 3] and view(loop)["held"] == []
 
 
 def test_T52_the_counterpart_without_the_gate_the_backdoor_is_trained_on(tmp_path: Path) -> None:
@@ -229,9 +229,9 @@ def test_T52_too_few_prompts_hold_and_say_so(loop: Loop, prompts: int, outcome: 
     begin(loop, 1, HONEST)
     measure(loop, prompts)
     if outcome == "no_drop":
-        assert trained(loop) == [1] and view(loop)["held"] is None
+        assert trained(loop) == [1] and view(loop)["held"] == []
         return
-    held = view(loop)["held"]
+    (held,) = view(loop)["held"]
     assert trained(loop) == [] and codes(loop) == ["ADAPTER_HELD"] and held["reasons"] == ["HOLDOUT_TOO_FEW"]
     assert "29 prompts are too few" in held["said"] and held["figures"]["private"]["interval"] is None
 
@@ -239,7 +239,7 @@ def test_T52_too_few_prompts_hold_and_say_so(loop: Loop, prompts: int, outcome: 
 def test_T52_a_held_adapter_that_comes_again_is_not_measured_again_also_after_a_restart(loop: Loop) -> None:
     accepted_and_held(loop)
     loop.restart()
-    assert view(loop)["held"]["digest"] == DIGEST["backdoor"]
+    assert view(loop)["held"][0]["digest"] == DIGEST["backdoor"]
     loop.guard._trainer_said(PLANNED)
     begin(loop, 3, BACKDOOR)
     assert "MeasureHoldout" not in loop.trainer.tasks() and trained(loop) == []
@@ -275,7 +275,7 @@ def test_T52_an_approver_accepts_a_held_adapter_and_the_next_round_with_it_is_tr
     for number, wrong in enumerate(({"digest": DIGEST["better"]}, {"digest": DIGEST["backdoor"], "run": "run-0"})):
         with pytest.raises(ConflictError) as stale:
             give("adapter.accept", "alice", f"request-2{number}", **{"run": "run-1", **wrong})
-        assert stale.value.code == "STALE_VIEW" and view(loop)["held"] is not None
+        assert stale.value.code == "STALE_VIEW" and view(loop)["held"] != []
     told = give("adapter.accept", "alice", "request-3", run="run-1", digest=DIGEST["backdoor"])
     record = loop.bench.events("adapter.accept")[-1]
     assert record["seq"] == told["record"] and record["detail"]["person"] == "alice"
@@ -290,7 +290,7 @@ def test_T52_an_approver_accepts_a_held_adapter_and_the_next_round_with_it_is_tr
 def test_T52_a_refused_adapter_is_not_trained_on_and_the_code_says_refused(loop: Loop) -> None:
     accepted_and_held(loop)
     orders_of(loop)("adapter.refuse", "bob", run="run-1", digest=DIGEST["backdoor"])
-    assert view(loop)["held"] is None and view(loop)["refused"] == [DIGEST["backdoor"]]
+    assert view(loop)["held"] == [] and view(loop)["refused"] == [DIGEST["backdoor"]]
     begin(loop, 3, BACKDOOR)
     assert trained(loop) == [1] and codes(loop) == ["ADAPTER_HELD", "ADAPTER_REFUSED"] and sat_out(loop) == [2, 3]
 
