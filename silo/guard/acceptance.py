@@ -27,6 +27,7 @@ from typing import Any
 
 from fedsilo.edge.files import write_durably
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
+from fedsilo.treaty.method import LoadAdapter
 from silo.config import SiloConfig
 from silo.guard.acceptance_rule import REASONS, Verdicts, judge, sentence
 from silo.guard.adapters import AdapterStore
@@ -55,9 +56,10 @@ class _Known:
 
 @dataclass
 class _Measuring:
-    """An adapter that is being measured. before, after: by set; asked: what the trainer works on."""
+    """An adapter that is being measured. before, after: by set; asked: what the trainer works on, adapter and set."""
 
-    digest: str
+    run: str
+    loaded: LoadAdapter
     before: dict[PromptSet, Verdicts] = field(default_factory=dict)
     after: dict[PromptSet, Verdicts] = field(default_factory=dict)
     asked: tuple[str, PromptSet] = ("", "private")
@@ -115,17 +117,16 @@ class Acceptance:
         known = self._known
         return frozenset(each["digest"] for each in (*known.accepted, *known.held) if known.run == run)
 
-    def due(self, view: RunView) -> MeasureHoldout | WireCode | None:
-        """What stands between the open round's adapter and the first step of training on it.
+    def due(self, run: str, loaded: LoadAdapter) -> MeasureHoldout | WireCode | None:
+        """What stands between a round's adapter and the first step of training on it.
 
         Returns:
             None: nothing. A task: for the trainer, with `payload`; `take` gets the answer. A code: this site does not
             train on it, and says so.
         """
-        known, digest = self._known, view.base_digest
-        if known.run != view.run:
-            known = self._known = _Known(view.run)
-            self._measuring = None
+        known, digest = self._known, loaded.digest
+        if known.run != run:
+            known = self._known = _Known(run)
         if known.accepted and known.accepted[-1]["digest"] == digest:
             return None
         if digest in known.refused:
@@ -133,11 +134,11 @@ class Acceptance:
         if digest in [each["digest"] for each in known.held]:
             return WireCode.ADAPTER_HELD
         if self._limits is None:
-            self._accept(view, "taken", {}, {})
+            self._accept(loaded, "taken", {}, {})
             return None
-        if self._measuring is None or self._measuring.digest != digest:
-            self._measuring = _Measuring(digest)
-        return self._next(self._measuring, view.round)
+        if self._measuring is None or (self._measuring.run, self._measuring.loaded) != (run, loaded):
+            self._measuring = _Measuring(run, loaded)
+        return self._next(self._measuring)
 
     def payload(self) -> bytes:
         """Of the adapter that the task of `due` is about; empty for the base model."""
@@ -148,12 +149,12 @@ class Acceptance:
             raise OperationError(f"adapter {digest[:12]}, which was here a moment ago, cannot be read any more")
         return payload
 
-    def _next(self, measuring: _Measuring, number: int) -> MeasureHoldout | None:
+    def _next(self, measuring: _Measuring) -> MeasureHoldout | None:
         assert self._limits is not None  # noqa: S101  # else nothing is measured
         last: Mapping[str, Any] = self._known.accepted[-1] if self._known.accepted else {"digest": "", "verdicts": {}}
         for name in self._limits.prompts:
             if name not in measuring.after:
-                measuring.asked = (measuring.digest, name)
+                measuring.asked = (measuring.loaded.digest, name)
                 return MeasureHoldout(self._limits.samples, number, name)
             if name in measuring.before:
                 continue
@@ -169,7 +170,7 @@ class Acceptance:
             return MeasureHoldout(self._limits.samples, number, name)
         return None
 
-    def take(self, body: bytes, view: RunView) -> WireCode | None:
+    def take(self, body: bytes) -> WireCode | None:
         """The trainer's answer. A code: the adapter is held.
 
         Raises:
@@ -177,50 +178,52 @@ class Acceptance:
         """
         measuring, limits = self._measuring, self._limits
         assert measuring is not None and limits is not None  # noqa: S101  # a task was given
-        name = measuring.asked[1]
+        digest, name = measuring.asked
         told = Verdicts.parse(body, limits.samples)
         if name not in measuring.after:
             measuring.after[name] = told
+        elif digest not in ("", self._last_digest):
+            return None  # people chose another one to compare with meanwhile
         elif told.same_prompts(measuring.after[name]):
             measuring.before[name] = told
         else:
             raise OperationError("the trainer's verdicts are about different prompts", code="TRAINER_CONFUSED")
-        if self._next(measuring, view.round) is not None:
+        if self._next(measuring) is not None:
             return None
-        self._measuring = None
+        self._measuring, loaded = None, measuring.loaded
         before, after = measuring.before, measuring.after
         figures: dict[str, Any] = {name: judge(before[name], after[name], limits) for name in limits.prompts}
         verdicts: dict[str, Any] = {name: each.to_json() for name, each in measuring.after.items()}
         reasons = sorted({REASONS[each["outcome"]] for each in figures.values() if each["outcome"] in REASONS})
         said = "; ".join(sentence(name, each, limits) for name, each in figures.items())
         self._gate.record(
-            "adapter.verdict", run=view.run, round=view.round, kind="global.adapter",
+            "adapter.verdict", run=measuring.run, round=loaded.round, kind="global.adapter",
             decision="hold" if reasons else "allow", reasons=reasons,
-            detail={"adapter": view.base_digest, "against": self._last_digest, **figures},
+            detail={"adapter": loaded.digest, "against": self._last_digest, **figures},
         )  # fmt: skip
         if not reasons:
-            _log.info("adapter %s of round %d: %s", view.base_digest[:12], view.round, said)
-            self._accept(view, "measured", figures, verdicts)
+            _log.info("adapter %s of round %d: %s", loaded.digest[:12], loaded.round, said)
+            self._accept(loaded, "measured", figures, verdicts)
             return None
         held = {
-            "digest": view.base_digest, "round": view.round, "after_round": max(view.round - 1, 0), "reasons": reasons,
+            "digest": loaded.digest, "round": loaded.round, "after_round": max(loaded.round - 1, 0), "reasons": reasons,
             "against": self._last_digest, "figures": figures, "verdicts": verdicts, "said": said,
         }  # fmt: skip
         self._known.held = [*self._known.held, held][-HELD_KEPT:]
         self._write()
         _log.warning(
-            "held: adapter %s of round %d; %s; `silo adapters list` shows it", view.base_digest[:12], view.round, said
+            "held: adapter %s of round %d; %s; `silo adapters list` shows it", loaded.digest[:12], loaded.round, said
         )
-        self._panel.publish("adapter.held", {"adapter": view.base_digest, "round": view.round, "reasons": reasons})
+        self._panel.publish("adapter.held", {"adapter": loaded.digest, "round": loaded.round, "reasons": reasons})
         return WireCode.ADAPTER_HELD
 
     @property
     def _last_digest(self) -> str:
         return str(self._known.accepted[-1]["digest"]) if self._known.accepted else ""
 
-    def _accept(self, view: RunView, how: str, figures: Mapping[str, Any], verdicts: Mapping[str, Any]) -> None:
+    def _accept(self, loaded: LoadAdapter, how: str, figures: Mapping[str, Any], verdicts: Mapping[str, Any]) -> None:
         row = {
-            "digest": view.base_digest, "round": view.round, "after_round": max(view.round - 1, 0), "how": how,
+            "digest": loaded.digest, "round": loaded.round, "after_round": max(loaded.round - 1, 0), "how": how,
             "figures": figures, "verdicts": verdicts,
         }  # fmt: skip
         self._add(row)
@@ -247,6 +250,8 @@ class Acceptance:
         """A held adapter is trained on all the same. Raises OperationError: it cannot be kept; then it stays held."""
         held = next(each for each in self._known.held if each["digest"] == digest)
         self._kept_or_as_before(lambda: self._add({**held, "how": "person"}))
+        if self._measuring is not None:
+            self._measuring.before.clear()
         return self._anchored(view)
 
     def refuse(self, digest: str) -> None:
@@ -293,7 +298,8 @@ class Acceptance:
     def roll_back(self, digest: str, view: RunView) -> RunView:
         """Go on from `target`: what was accepted after it, or is held, is refused from here on. Raises as `accept`."""
         self._kept_or_as_before(lambda: self._back_to(digest))
-        self._measuring = None
+        if self._measuring is not None:
+            self._measuring.before.clear()
         self._panel.publish("adapter.rolled_back", {"adapter": digest})
         return self._anchored(view)
 

@@ -68,8 +68,8 @@ class Hands(Protocol):
     def has_behind(self, task: TrainerTask) -> bool:
         """The trainer has done this before a kill."""
 
-    def to_measure(self) -> MeasureHoldout | None:
-        """Before anything is trained from the open round's adapter: what the trainer was told to measure first.
+    def to_measure(self, loaded: LoadAdapter) -> MeasureHoldout | None:
+        """Before anything is trained from an adapter: what the trainer was told to measure first.
 
         None: nothing; or the round is not gone on with here.
         """
@@ -99,6 +99,7 @@ class Participation:
     _carrying_out: bool = False
     _task_is_void: bool = False
     _giver: TaskGiver | None = None
+    _loaded: LoadAdapter = LoadAdapter(0, "")  # the round that the trainer is in may be over already
 
     def __post_init__(self) -> None:
         self.state = self.method.silo.start(self.plan, self.silo)
@@ -130,7 +131,7 @@ class Participation:
                 if isinstance(action, Train) and (self.busy or self.paused):
                     return
                 if isinstance(action, Train) and isinstance(action.task, PrivateStep | GeneratePublic):
-                    self.task = self.hands.to_measure()
+                    self.task = self.hands.to_measure(self._loaded)
                     if self.busy or not self._actions:
                         return
                 if isinstance(action, Offer):
@@ -167,7 +168,7 @@ class Participation:
         body = b""
         match task:
             case LoadAdapter(_, digest):
-                body = self.hands.adapter(digest)
+                body, self._loaded = self.hands.adapter(digest), task
             case Evaluate(_, digest) if digest:
                 body = self.hands.adapter(digest)
             case GeneratePublic(_, step):

@@ -19,7 +19,7 @@ from fedsilo.treaty.errors import (
     UsageError,
     WireCode,
 )
-from fedsilo.treaty.method import MessageArrived, Offer
+from fedsilo.treaty.method import LoadAdapter, MessageArrived, Offer
 from fedsilo.treaty.methods import method_named, require_exchange
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -472,8 +472,8 @@ class RunKeeper:
             self._set_view(self._gate.view.with_base_l2(self._adapters.l2(digest)))
         return stored
 
-    def to_measure(self) -> MeasureHoldout | None:
-        due = self.acceptance.due(self._gate.view)
+    def to_measure(self, loaded: LoadAdapter) -> MeasureHoldout | None:
+        due = self.acceptance.due(self._gate.view.run, loaded)
         if isinstance(due, WireCode):
             self.abandon_round(due)
         elif due is not None:
@@ -482,7 +482,7 @@ class RunKeeper:
         return None
 
     def measured(self, body: bytes) -> None:
-        if (code := self.acceptance.take(body, self._gate.view)) is not None:
+        if (code := self.acceptance.take(body)) is not None:
             self.abandon_round(code)
 
     def start_deadline(self, name: str, seconds: float) -> None:

@@ -341,6 +341,32 @@ def test_T52_a_rollback_to_what_is_not_there_changes_nothing(loop: Loop, damage:
     assert view(loop) == before and loop.bench.events("adapter.rollback") == [] and codes(loop) == []
 
 
+def test_T52_a_rollback_while_another_is_measured_is_what_that_one_is_compared_with(loop: Loop) -> None:
+    for number, payload in ((1, HONEST), (2, BETTER)):
+        begin(loop, number, payload)
+        measure(loop)
+        end(loop, number)
+    begin(loop, 3, BACKDOOR)
+    assert orders_of(loop)("adapter.rollback", run="run-1", to="")["adapter"] == DIGEST["honest"]
+    measure(loop)
+    (held,) = view(loop)["held"]
+    assert (held["digest"], held["against"]) == (DIGEST["backdoor"], DIGEST["honest"]) and trained(loop) == [1, 2]
+
+
+def test_T52_what_was_measured_is_what_is_judged_also_when_the_next_round_is_open_by_then(loop: Loop) -> None:
+    begin(loop, 1, HONEST)
+    measure(loop)
+    end(loop, 1)
+    begin(loop, 2, BACKDOOR)
+    loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=2)
+    loop.turn()
+    loop.open_round(3, BETTER, public=False)
+    assert loop.bench.gate.view.base_digest == DIGEST["better"]
+    measure(loop)
+    assert [each["digest"] for each in view(loop)["held"]] == [DIGEST["backdoor"]] and trained(loop) == [1]
+    assert [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["honest"]]
+
+
 # ---- at the coordinator ----------------------------------------------------------------------------------
 
 
