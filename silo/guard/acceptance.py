@@ -155,7 +155,7 @@ class Acceptance:
         for name in self._limits.prompts:
             if name not in measuring.after:
                 measuring.asked = (measuring.loaded.digest, name)
-                return MeasureHoldout(self._limits.samples, number, name)
+                return MeasureHoldout(self._limits.samples, measuring.loaded.round, name)
             if name in measuring.before:
                 continue
             stored = last["verdicts"].get(name)
@@ -167,7 +167,7 @@ class Acceptance:
                 _log.warning("adapter %s is gone: what comes in is compared with the base model", digest[:12])
                 digest = ""
             measuring.asked = (digest, name)
-            return MeasureHoldout(self._limits.samples, number, name)
+            return MeasureHoldout(self._limits.samples, measuring.loaded.round, name)
         return None
 
     def take(self, body: bytes) -> WireCode | None:

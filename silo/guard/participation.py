@@ -45,6 +45,9 @@ from silo.measuring import MeasureHoldout
 from silo.sampling import PROMPTS_MAX, TaskGiver, Training
 
 
+_NOTHING = LoadAdapter(0, "")
+
+
 class Hands(Protocol):
     """What a run may ask of the daemon."""
 
@@ -99,7 +102,7 @@ class Participation:
     _carrying_out: bool = False
     _task_is_void: bool = False
     _giver: TaskGiver | None = None
-    _loaded: LoadAdapter = LoadAdapter(0, "")  # the round that the trainer is in may be over already
+    _loaded: LoadAdapter = _NOTHING  # the round that the trainer is in may be over already
 
     def __post_init__(self) -> None:
         self.state = self.method.silo.start(self.plan, self.silo)
