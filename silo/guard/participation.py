@@ -44,7 +44,6 @@ from silo.link import LinkMessage
 from silo.measuring import MeasureHoldout
 from silo.sampling import PROMPTS_MAX, TaskGiver, Training
 
-
 _NOTHING = LoadAdapter(0, "")
 
 

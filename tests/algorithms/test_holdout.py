@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.treaty.errors import UsageError
-from fedsilo.treaty.method import LoadAdapter, PrivateStep
+from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.method import Evaluate, LoadAdapter, PrivateStep
 from silo.measuring import MeasureHoldout
 from silo.trainer.data import clusters_of, split_holdout
 from silo.trainer.task_fields import task_from_fields
@@ -224,3 +224,17 @@ def test_policies_answer_with_the_same_random_numbers_and_the_local_factors_stay
 
 def test_the_task_is_read_from_the_link() -> None:
     assert task_from_fields({"task": "MeasureHoldout", "round": 0, "samples": 3}, b"") == MeasureHoldout(3)
+
+
+def test_T52_the_held_out_set_is_measured_as_it_is_evaluated() -> None:
+    """The greedy answers are the same ones, whoever asks; the samples are drawn with the site's secret."""
+    session, _ = make_session(private=[Row(f"p{place}", f"{place}?", "0123456789") for place in range(8)])
+    told = session.carry_out(Evaluate(0, ""))
+    measured = json.loads(session.carry_out(MeasureHoldout(2, 3, "held_out")).body)
+    assert len(measured["greedy"]) > 0 and measured["samples"] == 2
+    share = sum(measured["greedy"]) / len(measured["greedy"])
+    assert share == pytest.approx(told.metrics["pass_at_1_greedy"], abs=5e-5)  # rounded to four decimals there
+    fields = {"task": "MeasureHoldout", "round": 3, "samples": 2, "rows": "held_out"}
+    assert task_from_fields(fields, b"") == MeasureHoldout(2, 3, "held_out")
+    with pytest.raises(OperationError):
+        task_from_fields({**fields, "rows": "public"}, b"")

@@ -32,3 +32,27 @@ def test_an_unknown_verifier_leads_to_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r":\d+: data\.verifier: unknown verifier 'chioce'$") as told:
         config_from(text.encode(), Path("/site/silo.yaml"))
     assert told.value.hint.startswith("one of math, choice, exact")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("  holdout_share: 0.1\n", ""), r"acceptance: no private rows are set aside to measure on"),
+        (("  prompts: [private]\n", "  prompts: []\n"), r"acceptance\.prompts: "),
+        (("  prompts: [private]\n", "  prompts: [public]\n"), r"acceptance\.prompts\.0: "),
+        (("  drop_max: 0.05\n", "  drop_max: 1\n"), r"acceptance\.drop_max: "),
+        (("  drop_max: 0.05\n", "  dropmax: 0.05\n"), r"unknown key"),
+    ],
+)
+def test_T52_what_adapters_are_measured_on_is_checked_with_its_line(change: tuple[str, str], message: str) -> None:
+    assert EXAMPLE.count(change[0]) == 1
+    with pytest.raises(UsageError, match=rf"^/site/silo\.yaml:\d+: .*{message}"):
+        config_from(EXAMPLE.replace(*change).encode(), Path("/site/silo.yaml"))
+
+
+def test_T52_the_public_held_out_set_needs_no_private_rows_and_without_the_section_nothing_is_measured() -> None:
+    text = EXAMPLE.replace("  holdout_share: 0.1\n", "").replace("  prompts: [private]\n", "  prompts: [held_out]\n")
+    found = config_from(text.encode(), Path("/site/silo.yaml")).acceptance
+    assert found is not None and found.prompts == ("held_out",)
+    start, end = EXAMPLE.index("acceptance:"), EXAMPLE.index("\ntrainer:")
+    assert config_from((EXAMPLE[:start] + EXAMPLE[end:]).encode(), Path("/site/silo.yaml")).acceptance is None
