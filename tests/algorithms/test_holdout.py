@@ -228,7 +228,7 @@ def test_the_task_is_read_from_the_link() -> None:
 
 def test_T52_the_held_out_set_is_measured_as_it_is_evaluated() -> None:
     """The greedy answers are the same ones, whoever asks; the samples are drawn with the site's secret."""
-    session, _ = make_session(private=[Row(f"p{place}", f"{place}?", "0123456789") for place in range(8)])
+    session, _ = make_session(public=[Row(f"q{place}", f"other {place}?", "0123456789") for place in range(8)])
     told = session.carry_out(Evaluate(0, ""))
     measured = json.loads(session.carry_out(MeasureHoldout(2, 3, "held_out")).body)
     assert len(measured["greedy"]) > 0 and measured["samples"] == 2

@@ -1,4 +1,4 @@
-"""`silo adapters` and `silo rollback`: what they print of a guard's answers, and the exit statuses of refusals (T52)."""
+"""`silo adapters` and `silo rollback`: what they print of a guard's answers, and exit statuses of refusals (T52)."""
 
 from __future__ import annotations
 
