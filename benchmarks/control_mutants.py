@@ -282,7 +282,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "an adapter of another run is not measured",
-        "silo/guard/runs.py",
+        "silo/guard/incoming_adapters.py",
         'after = None if view.last_adapter in ("", digest) else view.step_from',
         "after = None",
     ),

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from certs.commands import VerifiedCommand
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.errors import WireCode
+from silo.guard.gate import Gate
 from silo.guard.participation import Participation
 from silo.guard.runs import RunKeeper
 
@@ -22,6 +24,9 @@ Work = Callable[[VerifiedCommand], Any]
 class _Orders(Protocol):
     @property
     def keeper(self) -> RunKeeper: ...
+
+    @property
+    def gate(self) -> Gate: ...
 
     def run_of(self, command: VerifiedCommand) -> Participation: ...
 
@@ -39,7 +44,8 @@ class AdapterOrders:
         self._orders = orders
 
     def register(self, desk: ControlDesk, on_loop_with: Callable[[Work], Work]) -> None:
-        desk.register_query("adapters", self._orders.keeper.acceptance.view)
+        keeper = self._orders.keeper
+        desk.register_query("adapters", lambda arguments: keeper.acceptance.view(arguments))  # noqa: PLW0108  # looked up when used
         for name, work in (
             ("adapter.accept", self.accept), ("adapter.refuse", self.refuse), ("adapter.rollback", self.roll_back),
         ):  # fmt: skip
@@ -66,7 +72,8 @@ class AdapterOrders:
         digest = keeper.acceptance.target(run.plan.run, str(command.arguments.get("to", "")))
         told = self._orders.recorded("adapter.rollback", command, needed=True, detail={"adapter": digest})
         keeper.change_view(lambda view: keeper.acceptance.roll_back(digest, view))
-        left = keeper.leave_refused_round()
+        if left := keeper.acceptance.is_refused(self._orders.gate.view.base_digest):
+            keeper.abandon_round(WireCode.ADAPTER_REFUSED)
         return {"adapter": digest, "round_left": left, **told}
 
     def _held(self, command: VerifiedCommand) -> str:

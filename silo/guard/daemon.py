@@ -53,7 +53,6 @@ from silo.guard.trainer_report import ValuesUnusable, plain
 from silo.guard.transcripts import EQUIVOCATION, Agreement
 from silo.guard.witnessing import Witnessing
 from silo.link import LinkClosed, LinkMessage
-from silo.measuring import GuardTask
 
 _log = logging.getLogger("fedsilo.silo")
 
@@ -352,7 +351,7 @@ class Guard:
                 self.panel.step(message.fields, run.task)
                 if self._monotonic() - self._last_progress >= PROGRESS_SECONDS and self._talk.joined:
                     self._last_progress = self._monotonic()
-                    self._tell_progress(run.task)
+                    self._tell_progress(run.task.round, getattr(run.task, "step", 0))
             case "planned":
                 self.panel.planned(message.fields)
                 self.keeper.planned(message.fields)
@@ -363,9 +362,8 @@ class Guard:
                     hint=self._trainer_log, code="TRAINER_FAILED",
                 )  # fmt: skip
 
-    def _tell_progress(self, task: GuardTask) -> None:
+    def _tell_progress(self, number: int, step: int) -> None:
         """Where the task stands that we gave, whatever the trainer says of it: its numbers carry nothing out."""
-        number, step = task.round, getattr(task, "step", 0)
         self._talk.tell("control.progress", pb.Progress(round=number, step=step), round_number=number, step=step)
 
     @property

@@ -319,12 +319,6 @@ class RunKeeper:
             self._miss(run, round_number, step)
             self.run.deadline(f"donors/{round_number}/{step}")
 
-    def leave_refused_round(self) -> bool:
-        """The open round begins with an adapter that a person refused: stand aside. False: it does not."""
-        if refused := self.acceptance.is_refused(self._gate.view.base_digest):
-            self.abandon_round(WireCode.ADAPTER_REFUSED)
-        return refused
-
     def change_view(self, change: Callable[[RunView], RunView]) -> None:
         self._set_view(change(self._gate.view))
 
