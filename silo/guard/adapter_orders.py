@@ -44,12 +44,15 @@ class AdapterOrders:
         self._orders = orders
 
     def register(self, desk: ControlDesk, on_loop_with: Callable[[Work], Work]) -> None:
-        keeper = self._orders.keeper
-        desk.register_query("adapters", lambda arguments: keeper.acceptance.view(arguments))  # noqa: PLW0108  # looked up when used
+        desk.register_query("adapters", self.view)
         for name, work in (
             ("adapter.accept", self.accept), ("adapter.refuse", self.refuse), ("adapter.rollback", self.roll_back),
         ):  # fmt: skip
             desk.register_command(name, name, on_loop_with(work))
+
+    def view(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The query `adapters`."""
+        return self._orders.keeper.acceptance.view(arguments)
 
     def accept(self, command: VerifiedCommand) -> dict[str, Any]:
         """Arguments {run, digest}. Raises NotFoundError, ConflictError, OperationError."""
