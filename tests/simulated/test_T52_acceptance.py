@@ -367,6 +367,32 @@ def test_T52_what_was_measured_is_what_is_judged_also_when_the_next_round_is_ope
     assert [each["digest"] for each in view(loop)["accepted"]] == [DIGEST["honest"]]
 
 
+def test_T52_a_rollback_while_the_one_before_is_measured_again_asks_for_the_one_it_goes_back_to(loop: Loop) -> None:
+    for number, payload in ((1, HONEST), (2, BETTER)):
+        begin(loop, number, payload)
+        measure(loop)
+        end(loop, number)
+    begin(loop, 3, BACKDOOR)
+    fewer = PROMPTS - 10  # the site's rows changed, so what was kept of the last one is about others
+    body = verdicts(loop.trainer.told[-1].body, fewer)
+    loop.trainer_says("done", body, task="MeasureHoldout", round=3, metrics={})
+    assert codec.sha256_hex(loop.trainer.told[-1].body) == DIGEST["better"]
+    orders_of(loop)("adapter.rollback", run="run-1", to="")
+    assert measure(loop, fewer) == [DIGEST["better"], DIGEST["honest"]]
+    assert view(loop)["held"][0]["against"] == DIGEST["honest"]
+
+
+def test_T52_an_accepted_adapter_is_trained_on_also_when_the_next_round_is_open_by_then(loop: Loop) -> None:
+    begin(loop, 1, HONEST)
+    measure(loop)
+    end(loop, 1)
+    begin(loop, 2, BETTER)
+    loop.coordinator.says("control.poll", "round.result", loop.ended(), run="run-1", round=2)
+    loop.turn()
+    loop.open_round(3, BACKDOOR, public=False)
+    assert measure(loop) == [DIGEST["better"]] and trained(loop) == [1, 2]
+
+
 # ---- at the coordinator ----------------------------------------------------------------------------------
 
 
