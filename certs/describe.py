@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from certs.encoding import (
@@ -65,3 +66,39 @@ def in_words(pem: bytes) -> str:
         f"the certificate {data['fingerprint'][:16]} of {names} ({usage}), issued by {shown(data['issuer'])!r}, "
         f"valid {data['not_before']} to {data['not_after']}"
     )
+
+
+def met_in_words(pem: bytes) -> str:
+    """A certificate of somebody unknown: subject, issuer and whole fingerprint, to be compared with what a person has.
+
+    Foreign text in it is made safe to show (T37).
+    """
+    try:
+        data = describe_certificate(pem)
+    except NotAllowedError as error:
+        return f"a certificate that cannot be read ({error.message})"
+    names = ", ".join(shown(name.partition(":")[2]) for name in data["names"][:4]) or "no name"
+    return (
+        f"subject {shown(data['subject'])!r}, issuer {shown(data['issuer'])!r}, SHA-256 {data['fingerprint']}, "
+        f"for {names}"
+    )
+
+
+def issued_by(pem: bytes, root_pem: bytes) -> bool:
+    """Whether a CA signed a certificate. Says nothing of its time, form or role."""
+    try:
+        root = read_one_certificate(root_pem, what="the trust root")
+        read_one_certificate(pem, what="the certificate").verify_directly_issued_by(root)
+    except (NotAllowedError, InvalidSignature, *PARSE_ERRORS):
+        return False
+    return True
+
+
+def spiffe_names(pem: bytes) -> list[str]:
+    """The SPIFFE identities that a certificate claims, as every CA of FedSilo writes them; unproven."""
+    try:
+        names = describe_certificate(pem)["names"]
+    except NotAllowedError:
+        return []
+    prefix = "UniformResourceIdentifier:"
+    return [name.removeprefix(prefix) for name in names if name.startswith(f"{prefix}spiffe://")]

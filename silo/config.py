@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ from silo.measuring import PromptSet
 LoadType = Literal["fp32", "bf16", "nf4", "fp8"]
 # A unix socket's address is a C string of 108 bytes, the closing zero among them.
 UNIX_PATH_BYTES_MAX = 107
+_PROXY_URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\]):\d{1,5}/?")
 
 
 class _Closed(BaseModel):
@@ -36,6 +38,25 @@ class CoordinatorPlace(_Closed):
     """Where the coordinator listens. Its identity comes from the certificates, never from this address."""
 
     address: str = Field(pattern=r"^[^\s:]+(:\d{1,5})$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")
+    proxy: str | None = None  # http://HOST:PORT: through this proxy, by CONNECT; no variable of the environment is read
+    proxy_credentials: Path | None = None  # USER:PASSWORD for it; mode 0600
+    # How long nothing may cross while an answer is awaited before a ping does: less than what a firewall, a proxy or a
+    # NAT takes for dead. The coordinator takes no more than one in 10 seconds.
+    keepalive_seconds: float = Field(20.0, ge=15, le=3600)
+
+    @field_validator("proxy", mode="before")
+    @classmethod
+    def _is_plain_url(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, str) and _PROXY_URL.fullmatch(value)):
+            # A password may stand in it, so it is not repeated.
+            hint = "http://HOST:PORT; a user and a password go into the file that proxy_credentials names"
+            raise strict_yaml.WrongValueError("this is no address of an HTTP proxy", hint)
+        return value
+
+    @property
+    def first_hop(self) -> str:
+        """host:port of what is dialled: the proxy, where there is one."""
+        return self.address if self.proxy is None else self.proxy.removeprefix("http://").removesuffix("/")
 
 
 class IdentityFiles(_Closed):
@@ -309,6 +330,8 @@ def _check_trainer_keys(config: SiloConfig, document: strict_yaml.Document) -> N
     external, tls = trainer.launch == "external", trainer.address.startswith("tls:")
     link_files = [name for name in ("link_certificate", "link_key") if getattr(identity, name) is not None]
     for wrong, path, message, hint in (
+        (config.coordinator.proxy is None and config.coordinator.proxy_credentials is not None,
+         ("coordinator", "proxy_credentials"), "without effect, there is no proxy", "give proxy, or remove it"),
         (tls and not external, ("trainer", "address"), "a tls: address is for launch: external",
          "a child of the guard talks over a unix socket: unix:run/trainer.sock"),
         (external and trainer.isolation in ("namespaces", "user"), ("trainer", "isolation"),
@@ -415,6 +438,11 @@ def _resolved(config: SiloConfig, source: Path) -> SiloConfig:
         update={
             "state_dir": state_dir,
             "identity": identity,
+            "coordinator": config.coordinator
+            if config.coordinator.proxy_credentials is None
+            else config.coordinator.model_copy(
+                update={"proxy_credentials": absolute(config.coordinator.proxy_credentials)}
+            ),
             "policy": absolute(config.policy),
             "charter": None if config.charter is None else absolute(config.charter),
             "data": data,

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import grpc
 
-from certs.describe import in_words
+from certs.describe import in_words, issued_by, met_in_words, spiffe_names
 from certs.encoding import shown
 from certs.identity import peer_identity
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
@@ -27,6 +27,7 @@ from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.framing import Reply, Sink, Uplink, assemble
 from silo.guard.messages import ExchangeInterrupted, TlsFiles
+from silo.guard.proxied import Proxy, unread_environment
 
 # Longest time for connecting and for the coordinator's own work, beyond the wait a poll asks for.
 EXCHANGE_TIMEOUT_SECONDS = 60.0
@@ -38,13 +39,19 @@ PROBE_TIMEOUT_SECONDS = 5.0
 # For fetching a refused certificate once more, from the dialling on: a server may send it a byte at a time.
 SHOWN_SECONDS_MAX = 5.0
 
+# Codes of refused certificates: of no FedSilo CA at all, and of another one than this federation's.
+TLS_INTERCEPTED = "TLS_INTERCEPTED"
+FOREIGN_CERTIFICATE = "FOREIGN_CERTIFICATE"
+
 _ITS_LOG = "the coordinator's log names the cause on its side"
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),
-    ("grpc.keepalive_time_ms", 60_000),
+    # Pings go on for as long as nothing crosses, such as while a large message waits for its place among the uploads.
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.initial_reconnect_backoff_ms", 250),
     ("grpc.max_reconnect_backoff_ms", 5_000),
@@ -53,10 +60,11 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong at the other end of a line, and what to do about it."""
+    """What is wrong at the other end of a line, and what to do about it. `code` is for programs; empty: UNREACHABLE."""
 
     cause: str
     hint: str = ""
+    code: str = ""
 
 
 class Channel(Protocol):
@@ -78,10 +86,16 @@ class GrpcChannel:
     Args:
         address: host:port of the coordinator.
         files: this silo's certificate and key, and the federation CA.
+        proxy: through which it is reached; None: directly.
+        keepalive_seconds: how long nothing crosses in a call before a ping does.
     """
 
-    def __init__(self, address: str, files: TlsFiles) -> None:
+    def __init__(
+        self, address: str, files: TlsFiles, *, proxy: Proxy | None = None, keepalive_seconds: float = 20.0
+    ) -> None:
         self._address = address
+        self._proxy = proxy
+        self._keepalive = ("grpc.keepalive_time_ms", round(keepalive_seconds * 1000))
         self._files = files
         self._stopping = threading.Event()
         self._given_up = False
@@ -165,14 +179,19 @@ class GrpcChannel:
             )
         except OSError as error:
             raise OperationError(f"cannot read {error.filename}: {error.strerror}") from error
-        return grpc.secure_channel(self._address, credentials, options=_OPTIONS)
+        options = (*_OPTIONS, self._keepalive)
+        if self._proxy is None:
+            return grpc.secure_channel(self._address, credentials, options=options)
+        return grpc.secure_channel(
+            self._proxy.address, credentials, options=(*options, *_through(self._proxy, self._address))
+        )
 
     def _translated(self, error: grpc.RpcError) -> FedSiloError:
         code = error.code() if isinstance(error, grpc.Call) else None
         if self._stopping.is_set() or (code is grpc.StatusCode.CANCELLED and self._given_up):
             return ExchangeInterrupted("the exchange was given up")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
-            return connection_fault(self._address, self._files) or UnreachableError(
+            return connection_fault(self._address, self._files, self._proxy) or UnreachableError(
                 f"coordinator {self._address}: it answers, but the call ended as {code.name}", hint=_ITS_LOG
             )
         if code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
@@ -181,7 +200,22 @@ class GrpcChannel:
         return UnreachableError(f"coordinator {self._address}: the call ended as {code.name if code else 'unknown'}")
 
 
-def connection_fault(address: str, files: TlsFiles) -> UnreachableError | None:
+def _through(proxy: Proxy, address: str) -> tuple[tuple[str, str], ...]:
+    """What makes gRPC's HTTP CONNECT handshaker ask for the coordinator, and its TLS judge the coordinator's name.
+
+    Set by hand, since gRPC's own way (`grpc.http_proxy`) lets NO_PROXY lead around the proxy.
+    """
+    options = (
+        ("grpc.http_connect_server", address),
+        ("grpc.ssl_target_name_override", _host_and_port(address)[0]),
+        ("grpc.default_authority", address),
+    )
+    if not proxy.authorization:
+        return options
+    return (*options, ("grpc.http_connect_headers", f"Proxy-Authorization:{proxy.authorization}"))
+
+
+def connection_fault(address: str, files: TlsFiles, proxy: Proxy | None = None) -> UnreachableError | None:
     """Why a TLS connection to the coordinator fails, with what to do; None when it does not.
 
     gRPC says no more than UNAVAILABLE, so the same handshake is tried once with Python's own TLS.
@@ -192,24 +226,26 @@ def connection_fault(address: str, files: TlsFiles) -> UnreachableError | None:
     host = _host_and_port(address)[0]
     try:
         context = _tls_context(files)
-        plain = _dialled(address)
+        plain = _dialled(address, proxy)
     except UnreachableError as error:
         return error
     except OperationError as error:
         return UnreachableError(f"coordinator {address} was not dialled: {error.message}", hint=error.hint)
     with plain:
-        fault = _handshake_fault(context, plain, host, address, files)
-    return UnreachableError(f"coordinator {address}: {fault.cause}", hint=fault.hint) if fault else None
+        fault = _handshake_fault(context, plain, host, address, files, proxy)
+    if fault is None:
+        return None
+    return UnreachableError(f"coordinator {_way(address, proxy)}: {fault.cause}", hint=fault.hint, code=fault.code)
 
 
 def _handshake_fault(
-    context: ssl.SSLContext, plain: socket.socket, host: str, address: str, files: TlsFiles
+    context: ssl.SSLContext, plain: socket.socket, host: str, address: str, files: TlsFiles, proxy: Proxy | None
 ) -> Fault | None:
     """The connection stands; what is wrong with TLS on it."""
     try:
         connection = context.wrap_socket(plain, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
-        return _certificate_not_accepted(address, files, error)
+        return _certificate_not_accepted(address, files, error, proxy)
     except ssl.SSLError as error:
         reason = _reason(error)
         if any(word in reason for word in ("wrong version number", "http request", "packet length", "record layer")):
@@ -267,20 +303,32 @@ def _certificate_refused(files: TlsFiles, sign: str) -> Fault:
     )
 
 
-def _certificate_not_accepted(address: str, files: TlsFiles, error: ssl.SSLCertVerificationError) -> Fault:
+def _certificate_not_accepted(
+    address: str, files: TlsFiles, error: ssl.SSLCertVerificationError, proxy: Proxy | None
+) -> Fault:
     """What is wrong with the certificate that the coordinator shows: whose it is, who issued it, how long it is good.
 
     TLS has refused it already and does not say what was in it, so it is fetched once more and judged by our own rules.
     """
-    leaf = _shown_certificate(address)
+    leaf = _shown_certificate(address, proxy)
     if not leaf:
         return Fault(f"its certificate does not verify: {error.verify_message}", hint=_ITS_LOG)
     try:
         peer_identity(leaf, files.trust_root.read_bytes(), datetime.now(UTC), role="coordinator")
     except NotAllowedError as judged:
+        foreign = not issued_by(leaf, files.trust_root.read_bytes())
+        if foreign and not spiffe_names(leaf):
+            return Fault(
+                f"its certificate is refused, it is no federation's: {met_in_words(leaf)}; trusted is "
+                f"{files.trust_root} alone",
+                hint="a proxy or firewall on the way opens TLS (its CA is the issuer), or another server is there: "
+                f"have {_host_and_port(address)[0]} excepted from TLS inspection; never add that CA to federation_ca",
+                code=TLS_INTERCEPTED,
+            )
         return Fault(
             f"its certificate is refused: {judged.message}; trusted is {files.trust_root}",
             hint=f"is coordinator.address in silo.yaml this federation's coordinator? {judged.hint or _ITS_LOG}",
+            code=FOREIGN_CERTIFICATE if foreign else "",
         )
     except OSError as failure:
         return Fault(f"cannot read {files.trust_root}: {failure.strerror}")
@@ -292,7 +340,7 @@ def _certificate_not_accepted(address: str, files: TlsFiles, error: ssl.SSLCertV
     )
 
 
-def _shown_certificate(address: str) -> bytes:
+def _shown_certificate(address: str, proxy: Proxy | None) -> bytes:
     """The certificate (PEM) that is shown there, not believed, for an error message; b"" if there is none.
 
     The handshake is never finished towards the other side: nothing of ours is said, not even which silo dials (T30).
@@ -304,7 +352,7 @@ def _shown_certificate(address: str) -> bytes:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname=_host_and_port(address)[0])
     end = monotonic() + SHOWN_SECONDS_MAX
-    with contextlib.suppress(OSError, UnreachableError), _dialled(address) as plain:
+    with contextlib.suppress(OSError, UnreachableError), _dialled(address, proxy) as plain:
         while (left := end - monotonic()) > 0:
             try:
                 tls.do_handshake()
@@ -325,7 +373,7 @@ def _reason(error: ssl.SSLError) -> str:
     return (error.reason or "TLS failure").lower().replace("_", " ")
 
 
-def server_certificate(address: str, files: TlsFiles) -> bytes:
+def server_certificate(address: str, files: TlsFiles, proxy: Proxy | None = None) -> bytes:
     """The coordinator's leaf as DER, after a verified TLS 1.3 handshake (threats T25, T30).
 
     Raises:
@@ -334,12 +382,12 @@ def server_certificate(address: str, files: TlsFiles) -> bytes:
     host = _host_and_port(address)[0]
     leaf = None
     try:
-        with _tls_context(files).wrap_socket(_dialled(address), server_hostname=host) as connection:
+        with _tls_context(files).wrap_socket(_dialled(address, proxy), server_hostname=host) as connection:
             leaf = connection.getpeercert(binary_form=True)
             if not connection.recv(1):
                 raise ConnectionResetError("it closes the connection")
     except OSError as error:
-        raise connection_fault(address, files) or UnreachableError(
+        raise connection_fault(address, files, proxy) or UnreachableError(
             f"coordinator {address}: {error}", hint=_ITS_LOG
         ) from error
     if leaf is None:
@@ -374,8 +422,24 @@ def _host_and_port(address: str) -> tuple[str, str]:
     return host.strip("[]"), port
 
 
-def _dialled(address: str) -> socket.socket:
-    """A plain connection. Raises UnreachableError naming why there is none."""
+def _way(address: str, proxy: Proxy | None) -> str:
+    return address if proxy is None else f"{address} through the proxy {proxy.address}"
+
+
+def _dialled(address: str, proxy: Proxy | None) -> socket.socket:
+    """A plain connection, through the proxy where there is one. Raises UnreachableError naming why there is none."""
+    if proxy is None:
+        return _plain(address, "coordinator", "coordinator.address", "its `listen:`")
+    plain = _plain(proxy.address, "proxy", "coordinator.proxy", "the proxy's address")
+    try:
+        proxy.tunnel(plain, address, PROBE_TIMEOUT_SECONDS)
+    except BaseException:
+        plain.close()
+        raise
+    return plain
+
+
+def _plain(address: str, what: str, key: str, should_be: str) -> socket.socket:
     host, port = _host_and_port(address)
     try:
         return socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_SECONDS)
@@ -383,11 +447,13 @@ def _dialled(address: str) -> socket.socket:
         cause, hint = f"no answer within {PROBE_TIMEOUT_SECONDS:.0f} s", "does a firewall drop it? is the host up?"
     except ConnectionRefusedError:
         cause = "nothing listens there (connection refused)"
-        hint = "is the coordinator started? is coordinator.address in silo.yaml its `listen:`?"
+        hint = f"is the {what} started? is {key} in silo.yaml {should_be}?"
     except socket.gaierror as error:
         cause = f"the name {shown(host)!r} does not resolve: {error.strerror}"
-        hint = "correct coordinator.address in silo.yaml, or this machine's name service"
+        hint = f"correct {key} in silo.yaml, or this machine's name service"
     except (OSError, ValueError) as error:
         cause = str(getattr(error, "strerror", None) or error)
-        hint = "correct coordinator.address in silo.yaml, or this machine's network"
-    raise UnreachableError(f"coordinator {address}: {cause}", hint=hint)
+        hint = f"correct {key} in silo.yaml, or this machine's network"
+    hint = "; ".join(filter(None, (hint, unread_environment() if what == "coordinator" else "")))
+    code = "PROXY_UNREACHABLE" if what == "proxy" else ""
+    raise UnreachableError(f"{what} {address}: {cause}", hint=hint, code=code)

@@ -41,6 +41,7 @@ from policies.engine import OFFERED, Approval, Decision, Message
 from policies.load import Policy
 from policies.screening import screen_facts, texts_of
 from policies.transform import changes_bytes, transform_factors, withhold_responses
+from silo.config import CoordinatorPlace
 from silo.guard import envelopes
 from silo.guard.archive import Archive
 from silo.guard.channel import Channel, GrpcChannel, server_certificate
@@ -62,6 +63,7 @@ from silo.guard.messages import (
     parsed,
 )
 from silo.guard.outcomes import Outcomes
+from silo.guard.proxied import proxy_of
 from silo.guard.public import places_by_row
 from silo.guard.records import overruled, tensor_digests
 from silo.guard.screens import Screens
@@ -488,11 +490,11 @@ class Gate:
         return Message("egress", kind, run, round_number, step, self._site.spiffe_id, len(payload), body, tensors)
 
 
-def open_channel(address: str, files: TlsFiles) -> Channel:
-    """The real channel. Only here, so that whoever sends has passed the gate."""
-    return GrpcChannel(address, files)
+def open_channel(place: CoordinatorPlace, files: TlsFiles) -> Channel:
+    """The real channel. Only here, so that whoever sends has passed the gate. Raises as `proxy_of`."""
+    return GrpcChannel(place.address, files, proxy=proxy_of(place), keepalive_seconds=place.keepalive_seconds)
 
 
-def coordinator_leaf(address: str, files: TlsFiles) -> bytes:
-    """The coordinator's certificate (DER). Raises UnreachableError, naming the cause."""
-    return server_certificate(address, files)
+def coordinator_leaf(place: CoordinatorPlace, files: TlsFiles) -> bytes:
+    """The coordinator's certificate (DER). Raises UnreachableError, naming the cause; further as `proxy_of`."""
+    return server_certificate(place.address, files, proxy_of(place))

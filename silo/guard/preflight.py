@@ -58,7 +58,7 @@ def look_at_coordinator(site: Site, now: datetime) -> dict[str, str]:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    leaf = x509.load_der_x509_certificate(coordinator_leaf(site.config.coordinator.address, site.tls))
+    leaf = x509.load_der_x509_certificate(coordinator_leaf(site.config.coordinator, site.tls))
     peer = peer_identity(leaf.public_bytes(Encoding.PEM), site.identity.trust_root_pem, now, role="coordinator")
     if peer.spiffe_id != site.policy.file.federation.coordinator:
         raise NotAllowedError(

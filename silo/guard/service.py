@@ -212,7 +212,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     )
     adapters = AdapterStore(config.state_dir / "adapters")
     gate = Gate(
-        channel=open_channel(config.coordinator.address, site.tls),
+        channel=open_channel(config.coordinator, site.tls),
         policy=policy,
         ledger=ledger,
         audit=audit,

@@ -140,7 +140,8 @@ def believable(probes: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str
 
 
 def key_files(config: SiloConfig) -> list[Path]:
-    return [config.identity.key, config.identity.signing_key]
+    proxy = config.coordinator.proxy_credentials
+    return [config.identity.key, config.identity.signing_key, *([] if proxy is None else [proxy])]
 
 
 def controls(config: SiloConfig) -> Controls:
@@ -152,7 +153,7 @@ def controls(config: SiloConfig) -> Controls:
     if trainer.launch == "child" or trainer.isolation == "waived":
         return NO_CONTROLS
     same_machine = trainer.address.startswith("unix:")
-    found = candidates(*host_and_port(config.coordinator.address), same_machine=same_machine)
+    found = candidates(*host_and_port(config.coordinator.first_hop), same_machine=same_machine)
     return found.and_also(named(trainer.must_not_reach)).still_answering()
 
 

@@ -11,7 +11,8 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Literal
 
 _PIECE_BYTES = 1 << 16
@@ -38,6 +39,15 @@ class Fault:
     connections: int | None = None
 
 
+@dataclass
+class _Line:
+    """One connection through the proxy."""
+
+    ends: tuple[socket.socket, socket.socket]
+    born: float = field(default_factory=monotonic)
+    heard: float = field(default_factory=monotonic)
+
+
 class CuttingProxy:
     """Listens on a loopback port while its block lasts.
 
@@ -46,6 +56,9 @@ class CuttingProxy:
 
     Attributes:
         fault: of connections, from their next piece on; None: all is well.
+        idle_seconds: a connection on which nothing crossed for so long is reset; None: never.
+        age_seconds: one that is as old is reset; None: never.
+        ended: how many each of these two has reset.
         passed: bytes that crossed, by direction, since last set.
         struck: set when a fault has cut, halved or stalled a connection, or begun to slow one down.
     """
@@ -53,17 +66,23 @@ class CuttingProxy:
     def __init__(self, upstream_port: int) -> None:
         self.upstream_port = upstream_port
         self.fault: Fault | None = None
+        self.idle_seconds: float | None = None
+        self.age_seconds: float | None = None
+        self.ended = {"idle": 0, "age": 0}
         self.passed = {"up": 0, "down": 0}
         self.struck = threading.Event()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._open: set[socket.socket] = set()
+        self._lines: list[_Line] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._watching = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> CuttingProxy:
         self._accepting.start()
+        self._watching.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,6 +92,7 @@ class CuttingProxy:
         self._listener.close()
         self.cut()
         self._accepting.join()
+        self._watching.join()
 
     def cut(self) -> None:
         """Reset every connection that stands."""
@@ -94,20 +114,54 @@ class CuttingProxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            try:
-                far = socket.create_connection(("127.0.0.1", self.upstream_port))
-            except OSError:
-                _reset(near)
-                continue
-            with self._lock:
-                self._open |= {near, far}
-            for source, target, direction in ((near, far, "up"), (far, near, "down")):
-                threading.Thread(target=self._carry, args=(source, target, direction), daemon=True).start()
+            threading.Thread(target=self._join, args=(near,), daemon=True).start()
 
-    def _carry(self, source: socket.socket, target: socket.socket, direction: str) -> None:
+    def _join(self, near: socket.socket) -> None:
+        with self._lock:
+            self._open.add(near)
+        far = None
+        with contextlib.suppress(OSError):
+            far = self.far_end(near)
+        if far is None or self._stopping.is_set():
+            _reset(near)
+            with self._lock:
+                self._open.discard(near)
+            return
+        line = _Line((near, far))
+        with self._lock:
+            self._open.add(far)
+            self._lines.append(line)
+        for source, target, direction in ((near, far, "up"), (far, near, "down")):
+            threading.Thread(target=self._carry, args=(line, source, target, direction), daemon=True).start()
+
+    def far_end(self, near: socket.socket) -> socket.socket | None:  # noqa: ARG002  # a proxy that is asked looks at it
+        """The connection that `near` goes on with; None: it is refused."""
+        return socket.create_connection(("127.0.0.1", self.upstream_port))
+
+    def _watch(self) -> None:
+        """Resets what has been silent too long, and what is too old."""
+        while not self._stopping.wait(0.01):
+            now = monotonic()
+            with self._lock:
+                self._lines = [line for line in self._lines if set(line.ends) <= self._open]
+                late = [(line, why) for line in self._lines if (why := self._over(line, now))]
+                for line, why in late:
+                    self.ended[why] += 1
+                    self._lines.remove(line)
+            for line, _ in late:
+                for end in line.ends:
+                    _reset(end)
+
+    def _over(self, line: _Line, now: float) -> str:
+        if self.idle_seconds is not None and now - line.heard >= self.idle_seconds:
+            return "idle"
+        return "age" if self.age_seconds is not None and now - line.born >= self.age_seconds else ""
+
+    def _carry(self, line: _Line, source: socket.socket, target: socket.socket, direction: str) -> None:
         crossed = 0
         with contextlib.suppress(OSError):
             while piece := source.recv(_PIECE_BYTES):
+                line.heard = monotonic()
                 for part in self._through(piece, crossed, direction):
                     target.sendall(part)
                     crossed += len(part)
