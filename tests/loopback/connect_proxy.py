@@ -1,4 +1,4 @@
-"""A site's HTTP proxy: CONNECT, with a login where one is set, and one that opens TLS with certificates of its own CA."""
+"""A site's HTTP proxy: CONNECT, with a login where one is set, and one that opens TLS with a certificate of its own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,11 @@ def inspecting(folder: Path, host: str, *, names: tuple[x509.GeneralName, ...] =
         host: an IP address.
         names: that it copies from the real certificate.
     """
-    now, issuer_key, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    now, issuer_key, key = (
+        datetime.now(UTC),
+        ec.generate_private_key(ec.SECP256R1()),
+        ec.generate_private_key(ec.SECP256R1()),
+    )
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Hospital Web Gateway CA\x1b[31m")])
     certificate = (
         x509.CertificateBuilder()
@@ -85,7 +89,9 @@ def inspecting(folder: Path, host: str, *, names: tuple[x509.GeneralName, ...] =
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host)), *names]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host)), *names]), critical=False
+        )
         .sign(issuer_key, hashes.SHA256())
     )
     chain, private = folder / "inspecting.crt", folder / "inspecting.key"

@@ -10,7 +10,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
@@ -58,7 +58,8 @@ class CuttingProxy:
         fault: of connections, from their next piece on; None: all is well.
         idle_seconds: a connection on which nothing crossed for so long is reset; None: never.
         age_seconds: one that is as old is reset; None: never.
-        ended: how many each of these two has reset.
+        age_bytes: one over which so many have gone up is reset too, as if it were as old; None: never.
+        ended: how many each of these has reset.
         passed: bytes that crossed, by direction, since last set.
         struck: set when a fault has cut, halved or stalled a connection, or begun to slow one down.
     """
@@ -68,6 +69,7 @@ class CuttingProxy:
         self.fault: Fault | None = None
         self.idle_seconds: float | None = None
         self.age_seconds: float | None = None
+        self.age_bytes: int | None = None
         self.ended = {"idle": 0, "age": 0}
         self.passed = {"up": 0, "down": 0}
         self.struck = threading.Event()
@@ -108,6 +110,19 @@ class CuttingProxy:
         self.cut()
         self.passed = {"up": 0, "down": 0}
 
+    @property
+    def oldest_seconds(self) -> float:
+        """Age of the oldest connection that stands; 0 without one."""
+        with self._lock:
+            return max((monotonic() - line.born for line in self._lines), default=0.0)
+
+    def wait(self, until: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Until that holds. Raises AssertionError: it does not within the time."""
+        end = monotonic() + seconds
+        while not until():
+            assert monotonic() < end, "the proxy waited in vain"
+            self._stopping.wait(0.01)
+
     def _accept(self) -> None:
         while not self._stopping.is_set():
             try:
@@ -134,7 +149,7 @@ class CuttingProxy:
         for source, target, direction in ((near, far, "up"), (far, near, "down")):
             threading.Thread(target=self._carry, args=(line, source, target, direction), daemon=True).start()
 
-    def far_end(self, near: socket.socket) -> socket.socket | None:  # noqa: ARG002  # a proxy that is asked looks at it
+    def far_end(self, near: socket.socket) -> socket.socket | None:
         """The connection that `near` goes on with; None: it is refused."""
         return socket.create_connection(("127.0.0.1", self.upstream_port))
 
@@ -162,6 +177,10 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while piece := source.recv(_PIECE_BYTES):
                 line.heard = monotonic()
+                if direction == "up" and self.age_bytes is not None and crossed + len(piece) > self.age_bytes:
+                    with self._lock:
+                        self.ended["age"] += 1
+                    raise OSError("too old")
                 for part in self._through(piece, crossed, direction):
                     target.sendall(part)
                     crossed += len(part)
