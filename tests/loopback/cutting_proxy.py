@@ -58,7 +58,7 @@ class CuttingProxy:
         fault: of connections, from their next piece on; None: all is well.
         idle_seconds: a connection on which nothing crossed for so long is reset; None: never.
         age_seconds: one that is as old is reset; None: never.
-        age_bytes: one over which so many have gone up is reset too, as if it were as old; None: never.
+        age_bytes: one over which so many have gone up ends too, without a reset; None: never.
         ended: how many each of these has reset.
         passed: bytes that crossed, by direction, since last set.
         struck: set when a fault has cut, halved or stalled a connection, or begun to slow one down.
@@ -180,7 +180,10 @@ class CuttingProxy:
                 if direction == "up" and self.age_bytes is not None and crossed + len(piece) > self.age_bytes:
                     with self._lock:
                         self.ended["age"] += 1
-                    raise OSError("too old")
+                    # what crossed arrives; the server then ends its side, and with that both are gone
+                    target.sendall(piece[: self.age_bytes - crossed])
+                    target.shutdown(socket.SHUT_WR)
+                    return
                 for part in self._through(piece, crossed, direction):
                     target.sendall(part)
                     crossed += len(part)

@@ -25,7 +25,7 @@ from silo.guard.channel import GrpcChannel, connection_fault, server_certificate
 from silo.guard.messages import Sent
 from silo.guard.proxied import Proxy, proxy_of, unread_environment
 from tests.loopback.connect_proxy import ConnectProxy, inspecting
-from tests.loopback.cutting_proxy import CuttingProxy
+from tests.loopback.cutting_proxy import CuttingProxy, Fault
 from tests.loopback.test_T23_T24_cut_lines import MIB, OVERHEAD_BYTES, Failing, Place
 
 LOGIN = "cardio:s3cret-hunter2"
@@ -225,14 +225,14 @@ def test_a_call_that_waits_outlives_a_proxy_that_ends_silent_connections(
             assert len(arrived) == 1
 
 
-AGE_BYTES = 3 * MIB
+AGE_BYTES = 4 * MIB
 
 
 def test_T23_an_upload_that_outlives_several_connections_arrives_once(place: Place, tmp_path: Path) -> None:
-    """A proxy lets each connection carry 3 MiB; the payload has 8."""
+    """A proxy lets each connection carry 4 MiB; the payload has 8, and what each is opened with comes on top."""
     allowed = place.allowed()
     with ConnectProxy(place.proxy.upstream_port) as proxy:
-        proxy.age_bytes = AGE_BYTES
+        proxy.age_bytes, proxy.fault = AGE_BYTES, Fault("delay", amount=0.002)  # a line, not a memory
         dial(place, proxy, proxy=Proxy(f"127.0.0.1:{proxy.port}"))
         error, tries = Failing(place, allowed).error(), 1
         while isinstance(error, UnreachableError):
@@ -243,10 +243,10 @@ def test_T23_an_upload_that_outlives_several_connections_arrives_once(place: Pla
                 break
             except UnreachableError as again:
                 error = again
-        # each connection brings on what is written when it is cut; nothing that arrived crosses twice, but for what a
-        # reset takes with it: at most what the two sockets and gRPC's windows hold
+        # each connection brings on what is written when it ends; nothing of that crosses twice, but for the MiB that
+        # was on its way, and one that lay unread
         assert 3 <= tries <= 9 and proxy.ended["age"] == tries - 1
-        assert len(proxy.asked) == tries
+        assert len(proxy.asked) == 2 * tries - 1  # after each failure it is asked once more, for what went wrong
         assert proxy.passed["up"] < len(allowed.payload) + (tries - 1) * 2 * MIB + tries * OVERHEAD_BYTES
     assert place.bench.ledger.outbox("allowed") == []
     decisions = [record for record in place.bench.events("egress.decision") if record["kind"] == "lora.factors"]

@@ -625,8 +625,8 @@ def test_T23_a_certificate_that_comes_a_byte_at_a_time_is_not_waited_for(
 
     with monkeypatch.context() as patched:
         patched.setattr(channel, "monotonic", lambda: passed[0])
-        patched.setattr(channel, "_dialled", lambda address: Slow())
-        assert channel._shown_certificate("127.0.0.1:1") == b""
+        patched.setattr(channel, "_dialled", lambda address, proxy: Slow())
+        assert channel._shown_certificate("127.0.0.1:1", None) == b""
     # the last read may begin just before the end
     assert reads[0] == pytest.approx(channel.SHOWN_SECONDS_MAX / seconds_per_read, abs=1)
     # the counterpart: a whole one is shown, in more reads or fewer
