@@ -98,6 +98,7 @@ class CoordinatorConfig(_Closed):
     payloads: str = ""  # fsspec URL; empty: state_dir/blobs
     limits: Limits = Limits()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"  # of standard error
     source: Path = Field(Path(), exclude=True)  # not a key of the file
 
     @property

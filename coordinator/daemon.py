@@ -44,7 +44,7 @@ from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.identity_files import load_identity, load_site
-from fedsilo.edge.one_line import keep_to_one_line
+from fedsilo.edge.json_log import shape
 from fedsilo.edge.run_request import Fixed
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
@@ -398,7 +398,8 @@ def run_coordinator(
     """
     config = load_config(config_path)
     logging.getLogger("fedsilo").setLevel(config.log_level.upper())
-    keep_to_one_line(logging.getLogger())
+    whose = {"party": "coordinator", "federation": config.federation, "name": config.coordinator}
+    shape(logging.getLogger(), config.log_format, whose)
     checked = check(config)
     for warning in checked.warnings:
         log.warning("%s", warning)

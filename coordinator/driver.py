@@ -145,7 +145,7 @@ class Driver:
                 return None
             for run in list(self.runs.values()):
                 for name in run.life.due(self.parts.monotonic()):
-                    log.info("run %s: deadline %s has passed", run.name, name)
+                    log.info("run %s: deadline %s has passed", run.name, name, extra={"run": run.name})
                     with self._storing() as session:
                         run.apply(session, DeadlinePassed(name))
             self.effects.forget_ended()

@@ -52,7 +52,8 @@ class Undrifted:
         try:
             return drift_note(self.silos, blobs.get(self.base_digest), [blobs.get(digest) for digest in self.uploads])
         except (FedSiloError, OSError, ValueError) as error:  # the disk's, too: read_at passes them on
-            log.warning("run %s round %d: its drift cannot be told: %s", self.run, self.round, error)
+            place = {"run": self.run, "round": self.round}
+            log.warning("run %s round %d: its drift cannot be told: %s", self.run, self.round, error, extra=place)
             return None
 
 

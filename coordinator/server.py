@@ -34,6 +34,7 @@ from coordinator.native_log import address_of, host_of
 from coordinator.replies import Reply
 from coordinator.uploads import LineClosed, Uploads
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.json_log import about
 from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, OperationError, PeerError, WireCode
 from fedsilo.treaty.wire import codec, services
@@ -52,6 +53,14 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
+
+
+def _about(peer: PeerIdentity, envelope: pb.Envelope) -> contextlib.AbstractContextManager[None]:
+    """Log lines are about this message; what is told of a refused one is what its sender claims."""
+    return about(
+        run=envelope.run, round=envelope.round, step=envelope.step, attempt=envelope.attempt, silo=peer.name,
+        kind=envelope.kind, sequence=envelope.sequence,
+    )  # fmt: skip
 
 
 class _TooManyCallsError(OperationError):
@@ -172,7 +181,8 @@ class FederationService:
                 if isinstance(taken, Reply):
                     reply, offset = taken, 0
                 else:
-                    reply = self._driver.receive(peer, *taken)
+                    with _about(peer, taken[0]):
+                        reply = self._driver.receive(peer, *taken)
                     offset = _offset_asked(*taken, reply)
                 stack.pop_all().close()  # an upload's place is another's while the answer goes out
                 stack.callback(self.watchdog.rest, context)
@@ -203,7 +213,8 @@ class FederationService:
             payload = yield from self._take_large(silo, envelope, announced, requests, context, stack)
             return envelope, payload
         except PeerError as error:
-            return self._driver.refuse(peer, envelope, error)
+            with _about(peer, envelope):
+                return self._driver.refuse(peer, envelope, error)
 
     def _take_large(
         self, silo: str, envelope: pb.Envelope, announced: int, requests: Iterator[pb.Frame],

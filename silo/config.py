@@ -237,6 +237,7 @@ class SiloConfig(_Closed):
     control: Control = Control()
     silos_on_this_host: int = Field(1, ge=1)  # only for the warning that threads x silos exceed the cores
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"  # of standard error; logs/guard.log, which the console reads, is text
     site_secret: Path | None = None  # 32 bytes as hex, mode 0600; None: made in state_dir at the first start
     source: Path = Field(Path(), exclude=True)  # not a key of the file
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from certs.commands import VerifiedCommand, verify_command
 from certs.roles import ACTIONS, Roles, may
+from fedsilo.edge.json_log import about
 from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.edge.request_journal import RememberedRequest, RequestJournal
 from fedsilo.treaty import errors
@@ -211,7 +212,8 @@ class ControlDesk:
                 self._quiet.say(person, f"refused commands of {who}", line)
                 return error_reply(error)
             try:
-                reply = control_pb2.CommandReply(result_json=_to_json(entry.handler(verified)))
+                with about(request=verified.request_id):
+                    reply = control_pb2.CommandReply(result_json=_to_json(entry.handler(verified)))
             except FedSiloError as error:
                 reply = error_reply(error)
             try:

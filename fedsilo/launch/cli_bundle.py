@@ -49,8 +49,8 @@ QUOTATION_SHOWN = "(left out)"
 _HIDDEN_BLOCKS = ("data.", "identity.", "model.", "control.")
 # Of settings that are text: names that every message carries, and words of a fixed choice.
 SHOWN_TEXTS = frozenset({
-    "silo", "role", "federation", "coordinator", "site", "silos", "log_level", "rollout.engine", "trainer.launch",
-    "trainer.devices", "trainer.threads", "trainer.isolation", "expected.load", "expected.mixed_base",
+    "silo", "role", "federation", "coordinator", "site", "silos", "log_level", "log_format", "rollout.engine",
+    "trainer.launch", "trainer.devices", "trainer.threads", "trainer.isolation", "expected.load", "expected.mixed_base",
     "expected.mixed_verifiers",
     "public.verifier", "held_out.verifier",
 })  # fmt: skip

@@ -122,21 +122,37 @@ def show(
 @app.command()
 @guarded("run watch")
 def watch(
-    run: RunArgument, config: ConfigOption = _CONFIG, socket: SocketOption = None, json_output: JsonOption = False
+    run: RunArgument,
+    config: ConfigOption = _CONFIG,
+    socket: SocketOption = None,
+    since: Annotated[
+        int, typer.Option("--since", min=0, metavar="SEQUENCE", help="Go on after this event of an earlier watch.")
+    ] = 0,
+    json_output: JsonOption = False,
 ) -> None:
-    """Events of a run until it ends; with --json one envelope a line. Exit 1 if it failed."""
+    """Events of a run until it ends; with --json one envelope a line. Exit 1 if it failed.
+
+    Each has a sequence; a watch that broke off goes on with --since. Events that the coordinator has forgotten since,
+    or that came faster than they were read, are said to be missing, with their number where it is known.
+    """
+    from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told
     from fedsilo.treaty.errors import OperationError
 
     with _client(config, socket) as client:
         state = client.query("run", {"run": run})["state"]
         if state not in ENDED:
-            for event in client.watch(0):
+            for event in gaps_told(client.watch(since), since):
                 if event.fields.get("run") not in (None, run):
                     continue
                 details = facts_text({key: value for key, value in event.fields.items() if key != "run"})
                 data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
-                emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {details}")
+                lost = event.name == EVENTS_MISSED
+                words = f"{gap_text(event.fields['missed'])}: fedsilo run show {run}" if lost else details
+                emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {words}")
                 if event.name == "run.ended" and event.fields.get("run") == run:
+                    break
+                # its end may be among them, and nothing of this run would come any more
+                if lost and (state := client.query("run", {"run": run})["state"]) in ENDED:
                     break
         record = client.query("run", {"run": run})
         if state in ENDED:

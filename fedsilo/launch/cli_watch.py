@@ -12,6 +12,7 @@ import typer
 from fedsilo.launch.common_options import quiet
 from fedsilo.launch.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
 from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
+from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told
 from fedsilo.launch.output import SCHEMA, JsonOption, emit, facts_text, guarded, plain
 from fedsilo.launch.standard_streams import OutputLostError, write_out
 from fedsilo.treaty.errors import FedSiloError, UnreachableError, UsageError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from console.client import ControlClient, Event
 
 COMMAND = "watch"
-EVENTS_MISSED = "events.missed"  # as fedsilo/edge/control_desk.py names it, without loading gRPC
 
 
 @guarded(COMMAND)
@@ -71,7 +71,7 @@ def watch(
 def _events(client: ControlClient, last: int, *, once: bool) -> Iterator[Event]:
     if once and not last:
         return
-    for event in client.watch(0):
+    for event in gaps_told(client.watch(0), 0):
         yield event
         if once and event.sequence >= last:
             return
@@ -100,8 +100,7 @@ class _Lines:
         if event.name == EVENTS_MISSED:
             number = int(event.fields["missed"])
             self._missed = -1 if number < 0 or self._missed < 0 else self._missed + number
-            told = "an unknown number of events is" if number < 0 else f"{number} events are"
-            self._print(data, f"{event.time} {told} missing here: read the state again")
+            self._print(data, f"{event.time} {gap_text(number)}: read the state again")
             return
         self._events += 1
         self._print(data, f"{event.time} {event.name} {facts_text(event.fields)}".rstrip())

@@ -15,7 +15,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +23,7 @@ import fedsilo
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
+from fedsilo.edge.json_log import JsonLines
 from fedsilo.edge.message_index import MessageIndex
 from fedsilo.edge.one_line import keep_to_one_line
 from fedsilo.treaty.errors import FedSiloError, UnreachableError
@@ -46,6 +47,7 @@ from silo.guard.public_grader import public_grader
 from silo.guard.releases import Releases
 from silo.guard.rescreening import Rescreening
 from silo.guard.screens import Screens, index_key, site_canaries
+from silo.guard.site_view import QUOTED
 from silo.guard.startup import (
     AUDIT,
     LEDGER,
@@ -63,6 +65,7 @@ from silo.guard.trainer_revival import Restart
 from silo.link import LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
+_STDERR = "standard error"  # name of its handler
 _FILE_ONLY = {"file_only": True}
 
 
@@ -234,6 +237,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         code_sha256=program,
     )
     stack.callback(gate.close)
+    _shape(config, lambda: {"run": gate.view.run, "round": gate.view.round, "step": gate.view.open_step})
     address = {"address": config.coordinator.address}
     releases = Releases(gate, ledger, silo=config.silo, destination=address, roles=site.roles)
     desk = ControlDesk(
@@ -323,6 +327,7 @@ def prepare_logging(config: SiloConfig, *, to_stderr: bool) -> None:
     if to_stderr:
         shown = logging.StreamHandler()
         shown.addFilter(lambda record: not getattr(record, "file_only", False))
+        shown.set_name(_STDERR)
         handlers.append(shown)
     # On a full disk the log's own file fails; that is said once, by the halt, and not as a traceback for every line.
     logging.raiseExceptions = False
@@ -335,3 +340,13 @@ def prepare_logging(config: SiloConfig, *, to_stderr: bool) -> None:
         force=True,
     )
     keep_to_one_line(logging.getLogger())
+    _shape(config, dict)
+
+
+def _shape(config: SiloConfig, current: Callable[[], Mapping[str, Any]]) -> None:
+    """Standard error as JSON, where it is asked for; the file stays as the console reads it."""
+    if config.log_format == "json":
+        whose = {"party": "silo", "federation": config.federation, "name": config.silo}
+        for handler in logging.getLogger().handlers:
+            if handler.get_name() == _STDERR:
+                handler.setFormatter(JsonLines(whose, current=current, quoted=QUOTED))

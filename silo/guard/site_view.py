@@ -23,7 +23,7 @@ LOG_BYTES_MAX = 1 << 20  # of the end of a log that is looked at
 LINE_CHARACTERS_MAX = 500
 _OWN_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ ")
 # The guard's own words, behind which the trainer's may begin.
-_QUOTED = re.compile(r"(the trainer(?:'s| is gone| went away| \w+)?(?!\w)|private lines left out:|cannot run:).+")
+QUOTED = re.compile(r"(the trainer(?:'s| is gone| went away| \w+)?(?!\w)|private lines left out:|cannot run:).+")
 
 
 class SiteView:
@@ -103,6 +103,6 @@ class SiteView:
             raise NotFoundError("this guard has no log file yet") from error
         lines = text.split("\n")[1 if size > LOG_BYTES_MAX else 0 : -1]
         own = [line for line in lines if _OWN_LINE.match(line)]
-        shown = [_QUOTED.sub(r"\1 (left out)", line)[:LINE_CHARACTERS_MAX] for line in own]
-        left_out = len(lines) - len(own) + sum(_QUOTED.search(line) is not None for line in own)
+        shown = [QUOTED.sub(r"\1 (left out)", line)[:LINE_CHARACTERS_MAX] for line in own]
+        left_out = len(lines) - len(own) + sum(QUOTED.search(line) is not None for line in own)
         return {"lines": shown[-wanted:], "left_out": left_out}

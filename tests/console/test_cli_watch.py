@@ -21,6 +21,7 @@ from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, without_paths
 from fedsilo.launch.common_options import Common
 from fedsilo.launch.daemons import Daemon
 from fedsilo.launch.desk_answers import silent_for
+from fedsilo.launch.event_gaps import gaps_told
 from fedsilo.treaty.errors import UnreachableError
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
@@ -113,6 +114,29 @@ def test_a_gap_is_told_with_its_number(site: Site, monkeypatch: pytest.MonkeyPat
     assert code == 0 and [row.get("name") for row in rows[1:-1]] == ["events.missed"] + ["message.decided"] * 2
     assert (rows[1]["fields"]["missed"], rows[-1]["missed"], rows[-1]["events"]) == (3, 3, 2)
     assert "3 events are missing here" in watch("--socket", site.socket, "--once")[1][1]
+
+
+def test_a_gap_on_the_way_is_told_where_it_is_and_a_watch_goes_on_after_what_it_knows(site: Site) -> None:
+    for number in range(6):
+        site.desk.publish("message.decided", {"seq": number})
+    with ControlClient(site.socket) as client:
+        all_of_them = [event for _, event in zip(range(6), client.watch(0), strict=False)]
+        after = [event for _, event in zip(range(2), gaps_told(client.watch(4), 4), strict=False)]
+    assert [event.sequence for event in after] == [5, 6]  # nothing is missing, and nothing comes twice
+    whole = list(gaps_told(all_of_them, 0))
+    assert whole == all_of_them
+    for lost in range(6):
+        kept = [event for event in all_of_them if event.sequence != lost + 1]
+        told = list(gaps_told(kept, 0))
+        missed = [(event.sequence, event.fields) for event in told if event.name == "events.missed"]
+        assert missed == ([(lost + 1, {"missed": 1})] if lost < 5 else [])  # what comes last shows with the next one
+        assert [event for event in told if event.name != "events.missed"] == kept
+    twice = [*all_of_them[:3], *all_of_them[1:]]
+    assert list(gaps_told(twice, 0)) == all_of_them
+    site.desk.publish("message.decided", {"seq": 6})
+    with ControlClient(site.socket) as client:
+        [anew, first] = [event for _, event in zip(range(2), gaps_told(client.watch(90), 90), strict=False)]
+    assert (anew.name, anew.fields, first.sequence) == ("events.missed", {"missed": -1}, 1)
 
 
 def test_one_daemon_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happened: Site) -> None:

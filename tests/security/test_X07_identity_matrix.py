@@ -630,7 +630,7 @@ def test_T23_a_certificate_that_comes_a_byte_at_a_time_is_not_waited_for(
     # the last read may begin just before the end
     assert reads[0] == pytest.approx(channel.SHOWN_SECONDS_MAX / seconds_per_read, abs=1)
     # the counterpart: a whole one is shown, in more reads or fewer
-    assert b"BEGIN CERTIFICATE" in channel._shown_certificate(place.address)
+    assert b"BEGIN CERTIFICATE" in channel._shown_certificate(place.address, None)
 
 
 # ---- hello -----------------------------------------------------------------------------------------------------

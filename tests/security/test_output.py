@@ -192,6 +192,28 @@ def test_watching_a_run_tells_its_events_and_of_one_that_has_ended_its_end(monke
     assert code == 1 and "run.ended outcome=aborted" in out and "has not finished: aborted ABORTED" in err
 
 
+def test_a_run_whose_end_is_among_the_events_that_are_missing_is_watched_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of it would come any more: without a look at its state the watch would wait for ever."""
+
+    class Forgotten(Told):
+        def watch(self, after: int) -> Iterator[SimpleNamespace]:
+            self.watched.append(after)
+            yield SimpleNamespace(sequence=7, time="T", name="events.missed", fields={"missed": 7 - after})
+            yield SimpleNamespace(sequence=8, time="T", name="run.started", fields={"run": "another"})
+            raise AssertionError("it waits on")
+
+    told = Forgotten("running", "finished")
+    told.states.append("finished")
+    monkeypatch.setattr(cli_run, "_client", lambda config, socket: told)
+    result = CliRunner().invoke(cli_run.app, ["watch", "first", "--since", "2"])
+    assert (result.exit_code, told.watched) == (0, [2])
+    missing, ended = result.stdout.splitlines()
+    assert missing == "T events.missed 5 events are missing here: fedsilo run show first"
+    assert "run.ended outcome=finished" in ended
+
+
 def test_status_says_of_which_task_a_figure_is() -> None:
     state = {
         "held": [],

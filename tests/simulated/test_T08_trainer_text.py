@@ -46,7 +46,7 @@ def site(tmp_path: Path) -> Iterator[Any]:
     """A site whose guard logs as `silo start` makes it; the root logger is as before afterwards."""
     root = logging.getLogger()
     before = root.handlers[:], root.level, logging.raiseExceptions, logging.Formatter.converter
-    config: Any = SimpleNamespace(state_dir=tmp_path / "state", silo="hospital_a", log_level="info")
+    config: Any = SimpleNamespace(state_dir=tmp_path / "state", silo="hospital_a", log_level="info", log_format="text")
     for handler in before[0]:  # those of the tests stay open
         root.removeHandler(handler)
     prepare_logging(config, to_stderr=False)

@@ -1,0 +1,46 @@
+"""A stream of events whose gaps are said: nobody takes a list with holes for all that happened.
+
+Sequences count up by one at the daemon (`fedsilo.edge.control_desk`), which says itself what it has forgotten. What is
+lost after that, on the way or by a reader, shows here as a sequence that was left out. A daemon that was started anew
+counts from 1 again and says that an unknown number, -1, is missing.
+Does not notice: a daemon that was started anew and has told more events since than the reader knew of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from console.client import Event
+
+EVENTS_MISSED = "events.missed"  # as fedsilo/edge/control_desk.py names it, without loading gRPC
+
+
+def gap_text(missed: int) -> str:
+    """For people: so many events are not in the list."""
+    return f"{'an unknown number of events is' if missed < 0 else f'{missed} events are'} missing here"
+
+
+def gaps_told(events: Iterable[Event], since: int) -> Iterator[Event]:
+    """The events, each once, and before one that does not follow the last an `events.missed` with the number.
+
+    Args:
+        events: as the daemon sends them.
+        since: sequence of the last event that is known; 0: the first there is comes first, whatever its number.
+    """
+    last = since
+    for event in events:
+        if event.name == EVENTS_MISSED:
+            last = event.sequence
+            yield event
+            continue
+        if event.sequence <= last:
+            continue
+        # a daemon keeps its newest events; one asked from the beginning says itself how many it has let go of
+        if event.sequence > last + 1:
+            missed = {"missed": event.sequence - last - 1}
+            yield replace(event, sequence=event.sequence - 1, name=EVENTS_MISSED, fields=missed)
+        last = event.sequence
+        yield event
