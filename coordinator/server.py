@@ -63,6 +63,10 @@ def _about(peer: PeerIdentity, envelope: pb.Envelope) -> contextlib.AbstractCont
     )  # fmt: skip
 
 
+class _TooShortError(PeerError):
+    """The stream ended before all that was announced had come."""
+
+
 class _TooManyCallsError(OperationError):
     """One silo has more calls open than it may (T24)."""
 
@@ -245,6 +249,12 @@ class FederationService:
                 if left <= awaited:
                     awaited = left - PROGRESS_BYTES
                     self.watchdog.expect(context)
+        except _TooShortError:
+            # gRPC ends the stream so for a line that broke, too, at times before it says that the call is over: what
+            # came is gone on with, and its digest judges it.
+            if not context.is_active():
+                raise LineClosed from None
+            raise
         except PeerError:
             upload.drop()
             raise
@@ -302,7 +312,7 @@ def _chunks(requests: Iterator[pb.Frame], expected: int) -> Iterator[bytes]:
             raise PeerError(WireCode.MALFORMED, "a frame is not a chunk, is empty, or exceeds what was announced")
         yield chunk
     if left:
-        raise PeerError(WireCode.MALFORMED, f"of {expected} announced bytes {expected - left} came")
+        raise _TooShortError(WireCode.MALFORMED, f"of {expected} announced bytes {expected - left} came")
 
 
 def _offset_asked(envelope: pb.Envelope, payload: AnyPayload, reply: Reply) -> int:
