@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import base64
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
 from fedsilo.edge.files import read_private
 from fedsilo.edge.one_line import one_line
@@ -28,6 +28,14 @@ ANSWER_BYTES_MAX = 1 << 14
 CREDENTIALS_BYTES_MAX = 1024
 ENVIRONMENT = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _WANTED = "a file of mode 0600 with one line USER:PASSWORD; coordinator.proxy_credentials in silo.yaml names it"
+
+
+class Connection(Protocol):
+    """A socket of the channel, which alone opens any."""
+
+    def settimeout(self, seconds: float, /) -> None: ...
+    def sendall(self, data: bytes, /) -> None: ...
+    def recv(self, size_bytes: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Proxy:
     address: str
     authorization: str = field(default="", repr=False)
 
-    def tunnel(self, plain: socket.socket, address: str, seconds: float) -> None:
+    def tunnel(self, plain: Connection, address: str, seconds: float) -> None:
         """Ask, on a connection to the proxy, for one to `address`; what is sent on it then goes there.
 
         Raises:
