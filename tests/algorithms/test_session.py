@@ -76,9 +76,7 @@ def test_answers_ahead_are_the_right_ones_of_the_trained_policy_and_train_nothin
     ]
     material = session._material
     pairs = [
-        (response.text, material.public[row.prompt_index].answer)
-        for row in body.prompts
-        for response in row.responses
+        (response.text, material.public[row.prompt_index].answer) for row in body.prompts for response in row.responses
     ]
     assert pairs and all(mark.correct for mark in grade_distinct(material.public_grader, pairs))
     assert set(first.metrics) == {

@@ -115,7 +115,7 @@ def test_T29_a_wrong_signature_or_payload_is_refused(tmp_path: Path) -> None:
 def test_T03_padding_and_unknown_kinds_are_refused(tmp_path: Path) -> None:
     house, (silo, *_) = federation(tmp_path)
     padded = codec.encode(pb.Progress(round=1)) + b"\xfa\x7f\x03abc"
-    assert code_of(silo.say("control.progress", padded)) == "MALFORMED"
+    assert code_of(silo.say("control.progress", padded)) == "UNKNOWN_FIELD"
     assert code_of(silo.say("control.gossip", pb.Heartbeat())) == "UNKNOWN_KIND"
     house.close()
 
