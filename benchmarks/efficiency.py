@@ -5,7 +5,8 @@ trainers that take their time and compute nothing (`paced_trainer`). Efficiency 
 aggregate, over the sum of what the four do alone, where no step waits for anything; evaluation is no step, and no more
 are the answers that are written for the next round. Idle share: of the trainers' time between the first task of a run
 and its end, that in which there was no task. `step`: each silo takes as many steps a round, and waits at public ones.
-`round_end`: slow ones take fewer, by the plan (`silo_steps`), and answers cross at the round's end.
+`round_end`: slow ones take fewer, by the plan (`silo_steps`), and answers cross at the round's end. A round has 40
+steps, the fewest that PubSwap's paper has beside 10, and every eighth is public; a step of 6 s is a short one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from fedsilo.launch.processes import Children
 from fedsilo.treaty.errors import OperationError
 
 SPEEDS = (1, 1, 2, 3)
-PROMPTS, SAMPLES, SWAP_PERIOD, EVALUATED = 4, 4, 2, 4
+PROMPTS, SAMPLES, EVALUATED = 4, 4, 4
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class Conditions:
         megabytes: of an update.
         slowest_step_seconds: a GRPO step of a silo of speed 1.
         local_steps: of a round.
+        swap_period: every so many of them is a public one.
     """
 
     megabytes: float
     slowest_step_seconds: float
     local_steps: int
+    swap_period: int
     rounds: int
     bits_per_second: float
     round_trip_seconds: float
@@ -80,15 +83,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="accepted; the answer is JSON in any case")
     parser.add_argument("--megabytes", type=float, default=6.96, choices=list(SHAPES), help="of an update")
-    parser.add_argument("--step-seconds", type=float, default=3.0, help="a GRPO step of a silo of speed 1")
-    parser.add_argument("--local-steps", type=int, default=12, help="of a round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-seconds", type=float, default=6.0, help="a GRPO step of a silo of speed 1")
+    parser.add_argument("--local-steps", type=int, default=40, help="of a round")
+    parser.add_argument("--swap-period", type=int, default=8, help="every so many of them is a public one")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--mbit", type=float, default=50.0, help="a second, of each silo's line, in each direction")
     parser.add_argument("--round-trip-seconds", type=float, default=0.1)
     given = parser.parse_args()
     conditions = Conditions(
-        given.megabytes, given.step_seconds, given.local_steps, given.rounds, given.mbit * 1e6, given.round_trip_seconds
-    )
+        given.megabytes, given.step_seconds, given.local_steps, given.swap_period, given.rounds, given.mbit * 1e6,
+        given.round_trip_seconds,
+    )  # fmt: skip
     figures: dict[str, Any] = {}
     at_the_end = {"exchange": "round_end", "silo_steps": conditions.silo_steps}
     for name, plan in {"step": {"exchange": "step"}, "round_end": at_the_end}.items():
@@ -97,7 +102,7 @@ def main() -> int:
     told = {
         "speeds": SPEEDS, "update_megabytes": given.megabytes, "step_seconds": conditions.step_seconds,
         "local_steps": given.local_steps, "rounds": given.rounds, "mbit_per_second": given.mbit,
-        "round_trip_seconds": given.round_trip_seconds, "swap_period": SWAP_PERIOD,
+        "round_trip_seconds": given.round_trip_seconds, "swap_period": given.swap_period,
     }  # fmt: skip
     print(json.dumps({"name": "efficiency", "figures": figures, "conditions": told}))
     return 0
@@ -112,7 +117,7 @@ def federation(out: Path, conditions: Conditions) -> Iterator[Sites]:
     sites = make_sites(
         Wanted(
             out=out, model=model, data=data, ruleset="pubswap", seed=SEED, rank=shape.rank, alpha=2.0 * shape.rank,
-            holds="", local_steps=conditions.local_steps, swap_period=SWAP_PERIOD, prompts_per_step=PROMPTS,
+            holds="", local_steps=conditions.local_steps, swap_period=conditions.swap_period, prompts_per_step=PROMPTS,
             samples_per_prompt=SAMPLES, learning_rate=LEARNING_RATE,
         )
     )  # fmt: skip
@@ -194,7 +199,7 @@ def carried_out(
     person = Operator(sites.coordinator.name, identities / f"{name}.crt", identities / f"{name}.key")
     plan: dict[str, object] = {
         "run": RUN, "method": "pubswap", "rounds": conditions.rounds, "local_steps": conditions.local_steps,
-        "swap_period": SWAP_PERIOD, "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "seed": SEED,
+        "swap_period": conditions.swap_period, "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "seed": SEED,
         "quorum": len(sites.silos), "objective": {"kl_coefficient": 0.0},
         "optimiser": {"learning_rate": LEARNING_RATE},
         "rollout": {"temperature": 1.0, "max_prompt_tokens": 8, "max_new_tokens": 6},

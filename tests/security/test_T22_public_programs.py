@@ -44,7 +44,7 @@ def site(folder: Path, verifier: str = "code") -> Any:
         identity=SimpleNamespace(**files, link_key=None), state_dir=state, site_secret=folder / "id" / "key",
         control=SimpleNamespace(socket=state / "control.sock"), policy=folder / "policy.yaml", charter=None,
         data=SimpleNamespace(canaries=None, verifier="exact", public=SimpleNamespace(verifier=verifier)),
-        held_out_verifier="exact",
+        held_out_verifier="exact", coordinator=SimpleNamespace(proxy_credentials=None),
     )  # fmt: skip
 
 

@@ -533,11 +533,12 @@ def test_T10_keys_secret_records_and_rules_are_named_to_the_walls(tmp_path: Path
         identity=identity, state_dir=tmp_path / "state", site_secret=None, policy=tmp_path / "policy.yaml",
         charter=tmp_path / "charter.yaml", control=SimpleNamespace(socket=tmp_path / "state/control.sock"),
         data=SimpleNamespace(canaries=tmp_path / "canaries.txt"),
+        coordinator=SimpleNamespace(proxy_credentials=tmp_path / "proxy.txt"),
     )  # fmt: skip
     named = {path.relative_to(tmp_path).as_posix() for path in never_shown(config)}
     assert named == {
         "id/a.key", "id/a.ed25519", "id/guard.key", "id/roles.yaml", "policy.yaml", "charter.yaml",
-        "state/control.sock", "state/site.secret", "state/ledger.sqlite3", "state/audit", "canaries.txt",
+        "state/control.sock", "state/site.secret", "state/ledger.sqlite3", "state/audit", "canaries.txt", "proxy.txt",
     }  # fmt: skip
     identity.link_key = None
     assert len(never_shown(config)) == len(named) - 1
