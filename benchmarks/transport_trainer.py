@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, decode_factors, encode, encode_factors
+from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, encode, factors_head, joined_factors
 from silo.link import LinkClosed, LinkMessage, MessageLink
 from silo.trainer.fences import set_offline
 from silo.trainer.walls import run_probes
@@ -69,12 +69,13 @@ class ConstantTrainer:
         return LinkMessage("planned", {"overlong": {}, "private_prompts": PRIVATE_PROMPTS})
 
     def _task(self, message: LinkMessage) -> LinkMessage:
-        task, number, body = message.fields["task"], message.fields["round"], b""
+        task, number = message.fields["task"], message.fields["round"]
+        body: Buffer = b""
         if task == "LoadAdapter":
             decode_factors(message.body)
             self._base_digest = message.fields["digest"]
         elif task == "ExportDelta":
-            body = encode_factors(
+            header, size_bytes = factors_head(
                 self._update,
                 base_digest=self._base_digest,
                 schema_sha256=self._schema_sha256,
@@ -82,6 +83,7 @@ class ConstantTrainer:
                 scale=self._schema["alpha"] / self._schema["rank"],
                 dtype="float32",
             )
+            body = joined_factors(header, size_bytes, self._update)
         elif task == "Evaluate":
             if message.body:
                 decode_factors(message.body)

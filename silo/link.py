@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import mmap
 import os
 import pwd
 import socket
@@ -26,6 +27,8 @@ from fedsilo.treaty.errors import OperationError, UsageError
 HEADER_BYTES_MAX = 1 << 20
 BODY_BYTES_MAX = 4 << 30  # of what a trainer takes from its guard; the guard sets a bound of its own
 HEADER_DEPTH_MAX = 16
+LARGE_BODY_BYTES = 1 << 20
+_RECEIVED_BYTES = 1 << 20  # at a time
 _LENGTHS = struct.Struct(">IQ")
 
 # A peer that proves nothing must not keep the next one waiting for long.
@@ -56,7 +59,7 @@ TRAINER_SAYS = frozenset({"ready", "probed", "planned", "step", "done", "failed"
 class LinkMessage:
     type: str
     fields: dict[str, Any] = field(default_factory=dict)
-    body: bytes = b""
+    body: bytes | memoryview = b""
 
 
 class LinkClosed(OperationError):
@@ -78,8 +81,8 @@ class LinkRefused(LinkClosed):
 
 
 class StreamSocket(Protocol):
-    def sendall(self, data: bytes, /) -> None: ...
-    def recv(self, size: int, /) -> bytes: ...
+    def sendall(self, data: bytes | memoryview, /) -> None: ...
+    def recv_into(self, room: memoryview, /) -> int: ...
     def shutdown(self, how: int, /) -> None: ...
     def close(self) -> None: ...
 
@@ -138,28 +141,39 @@ class Link:
         kind = fields.pop("type", None)
         if not isinstance(kind, str) or kind not in self._hears:
             raise LinkBroken(f"message type {str(kind)[:40]!r} does not belong on this link")
-        return LinkMessage(kind, fields, self._read(body_bytes))
+        return LinkMessage(kind, fields, self._read_body(body_bytes))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # wakes a reader that waits in another thread
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def _read(self, size: int) -> bytes:
-        parts = []
-        while size:
+    def _read(self, size_bytes: int) -> bytearray:
+        room = bytearray(size_bytes)
+        self._fill(memoryview(room))
+        return room
+
+    def _read_body(self, size_bytes: int) -> bytes | memoryview:
+        """A large body lies in huge pages of its own, held once; it takes up what has come of it, not what is told."""
+        if size_bytes < LARGE_BODY_BYTES:
+            return bytes(self._read(size_bytes))
+        room = mmap.mmap(-1, size_bytes)
+        room.madvise(mmap.MADV_HUGEPAGE)
+        self._fill(memoryview(room))
+        return memoryview(room).toreadonly()
+
+    def _fill(self, room: memoryview) -> None:
+        while room:
             try:
-                part = self._connection.recv(min(size, 1 << 20))
+                came = self._connection.recv_into(room[:_RECEIVED_BYTES])
             except OSError as error:
                 raise LinkClosed("the link between guard and trainer is closed") from error
-            if not part:
+            if not came:
                 raise LinkClosed("the link between guard and trainer is closed")
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+            room = room[came:]
 
 
-def _header(data: bytes) -> dict[str, Any]:
+def _header(data: bytearray) -> dict[str, Any]:
     """A header's fields, as plain as JSON allows: no deep nesting, no text that is not Unicode. Raises LinkBroken."""
     try:
         text = data.decode("utf-8")

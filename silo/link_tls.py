@@ -169,7 +169,7 @@ class TlsStream:
                 self._flush()
                 return
 
-    def sendall(self, data: bytes, /) -> None:
+    def sendall(self, data: bytes | memoryview, /) -> None:
         view = memoryview(data)
         while view:
             part, view = view[:_SLICE_BYTES], view[_SLICE_BYTES:]
@@ -179,22 +179,23 @@ class TlsStream:
                     record = self._outgoing.read()
                 self._connection.sendall(record)
 
-    def recv(self, size: int, /) -> bytes:
+    def recv_into(self, room: memoryview, /) -> int:
         """Raises LinkRefused: the guard refuses our certificate, which TLS 1.3 tells only now."""
+        came: int | None
         while True:
             with self._state:
                 try:
-                    data = self._tls.read(size)
+                    came = self._tls.read(len(room), room)  # type: ignore[assignment]  # with room for it: how much
                 except ssl.SSLWantReadError:
-                    data = None
+                    came = None
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                    data = b""
+                    came = 0
                 except ssl.SSLError as error:
                     raise LinkRefused(self._in_words(error)) from error
             if self._outgoing.pending:
                 self._flush()
-            if data is not None:
-                return data
+            if came is not None:
+                return came
             self._feed()
 
     def shutdown(self, how: int, /) -> None:

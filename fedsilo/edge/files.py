@@ -69,7 +69,7 @@ def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644, *, ta
         try:
             os.fchmod(descriptor, mode)
             if len(data) >= _LARGE_BYTES:
-                _write_past_cache(descriptor, data)
+                write_past_cache(descriptor, data)
             else:
                 write_all(descriptor, data)
             write_all(descriptor, tail)
@@ -266,10 +266,11 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _write_past_cache(descriptor: int, data: bytes | memoryview) -> None:
-    """Write every byte; whole pages go from the buffer to the disk without a copy in the page cache where the file
-    system and the buffer's address allow it, which takes two thirds of the time. Raises OSError."""
-    flags, view = fcntl.fcntl(descriptor, fcntl.F_GETFL), memoryview(data)
+def write_past_cache(descriptor: int, data: bytes | memoryview) -> None:
+    """Write every byte where the descriptor stands, as `write_all` does; whole pages go from the buffer to the disk
+    without a copy in the page cache where the file system and the buffer's address allow it, which takes two thirds of
+    the time, and less where memory that nobody had before is dear. Raises OSError."""
+    flags, view, start = fcntl.fcntl(descriptor, fcntl.F_GETFL), memoryview(data), os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
         write_all(descriptor, view[: len(view) // _PAGE_BYTES * _PAGE_BYTES])
@@ -277,7 +278,7 @@ def _write_past_cache(descriptor: int, data: bytes | memoryview) -> None:
         if error.errno != errno.EINVAL:
             raise
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    write_all(descriptor, view[os.lseek(descriptor, 0, os.SEEK_CUR) :])
+    write_all(descriptor, view[os.lseek(descriptor, 0, os.SEEK_CUR) - start :])
 
 
 def fsync_directory(path: Path) -> None:

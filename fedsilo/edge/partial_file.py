@@ -8,12 +8,14 @@ is. Does not find bytes that a disk changed: whoever has all of them compares th
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from pathlib import Path
 
-from fedsilo.edge.files import write_all
+from fedsilo.edge.files import write_past_cache
 
 BLOCK_BYTES = 16 << 20
+ROOM_BYTES = 2 << 20  # what is gathered before it is written; a block is a multiple of it
 _PIECE_BYTES = 1 << 20
 
 
@@ -35,6 +37,8 @@ class PartialFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._hash = hashlib.sha256() if hashed else None
+        self._room = mmap.mmap(-1, min(ROOM_BYTES, max(whole_bytes, 1)))  # begins on a page
+        self._gathered = memoryview(self._room)[:0]
         self.size_bytes = 0
         try:
             found = os.fstat(self._descriptor).st_size
@@ -53,29 +57,38 @@ class PartialFile:
 
     def write(self, chunk: bytes) -> None:
         view = memoryview(chunk)
+        if self._hash is not None:
+            self._hash.update(view)
         while view:
-            part = view[: BLOCK_BYTES - self.size_bytes % BLOCK_BYTES]
-            write_all(self._descriptor, part)
-            if self._hash is not None:
-                self._hash.update(part)
+            begin = len(self._gathered)
+            # gathered to where a room ends in the file, so that each but the first after a cut begins on a page there
+            end = min(len(self._room), ROOM_BYTES - (self.size_bytes - begin) % ROOM_BYTES)
+            part = view[: end - begin]
+            self._gathered = memoryview(self._room)[: begin + len(part)]
+            self._gathered[begin:] = part
             self.size_bytes += len(part)
-            if self.size_bytes % BLOCK_BYTES == 0:
-                os.fdatasync(self._descriptor)
+            if len(self._gathered) == end:
+                self._write_out()
             view = view[len(part) :]
+
+    def _write_out(self) -> None:
+        gathered, self._gathered = self._gathered, memoryview(self._room)[:0]
+        write_past_cache(self._descriptor, gathered)
+        if self.size_bytes % BLOCK_BYTES == 0:
+            os.fdatasync(self._descriptor)
 
     def restart(self) -> None:
         """Forget what is there: it comes again from the first byte."""
+        self._gathered = memoryview(self._room)[:0]
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         self._hash = None if self._hash is None else hashlib.sha256()
         self.size_bytes = self.resumed_at = 0
 
-    def read(self) -> bytes:
-        """All that is there, for a payload that is held in memory anyway."""
-        data = os.pread(self._descriptor, self.size_bytes, 0)
-        while len(data) < self.size_bytes:  # the kernel gives at most 2 GiB at a time
-            data += os.pread(self._descriptor, self.size_bytes - len(data), len(data))
-        return data
+    def view(self) -> memoryview:
+        """All that is there, mapped from the file, which may be removed then. Raises ValueError: nothing is there."""
+        self._write_out()
+        return memoryview(mmap.mmap(self._descriptor, self.size_bytes, access=mmap.ACCESS_READ))
 
     @property
     def digest(self) -> str:
@@ -90,6 +103,7 @@ class PartialFile:
             return
         descriptor, self._descriptor = self._descriptor, -1
         try:
+            write_past_cache(descriptor, self._gathered)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -56,9 +56,10 @@ class Arriving:
         with self._using():
             self._file.restart()
 
-    def read(self) -> bytes:
+    def view(self) -> memoryview:
+        """What has come, mapped from the file and not read into memory."""
         with self._using():
-            return self._file.read()
+            return self._file.view()
 
     def drop(self) -> None:
         self._file.drop()
@@ -87,8 +88,8 @@ class AdapterStore:
         )
         self._synced: dict[str, int] = {}
 
-    def find(self, digest: str, *, frozen_sha256: str | None = None, after: str | None = None) -> bytes | None:
-        """The payload, if it is here and whole.
+    def find(self, digest: str, *, frozen_sha256: str | None = None, after: str | None = None) -> memoryview | None:
+        """The payload, if it is here and whole: mapped from the file and not read into memory.
 
         Args:
             digest: of the payload.
@@ -96,17 +97,19 @@ class AdapterStore:
                 where no plan asks.
             after: what it must have been measured from when it came in (`RunView.step_from`); None where any will do.
         """
-        path = self._folder / digest
-        if not digest.isalnum() or not path.is_file():
-            return None
         if after is not None and self._known.get(digest, {}).get("after") != after:
             return None
         if frozen_sha256 is not None and self._known.get(digest, {}).get("frozen_sha256") != frozen_sha256:
             return None
-        with path.open("rb") as file:
-            before = _state(file)
-            payload = file.read()
-            return payload if self._is_whole(digest, payload, before, file) else None
+        if not digest.isalnum():
+            return None
+        try:
+            with (self._folder / digest).open("rb") as file:
+                before = _state(file)
+                payload = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                return payload if self._is_whole(digest, payload, before, file) else None
+        except (OSError, ValueError):  # gone, not to be read, or empty
+            return None
 
     def tensors(self, digest: str) -> Mapping[str, Array] | None:
         """The factors by wire name, mapped from the file and not read into memory; None where it is not here and whole.
@@ -114,15 +117,8 @@ class AdapterStore:
         Raises:
             PeerError: it is whole, and no tensor payload; nothing that was let in is.
         """
-        if not digest.isalnum():
-            return None
-        try:
-            with (self._folder / digest).open("rb") as file:
-                view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-                whole = self._is_whole(digest, view, _state(file), file)
-        except (OSError, ValueError):  # gone, not to be read, or empty
-            return None
-        return decode_factors(view).tensors if whole else None
+        payload = self.find(digest)
+        return None if payload is None else decode_factors(payload).tensors
 
     def _is_whole(self, digest: str, content: Buffer, before: _State, file: BinaryIO) -> bool:
         """Whether this is what the digest names. A file is hashed once, and again when it was touched since.
@@ -177,7 +173,7 @@ class AdapterStore:
     def keep(
         self,
         digest: str,
-        payload: bytes,
+        payload: Buffer,
         l2: float | None,
         frozen_sha256: str = "",
         after: str = "",

@@ -36,7 +36,7 @@ def sealed(allowed: Allowed, *, federation: str, sender: str, key: Ed25519Privat
 
 
 def check(
-    envelope: pb.Envelope, payload: bytes, *, federation: str, coordinator_id: str, key: Ed25519PublicKey
+    envelope: pb.Envelope, payload: codec.Buffer, *, federation: str, coordinator_id: str, key: Ed25519PublicKey
 ) -> None:
     """Whether the pinned coordinator signed exactly these bytes for this federation.
 

@@ -23,7 +23,7 @@ class Reply:
     """One message from the coordinator, complete and within its declared length, not yet verified."""
 
     envelope: pb.Envelope
-    payload: bytes
+    payload: codec.Buffer
 
 
 class Sink(Protocol):
@@ -35,7 +35,7 @@ class Sink(Protocol):
     def size_bytes(self) -> int: ...
     def write(self, chunk: bytes) -> None: ...
     def restart(self) -> None: ...
-    def read(self) -> bytes: ...
+    def view(self) -> memoryview: ...
 
 
 class Uplink:
@@ -112,7 +112,7 @@ def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int, into: Sink | No
         into.restart()
     if offset != (0 if into is None else into.size_bytes):
         raise PeerError(WireCode.MALFORMED, "the reply does not begin where it was asked to")
-    parts = [] if into is None or not offset else [into.read()]
+    parts = []
     total = offset
     for frame in stream:
         chunk = frame.chunk  # asked for once: each time makes a copy
@@ -121,9 +121,10 @@ def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int, into: Sink | No
         total += len(chunk)
         if total > expected:
             raise PeerError(WireCode.MALFORMED, "the reply is longer than it declared")
-        if into is not None:
+        if into is None:
+            parts.append(chunk)
+        else:
             into.write(chunk)
-        parts.append(chunk)
     if total != expected:
         raise PeerError(WireCode.MALFORMED, f"the reply has {total} bytes, it declared {expected}")
-    return Reply(first.opening.envelope, b"".join(parts))
+    return Reply(first.opening.envelope, b"".join(parts) if into is None or not total else into.view())

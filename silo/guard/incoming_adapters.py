@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fedsilo.treaty.errors import PeerError, WireCode
+from fedsilo.treaty.wire.codec import Buffer
 from silo.guard.adapters import AdapterStore
 from silo.guard.conversation import Conversation
 from silo.guard.fetching import fetch
@@ -18,7 +19,7 @@ class AdapterRefused(PeerError):
 
 def stored_or_fetched(
     digest: str, adapters: AdapterStore, gate: Gate, talk: Conversation, *, bytes_max: int, in_use: Collection[str]
-) -> bytes:
+) -> Buffer:
     """The payload, as it was let in under this run's plan and measured from its last adapter (T6, T20).
 
     Args:

@@ -29,7 +29,7 @@ class Inbound:
     step: int
     sequence: int
     body: ProtobufMessage
-    payload: bytes
+    payload: Buffer
     digest: str
     facts: Facts
     needs_approval: Decision | None = None
@@ -168,4 +168,4 @@ def parsed(
     if kind in TENSOR_KINDS:
         factors = decoded_factors(payload)
         return factors.header, factors.tensors
-    return codec.decode(kinds[kind], bytes(payload)), None
+    return codec.decode(kinds[kind], payload), None

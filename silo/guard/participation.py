@@ -36,7 +36,7 @@ from fedsilo.treaty.method import (
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.treaty.wire.codec import Array, Buffer
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.schema import LoraSchema
 from silo.guard.messages import decoded_factors
@@ -50,13 +50,13 @@ _NOTHING = LoadAdapter(0, "")
 class Hands(Protocol):
     """What a run may ask of the daemon."""
 
-    def train(self, fields: dict[str, Any], body: bytes) -> None:
+    def train(self, fields: dict[str, Any], body: Buffer) -> None:
         """Hand the trainer one task."""
 
     def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
         """Hand the gate a message. `sent`, `denied` or `missed`; None: it is held, and `settled` follows."""
 
-    def adapter(self, digest: str) -> bytes:
+    def adapter(self, digest: str) -> Buffer:
         """The payload of a global adapter, fetched if it is not here yet."""
 
     def start_deadline(self, name: str, seconds: float) -> None: ...
@@ -76,7 +76,7 @@ class Hands(Protocol):
         None: nothing; or the round is not gone on with here.
         """
 
-    def measured(self, body: bytes) -> None:
+    def measured(self, body: Buffer) -> None:
         """The trainer's answer to that."""
 
     def trained(self, training: Training) -> None:
@@ -167,7 +167,7 @@ class Participation:
 
     def _train(self, task: TrainerTask) -> SiloEvent | None:
         """Hand the trainer a task; or say at once that it is done, where it was before a kill."""
-        body = b""
+        body: Buffer = b""
         match task:
             case LoadAdapter(_, digest):
                 body, self._loaded = self.hands.adapter(digest), task
@@ -209,7 +209,7 @@ class Participation:
         """A held offer came to its end."""
         self.feed(OfferSettled(kind, round_number, step, outcome))
 
-    def done(self, fields: Mapping[str, Any], body: bytes) -> None:
+    def done(self, fields: Mapping[str, Any], body: Buffer) -> None:
         """The trainer finished its task: parse what it offers.
 
         Raises:
@@ -236,7 +236,7 @@ class Participation:
             self.hands.trained(self._giver.training)
         self.feed(TaskDone(task, offered))
 
-    def _parsed(self, task: TrainerTask, body: bytes) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
+    def _parsed(self, task: TrainerTask, body: Buffer) -> pb.PublicResponses | pb.Factors | pb.MetricsEval | None:
         match task:
             case GeneratePublic() | AnswerAhead():
                 return codec.decode(pb.PublicResponses, body)

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import fedsilo
+from fedsilo.edge import long_lived
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory
@@ -287,6 +288,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     for text in found_twice if isinstance(found_twice, list) else ():
         _log.warning("prompts in two places: %s", plain(text))
     facts = ready_facts(told)
+    long_lived.set_apart()
     ready(
         {
             "private": {name: facts.get(name) for name in ("private_rows", "holdout_rows", "dropped")},

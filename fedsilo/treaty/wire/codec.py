@@ -64,7 +64,7 @@ def encode(message: Message) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def decode(message_type: type[MessageT], payload: bytes) -> MessageT:
+def decode(message_type: type[MessageT], payload: Buffer) -> MessageT:
     """Parse canonical bytes.
 
     Raises:
@@ -73,7 +73,7 @@ def decode(message_type: type[MessageT], payload: bytes) -> MessageT:
     """
     if len(payload) > SMALL_PAYLOAD_BYTES_MAX:
         raise PeerError(WireCode.TOO_LARGE, f"payload of {len(payload)} bytes exceeds {SMALL_PAYLOAD_BYTES_MAX}")
-    message = message_type()
+    message, payload = message_type(), bytes(payload)
     try:
         message.ParseFromString(payload)
         require_known(message)
@@ -289,7 +289,7 @@ class FactorsReader:
         head_length = int.from_bytes(source.read_at(0, _LENGTH_PREFIX_BYTES), "little")
         if head_length > min(FACTORS_HEADER_BYTES_MAX, max(payload_bytes - _LENGTH_PREFIX_BYTES, 0)):
             raise PeerError(WireCode.MALFORMED, "tensor header is longer than allowed")
-        self.header = decode(pb.Factors, bytes(source.read_at(_LENGTH_PREFIX_BYTES, head_length)))
+        self.header = decode(pb.Factors, source.read_at(_LENGTH_PREFIX_BYTES, head_length))
         if self.header.dtype not in DTYPE_ITEM_BYTES:
             raise PeerError(WireCode.MALFORMED, "tensor payload has an unknown dtype")
         self._item_bytes = DTYPE_ITEM_BYTES[self.header.dtype]
