@@ -39,6 +39,7 @@ from coordinator.replies import Replies
 from coordinator.server import FederationService, control_server, federation_server
 from coordinator.store import Store
 from coordinator.submission import Submissions
+from fedsilo.edge import long_lived
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular
@@ -396,6 +397,7 @@ def run_coordinator(
     Raises:
         FedSiloError: it cannot start; the message names the cause.
     """
+    long_lived.few_heaps()
     config = load_config(config_path)
     logging.getLogger("fedsilo").setLevel(config.log_level.upper())
     whose = {"party": "coordinator", "federation": config.federation, "name": config.coordinator}
@@ -407,6 +409,7 @@ def run_coordinator(
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: coordinator.request_stop())
         with coordinator.native_log(), coordinator.serving() as where:
+            long_lived.set_apart()
             ready(where)
             coordinator.work()
 

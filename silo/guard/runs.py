@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedsilo.edge.json_log import about_its_message
 from fedsilo.treaty.errors import (
     ConflictError,
     DeniedError,
@@ -23,7 +24,7 @@ from fedsilo.treaty.method import LoadAdapter, MessageArrived, Offer
 from fedsilo.treaty.methods import method_named, require_exchange
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array
+from fedsilo.treaty.wire.codec import Array, Buffer
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
@@ -101,6 +102,7 @@ class RunKeeper:
 
     # ---- what comes in -----------------------------------------------------------------------------
 
+    @about_its_message
     def take_in(self, item: Inbound) -> bool:
         """Act on an item of the coordinator's outbox. False: it is not taken in yet (a plan that persons look at)."""
         _log.info("in: %s %s round %d step %d", item.kind, item.run, item.round, item.step)
@@ -329,6 +331,7 @@ class RunKeeper:
 
     # ---- the way out -------------------------------------------------------------------------------
 
+    @about_its_message
     def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
         run = self._gate.view.run
         self._offered.add((action.kind, action.round, action.step))
@@ -380,6 +383,7 @@ class RunKeeper:
             self._talk.poll_now = True
         return "sent"
 
+    @about_its_message
     def retry(self, item: OutboxItem) -> bool:
         """Send what the outbox kept. False: the coordinator still does not answer."""
         outcome: str | None
@@ -451,14 +455,14 @@ class RunKeeper:
 
     # ---- hands of the participation ----------------------------------------------------------------
 
-    def train(self, fields: dict[str, Any], body: bytes) -> None:
+    def train(self, fields: dict[str, Any], body: Buffer) -> None:
         try:
             self._trainer.send(LinkMessage("task", fields, body))
         except LinkClosed as error:
             raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
         self._panel.task(fields)
 
-    def adapter(self, digest: str) -> bytes:
+    def adapter(self, digest: str) -> Buffer:
         bytes_max = 2 * self._site.schema.payload_bytes  # as of what the gate takes
         kept = self.acceptance.kept(self._gate.view.run)
         stored = stored_or_fetched(digest, self._adapters, self._gate, self._talk, bytes_max=bytes_max, in_use=kept)
@@ -475,7 +479,7 @@ class RunKeeper:
             return due
         return None
 
-    def measured(self, body: bytes) -> None:
+    def measured(self, body: Buffer) -> None:
         if (code := self.acceptance.take(body)) is not None:
             self.abandon_round(code)
 

@@ -25,7 +25,7 @@ from typing import IO, Any, Protocol
 
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
-from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
+from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
 from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
 from silo.guard.isolation_controls import NO_CONTROLS, Controls
@@ -306,7 +306,7 @@ class Supervisor:
             code="TRAINER_MISSING",
         )
 
-    def _ask(self, question: str, fields: dict[str, Any], answer: str, body: bytes = b"") -> dict[str, Any]:
+    def _ask(self, question: str, fields: dict[str, Any], answer: str, body: Buffer = b"") -> dict[str, Any]:
         assert self._link is not None  # noqa: S101  # made by start
         try:
             self._link.send(LinkMessage(question, fields, body))
@@ -465,6 +465,7 @@ class Supervisor:
         if self._rollout is not None:
             self._rollout.stop()
             self._rollout = None
+        self._given = Given()  # holds adapters; closures hold this object, so it may wait long for the collector
 
     def _end_process(self) -> None:
         if self._process is not None:

@@ -222,3 +222,17 @@ def test_one_that_comes_back_behind_lower_walls_is_not_taken(
         assert isinstance(site.events.get(timeout=60), TrainerGone)
         assert [restart.code for restart in site.restarts] == ["ISOLATION"]
     assert "its walls are waived, and were" in caplog.text
+
+
+def test_a_supervisor_that_has_ended_its_trainer_lets_go_of_the_adapters(tmp_path: Path) -> None:
+    """Who looks at a buffer keeps it from growing. The supervisor stays: closures of its own hold it."""
+    adapter = bytearray(1000)
+    supervisor = Supervisor(load_config(write_config(tmp_path)), queue.SimpleQueue().put)
+    load = LinkMessage("task", {"task": "LoadAdapter", "round": 1}, memoryview(adapter))
+    supervisor._given.sent(load)
+    supervisor._given.heard(LinkMessage("done", {"task": "LoadAdapter"}))
+    del load
+    with pytest.raises(BufferError):
+        adapter.append(0)
+    supervisor.stop()
+    adapter.append(0)

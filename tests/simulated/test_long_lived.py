@@ -1,0 +1,83 @@
+"""What a daemon leaves behind in circles does not pile up, as it may in a command that ends soon."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+from fedsilo.edge import long_lived
+
+_COUNTS = """
+import gc, sys, weakref
+from fedsilo.edge import long_lived
+
+class Circle:
+    def __init__(self):
+        self.itself = self
+
+def most_alive():
+    alive, most = set(), 0
+    for number in range(20_000):
+        circle = Circle()
+        alive.add(number)
+        weakref.finalize(circle, alive.discard, number).atexit = False
+        most = max(most, len(alive))
+    return most
+
+gc.set_threshold(100_000)  # as a command does
+seldom = most_alive()
+gc.collect()
+stays = [[] for _ in range(50_000)]
+long_lived.set_apart()
+apart = gc.get_freeze_count()
+print(seldom, apart >= len(stays), most_alive(), len(stays))
+"""
+
+
+def test_garbage_of_a_daemon_is_found_soon_and_what_it_began_with_is_not_walked() -> None:
+    done = subprocess.run([sys.executable, "-c", _COUNTS], check=True, capture_output=True, text=True, timeout=60)
+    seldom, apart, soon, _ = done.stdout.split()
+    assert int(seldom) > 10_000, "the counterpart: a command lets it lie"
+    assert apart == "True"
+    assert int(soon) < 2 * 1_000  # the threshold, and as many that were made while it was looked
+
+
+_HEAPS = """
+import ctypes, re, sys, threading
+from fedsilo.edge import long_lived
+
+if sys.argv[1] == "few":
+    long_lived.few_heaps()
+together = threading.Barrier(16)
+
+def take():
+    together.wait()
+    kept.append([bytearray(50_000) for _ in range(20)])
+    together.wait()
+
+kept = []
+threads = [threading.Thread(target=take) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.fclose.argtypes = [ctypes.c_void_p]
+told = libc.fopen(sys.argv[2].encode(), b"w")
+libc.malloc_info(0, told)
+libc.fclose(told)
+print(len(re.findall("<heap nr=", open(sys.argv[2]).read())))
+"""
+
+
+def test_few_heaps_are_as_few_with_many_threads(tmp_path: Path) -> None:
+    def heaps(how: str) -> int:
+        command = [sys.executable, "-c", _HEAPS, how, str(tmp_path / how)]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        assert heaps("few") >= 1
+        return
+    assert heaps("few") <= long_lived.HEAPS_MAX < heaps("many")
