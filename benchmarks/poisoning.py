@@ -15,8 +15,9 @@ share of triggered records that it turns. Exit status 1 when one of THRESHOLDS i
 
 What the norm limit does NOT stop, shown with its figures and asserted so that nobody claims otherwise: a sign flip that
 stays within the limit slows or undoes the learning, and a backdoor within the norm is learnt like anything else. The
-first is for an aggregation that looks at single updates (T51), the second for an acceptance gate (T52) and no
-aggregation finds it for certain (N5); neither is there.
+first is for an aggregation that looks at single updates (T51): `robust` has the same with a plan's `aggregate: median`
+and `trimmed_mean`, what they cost where nobody is poisoned, and a scaled update with no limits at all. The second is
+for an acceptance gate (T52, here left out), and no aggregation finds it for certain (N5).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks import poisoning_task as toy
-from coordinator.aggregate import aggregate, initial_adapter, l2_norm, read_factors
+from coordinator.aggregate import aggregate as make_aggregate
+from coordinator.aggregate import initial_adapter, l2_norm, read_factors
 from coordinator.blobs import Blobs, BytesPayload, FilePayload
 from coordinator.ingress import Ingress, OpenPlace
 from fedsilo.treaty.methods import method_named
@@ -113,8 +115,9 @@ def policy_of(silos: int, *, limited: bool = True) -> Policy:
     return setting.policy_of(text)
 
 
-def plan_of(silos: int, seed: int) -> Plan:
+def plan_of(silos: int, seed: int, aggregate: str = "mean", trim: int = 0) -> Plan:
     changes = {
+        "aggregate": aggregate, "trim": trim,
         "method": METHOD, "silos": tuple(peer(number).rpartition("/")[2] for number in range(silos)),
         "rounds": ROUNDS, "local_steps": toy.STEPS, "prompts_per_step": toy.BATCH, "seed": seed,
         "lora": Lora(rank=SCHEMA.rank, alpha=SCHEMA.alpha, schema_sha256=SCHEMA.digest), "wire_dtype": SCHEMA.dtype,
@@ -211,10 +214,11 @@ class Coordinator:
         self.books[number].record(ruling.facts)
         return True
 
-    def combined(self, master: FilePayload, uploads: list[bytes]) -> FilePayload:
+    def combined(self, plan: Plan, master: FilePayload, uploads: list[bytes]) -> FilePayload:
         """The next adapter."""
         payloads = [BytesPayload(upload) for upload in uploads]
-        return aggregate(self.blobs, master, payloads, method_named(METHOD).combine)
+        combine = method_named(METHOD).combine_under(plan, plan.silos[: len(uploads)])
+        return make_aggregate(self.blobs, master, payloads, combine)
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ def poisoned_delta(
 
 def federation(
     folder: Path, cohort: tuple[int, int], attack: Attack | None, seed: int, *, mode: Mode = "trainer",
-    limited: bool = True,
+    limited: bool = True, aggregate: str = "mean",
 ) -> Result:  # fmt: skip
     """One run, the same for the same seed.
 
@@ -263,9 +267,11 @@ def federation(
         seed: of the task, of the first adapter and of everything drawn in the rounds.
         mode: whether an attacker's silo still has its gate.
         limited: whether the policies' norm limits stand, at both ends.
+        aggregate: of the plan; a trimmed mean trims as many as are poisoned.
     """
     silos, attackers = cohort
-    policy, plan, task = policy_of(silos, limited=limited), plan_of(silos, seed), toy.Task(seed, silos)
+    plan = plan_of(silos, seed, aggregate, attackers if aggregate == "trimmed_mean" else 0)
+    policy, task = policy_of(silos, limited=limited), toy.Task(seed, silos)
     block = policy_of(silos).file.egress.updates[KIND]  # what an attacker reads in the ruleset, limits or none
     guards, coordinator = [Guard(number, policy) for number in range(silos)], Coordinator(folder, policy, silos)
     master = coordinator.blobs.keep(BytesPayload(initial_adapter(SCHEMA, seed)))
@@ -293,7 +299,7 @@ def federation(
             else:
                 reasons = guards[silo].reasons or coordinator.reasons[-1]
                 raise AssertionError(f"round {number}: an honest update does not count: {', '.join(reasons)}")
-        master = coordinator.combined(master, uploads)
+        master = coordinator.combined(plan, master, uploads)
     poisoned = max(1, attackers * ROUNDS)
     final = dict(read_factors(master).tensors())
     return Result(
@@ -349,14 +355,21 @@ THRESHOLDS = {
     "backdoor_as_trained": Threshold(STOPPED, STOPPED, turns=0.25),
     "backdoor_at_limit": Threshold(STOPPED, STOPPED, turns=0.4),
 }
+# Under a median or a trimmed mean, in the worst of five seeds: a flip cost 0.06 from one of five and 0.18 from two of
+# seven (0.12 and 0.28 under the mean), an update times 100 without any limit 0.02; the honest lost 0.001 on average.
+ROBUST: tuple[tuple[str, str], ...] = (
+    ("flip_as_trained", "silo"), ("flip_at_limit", "silo"), ("scale_100", "unlimited"), ("backdoor_at_limit", "silo"),
+)  # fmt: skip
+ROBUST_COHORTS = ((5, 1), (7, 2))  # a quorum of which is enough for the trim
+ROBUST_DROP_MAX = 0.22
 # what limits may cost honest silos, whose first updates they shorten; -0.002 to 0.003 was seen
 CLEAN_COST_MAX = 0.02
 
 
-def one(cohort: tuple[int, int], attack: Attack | None, seed: int, guarded: str) -> Result:
+def one(cohort: tuple[int, int], attack: Attack | None, seed: int, guarded: str, aggregate: str = "mean") -> Result:
     mode, limited = GUARDED[guarded]
     with tempfile.TemporaryDirectory(prefix="fedsilo-poisoning-") as folder:
-        return federation(Path(folder), cohort, attack, seed, mode=mode, limited=limited)
+        return federation(Path(folder), cohort, attack, seed, mode=mode, limited=limited, aggregate=aggregate)
 
 
 def over_seeds(cohort: tuple[int, int], seeds: tuple[int, ...], done: Callable[[str], None]) -> dict[str, Any]:
@@ -385,6 +398,23 @@ def over_seeds(cohort: tuple[int, int], seeds: tuple[int, ...], done: Callable[[
     return figures
 
 
+def robust_over_seeds(cohort: tuple[int, int], seeds: tuple[int, ...]) -> dict[str, Any]:
+    """Figures of the aggregates that few silos do not move: against the clean run with the plain mean."""
+    plain = [one(cohort, None, seed, "trainer").accuracy for seed in seeds]
+    figures: dict[str, Any] = {}
+    for aggregate in ("median", "trimmed_mean"):
+        clean = [one(cohort, None, seed, "trainer", aggregate).accuracy for seed in seeds]
+        row = figures[aggregate] = {"honest_cost": mean(a - b for a, b in zip(plain, clean, strict=True))}
+        for name, guarded in ROBUST:
+            runs = [one(cohort, ATTACKS[name], seed, guarded, aggregate) for seed in seeds]
+            drops = [before - run.accuracy for before, run in zip(plain, runs, strict=True)]
+            row[name] = {
+                "guarded": guarded, "drop": mean(drops), "worst_drop": round(max(drops), 3),
+                "backdoor": mean(run.backdoor for run in runs),
+            }  # fmt: skip
+    return figures
+
+
 def mean(values: Iterable[float]) -> float:
     return round(statistics.mean(values), 3)
 
@@ -406,6 +436,12 @@ def exceeded(cohorts: dict[str, Any]) -> list[str]:
                 (limit.turns is not None and turned < limit.turns, "said to be learnt and is not"),
             ]
             found += [f"{cohort}, {name}: {what}" for failed, what in checks if failed]
+        for aggregate, row in figures.get("robust", {}).items():
+            if row["honest_cost"] > CLEAN_COST_MAX:
+                found.append(f"{cohort}: {aggregate} costs honest silos {row['honest_cost']:.3f} of accuracy")
+            for name, _ in ROBUST:
+                if row[name]["worst_drop"] > ROBUST_DROP_MAX:
+                    found.append(f"{cohort}, {name}: drop under {aggregate}")
     return found
 
 
@@ -429,6 +465,19 @@ def table(cohorts: dict[str, Any]) -> str:
                 f"| {cohort} | {name} | {figures['clean']:.2f} | {cells['trainer']} | {cells['silo']} "
                 f"| {row['silo']['refused']:.0%} | {cells['unlimited']} | {turned} |"
             )
+    lines += [
+        "",
+        "| poisoned | aggregate | honest cost | attack | drop, worst | backdoor |",
+        "|---|---|---|---|---|---|",
+    ]
+    for cohort, figures in cohorts.items():
+        for aggregate, row in figures.get("robust", {}).items():
+            for name, guarded in ROBUST:
+                at = row[name]
+                lines.append(
+                    f"| {cohort} | {aggregate} | {row['honest_cost']:+.3f} | {name} ({guarded}) "
+                    f"| {at['drop']:+.2f}, {at['worst_drop']:+.2f} | {at['backdoor']:.2f} |"
+                )
     return "\n".join(lines)
 
 
@@ -442,6 +491,8 @@ def main() -> int:
         f"{poisoned} of {silos}": over_seeds((silos, poisoned), seeds, lambda what: print(what, file=sys.stderr))
         for silos, poisoned in COHORTS
     }
+    for cohort in ROBUST_COHORTS:
+        cohorts[f"{cohort[1]} of {cohort[0]}"]["robust"] = robust_over_seeds(cohort, seeds)
     found, block = exceeded(cohorts), policy_of(COHORTS[0][0]).file.egress.updates[KIND]
     conditions = {
         "ruleset": RULESET, "limits": {name: getattr(block, name) for name in UNLIMITED}, "rounds": ROUNDS,

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from fedsilo.treaty.averaging import update_weights, weighted_delta
+from fedsilo.treaty.averaging import mean_delta, median_delta, trimmed_mean_delta, update_weights, weighted_delta
 from fedsilo.treaty.freezing import UPDATE_KIND
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -295,11 +295,21 @@ class Method:
     swaps: bool = False
 
     def combine_under(self, plan: Plan, silos: Sequence[str]) -> Callable[[Array, Sequence[Array]], Array]:
-        """`combine` for the updates of these silos, weighted where the plan lets them differ in steps."""
+        """`combine` for the updates of these silos: weighted where the plan lets them differ in steps, and otherwise
+        put together where it says so (`aggregate`)."""
+        if plan.aggregate == "median":
+            return median_delta
+        if plan.aggregate == "trimmed_mean":
+            return partial(trimmed_mean_delta, plan.trim)
         steps = [plan.steps_of(silo) for silo in silos]
         if plan.silo_weights == "steps" or len(set(steps)) == 1:
             return self.combine
         return partial(weighted_delta, update_weights(steps))
+
+    @property
+    def averages(self) -> bool:
+        """Whether its updates are averaged, so that a plan may ask for a median or a trimmed mean in its place."""
+        return self.combine is mean_delta
 
     def kinds_under(self, plan: Plan) -> frozenset[str]:
         """The kinds that a silo may offer in a run of this plan: what is trained decides which one carries it.

@@ -100,6 +100,10 @@ class Plan(_Closed):
     # each update over its steps (FedNova, Wang et al. 2020, eq. 8); `steps`, by its steps, the plain mean of updates.
     silo_steps: dict[Name, int] = Field(default_factory=dict)
     silo_weights: Literal["silos", "steps"] = "silos"
+    # What the silos' differences become: their mean; or, number by number, their median, or the mean of what is left
+    # without the `trim` largest and the `trim` smallest. Few bad silos do not move these beyond the others (T51).
+    aggregate: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: int = Field(0, ge=0)
     swap_period: int = Field(2, ge=1)  # tau_swap
     prompts_per_step: int = Field(8, ge=1)  # b
     samples_per_prompt: int = Field(8, ge=1)  # K
@@ -143,8 +147,26 @@ class Plan(_Closed):
                 raise ValueError(f"silo_steps: {steps} for {silo}, of {fewest} to {self.local_steps}")
         return self
 
+    @model_validator(mode="after")
+    def _can_be_robust(self) -> Plan:
+        if (self.trim > 0) != (self.aggregate == "trimmed_mean"):
+            raise ValueError(f"aggregate: {self.aggregate} with trim {self.trim}")
+        if self.aggregate == "mean":
+            return self
+        if self.quorum <= 2 * max(self.trim, 1):
+            raise ValueError(
+                f"aggregate: {self.aggregate} of {self.quorum} updates, which a quorum lets a round close with, takes "
+                f"at least {2 * max(self.trim, 1) + 1}"
+            )
+        if self.silo_steps:
+            raise ValueError(f"aggregate: {self.aggregate} has no weights, which silo_steps asks for")
+        return self
+
     def canonical(self) -> str:
-        return canonical_json(self.model_dump(mode="json")).decode()
+        fields = self.model_dump(mode="json")
+        if self.aggregate == "mean":  # not said: a plan that never spoke of it keeps its digest
+            del fields["aggregate"], fields["trim"]
+        return canonical_json(fields).decode()
 
     @property
     def digest(self) -> str:

@@ -11,7 +11,7 @@ def parameters_of(plan: Plan) -> dict[str, Any]:
     """What the run is done with, as the signed plan says."""
     return {
         "method": plan.method, "exchange": plan.exchange, "rounds": plan.rounds, "local_steps": plan.local_steps,
-        **_fewer_steps(plan),
+        **_fewer_steps(plan), **_aggregate(plan),
         "swap_period": plan.swap_period, "prompts_per_step": plan.prompts_per_step,
         "samples_per_prompt": plan.samples_per_prompt, "seed": plan.seed, "quorum": plan.quorum,
         "learning_rate": plan.optimiser.learning_rate, "kl_coefficient": plan.objective.kl_coefficient,
@@ -27,6 +27,12 @@ def _fewer_steps(plan: Plan) -> dict[str, str]:
         return {}
     steps = ", ".join(f"{silo} {steps}" for silo, steps in plan.silo_steps.items())
     return {"silo_steps": steps, "silo_weights": plan.silo_weights}
+
+
+def _aggregate(plan: Plan) -> dict[str, str | int]:
+    if plan.aggregate == "mean":
+        return {}
+    return {"aggregate": plan.aggregate, **({"trim": plan.trim} if plan.trim else {})}
 
 
 def digests_of(plan: Plan) -> dict[str, str]:

@@ -26,7 +26,7 @@ def require_exchange(plan: Plan) -> Method:
 
     Raises:
         UsageError: there is no such method, or it does not have this exchange; SILO_STEPS: some silos take fewer
-            steps, and the others would wait for them all the same.
+            steps, and the others would wait for them all the same; AGGREGATE: it does not average updates.
     """
     method = method_named(plan.method)
     if plan.exchange not in method.exchanges:
@@ -40,5 +40,11 @@ def require_exchange(plan: Plan) -> Method:
             f"{plan.method}: silos wait for each other at each public step, so none of them can take fewer",
             hint="exchange: round_end, " * ("round_end" in method.exchanges) + f"or method {' or '.join(free)}",
             code="SILO_STEPS",
+        )
+    if plan.aggregate != "mean" and not method.averages:
+        raise UsageError(
+            f"{plan.method} does not average updates, so no {plan.aggregate} can stand in the mean's place",
+            hint="aggregate: mean",
+            code="AGGREGATE",
         )
     return method
