@@ -60,6 +60,7 @@ def _silo(state: Mapping[str, Any]) -> SiloState:
         halted=text_of(state.get("halted")) if state.get("halted") else "",
         paused=state.get("paused") is True,
         run_paused=state.get("run_paused") is True,
+        adapter_held=text_of(state.get("adapter_held")) if state.get("adapter_held") else "",
         isolation=text_of(mapping(state.get("trainer")).get("isolation")),
         policy_name=text_of(policy.get("name")),
         policy_digest=text_of(policy.get("digest")),

@@ -182,6 +182,7 @@ class SiloState:
     dp: str
     halted_kinds: tuple[str, ...] = ()  # by their text screens; each is sent again once approvers released it
     screen_troubles: tuple[str, ...] = ()  # why a screen cannot run; its kind is denied until it can
+    adapter_held: str = ""  # digest of a global adapter that did worse here, and waits for a person
     run_paused: bool = False  # by the coordinator, which says so; `paused` is of people here
     hidden: frozenset[str] = frozenset()  # fields that the source does not hold, as of a release
 

@@ -87,6 +87,10 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
                 for release in state.held
                 if not release.deferred_until(snapshot.viewer, time)
             ]
+            if state.adapter_held:
+                twin = "silo adapters list"
+                told = f"adapter {state.adapter_held[:12]} held: worse here, this silo sits out; after looking: {twin}"
+                needs.append(Need("adapter", told, "warn", twin=twin))
             if state.coordinator_link == "down":
                 fault = state.coordinator_fault or "no cause told"
                 needs.append(Need("link", f"coordinator {state.coordinator} down: {fault}", "warn"))

@@ -49,6 +49,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _RULES = tuple(rule for rule in ingress.RULES if rule.name in _KEYS)
 _ANY_SHA256 = "0" * 64
+ANY_SILOS_MAX = 10_000
 
 
 class Agreement(Protocol):
@@ -137,7 +138,9 @@ def check_form(document: strict_yaml.Document) -> None:
     Raises:
         UsageError: an unknown key or a wrong value; no step could learn anything. Names file, line and key.
     """
-    silos = silos_of(document, ("any",))
+    quorum = document.value.get("quorum", 1)  # a number of silos that nobody knows here: so many will do
+    most = quorum if isinstance(quorum, int) and 1 <= quorum <= ANY_SILOS_MAX else 1
+    silos = silos_of(document, tuple(f"any{number}" for number in range(most)))
     fixed: dict[str, Any] = {
         "federation": "any", "lora": {"schema_sha256": _ANY_SHA256}, "base_model_sha256": _ANY_SHA256,
         "tokenizer_sha256": _ANY_SHA256, "template_sha256": _ANY_SHA256, "public_set_sha256": _ANY_SHA256,
@@ -146,8 +149,6 @@ def check_form(document: strict_yaml.Document) -> None:
     fields = fixed | dict(document.value) | {"silos": list(silos)}
     if isinstance(fields["lora"], Mapping):
         fields["lora"] = {**fixed["lora"], **fields["lora"]}
-    if "silos" not in document.value:
-        fields.pop("quorum", None)  # it is a number of silos that nobody knows here
     _refuse_useless(_plan_of(fields, document), document)
 
 
@@ -218,7 +219,7 @@ def _plan_of(fields: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
     try:
         require_exchange(plan)
     except UsageError as error:
-        key = "silo_steps" if error.code == "SILO_STEPS" else "exchange"
+        key = {"SILO_STEPS": "silo_steps", "AGGREGATE": "aggregate"}.get(error.code, "exchange")
         raise UsageError(f"{document.place((key,))}: {error.message}", hint=error.hint) from error
     return plan
 
@@ -237,8 +238,11 @@ def _mistake(error: ValidationError, fields: Mapping[str, Any], document: strict
         return told
     if found[0]["loc"] != ():
         return told
-    if "silo_steps" in found[0]["msg"]:
-        said = found[0]["msg"].removeprefix("Value error, ")
+    said = found[0]["msg"].removeprefix("Value error, ")
+    if said.startswith("aggregate: "):
+        hint = "trim goes with trimmed_mean; a median takes 3 updates, a trimmed mean more than twice its trim (quorum)"
+        return UsageError(f"{document.place(('aggregate',))}: {said}", hint=hint)
+    if said.startswith("silo_steps"):
         hint = "at least an eighth of local_steps, since an update counts the more the fewer steps made it"
         return UsageError(f"{document.place(('silo_steps',))}: {said}", hint=hint)
     silos = fields["silos"]

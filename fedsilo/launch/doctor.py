@@ -89,6 +89,8 @@ def findings(program: str, config: Path | None) -> Iterator[Finding]:
     yield _tried("clock", lambda: _clock(state_dir))
     if read is not None:
         yield _tried("control socket", lambda: _socket(read))
+    if hasattr(read, "coordinator"):
+        yield _tried("way to the coordinator", lambda: _way(read))
     if program != "coordinator":
         yield _tried("isolation of the trainer", _isolation)
 
@@ -200,6 +202,18 @@ def _socket(read: Any) -> Finding:
             return Finding("control socket", True, f"{path}: answers, sequence {client.snapshot().sequence}")
     except FedSiloError as error:
         return Finding("control socket", False, error.message, error.hint)
+
+
+def _way(read: Any) -> Finding:
+    """What a site's silo would dial. Nothing is dialled: `silo check` does that."""
+    from silo.guard.proxied import proxy_of, unread_environment
+
+    place = read.coordinator
+    proxy = proxy_of(place)
+    told = f"{place.address}, {'directly' if proxy is None else f'through the proxy {proxy.address}'}"
+    if proxy is None and (unread := unread_environment()):
+        return Finding("way to the coordinator", None, told, unread)
+    return Finding("way to the coordinator", True, told)
 
 
 def _isolation() -> Finding:

@@ -28,6 +28,7 @@ from typing import Any
 from fedsilo.edge.files import write_durably
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, VerificationError, WireCode
 from fedsilo.treaty.method import LoadAdapter
+from fedsilo.treaty.wire.codec import Buffer
 from silo.config import SiloConfig
 from silo.guard.acceptance_rule import REASONS, Verdicts, judge, sentence
 from silo.guard.adapters import AdapterStore
@@ -140,7 +141,7 @@ class Acceptance:
             self._measuring = _Measuring(run, loaded)
         return self._next(self._measuring)
 
-    def payload(self) -> bytes:
+    def payload(self) -> Buffer:
         """Of the adapter that the task of `due` is about; empty for the base model."""
         assert self._measuring is not None  # noqa: S101  # `due` gave a task
         digest = self._measuring.asked[0]
@@ -170,7 +171,7 @@ class Acceptance:
             return MeasureHoldout(self._limits.samples, measuring.loaded.round, name)
         return None
 
-    def take(self, body: bytes) -> WireCode | None:
+    def take(self, body: Buffer) -> WireCode | None:
         """The trainer's answer. A code: the adapter is held.
 
         Raises:

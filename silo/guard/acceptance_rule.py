@@ -35,14 +35,16 @@ class Verdicts:
     samples: int
 
     @staticmethod
-    def parse(body: bytes, samples: int) -> Verdicts:
+    def parse(body: bytes | memoryview, samples: int) -> Verdicts:
         """What the trainer says. Raises OperationError: it does not parse."""
         try:
-            told = json.loads(body)
-            groups, correct = (tuple(int(each) for each in told[name]) for name in ("groups", "correct"))
-            if len(groups) != len(correct) or any(not 0 <= count <= samples for count in correct):
-                raise ValueError("lists of different lengths, or more right answers than answers")
-        except (ValueError, TypeError, KeyError) as error:
+            told = json.loads(bytes(body))
+            groups, correct = (tuple(told[name]) for name in ("groups", "correct"))
+            if len(groups) != len(correct) or any(type(each) is not int for each in (*groups, *correct)):
+                raise ValueError("lists of different lengths, or of more than numbers")
+            if any(not 0 <= count <= samples for count in correct) or any(not 0 <= each < 1 << 31 for each in groups):
+                raise ValueError("more right answers than answers, or no number of a group")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise OperationError(f"the trainer's verdicts do not parse: {error}", code="TRAINER_CONFUSED") from error
         return Verdicts(groups, correct, samples)
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import ConflictError, PeerError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import Buffer
 from fedsilo.treaty.wire.services import INBOUND_KINDS
 from policies.engine import OFFERED, Approval, Decision, Message
 from policies.facts_text import answers_of_step
@@ -42,7 +43,7 @@ class Entrance:
         self._federation = federation
         self._coordinator_key = coordinator_key
 
-    def let_in(self, envelope: pb.Envelope, payload: bytes) -> Inbound:
+    def let_in(self, envelope: pb.Envelope, payload: Buffer) -> Inbound:
         """Believe a message of the coordinator, or not; recorded either way.
 
         Raises:
@@ -88,7 +89,7 @@ class Entrance:
         )  # fmt: skip
 
     def _without_bad_donors(
-        self, message: Message, body: pb.PublicDonors, block: PublicDonors, payload: bytes
+        self, message: Message, body: pb.PublicDonors, block: PublicDonors, payload: Buffer
     ) -> tuple[Message, Original, Readings]:
         """Donors that are wrong by this site's own grading, that a screen finds something in, that are more than one
         peer's share, or of a silo that the round's transcript does not name as a donor, are dropped and counted by the
@@ -154,7 +155,7 @@ class Entrance:
         judge.record_decision(facts, decision, digests, approvals=granted, history=judged_by)
         return decision
 
-    def _record_refused(self, kind: str, payload: bytes, code: str) -> None:
+    def _record_refused(self, kind: str, payload: Buffer, code: str) -> None:
         """An answer that was not believed far enough to be measured, or whose measures no record takes."""
         kind = kind if kind in INBOUND_KINDS else "unknown"
         self._judge.record(

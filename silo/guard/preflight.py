@@ -168,6 +168,8 @@ def preflight(
     run(BASE_MODEL, base_model)
     run("memory", lambda: site_checks.memory(config, models[0], warnings), needs=(BASE_MODEL,))
     run("prompts in two places", lambda: site_checks.overlaps(config, private, warnings), needs=(*files, PINNED))
+    if (limits := config.acceptance) is not None:
+        run("acceptance", lambda: site_checks.acceptance(config, limits, private, warnings), needs=(*files, PINNED))
     if previewed is not None:
         run("prompts", prompts, needs=(*files, BASE_MODEL, PINNED))
     run("text screens", lambda: check_screens(config, effective_policy(config)), needs=("policy",))

@@ -14,7 +14,7 @@ from fedsilo.edge.task_files import FieldNames, TaskFile, listed, read_tasks, re
 from fedsilo.treaty.errors import FedSiloError, UsageError
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from policies.load import Policy
-from silo.config import SiloConfig, place_of
+from silo.config import Acceptance, SiloConfig, place_of
 from silo.guard import rollout_checks
 from silo.guard.ledger import Ledger
 from silo.guard.prompt_preview import Lengths, Preview, preview
@@ -75,6 +75,25 @@ def overlaps(config: SiloConfig, private: Sequence[TaskFile], warnings: list[str
         return "no prompt stands twice, or in two of the sets"
     measured = f"{leaked} private prompts are held-out ones, so that what is measured is too good" if leaked else ""
     return "; ".join(each for each in (measured, f"{other} other prompts stand twice" if other else "") if each)
+
+
+def acceptance(config: SiloConfig, limits: Acceptance, private: Sequence[TaskFile], warnings: list[str]) -> str:
+    """On how many prompts an incoming adapter would be tried (T52). With too few each one is held."""
+    plan = _known_plan(config)
+    rows = {
+        "private": round(sum(len(each.rows) for each in private) * config.data.holdout_share),
+        "held_out": len(read_tasks(config.data.held_out.path).rows),
+    }
+    if plan is not None:
+        rows["held_out"] = min(rows["held_out"], plan.evaluation.prompts)
+    least = limits.prompts_min
+    for name in limits.prompts:
+        if rows[name] < least:
+            warnings.append(
+                f"{place_of(config, 'acceptance')}: about {rows[name]} {name} prompts to try an adapter on, "
+                f"acceptance.prompts_min is {least}: each one would be held"
+            )
+    return ", ".join(f"on about {rows[name]} {name} prompts" for name in limits.prompts)
 
 
 def base_model(config: SiloConfig, warnings: list[str]) -> tuple[ModelFacts, str]:

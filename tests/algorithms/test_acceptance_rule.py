@@ -67,7 +67,9 @@ def test_T52_nothing_measured_is_too_few() -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b'{"groups": [0]}', b'{"groups": [0], "correct": [2]}', b'{"groups": [0], "correct": [-1]}',
-     b'{"groups": [0, 1], "correct": [1]}', b'{"groups": ["x"], "correct": [1]}'],
+     b'{"groups": [0, 1], "correct": [1]}', b'{"groups": ["x"], "correct": [1]}',
+     b'{"groups": [0], "correct": [Infinity]}', b'{"groups": [0], "correct": [true]}',
+     b'{"groups": [%d], "correct": [1]}' % 10**30, b'{"groups": 3, "correct": 3}', b"[" * 100_000],
 )  # fmt: skip
 def test_T52_a_trainers_verdicts_that_cannot_be_are_refused(body: bytes) -> None:
     with pytest.raises(OperationError):

@@ -57,6 +57,13 @@ def test_a_broken_log_of_a_coordinator_needs_somebody_everywhere() -> None:
         assert not needs or (needs[0].everywhere and "BROKEN at record 4: its previous is another" in needs[0].text)
 
 
+def test_T52_a_held_adapter_needs_somebody() -> None:
+    for digest, told in (("ab" * 32, True), ("", False), (None, False)):
+        needs = words.needs_of(live(silo(adapter_held=digest)), 100.0)
+        assert [need.key for need in needs] == (["adapter"] if told else [])
+        assert not needs or ("abababababab held" in needs[0].text and needs[0].twin == "silo adapters list")
+
+
 def test_a_pause_by_the_coordinator_is_told_and_is_no_need() -> None:
     told = "run paused by the coordinator"
     paused = live(silo(run_paused=True))

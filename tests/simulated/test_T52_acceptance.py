@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from sqlalchemy import select
 from coordinator import store as db
 from coordinator.round_view import RoundView
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.task_files import read_tasks
 from fedsilo.treaty.errors import (
     ConflictError,
     NotAllowedError,
@@ -32,6 +34,7 @@ from fedsilo.treaty.method import Evaluate
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.config import Acceptance
+from silo.guard import site_checks
 from silo.guard.adapters import AdapterStore
 from silo.link import LinkMessage
 from silo.measuring import MeasureHoldout
@@ -423,3 +426,25 @@ def test_T52_a_round_whose_adapter_too_many_hold_is_not_committed(tmp_path: Path
     kept = house.rows(lambda session: db.errors_of(session, "run-1"))
     assert kept == {silo.name: ["ADAPTER_HELD"] for silo in silos[:holding]}
     house.close()
+
+
+def test_T52_a_check_says_when_every_adapter_would_be_held(tmp_path: Path) -> None:
+    """40 private rows, of which a share is set aside, and 12 held-out ones; 10 of them are enough."""
+    for name, count in (("private", 40), ("held_out", 12)):
+        rows = ({"id": f"{name}-{at}", "prompt": f"{at}?", "answer": str(at), "topic": "t"} for at in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    private = [read_tasks(tmp_path / "private.jsonl")]
+
+    def told(share: float, least: int) -> tuple[str, list[str]]:
+        data = SimpleNamespace(holdout_share=share, held_out=SimpleNamespace(path=tmp_path / "held_out.jsonl"))
+        config: Any = SimpleNamespace(data=data, state_dir=tmp_path, source=tmp_path / "silo.yaml")
+        warnings: list[str] = []
+        limits = Acceptance(prompts=("private", "held_out"), prompts_min=least)
+        return site_checks.acceptance(config, limits, private, warnings), warnings
+
+    assert told(0.25, 10) == ("on about 10 private prompts, on about 12 held_out prompts", [])
+    for share, least, few in ((0.2, 10, ["8 private"]), (0.25, 11, ["10 private"]),
+                              (0.25, 13, ["10 private", "12 held_out"])):  # fmt: skip
+        _, warnings = told(share, least)
+        assert [warning.split("about ")[1].split(" prompts")[0] for warning in warnings] == few
+        assert all(f"prompts_min is {least}: each one would be held" in warning for warning in warnings)
