@@ -13,6 +13,8 @@ faults of one family:
     clients   half-open, silent and 1 byte/s clients beside the silos, as many as the coordinator lets in (T23, T24)
     netem     all of it in a network namespace with 5 % loss and 200 ms delay (where the kernel has netem)
 
+The whole of `kill` takes hours: `--part 3/8` plays the third of eight parts of its cases; together they are the whole.
+
 After each: the run finished (`ended`) and all processes end when asked; no acknowledged message is `lost`, none counts
 `twice`; all audit logs verify, alone and against each other (`audit`); the final `adapter` equals the undisturbed one.
 
@@ -217,6 +219,7 @@ def bench(
     keep: Path | None,
     told: Callable[[str], None],
     exchange: str = "step",
+    part: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     rng = random.Random(seed)  # noqa: S311  # faults that can be repeated
     began, cpu = time.monotonic(), _cpu_seconds()
@@ -236,7 +239,7 @@ def bench(
                 continue
             todo = [Case("netem")]
         elif family == "kill":
-            todo = kill_cases(points, victims, rng)[:cases]
+            todo = kill_cases(points, victims, rng)[part[0] - 1 :: part[1]][:cases]
         else:
             todo = [other_case(family, points, rng) for _ in range(CASES_OF_OTHERS if cases is None else cases)]
         for case in todo:
@@ -257,8 +260,8 @@ def bench(
             "seconds": round(time.monotonic() - began, 1), "cpu_seconds": round(_cpu_seconds() - cpu, 1),
         },
         "conditions": {
-            "seed": seed, "families": list(families), "rounds": ROUNDS, "exchange": exchange, "silos": 2,
-            "not_available": unavailable,
+            "seed": seed, "part": list(part), "families": list(families), "rounds": ROUNDS, "exchange": exchange,
+            "silos": 2, "not_available": unavailable,
             "cases_by_family": dict(Counter(result.case.family for result in results)),
             "faults_by_kind": dict(Counter(str(one["struck"]) for result in results for one in result.struck)),
             "failed": [
@@ -285,6 +288,13 @@ def _cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
+def _part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N, such as 3/8")
+    return int(number), int(parts)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
@@ -295,10 +305,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--victim", action="append", choices=VICTIMS, help="of kill: a process; several times for several"
     )
     parser.add_argument("--exchange", choices=("step", "round_end"), default="step", help="of answers")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="of the cases of kill")
     parser.add_argument("--keep", type=Path, help="folder for what failed cases leave")
     given = parser.parse_args(arguments)
     found = bench(given.only or FAMILIES, given.victim or VICTIMS, given.seed, given.cases, given.keep,
-                  lambda line: print(line, file=sys.stderr, flush=True), given.exchange)  # fmt: skip
+                  lambda line: print(line, file=sys.stderr, flush=True), given.exchange, given.part)  # fmt: skip
     print(json.dumps(found, indent=None if given.json else 2))
     return 1 if found["figures"]["cases_failed"] else 0
 

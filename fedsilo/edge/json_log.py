@@ -14,6 +14,7 @@ Does not stop: a printable untruth in a message; whoever collects the lines from
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from fedsilo.edge.one_line import keep_to_one_line, one_line
 
@@ -30,6 +31,12 @@ LogFormat = Literal["text", "json"]
 FIELDS = ("run", "round", "step", "attempt", "silo", "kind", "sequence", "request")
 TEXT_CHARACTERS_MAX = 8192  # of one value
 LEFT_OUT = "(left out)"
+
+_Self = TypeVar("_Self")
+_Item = TypeVar("_Item")
+_R = TypeVar("_R")
+_P = ParamSpec("_P")
+_Method = Callable[Concatenate[_Self, _Item, _P], _R]
 
 _about: ContextVar[Mapping[str, Any]] = ContextVar("fedsilo_log_about", default=MappingProxyType({}))
 
@@ -43,6 +50,19 @@ def about(**fields: Any) -> Iterator[None]:
         yield
     finally:
         _about.set(before)
+
+
+def about_its_message(
+    method: Callable[Concatenate[_Self, _Item, _P], _R],
+) -> Callable[Concatenate[_Self, _Item, _P], _R]:
+    """Lines said in the method are about its first argument: those of `FIELDS` that it has."""
+
+    @functools.wraps(method)
+    def told(self: _Self, item: _Item, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with about(**{name: getattr(item, name) for name in FIELDS if hasattr(item, name)}):
+            return method(self, item, *args, **kwargs)
+
+    return told
 
 
 class JsonLines(logging.Formatter):

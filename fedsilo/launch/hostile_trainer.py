@@ -263,7 +263,7 @@ class Forgery:
 
 
 def _body(task: str, change: Callable[[bytes, Prompts], bytes]) -> Forgery:
-    return Forgery(task, lambda said, prompts: [LinkMessage(said.type, said.fields, change(said.body, prompts))])
+    return Forgery(task, lambda said, prompts: [LinkMessage(said.type, said.fields, change(bytes(said.body), prompts))])
 
 
 def _burst(said: LinkMessage, prompts: Prompts) -> list[LinkMessage]:

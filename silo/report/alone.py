@@ -43,7 +43,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 # Carries a task out and gives the body of the trainer's answer.
-DoTask = Callable[[TrainerTask, bytes], bytes]
+DoTask = Callable[[TrainerTask, codec.Buffer], codec.Buffer]
 
 
 def plan_alone(plan: Plan, silo: str, run: str) -> Plan:
@@ -51,7 +51,7 @@ def plan_alone(plan: Plan, silo: str, run: str) -> Plan:
     return plan.model_copy(update={"silos": (silo,), "quorum": 1, "run": run})
 
 
-def train_alone(method: Method, plan: Plan, start: bytes, do: DoTask) -> bytes:
+def train_alone(method: Method, plan: Plan, start: codec.Buffer, do: DoTask) -> codec.Buffer:
     """Args:
         method: of the run.
         plan: of `plan_alone`.
@@ -73,7 +73,7 @@ class _Alone:
     method: Method
     plan: Plan
     do: DoTask
-    adapter: bytes = b""
+    adapter: codec.Buffer = b""
     upload: codec.Factors | None = None
     to_silo: deque[SiloEvent] = field(default_factory=deque)
     to_coordinator: deque[CoordinatorEvent] = field(default_factory=deque)
@@ -83,7 +83,7 @@ class _Alone:
     def silo(self) -> str:
         return self.plan.silos[0]
 
-    def run(self, start: bytes) -> bytes:
+    def run(self, start: codec.Buffer) -> codec.Buffer:
         self.adapter = start
         silo = self.method.silo.start(self.plan, self.silo)
         coordinator = self.method.coordinator.start(self.plan, "")

@@ -29,7 +29,7 @@ from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, 
 from fedsilo.treaty.method import PrivateStep, PublicStep, TrainerTask
 from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan, plan_from_canonical
-from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, canonical_json, encode_factors, sha256_hex
+from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer, canonical_json, encode_factors, sha256_hex
 from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.config import Rollout, SiloConfig
@@ -233,7 +233,7 @@ def _check_split(ready: Mapping[str, Any], finished: FinishedRun) -> None:
         )
 
 
-def _initial_adapter(finished: FinishedRun, schema: LoraSchema, store: AdapterStore) -> bytes:
+def _initial_adapter(finished: FinishedRun, schema: LoraSchema, store: AdapterStore) -> Buffer:
     """The one the run began with: as kept, else drawn again from the plan's seed. Raises NotFoundError."""
     kept = store.find(finished.start_digest)
     drawn = kept or encode_factors(
@@ -295,7 +295,7 @@ class _Trainer:
         # The rows that the run's own guard would have drawn: the same secret, seed and number of prompts.
         self._giver = TaskGiver(plan, int(planned["private_prompts"]), self._site_secret)
 
-    def task(self, task: TrainerTask, body: bytes) -> bytes:
+    def task(self, task: TrainerTask, body: Buffer) -> Buffer:
         """One step of local-only."""
         steps = self._plan.local_steps if self._plan else 0
         if isinstance(task, PrivateStep | PublicStep) and task.step in {1, steps}:
@@ -304,12 +304,12 @@ class _Trainer:
         given = self._giver.complete(task) if self._giver else task
         return self._ask(LinkMessage("task", fields_of(given), body), "done").body
 
-    def measure(self, adapter: bytes, samples: int) -> dict[str, Any]:
+    def measure(self, adapter: Buffer, samples: int) -> dict[str, Any]:
         """What the holdout says of an adapter; empty bytes for the base model. Raises OperationError."""
         fields = {"task": "MeasureHoldout", "round": 0, "samples": samples}
         body = self._ask(LinkMessage("task", fields, adapter), "done").body
         try:
-            verdicts = dict(json.loads(body))
+            verdicts = dict(json.loads(bytes(body)))
             size = len(verdicts["topics"])
             if any(len(verdicts[name]) != size for name in ("groups", "correct", "greedy")):
                 raise ValueError("lists of different lengths")

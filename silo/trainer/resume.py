@@ -36,6 +36,7 @@ from torch import Tensor
 from fedsilo.edge.files import make_private_directory, read_private, remove_durably, write_durably
 from fedsilo.treaty.errors import NotFoundError, OperationError
 from fedsilo.treaty.plan import Plan
+from fedsilo.treaty.wire.codec import Buffer
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.agreement_watch import PREFIX, AgreementWatch
 from silo.trainer.batch import Answer
@@ -82,9 +83,9 @@ class Given:
     task: dict[str, Any]
     task_body_sha256: str
     answer: dict[str, Any]
-    body: bytes
+    body: Buffer
 
-    def answers(self, task: Mapping[str, Any], body: bytes) -> bool:
+    def answers(self, task: Mapping[str, Any], body: Buffer) -> bool:
         """Whether this is the answer to that task, given once more."""
         return dict(task) == self.task and hashlib.sha256(body).hexdigest() == self.task_body_sha256
 

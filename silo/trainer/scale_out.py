@@ -274,7 +274,7 @@ class Leader:
                 return  # the others wait for the first message, and end with this process
             self.group = Processes(self._place)
         self.group.broadcast(json.dumps([message.type, message.fields]).encode())
-        self.group.broadcast(message.body)
+        self.group.broadcast(bytes(message.body))
 
 
 class Follower:

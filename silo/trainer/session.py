@@ -28,7 +28,7 @@ from fedsilo.treaty.method import (
 )
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
-from fedsilo.treaty.wire.codec import decode_factors, encode, encode_factors
+from fedsilo.treaty.wire.codec import Buffer, decode_factors, encode, factors_head, joined_factors
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.measuring import MeasureHoldout
 from silo.trainer import evaluation
@@ -98,7 +98,7 @@ class Done:
     """A finished task: figures for the guard's records, and the message it offers, as bytes."""
 
     metrics: Metrics
-    body: bytes = b""
+    body: Buffer = b""
 
 
 @dataclass
@@ -212,7 +212,7 @@ class Session:
             raise UsageError("no run has begun in this trainer")
         return len(self._run.private.by_row)
 
-    def carry_out(self, task: TrainerTask | MeasureHoldout, body: bytes = b"") -> Done:
+    def carry_out(self, task: TrainerTask | MeasureHoldout, body: Buffer = b"") -> Done:
         """Do one task. `body`: the adapter payload of LoadAdapter and of the measuring tasks, empty for the base model.
 
         Raises:
@@ -271,7 +271,7 @@ class Session:
         restore(self._run, state, silo=self._material.silo, split=self.split.digest)
         return same_surroundings(state, self._run.adapter, self._processes)
 
-    def _load(self, run: _Run, task: LoadAdapter, body: bytes) -> Done:
+    def _load(self, run: _Run, task: LoadAdapter, body: Buffer) -> Done:
         run.adapter.load(decode_factors(body).tensors)
         run.learner.start_round()
         run.base_digest = task.digest
@@ -364,17 +364,18 @@ class Session:
     def _export(self, run: _Run) -> Done:
         if not run.base_digest:
             raise OperationError("no adapter was loaded, so there is no difference to export", code=BAD_TASK)
-        body = encode_factors(
-            run.adapter.delta(),
+        delta = run.adapter.delta()
+        header, size_bytes = factors_head(
+            delta,
             base_digest=run.base_digest,
             schema_sha256=run.plan.lora.schema_sha256,
             rank=run.adapter.shape.rank,
             scale=run.adapter.shape.scale,
             dtype="float32",
         )
-        return Done({"drift": run.adapter.drift()}, body)
+        return Done({"drift": run.adapter.drift()}, joined_factors(header, size_bytes, delta))
 
-    def _evaluate(self, run: _Run, task: Evaluate, body: bytes) -> Done:
+    def _evaluate(self, run: _Run, task: Evaluate, body: Buffer) -> Done:
         self._on_phase(task.round, 0, "rollout")
         with _policy_of(run, body, "public"):
             message, metrics = evaluation.evaluate(
@@ -392,7 +393,7 @@ class Session:
         message.metrics.sort(key=lambda metric: (metric.topic, metric.name))
         return Done(metrics, encode(message))
 
-    def _measure(self, run: _Run, task: MeasureHoldout, body: bytes) -> Done:
+    def _measure(self, run: _Run, task: MeasureHoldout, body: Buffer) -> Done:
         self._on_phase(task.round, 0, "rollout")
         site, private = self._material, task.rows == "private"
         with _policy_of(run, body, "private" if private else "public"):
@@ -479,7 +480,7 @@ class Session:
         }
 
 
-def _policy_of(run: _Run, payload: bytes, rows: Rows) -> contextlib.AbstractContextManager[None]:
+def _policy_of(run: _Run, payload: Buffer, rows: Rows) -> contextlib.AbstractContextManager[None]:
     """Inside, the model computes this adapter, or the base model where there is none; prompts are of these rows."""
     run.engine.use(rows)
     return run.adapter.replaced_by(decode_factors(payload).tensors) if payload else run.adapter.off()

@@ -17,13 +17,13 @@ from fedsilo.treaty.method import (
     TrainerTask,
 )
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import decode
+from fedsilo.treaty.wire.codec import Buffer, decode
 from silo.measuring import MeasureHoldout, PromptSet
 
 _SETS: Mapping[str, PromptSet] = {"private": "private", "held_out": "held_out"}
 
 
-def task_from_fields(fields: Mapping[str, Any], body: bytes) -> TrainerTask | MeasureHoldout:
+def task_from_fields(fields: Mapping[str, Any], body: Buffer) -> TrainerTask | MeasureHoldout:
     """The task a link message names.
 
     Raises:

@@ -20,6 +20,7 @@ from fedsilo.launch import cli, cli_coordinator, cli_silo, doctor
 from fedsilo.launch.contexts import changing
 from fedsilo.launch.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
 from fedsilo.launch.processes import holder_of
+from silo.guard import proxied
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
 
@@ -168,6 +169,30 @@ def test_doctor_reads_a_configuration_and_looks_for_its_daemon(place: PolicySite
     assert found("silo", config)["control socket"].ok is False
     config.write_text("silo: 7\n")
     assert found("silo", config)["configuration"].ok is False
+
+
+def test_doctor_names_the_way_to_the_coordinator(place: PolicySite, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, name = place.folder / "silo.yaml", "way to the coordinator"
+    plain, login = config.read_text(), place.folder / "id" / "proxy.login"
+    for variable in proxied.ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    told = found("silo", config)[name]
+    assert told.ok is True and told.found.endswith(", directly")
+
+    monkeypatch.setenv("HTTPS_PROXY", "http://carol:hunter2@proxy.example:3128")
+    told = found("silo", config)[name]
+    assert told.ok is None and "HTTPS_PROXY" in told.hint and "hunter2" not in str(told)
+
+    named = 'proxy: "http://proxy.example:3128", proxy_credentials: id/proxy.login'
+    assert plain.count('"host:1"}') == 1
+    config.write_text(plain.replace('"host:1"}', f'"host:1", {named}}}'))
+    told = found("silo", config)[name]
+    assert told.ok is False and "proxy.login" in told.found
+    login.write_text("silo:hunter2\n")
+    login.chmod(0o600)
+    told = found("silo", config)[name]
+    assert told.ok is True and told.found == "host:1, through the proxy proxy.example:3128"
+    assert "hunter2" not in str(told)
 
 
 def test_doctor_finds_a_clock_behind_the_log_and_a_full_disk(

@@ -7,11 +7,12 @@ import json
 import logging
 import re
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedsilo.edge.json_log import FIELDS, JsonLines, about, shape
+from fedsilo.edge.json_log import FIELDS, JsonLines, about, about_its_message, shape
 
 PRIVATE = "patient 4711 has a fever"
 HOSTILE = 'run\n{"level": "info", "message": "all is well"}\x1b[31m\u202e\x00\ud800 [link] </script>'
@@ -81,6 +82,25 @@ def test_what_a_line_is_about_is_its_threads_own_and_ends_with_the_block() -> No
     assert ids(elsewhere) == {"run": "run-2", "round": 1}
     assert ids(inner) == {"run": "run-2", "round": 4, "step": 2, "request": "0b1d"}
     assert ids(outer) == {"run": "run-2", "round": 4, "request": "0b1d"} and ids(after) == ids(elsewhere)
+
+
+def test_what_a_method_says_is_about_the_message_that_it_is_given() -> None:
+    logger, out = made()
+
+    class Taker:
+        @about_its_message
+        def take(self, item: Any, answer: str = "") -> str:
+            logger.info("taken")
+            return answer
+
+    item = SimpleNamespace(run="run-2", round=3, step=0, kind="round.open", sequence=7, digest="ab")
+    assert Taker().take(item, answer="yes") == "yes"
+    logger.info("after")
+    taken, after = lines(out)
+    assert {name: taken[name] for name in FIELDS if name in taken} == {
+        "run": "run-2", "round": 3, "kind": "round.open", "sequence": 7,
+    }  # fmt: skip
+    assert not set(FIELDS) & set(after)
 
 
 def test_a_fault_in_what_is_told_costs_the_fields_alone_and_text_stays_text() -> None:

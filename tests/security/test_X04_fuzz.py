@@ -153,9 +153,10 @@ class Received:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def recv(self, size: int) -> bytes:
-        part, self.data = self.data[:size], self.data[size:]
-        return part
+    def recv_into(self, room: memoryview) -> int:
+        part, self.data = self.data[: len(room)], self.data[len(room) :]
+        room[: len(part)] = part
+        return len(part)
 
     def sendall(self, data: bytes) -> None: ...
     def shutdown(self, how: int) -> None: ...
