@@ -92,7 +92,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "a payload that was not signed is believed",
         ENVELOPES,
-        "if envelope.payload_digest.hex() != codec.sha256_hex(payload):",
+        "if payload is not None and envelope.payload_digest.hex() != codec.sha256_hex(payload):",
         "if False:",
     ),
     (
@@ -101,7 +101,12 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "key.verify(envelope.signature, signed)",
         "pass",
     ),
-    ("a replayed answer is believed", ENTRANCE, 'self._ledger.accept_sequence("", envelope.sequence)', "pass"),
+    (
+        "a replayed answer is believed",
+        ENTRANCE,
+        'self._ledger.accept_sequence("", envelope.sequence, carried=carried)',
+        "pass",
+    ),
     (
         "what the policy does not let in is let in",
         ENTRANCE,
@@ -174,8 +179,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     # ---- persons ----
     (
         "what waited to be sent is not judged again",
-        GATE,
-        "if reasons := self._judge.denied_by_now(item.kind, item.decision_seq):",
+        "silo/guard/outbox.py",
+        "if reasons := judge.denied_by_now(item.kind, item.decision_seq):",
         "if reasons := []:",
     ),
     (

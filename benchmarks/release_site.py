@@ -32,6 +32,7 @@ from fedsilo.treaty.wire.codec import sha256_hex
 from policies.load import Policy
 from policies.render import PlanSize
 from policies.schema import LoraSchema
+from silo.config import CoordinatorPlace
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
@@ -160,7 +161,7 @@ class Site:
         tasks = SimpleNamespace(sha256=setting.HASH["public"])
         config = SimpleNamespace(
             silo=SILO, role="member", federation=FEDERATION, state_dir=self.folder, spiffe_id=setting.SILO,
-            model=SimpleNamespace(load="fp32"), coordinator=SimpleNamespace(address=self.address),
+            model=SimpleNamespace(load="fp32"), coordinator=CoordinatorPlace(address=self.address),
             data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="exact")), acceptance=None,
         )  # fmt: skip
         site: Any = SimpleNamespace(

@@ -33,6 +33,9 @@ ACTIONS: Mapping[str, frozenset[Role]] = {
     "silo.resume": frozenset({"operator", "approver", "site-admin"}),
     "silo.leave": frozenset({"operator", "approver", "site-admin"}),
     "silo.stop": frozenset({"operator", "approver", "site-admin"}),  # drain
+    # At either site, where messages are carried in files: what is written was let out by the policy before.
+    "transfer.export": frozenset({"operator", "approver", "site-admin"}),
+    "transfer.import": frozenset({"operator", "approver", "site-admin"}),
     "adapter.accept": frozenset({"approver"}),
     "adapter.refuse": frozenset({"operator", "approver", "site-admin"}),
     "adapter.rollback": frozenset({"operator", "approver", "site-admin"}),

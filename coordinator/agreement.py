@@ -2,8 +2,9 @@
 
 The transcript is made, signed, recorded and stored with the first round.open of a round, and goes to every silo of the
 roster. Their signatures come with their polls. When nobody is left to wait for, or when the time for it has passed and
-enough have signed, those who signed get everybody's signatures; when one more signs later, all get them again. The
-method knows nothing of this: it opened the round, and waits for what the silos give.
+enough have signed, those who signed get everybody's signatures, and so do silos without a line, which sign later; when
+one more signs later, all get them again. The method knows nothing of this: it opened the round, and waits for what the
+silos give.
 
 What it does not stop: silos that sign and then train on something else.
 """
@@ -146,8 +147,11 @@ class Agreements:
         if deadline_passed and row.state == "signing":
             row.state = "late"
         transcript, signed = transcript_from_canonical(row.canonical), signatures(session, plan.run, number)
-        waited_for = set(transcript.silos) - {each.silo for each in signed} - out
+        unsigned = set(transcript.silos) - {each.silo for each in signed} - out
         enough = len(signed) >= needed(len(plan.silos), min_peers=self.min_peers, quorum=plan.quorum)
+        # Their signatures come in the file that their updates come in (`coordinator.transfer`).
+        by_files = unsigned & db.carried_silos(session) if enough else frozenset()
+        waited_for = unsigned - by_files
         if not signed or (row.state != "agreed" and waited_for and not (row.state == "late" and enough)):
             return []
         waiting = [each for each in signed if not each.delivered]
@@ -164,7 +168,8 @@ class Agreements:
             each.delivered = True
         self.record(session, "round.agreed", run=plan.run, round=number, kind="round.agreed", detail=detail)
         # Also who had fewer of them before: its own policy may ask for more than the plan does.
-        return [(each.silo, self._agreed(session, row, signed, each.silo)) for each in signed if each.silo not in out]
+        receivers = [each.silo for each in signed if each.silo not in out] + sorted(by_files)
+        return [(silo, self._agreed(session, row, signed, silo)) for silo in receivers]
 
     def _agreed(
         self, session: Session, row: db.RoundTranscript, signed: list[db.RoundSignature], receiver: str

@@ -39,6 +39,7 @@ from coordinator.replies import Replies
 from coordinator.server import FederationService, control_server, federation_server
 from coordinator.store import Store
 from coordinator.submission import Submissions
+from coordinator.transfer import Transfers
 from fedsilo.edge import long_lived
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
@@ -262,6 +263,9 @@ class Coordinator:
         self.driver.after_hello = self.submissions.look_within
         self.control = Control(self.desk, self.driver, self.submissions, outcome, config, checked.charter.digest)
         self._register_panel(roles)
+        Transfers(
+            self.driver, trust_root_pem=identity.trust_root_pem, now=self.now, charter_digest=checked.charter.digest
+        ).register(self.desk)
         self.driver.load()
         self.submissions.load()
 

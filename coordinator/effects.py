@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
@@ -160,6 +161,7 @@ class Effects:
             self._parts.publish("silo.refused", {"silo": silo, **refusal})
             raise
         session.merge(member)
+        session.execute(delete(db.CarriedSilo).where(db.CarriedSilo.silo == silo))  # `transfer` says where it is one
         session.flush()
         if self._seen[silo].greetings > 1:
             # Whoever believes the answer to hello goes on to exchange checkpoints.

@@ -353,7 +353,7 @@ class ActiveRun:
                 figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=db.PLAN_DECLINED, fields="{}")
                 session.add(figure)
             case Effect.AGREE, _:
-                self._agree(session, deadline_passed=isinstance(event, DeadlinePassed))
+                self.look_who_signed(session, deadline_passed=isinstance(event, DeadlinePassed))
             case Effect.INVITE, rounds.RoundOpened(number):
                 self._opened_at[number] = self.around.monotonic()
                 self.around.publish("round.opened", {"run": self.name, "round": number})
@@ -369,7 +369,7 @@ class ActiveRun:
                 self._record(session, reason, before)
         return []
 
-    def _agree(self, session: Session, *, deadline_passed: bool) -> None:
+    def look_who_signed(self, session: Session, *, deadline_passed: bool = False) -> None:
         """Let the open round begin at those who signed, once nobody is left to wait for."""
         number, out, agreements = self.life.open_round, self.life.absent(), self.around.agreements
         for silo, payload in agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):

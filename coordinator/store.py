@@ -31,6 +31,8 @@ from coordinator.tables import PLAN_DECLINED as PLAN_DECLINED
 from coordinator.tables import SILO_ERROR as SILO_ERROR
 from coordinator.tables import Base as Base
 from coordinator.tables import Book as Book
+from coordinator.tables import CarriedAnswer as CarriedAnswer
+from coordinator.tables import CarriedSilo as CarriedSilo
 from coordinator.tables import Countersigned as Countersigned
 from coordinator.tables import EndedRound as EndedRound
 from coordinator.tables import Event as Event
@@ -253,6 +255,17 @@ def first_outbox_item(session: Session, silo: str, *, except_runs: Sequence[str]
         return None  # mostly nothing waits
     query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(except_runs)))
     return session.scalars(query.order_by(OutboxItem.id).limit(1)).first()
+
+
+def outbox_items(session: Session, silo: str, *, except_runs: Sequence[str] = ()) -> list[OutboxItem]:
+    """All that waits for a silo, oldest first."""
+    query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(except_runs)))
+    return list(session.scalars(query.order_by(OutboxItem.id)))
+
+
+def carried_silos(session: Session) -> frozenset[str]:
+    """Silos whose messages come in files."""
+    return frozenset(session.scalars(select(CarriedSilo.silo)))
 
 
 def delivered_outbox_items(session: Session, silo: str, sequence: int) -> list[OutboxItem]:

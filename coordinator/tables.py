@@ -170,6 +170,26 @@ class OutboxItem(Base):
     delivered_sequence: Mapped[int] = mapped_column(BigInteger, default=0)  # 0: never delivered
 
 
+class CarriedSilo(Base):
+    """A silo without a line: its messages come in files that people carry."""
+
+    __tablename__ = "carried_silos"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    since: Mapped[str] = mapped_column(_characters(32))
+
+
+class CarriedAnswer(Base):
+    """What was answered to a message out of a file, as signed; it stays until the silo says that it took it in."""
+
+    __tablename__ = "carried_answers"
+    silo: Mapped[str] = mapped_column(_characters(64), primary_key=True)
+    sequence: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    asked_run: Mapped[str] = mapped_column(_characters(64))
+    asked_sequence: Mapped[int] = mapped_column(BigInteger)
+    envelope: Mapped[bytes] = mapped_column(LargeBinary)
+    payload: Mapped[bytes] = mapped_column(LargeBinary)
+
+
 class Traffic(Base):
     """Complete messages per silo and kind; direction as the coordinator sees it: in | out."""
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedsilo.edge.files import read_regular
 from fedsilo.edge.verifier_names import AnyVerifier as Verifier
@@ -37,12 +37,19 @@ class _Closed(BaseModel):
 class CoordinatorPlace(_Closed):
     """Where the coordinator listens. Its identity comes from the certificates, never from this address."""
 
-    address: str = Field(pattern=r"^[^\s:]+(:\d{1,5})$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")
+    # host:port, or `files`: nothing is dialled, and people carry files (docs/how-to/air-gapped.md)
+    address: str = Field(pattern=r"^[^\s:]+(:\d{1,5})$|^\[[0-9a-fA-F:]+\]:\d{1,5}$|^files$")
     proxy: str | None = None  # http://HOST:PORT: through this proxy, by CONNECT; no variable of the environment is read
     proxy_credentials: Path | None = None  # USER:PASSWORD for it; mode 0600
     # How long nothing may cross while an answer is awaited before a ping does: less than what a firewall, a proxy or a
     # NAT takes for dead. The coordinator takes no more than one in 10 seconds.
     keepalive_seconds: float = Field(20.0, ge=15, le=3600)
+
+    @model_validator(mode="after")
+    def _dials_or_not(self) -> CoordinatorPlace:
+        if self.by_files and self.proxy is not None:
+            raise strict_yaml.WrongValueError("there is no proxy where nothing is dialled", "leave it out")
+        return self
 
     @field_validator("proxy", mode="before")
     @classmethod
@@ -52,6 +59,10 @@ class CoordinatorPlace(_Closed):
             hint = "http://HOST:PORT; a user and a password go into the file that proxy_credentials names"
             raise strict_yaml.WrongValueError("this is no address of an HTTP proxy", hint)
         return value
+
+    @property
+    def by_files(self) -> bool:
+        return self.address == "files"
 
     @property
     def first_hop(self) -> str:

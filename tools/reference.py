@@ -110,12 +110,12 @@ def _tree(app: Any) -> Any:
 
 def programs() -> Iterator[tuple[str, Any]]:
     """(name, command tree) of each of the four programs."""
-    from fedsilo.launch import cli, cli_coordinator, cli_serve, cli_silo
+    from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_serve, cli_silo
 
     yield "silo", _tree(cli_silo.app)
     yield "coordinator", _tree(cli_coordinator.app)
     yield "fedconsole", _tree(cli_serve.program)
-    yield "fedsilo", _tree(cli.fedsilo_app)
+    yield "fedsilo", _tree(cli_fedsilo.app)
 
 
 def subcommands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

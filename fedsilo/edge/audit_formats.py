@@ -94,6 +94,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "adapter.refuse": Meaning("held adapter refused by a person", 2),
     "adapter.rollback": Meaning("silo went back to an earlier adapter by a person's order", 3),
     "silo.leave": Meaning("silo left its run by a person's order", 3),
+    "transfer.export": Meaning("messages written into a file that people carry", 2),
+    "transfer.import": Meaning("messages taken from a file that people carried", 2),
     "silo.stop": Meaning("silo stopped by a person", 3),
 }
 _REFUSED_SEVERITY = {"deny": 4, "hold": 2}

@@ -7,70 +7,12 @@ import sys
 
 import typer
 
-import fedsilo
-from fedsilo.launch import (
-    cli_audit,
-    cli_bundle,
-    cli_certs,
-    cli_config,
-    cli_context,
-    cli_curves,
-    cli_data,
-    cli_demo,
-    cli_grade,
-    cli_metrics,
-    cli_policy,
-    cli_public,
-    cli_run,
-    cli_watch,
-    doctor,
-)
 from fedsilo.launch.common_options import no_color
-from fedsilo.launch.output import JsonOption, emit, ended_by, guarded, in_one_envelope, table, takes_version
+from fedsilo.launch.output import ended_by, in_one_envelope
 from fedsilo.launch.standard_streams import open_all
 
 # Objects made and not freed between two looks for garbage (Python's own: 700). In cycles they may hold some 10 MB.
 GARBAGE_THRESHOLD = 100_000
-
-fedsilo_app = typer.Typer(
-    name="fedsilo",
-    no_args_is_help=True,
-    help="Post-train one model together; let out only what each site's own policy names.",
-)
-takes_version(fedsilo_app)
-fedsilo_app.command("demo")(guarded("demo")(cli_demo.demo))
-fedsilo_app.command("watch")(cli_watch.watch)
-fedsilo_app.command("curves")(cli_curves.curves)
-fedsilo_app.command("metrics")(cli_metrics.metrics)
-fedsilo_app.add_typer(cli_run.app, name="run")
-fedsilo_app.add_typer(cli_policy.app, name="policy")
-fedsilo_app.add_typer(cli_audit.app, name="audit")
-fedsilo_app.add_typer(cli_certs.app, name="certs")
-fedsilo_app.add_typer(cli_data.model_app, name="model")
-fedsilo_app.add_typer(cli_data.data_app, name="data")
-fedsilo_app.add_typer(cli_public.app, name="public")
-fedsilo_app.command("grade")(cli_grade.grade)
-fedsilo_app.add_typer(cli_config.app, name="config")
-fedsilo_app.add_typer(cli_context.app, name="context")
-fedsilo_app.command("bundle")(cli_bundle.bundle)
-doctor.add_to(fedsilo_app, "fedsilo")
-
-
-@fedsilo_app.command("version")
-@guarded("version")
-def version(json_output: JsonOption = False) -> None:
-    """Versions of FedSilo and of the libraries its results depend on."""
-    import platform
-    from importlib import metadata
-
-    libraries = ("torch", "transformers", "grpcio", "protobuf", "cryptography", "numpy")
-    versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
-    for name in libraries:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    emit("version", versions, json_output=json_output, text=lambda: table(("part", "version"), versions.items()))
 
 
 def _begin(app: typer.Typer) -> None:
@@ -94,7 +36,9 @@ def _begin(app: typer.Typer) -> None:
 
 
 def fedsilo_main() -> None:
-    _begin(fedsilo_app)
+    from fedsilo.launch import cli_fedsilo
+
+    _begin(cli_fedsilo.app)
 
 
 def silo_main() -> None:

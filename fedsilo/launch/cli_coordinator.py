@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch import cli_backup, cli_coordinator_messages, doctor
+from fedsilo.launch import cli_backup, cli_coordinator_messages, cli_transfer, doctor
 from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
 from fedsilo.launch.daemons import ContextOption, context_daemon
 from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
@@ -47,6 +47,7 @@ doctor.add_to(app, "coordinator")
 
 cli_coordinator_messages.add_to(app)
 cli_backup.add_to(app)
+cli_transfer.add_to_coordinator(app)
 
 
 @app.command()

@@ -13,7 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.launch import cli_adapters, cli_approvals, cli_curves, cli_report, cli_silo_messages, doctor
+from fedsilo.launch import (
+    cli_adapters,
+    cli_approvals,
+    cli_curves,
+    cli_report,
+    cli_silo_messages,
+    cli_transfer,
+    doctor,
+)
 from fedsilo.launch.daemons import ContextOption, context_daemon
 from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, PersonOption, TimeoutOption, emit, guarded, table, takes_version
@@ -46,6 +54,7 @@ cli_silo_messages.add_to(app)
 app.command("round")(cli_curves.silo_round)
 app.add_typer(cli_report.app, name="report")
 cli_adapters.add_to(app)
+cli_transfer.add_to_silo(app)
 doctor.add_to(app, "silo")
 
 
@@ -177,10 +186,17 @@ def join(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False)
     """Dial the coordinator once, judge its certificate and compare it with the policy's pins. Sends no message."""
     from datetime import UTC, datetime
 
+    from fedsilo.treaty.errors import UsageError
     from silo.guard.preflight import check_coordinator
     from silo.guard.startup import load_site_parts
 
-    site = load_site_parts(load_site(config), make_secret=False)
+    read = load_site(config)
+    if read.coordinator.by_files:
+        raise UsageError(
+            f"{read.source} says `address: files`: this silo dials nobody",
+            hint="silo start, then silo export-release says hello",
+        )
+    site = load_site_parts(read, make_secret=False)
     fingerprint = check_coordinator(site, datetime.now(UTC))
     data = {
         "silo": site.config.silo,

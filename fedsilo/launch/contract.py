@@ -104,6 +104,14 @@ COMMANDS: Mapping[str, Facts] = {
     "silo pause": _commands_daemon("the trainer begins no further step until it is resumed", "silo.pause"),
     "silo resume": _commands_daemon("the trainer goes on", "silo.resume"),
     "silo leave": _commands_daemon("this silo is out of its run for good; the run goes on without it", "silo.leave"),
+    "silo export-release": _commands_daemon(
+        "writes --out: messages that the policy lets out, for somebody to carry to the coordinator", "transfer.export",
+        exits=(*_SIGNED, 5),
+    ),
+    "silo import-plan": _commands_daemon(
+        "the silo takes in a file of the coordinator's, as far as its policy and its people let it", "transfer.import",
+        exits=(*_SIGNED, 7),
+    ),
     "silo adapters list": _ASKS,
     "silo adapters accept": _commands_daemon(
         "signs that this silo trains on a held adapter all the same", "adapter.accept"
@@ -166,6 +174,13 @@ COMMANDS: Mapping[str, Facts] = {
     "coordinator stop": Facts(changes="ends the coordinator's process", waits=True, exits=(3, 4, 8)),
     "coordinator backup": _writes("writes one new folder", exits=(4, 6, 7, 8)),
     "coordinator restore": _writes("fills an empty state_dir and an empty database", exits=(4, 6, 7, 8)),
+    "coordinator export-plan": _commands_daemon(
+        "writes --out: what waits for a silo, for somebody to carry there", "transfer.export"
+    ),
+    "coordinator import-release": _commands_daemon(
+        "takes in a silo's file: its hello, signatures, answers and updates, as the charter lets them",
+        "transfer.import", exits=(*_SIGNED, 7),
+    ),
     "coordinator logs": Facts(streams=True, waits=True, exits=_ASKED),
     "coordinator silos list": _ASKS,
     "coordinator silos show": _ASKS,

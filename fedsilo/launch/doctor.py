@@ -209,6 +209,8 @@ def _way(read: Any) -> Finding:
     from silo.guard.proxied import proxy_of, unread_environment
 
     place = read.coordinator
+    if place.by_files:
+        return Finding("way to the coordinator", True, "by files that people carry: nothing is dialled")
     proxy = proxy_of(place)
     told = f"{place.address}, {'directly' if proxy is None else f'through the proxy {proxy.address}'}"
     if proxy is None and (unread := unread_environment()):

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from fedsilo.treaty.errors import FedSiloError, OperationError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from silo.guard.gate import Gate
-from silo.guard.messages import Inbound
+from silo.guard.messages import Carried, Inbound, NotSent
 from silo.guard.startup import Site, own_verifiers
 from silo.guard.witnessing import Witnessing
 
@@ -21,6 +21,20 @@ _log = logging.getLogger("fedsilo.silo")
 BACKOFF_SECONDS = (0.5, 15.0)
 RELAY_SECONDS = 1.0  # at most one exchange about other silos' checkpoints in this time
 WITNESS_WAIT_SECONDS = 60.0  # for cosignatures after a round; the coordinator's own comes at once
+
+
+NOTHING_YET = Inbound("control.ack", "", 0, 0, 0, pb.Ack(), b"", "", {})  # in place of an answer that comes by file
+
+
+class Carrier(Protocol):
+    """What a silo without a line does in place of an exchange: `silo.guard.transfer`."""
+
+    @property
+    def open(self) -> bool:
+        """A file is being written: what is said goes into it."""
+
+    def instead(self, kind: str, body: Any, routing: Mapping[str, Any]) -> Inbound | None:
+        """The answer, where nothing is sent; None where the gate is to send it."""
 
 
 class Refused(OperationError):
@@ -43,6 +57,7 @@ class Conversation:
         checkpoints_wait: an answer said that other silos' checkpoints or cosignatures wait.
         policy_said: digest of the policy that hello named last; empty before the first.
         last_sent: when something was last said.
+        carrier: where there is no line.
         retry_at: not before then, after trouble.
     """
 
@@ -63,6 +78,7 @@ class Conversation:
         self._between_rounds = False
         self.last_sent = 0.0
         self.retry_at = 0.0
+        self.carrier: Carrier | None = None
 
     def join(self, isolation: str) -> None:
         """Say hello with the hashes that all must share.
@@ -92,12 +108,13 @@ class Conversation:
             run="",
         )
         if isinstance(answer.body, pb.Refusal):
-            raise self._refused(answer.body)
+            raise self.refused(answer.body)
         self.joined, self._isolation_said, self.policy_said = True, isolation, policy
-        _log.info("joined %s at %s", site.config.federation, site.config.coordinator.address)
+        if answer is not NOTHING_YET:
+            _log.info("joined %s at %s", site.config.federation, site.config.coordinator.address)
         self.witness()
 
-    def _refused(self, refusal: pb.Refusal) -> Refused:
+    def refused(self, refusal: pb.Refusal) -> Refused:
         """A hello that was answered with no: both values, and which file of this site holds ours."""
         config, policy = self._site.config, self._site.policy
         model = f"the model folder {config.model.path}"
@@ -142,7 +159,12 @@ class Conversation:
         sent or let in here is the same with it and without. Does not notice a coordinator that says nothing, or
         something else, while its run stands still.
         """
-        answer = self._gate.send(kind, body, **routing)
+        if self.carrier is not None and (told := self.carrier.instead(kind, body, routing)) is not None:
+            return told
+        try:
+            answer = self._gate.send(kind, body, **routing)
+        except Carried:
+            return NOTHING_YET
         self.last_sent = self._monotonic()
         self._backoff_seconds = 0.0
         if isinstance(answer.body, pb.Ack) and answer.body.pending and kind != "control.poll":
@@ -201,13 +223,19 @@ class Conversation:
         Args:
             same: show the checkpoint that was shown last: for what others have for us, which needs no other one.
         """
+        if self.carrier is not None and not self.carrier.open:
+            return  # the next export shows our log as it is then
         sent = self._witnessing.message(same=same)
         self.checkpoints_wait, self._witnessed_at = False, self._monotonic()
         if not same:
             self._shown_at, self._between_rounds = self._witnessed_at, True
         answer = self.say("control.checkpoint", sent, run="")
         if isinstance(answer.body, pb.Checkpoint):
-            self._witnessing.take_in(answer.body)
+            self.witnessed(answer.body)
+
+    def witnessed(self, answer: pb.Checkpoint) -> None:
+        """Take in what the coordinator answered to our checkpoint."""
+        self._witnessing.take_in(answer)
         self.count_witnesses()
 
     def count_witnesses(self) -> None:
@@ -241,6 +269,8 @@ class Conversation:
         return waits
 
     def back_off(self, error: FedSiloError) -> None:
+        if isinstance(error, Carried | NotSent):
+            return  # by file: there is nothing to be tried again before people come
         first, most = BACKOFF_SECONDS
         self._backoff_seconds = min(most, max(first, 2 * self._backoff_seconds))
         self.retry_at = self._monotonic() + self._backoff_seconds * random.uniform(0.7, 1.3)  # noqa: S311  # jitter

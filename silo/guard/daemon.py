@@ -2,9 +2,8 @@
 
     queue of events (trainer link, signed commands, signals)  ->  loop  ->  Participation  ->  Gate  ->  coordinator
 
-The loop polls only when it is the coordinator's turn: a long poll when nothing is to do, a short one while a release is
-held, none while the trainer works (then a heartbeat every few seconds, and a poll when an answer says that something
-waits). `Guard` holds every part; no part holds the guard.
+How it and the coordinator come to speak is an `Exchange`: calls over a line, or files that people carry. `Guard` holds
+every part; no part holds the guard.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from fedsilo.treaty.transcript import Equivocation
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
+from silo.guard.calls import Calls, Exchange
 from silo.guard.conversation import Conversation
 from silo.guard.events import Command, Event, Wake
 from silo.guard.gate import Gate
@@ -51,14 +51,12 @@ from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
 from silo.guard.trainer_report import ValuesUnusable, plain
 from silo.guard.transcripts import EQUIVOCATION, Agreement
+from silo.guard.transfer import FileExchange
 from silo.guard.witnessing import Witnessing
 from silo.link import LinkClosed, LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
 
-LONG_POLL_SECONDS = 3.0  # also how long an ending daemon may wait for the exchange in flight
-SHORT_POLL_SECONDS = 1.0
-HEARTBEAT_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
 HOURLY_SECONDS = 3600.0  # how often what is too old, or soon will be, is looked for
 COMMAND_TIMEOUT_SECONDS = 120.0
@@ -125,10 +123,19 @@ class Guard:
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, panel=self.panel,
             talk=self._talk, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
         )  # fmt: skip
+        self.files: FileExchange | None = None
+        self._line: Exchange = Calls(
+            gate, ledger, self._talk, self._agreement, self.keeper, rung=lambda: trainer.rung, monotonic=monotonic
+        )
+        if site.config.coordinator.by_files:
+            self._line = self.files = FileExchange(
+                site, gate, ledger, self._talk, self._agreement, self.keeper, panel=self.panel,
+                rung=lambda: trainer.rung,
+            )  # fmt: skip
         self.orders = Orders(
             site=site, gate=gate, ledger=ledger, audit=audit, releases=releases, halts=Halts(gate, ledger),
             keeper=self.keeper, panel=self.panel, trainer=trainer, on_loop=self.on_loop, stop=self._stopping.set,
-            fail=self._fail,
+            fail=self._fail, files=self.files,
         )  # fmt: skip
 
     # ---- life --------------------------------------------------------------------------------------
@@ -232,8 +239,8 @@ class Guard:
             return 1.0
         if now < self._talk.retry_at:
             return min(1.0, self._talk.retry_at - now)
-        if self.keeper.run is None or not self.keeper.run.busy or self._talk.poll_now:
-            return 0.0  # the poll itself is the wait
+        if self._line.waits:
+            return 0.0
         return max(0.0, min([1.0, *(at - now for at, _ in self.keeper.deadlines)]))
 
     def _handle(self, event: Event) -> None:
@@ -283,60 +290,12 @@ class Guard:
     # ---- the coordinator's turn --------------------------------------------------------------------
 
     def _exchange(self) -> None:
-        """Hello, what is left in the outbox, then a poll or a heartbeat."""
         if self._gate.halted:
             self._halt()
             return
         self._take_up()
         self._talk.look_at_policy()
-        if not self._talk.joined:
-            self._talk.join(self._trainer.rung)
-            return
-        for item in self._ledger.outbox("allowed"):
-            if not self.keeper.retry(item):
-                return
-        self.keeper.leaving.say_goodbye()
-        if (run := self.keeper.run) is not None:
-            run.advance()
-        if self._talk.relay():
-            return  # the next round opens once enough parties have countersigned our log
-        quiet_seconds = self._monotonic() - self._talk.last_sent
-        # A lost poll may not silence our signature while the trainer works.
-        signs = self._agreement.waiting is not None and quiet_seconds >= SHORT_POLL_SECONDS
-        if run is None or not run.busy or self._talk.poll_now or signs:
-            self._poll(0.0 if run is not None and run.busy else self._poll_seconds())
-        elif quiet_seconds >= HEARTBEAT_SECONDS:
-            self._talk.say("control.heartbeat", pb.Heartbeat())
-
-    def _poll_seconds(self) -> float:
-        run = self.keeper.run
-        soon = self.keeper.plan_held or bool(self._ledger.releases("held")) or (run is not None and run.paused)
-        return SHORT_POLL_SECONDS if soon else LONG_POLL_SECONDS
-
-    def _poll(self, wait_seconds: float) -> None:
-        self._talk.poll_now = False
-        body = pb.Poll(
-            wait_milliseconds=int(wait_seconds * 1000), acknowledged_sequence=self._ledger.acknowledged,
-            countersignature=self._agreement.countersignature,
-        )  # fmt: skip
-        item = self._talk.say("control.poll", body, wait_seconds=wait_seconds)
-        if item.kind in {"control.ack", "control.refusal"}:
-            return
-        try:
-            taken = self.keeper.take_in(item)
-        except RecordError as error:
-            self._gate.record(
-                "ingress.decision", kind="unknown", decision="deny", reasons=[error.code], direction="ingress",
-                peer=self._gate.policy.file.federation.coordinator,
-            )  # fmt: skip
-            raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
-        if taken:
-            self._ledger.acknowledge(item.sequence)
-            # Something came, so more may wait; the answer to what is said while the trainer works tells as much.
-            self._talk.poll_now = self.keeper.run is None or not self.keeper.run.busy
-        else:
-            self.keeper.plan_held = True  # it comes again with every poll; do not spin on it
-            self._talk.retry_at = self._monotonic() + SHORT_POLL_SECONDS
+        self._line.turn()
 
     # ---- the trainer -------------------------------------------------------------------------------
 

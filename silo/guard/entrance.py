@@ -43,8 +43,14 @@ class Entrance:
         self._federation = federation
         self._coordinator_key = coordinator_key
 
-    def let_in(self, envelope: pb.Envelope, payload: Buffer) -> Inbound:
+    def let_in(self, envelope: pb.Envelope, payload: Buffer, *, carried: bool = False) -> Inbound:
         """Believe a message of the coordinator, or not; recorded either way.
+
+        Args:
+            envelope: as it came.
+            payload: as it came.
+            carried: in a file, of which one message after the other is let in when it is its turn, and once more after
+                a kill; none that was taken in for good is (T29).
 
         Raises:
             PeerError: wrong sender, federation, digest, signature or sequence, not canonical, more than a record takes,
@@ -58,7 +64,7 @@ class Entrance:
             )  # fmt: skip
             body, tensors = parsed(envelope.kind, payload, INBOUND_KINDS)
             with judge.halting():
-                self._ledger.accept_sequence("", envelope.sequence)
+                self._ledger.accept_sequence("", envelope.sequence, carried=carried)
         except ConflictError as error:
             self._record_refused(envelope.kind, payload, WireCode.SEQUENCE_REPLAYED)
             raise PeerError(WireCode.SEQUENCE_REPLAYED, error.message) from error

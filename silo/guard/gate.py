@@ -22,16 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.treaty.audit.record import COUNT_MAX, RecordError
+from fedsilo.edge.transfer_file import TransferWriter
+from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
     FedSiloError,
     NotAllowedError,
-    NotFoundError,
     OperationError,
     PeerError,
     UnreachableError,
-    VerificationError,
+    UsageError,
 )
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -47,21 +47,25 @@ from silo.guard.archive import Archive
 from silo.guard.channel import Channel, GrpcChannel, server_certificate
 from silo.guard.context import RunView, SiteView
 from silo.guard.entrance import Entrance
+from silo.guard.file_channel import FileChannel
 from silo.guard.framing import Reply, Sink
 from silo.guard.judge import Judge, Readings
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
     Allowed,
+    Carried,
     Counters,
     Denied,
     Held,
     Inbound,
+    NotSent,
     Original,
     Sent,
     TlsFiles,
     factors_header,
     parsed,
 )
+from silo.guard.outbox import as_sent, once_more
 from silo.guard.outcomes import Outcomes
 from silo.guard.proxied import proxy_of
 from silo.guard.public import places_by_row
@@ -334,56 +338,47 @@ class Gate:
                 envelope, allowed.payload, wait_seconds=wait_seconds, into=into,
                 reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self._site.schema.payload_bytes),
             )  # fmt: skip
+        except Carried:
+            self._count_sent(allowed)
+            raise
         except FedSiloError as error:
             if isinstance(error, PeerError):
                 self._outcomes.record("egress.sent", allowed)
                 self._outcomes.settle(allowed)
-            else:
+            elif not isinstance(error, NotSent):
                 self._outcomes.record("egress.indeterminate", allowed)
-            if isinstance(error, UnreachableError | NotAllowedError):
+            if isinstance(error, UnreachableError | NotAllowedError) and not isinstance(error, NotSent):
                 self.counters.last_fault = error.message
             raise
-        self._outcomes.record("egress.sent", allowed)
-        self.counters.messages[allowed.kind] = self.counters.messages.get(allowed.kind, 0) + 1
-        payload_bytes = self.counters.payload_bytes.get(allowed.kind, 0) + len(allowed.payload)
-        self.counters.payload_bytes[allowed.kind] = payload_bytes
+        self._count_sent(allowed)
         self.counters.last_contact, self.counters.last_fault = self._clock(), ""
         try:
             inbound = self.let_in(reply)
         except PeerError:
             self._outcomes.settle(allowed)  # the message itself is out, whatever is wrong with the answer
             raise
-        if isinstance(inbound.body, pb.Ack) and allowed.outbox_id is not None:
-            # The coordinator's word for it, which this log need not be able to hold.
-            told = {"peer_event": inbound.body.record} if 0 < inbound.body.record <= COUNT_MAX else {}
-            self._outcomes.record("egress.acked", allowed, **told)
         self._outcomes.answered(allowed, inbound.body)
         return Sent(inbound)
 
+    def _count_sent(self, allowed: Allowed) -> None:
+        self._outcomes.record("egress.sent", allowed)
+        self.counters.messages[allowed.kind] = self.counters.messages.get(allowed.kind, 0) + 1
+        payload_bytes = self.counters.payload_bytes.get(allowed.kind, 0) + len(allowed.payload)
+        self.counters.payload_bytes[allowed.kind] = payload_bytes
+
     def retry(self, item: OutboxItem) -> Sent:
-        """Send an allowed content message again: the same bytes under a new sequence.
+        """Send an allowed content message again, under a new sequence. Raises as `once_more` and `transmit`."""
+        return self.transmit(once_more(item, judge=self._judge, ledger=self._ledger, outcomes=self._outcomes))
 
-        Its facts are judged again by the policy in force, which may be tighter than the one that let it out (T34); it
-        was counted then, and is not a second time.
+    def answered_later(self, item: OutboxItem, sequence: int, answer: Inbound) -> None:
+        """What left in a file under `sequence` was answered by one that came in another."""
+        self._outcomes.answered(as_sent(item, sequence, self._ledger), answer.body)
 
-        Raises:
-            DeniedError: the policy says no by now, or its bytes are gone, or are not those that were allowed; recorded,
-                and never tried again.
-            UnreachableError, NotAllowedError, OperationError, PeerError: as `transmit`.
-        """
-        try:
-            payload = self._ledger.payloads.read(item.digest)
-        except (NotFoundError, OperationError, VerificationError) as error:
-            self._outcomes.drop(item, [error.code])
-            raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
-        if reasons := self._judge.denied_by_now(item.kind, item.decision_seq):
-            self._outcomes.drop(item, reasons)
-            raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
-        with self._judge.halting():
-            attempt = self._ledger.count_attempt(item.id)
-            sequence = self._ledger.next_sequence(item.run)
-        place = item.kind, item.run, item.round, item.step
-        return self.transmit(Allowed(*place, payload, item.digest, item.decision_seq, sequence, attempt, item.id))
+    def writing_into(self, file: TransferWriter) -> AbstractContextManager[None]:
+        """What is sent inside is carried in `file`. Raises UsageError: this silo dials its coordinator."""
+        if not isinstance(self._channel, FileChannel):
+            raise UsageError("this silo dials its coordinator", hint="files are for `coordinator: {address: files}`")
+        return self._channel.into(file)
 
     def interrupt(self, *, for_good: bool = False) -> None:
         """Give up the exchange in flight, or all of them. Safe in a signal handler."""
@@ -394,9 +389,9 @@ class Gate:
 
     # ---- the way in, and what a decision rests on ---------------------------------------------------
 
-    def let_in(self, reply: Reply) -> Inbound:
+    def let_in(self, reply: Reply, *, carried: bool = False) -> Inbound:
         """Believe an answer of the coordinator, or not. Raises PeerError as `Entrance.let_in` does."""
-        return self._entrance.let_in(reply.envelope, reply.payload)
+        return self._entrance.let_in(reply.envelope, reply.payload, carried=carried)
 
     def decide_inbound(self, held: Inbound, approvals: tuple[Approval, ...], granted: Sequence[int] = ()) -> Decision:
         """Judge a held inbound message (a plan) again, with the approvals given since, and the records of them."""
@@ -492,6 +487,8 @@ class Gate:
 
 def open_channel(place: CoordinatorPlace, files: TlsFiles) -> Channel:
     """The real channel. Only here, so that whoever sends has passed the gate. Raises as `proxy_of`."""
+    if place.by_files:
+        return FileChannel()
     return GrpcChannel(place.address, files, proxy=proxy_of(place), keepalive_seconds=place.keepalive_seconds)
 
 

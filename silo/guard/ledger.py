@@ -96,13 +96,14 @@ class Ledger(RoundLedger):
         with self._writing() as database:
             return _advance(database, run)
 
-    def accept_sequence(self, run: str, sequence: int) -> None:
-        """Raises ConflictError: not above the last accepted one (threat T29)."""
+    def accept_sequence(self, run: str, sequence: int, *, carried: bool = False) -> None:
+        """Raises ConflictError: not above the last accepted one; of a file, that was taken in for good (threat T29)."""
         with self._writing() as database:
             row = database.execute("SELECT value FROM sequences WHERE direction='in' AND run=?", (run,)).fetchone()
-            if row and sequence <= row["value"]:
-                raise ConflictError(f"sequence {sequence} of run {run!r} was seen already (last {row['value']})")
-            database.execute("INSERT OR REPLACE INTO sequences VALUES ('in', ?, ?)", (run, sequence))
+            last = row["value"] if row else 0
+            if sequence <= (self.acknowledged if carried else last):
+                raise ConflictError(f"sequence {sequence} of run {run!r} was seen already (last {last})")
+            database.execute("INSERT OR REPLACE INTO sequences VALUES ('in', ?, ?)", (run, max(last, sequence)))
 
     @property
     def acknowledged(self) -> int:
@@ -171,9 +172,8 @@ class Ledger(RoundLedger):
 
     def count_attempt(self, item_id: int) -> int:
         with self._writing() as database:
-            database.execute("UPDATE outbox SET attempts=attempts+1 WHERE id=?", (item_id,))
-            row = database.execute("SELECT attempts FROM outbox WHERE id=?", (item_id,)).fetchone()
-            return int(row["attempts"])
+            attempts = "UPDATE outbox SET attempts=attempts+1 WHERE id=? RETURNING attempts"
+            return int(database.execute(attempts, (item_id,)).fetchone()["attempts"])
 
     def outbox(self, state: str | None = None) -> list[OutboxItem]:
         """Content messages that were allowed, oldest first."""

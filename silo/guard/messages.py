@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.treaty.errors import OperationError, PeerError, WireCode
+from fedsilo.treaty.errors import OperationError, PeerError, UnreachableError, WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, Buffer
@@ -46,6 +46,14 @@ class ExchangeInterrupted(OperationError):
     """The exchange was cancelled from this side because the silo is stopping."""
 
     default_code = "INTERRUPTED"
+
+
+class NotSent(UnreachableError):
+    """There is no line, and nobody is writing a file: nothing has left, and it waits."""
+
+
+class Carried(UnreachableError):
+    """It has left in a file that people carry. What became of it is known with a later import."""
 
 
 class IngressDenied(PeerError):

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, OperationError
+from fedsilo.treaty.errors import (
+    ConflictError,
+    FedSiloError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UsageError,
+)
 from silo.guard.adapter_orders import AdapterOrders
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
@@ -29,6 +37,7 @@ from silo.guard.releases import Releases
 from silo.guard.runs import RunKeeper
 from silo.guard.startup import Site, require_rung
 from silo.guard.supervisor import TrainerHandle
+from silo.guard.transfer import FileExchange
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Orders:
     on_loop: runs work on the loop's thread and waits for it.
     stop: asks the loop to end.
     fail: ends the loop with a cause.
+    files: of a silo that has no line.
     """
 
     site: Site
@@ -51,6 +61,7 @@ class Orders:
     on_loop: Callable[[Callable[[], Any]], Any]
     stop: Callable[[], None]
     fail: Callable[[FedSiloError], None]
+    files: FileExchange | None = None
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""
@@ -67,6 +78,8 @@ class Orders:
             ("leave", "silo.leave", self.leave),
             ("stop", "silo.stop", self.stop_by),
             ("policy.reload", "change.propose", self.reload),
+            ("transfer.export", "transfer.export", self.export_release),
+            ("transfer.import", "transfer.import", self.import_plan),
         ):
             desk.register_command(name, action, self._on_loop_with(work))
         AdapterOrders(self).register(desk, self._on_loop_with)
@@ -150,6 +163,24 @@ class Orders:
         self.keeper.end_run(LEFT)
         self.panel.show(None, link_fault=self.gate.counters.last_fault)
         return {"run": run, "left": True, **told}
+
+    def export_release(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises UsageError: this silo dials its coordinator. Further as `FileExchange.export`."""
+        files, path = self._files_at(command)
+        return files.export(path, lambda told: self.recorded("transfer.export", command, needed=True, detail=told))
+
+    def import_plan(self, command: VerifiedCommand) -> dict[str, Any]:
+        """Raises UsageError: this silo dials its coordinator. Further as `FileExchange.take`."""
+        files, path = self._files_at(command)
+        return files.take(path, lambda told: self.recorded("transfer.import", command, needed=True, detail=told))
+
+    def _files_at(self, command: VerifiedCommand) -> tuple[FileExchange, Path]:
+        if self.files is None:
+            raise UsageError("this silo dials its coordinator", hint="files are for `coordinator: {address: files}`")
+        path = Path(str(command.arguments.get("path", "")))
+        if not path.is_absolute():
+            raise UsageError(f"{str(path)[:200]!r} is no absolute path", code="PATH")
+        return self.files, path
 
     def run_of(self, command: VerifiedCommand) -> Participation:
         self._require_same_run(command)

@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fedsilo.treaty.audit.record import RecordError
+from fedsilo.treaty.audit.record import COUNT_MAX, RecordError
 from fedsilo.treaty.errors import UnreachableError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.engine import Decision, Facts
@@ -104,6 +104,10 @@ class Outcomes:
                 f"the coordinator is halted or stopping: it did not take {allowed.kind}, which is sent again",
                 hint="its people see why: `coordinator status`",
             )
+        if isinstance(body, pb.Ack) and allowed.outbox_id is not None:
+            # The coordinator's word for it, which this log need not be able to hold.
+            told = {"peer_event": body.record} if 0 < body.record <= COUNT_MAX else {}
+            self.record("egress.acked", allowed, **told)
         plan = self._judge.view.plan
         if isinstance(body, pb.Ack) and plan is not None and plan.exchange == "round_end":
             with self._judge.halting():

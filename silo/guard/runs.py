@@ -17,11 +17,10 @@ from fedsilo.treaty.errors import (
     OperationError,
     PeerError,
     UnreachableError,
-    UsageError,
     WireCode,
 )
 from fedsilo.treaty.method import LoadAdapter, MessageArrived, Offer
-from fedsilo.treaty.methods import method_named, require_exchange
+from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, Buffer
@@ -39,7 +38,7 @@ from silo.guard.panel import Panel
 from silo.guard.participation import Participation, fields_of, plan_message
 from silo.guard.releases import Releases, Settled
 from silo.guard.round_again import RoundAgain
-from silo.guard.startup import Site, require_same_training, trained_with
+from silo.guard.startup import Site, require_part, trained_with
 from silo.guard.supervisor import TrainerHandle
 from silo.guard.transcripts import Agreement, TranscriptRefused
 from silo.link import LinkClosed, LinkMessage
@@ -186,7 +185,9 @@ class RunKeeper:
         assert isinstance(item.body, pb.RunPlan)  # noqa: S101  # only plans come here
         plan, other_run = plan_from_canonical(item.body.canonical_json), self.run
         try:
-            self._check_plan(plan)
+            if other_run is not None:
+                raise ConflictError(f"run {other_run.plan.run} has not ended")
+            require_part(plan, self._site.config)  # what the rules cannot know
             self._begin(plan)
         except FedSiloError as error:
             _log.error("plan of run %s refused: %s", plan.run, error.message)
@@ -211,16 +212,6 @@ class RunKeeper:
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
         self._panel.publish("run.accepted", {"run": plan.run, "method": plan.method})
         return True
-
-    def _check_plan(self, plan: Plan) -> None:
-        """What the rules cannot know: this silo's own name, load type, and what this version can carry out."""
-        config = self._site.config
-        if self.run is not None:
-            raise ConflictError(f"run {self.run.plan.run} has not ended")
-        if config.silo not in plan.silos:
-            raise UsageError(f"{config.silo} is not in the roster")
-        require_same_training(plan, config)
-        require_exchange(plan)
 
     def _begin(self, plan: Plan) -> None:
         if self._trainer_used:
@@ -375,13 +366,21 @@ class RunKeeper:
             self._talk.back_off(error)
             return "sent"
         self._talk.last_sent = self._monotonic()
-        self._panel.publish("sent", {"kind": kind, "round": round_number})
-        if isinstance(reply.body, pb.Refusal):
-            _log.warning("the coordinator refuses %s of round %d: %s", kind, round_number, reply.body.code)
-            return "missed" if reply.body.code == WireCode.ROUND_CLOSED else "denied"
         if isinstance(reply.body, pb.Ack) and reply.body.pending:
             self._talk.poll_now = True
-        return "sent"
+        return self._outcome_said(kind, round_number, reply)
+
+    def _outcome_said(self, kind: str, round_number: int, reply: Inbound) -> str:
+        self._panel.publish("sent", {"kind": kind, "round": round_number})
+        if not isinstance(reply.body, pb.Refusal):
+            return "sent"
+        _log.warning("the coordinator refuses %s of round %d: %s", kind, round_number, reply.body.code)
+        return "missed" if reply.body.code == WireCode.ROUND_CLOSED else "denied"
+
+    def answered(self, item: OutboxItem, sequence: int, reply: Inbound) -> None:
+        """What left in a file under `sequence` was answered in another. Raises UnreachableError: it was not taken."""
+        self._gate.answered_later(item, sequence, reply)
+        self._settled(item, self._outcome_said(item.kind, item.round, reply))
 
     @about_its_message
     def retry(self, item: OutboxItem) -> bool:

@@ -267,13 +267,14 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
     control = ControlServer(desk, config.control.socket, config.control.group)
     stack.callback(control.close)
-    try:
-        releases.destination.update(look_at_coordinator(site, datetime.now(UTC)))
-    except UnreachableError as error:
-        # It may come up later; until then the log names the cause.
-        _log.warning("%s", error.line)
-    # It is renewed now and then; dialling may take a while, which the loop has no time for.
-    guard.hourly.append(lambda: threading.Thread(target=_look_again, args=(site, releases), daemon=True).start())
+    if not config.coordinator.by_files:
+        try:
+            releases.destination.update(look_at_coordinator(site, datetime.now(UTC)))
+        except UnreachableError as error:
+            # It may come up later; until then the log names the cause.
+            _log.warning("%s", error.line)
+        # It is renewed now and then; dialling may take a while, which the loop has no time for.
+        guard.hourly.append(lambda: threading.Thread(target=_look_again, args=(site, releases), daemon=True).start())
     if config.trainer.launch == "external":
         guard.panel.trainer({"waiting_for": config.trainer.address})
         guard.panel.show(None, link_fault="")

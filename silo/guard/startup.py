@@ -29,6 +29,7 @@ from fedsilo.edge.site_policy import read_effective, read_pinned_schema
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
 from fedsilo.treaty.isolation import rung_at_least
+from fedsilo.treaty.methods import require_exchange
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from policies.load import Policy
@@ -326,8 +327,14 @@ def own_verifiers(config: SiloConfig) -> str:
     return own_verifiers_sha256((config.data.verifier, config.data.public.verifier, config.held_out_verifier))
 
 
-def require_same_training(plan: Plan, config: SiloConfig) -> None:
-    """Raises UsageError: another load type, or other verifiers by packages, and the plan allows no mixture of them."""
+def require_part(plan: Plan, config: SiloConfig) -> None:
+    """Raises UsageError: the roster lacks this silo; another load type, or other verifiers by packages, and the plan
+    allows no mixture of them; no such method or exchange; or answers inside a round, and no line to send them on."""
+    if config.silo not in plan.silos:
+        raise UsageError(f"{config.silo} is not in the roster")
+    method = require_exchange(plan)
+    if config.coordinator.by_files and method.swaps and plan.exchange == "step":
+        raise UsageError("exchange: step needs answers inside a round, and this silo exchanges files between them")
     if plan.load != config.model.load and plan.mixed_base != "allow":
         raise UsageError(f"the plan loads the base model as {plan.load}, this silo as {config.model.load}")
     own = own_verifiers(config)

@@ -33,11 +33,11 @@ from console.screens.round import RoundScreen
 from console.screens.settings import SettingsScreen
 from console.screens.tables import TablePane
 from console.told import ToldConsole
-from fedsilo.launch import cli, cli_console, cli_coordinator, cli_silo
+from fedsilo.launch import cli_console, cli_coordinator, cli_fedsilo, cli_silo
 from tests.console.states import live, release, silo
 
 APPLICATIONS = {
-    "fedsilo": cli.fedsilo_app, "silo": cli_silo.app, "coordinator": cli_coordinator.app, "fedconsole": cli_console.app,
+    "fedsilo": cli_fedsilo.app, "silo": cli_silo.app, "coordinator": cli_coordinator.app, "fedconsole": cli_console.app,
 }  # fmt: skip
 USAGE_ERROR = typer.BadParameter.__base__ or Exception  # typer brings its own click
 CONTEXTS = [

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.edge.files import lock_exclusively
-from fedsilo.launch import cli, cli_coordinator, cli_silo, doctor
+from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_silo, doctor
 from fedsilo.launch.contexts import changing
 from fedsilo.launch.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
 from fedsilo.launch.processes import holder_of
@@ -30,7 +30,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "hospital_a.yaml"
 
 
 def run(*arguments: object) -> tuple[int, dict[str, Any]]:
-    answer = CliRunner().invoke(cli.fedsilo_app, [*map(str, arguments), "--json"])
+    answer = CliRunner().invoke(cli_fedsilo.app, [*map(str, arguments), "--json"])
     return answer.exit_code, json.loads(answer.stdout)
 
 
@@ -59,9 +59,9 @@ def test_show_tells_every_value_and_its_origin(place: PolicySite, monkeypatch: p
     assert rows["trainer.launch"]["origin"] == "default"
     assert rows["FEDSILO_OPERATOR"] == {"key": "FEDSILO_OPERATOR", "value": "alice", "origin": "environment"}
     assert rows["identity.key"]["value"].endswith("hospital_a.key") and "PRIVATE KEY" not in json.dumps(answer)
-    shown = CliRunner().invoke(cli.fedsilo_app, ["config", "show", "--origin"]).stdout
+    shown = CliRunner().invoke(cli_fedsilo.app, ["config", "show", "--origin"]).stdout
     assert "origin" in shown.splitlines()[0] and "default" in shown
-    assert "origin" not in CliRunner().invoke(cli.fedsilo_app, ["config", "show"]).stdout.splitlines()[0]
+    assert "origin" not in CliRunner().invoke(cli_fedsilo.app, ["config", "show"]).stdout.splitlines()[0]
 
 
 def test_validate_judges_each_file_and_ends_with_the_first_fault(place: PolicySite) -> None:
@@ -151,7 +151,7 @@ def found(program: str, config: Path | None) -> dict[str, Finding]:
 def test_doctor_needs_nothing_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSILO_CONTEXTS", str(tmp_path / "contexts.yaml"))
-    for app, name in ((cli_silo.app, "silo"), (cli_coordinator.app, "coordinator"), (cli.fedsilo_app, "fedsilo")):
+    for app, name in ((cli_silo.app, "silo"), (cli_coordinator.app, "coordinator"), (cli_fedsilo.app, "fedsilo")):
         answer = CliRunner().invoke(app, ["doctor", "--json"])
         checks = {row["check"] for row in json.loads(answer.stdout)["data"]["checks"]}
         assert checks >= {"fedsilo", "contexts", "configuration", "disk", "clock"}, name

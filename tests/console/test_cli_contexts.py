@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli, cli_coordinator, cli_silo
+from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_silo
 from fedsilo.launch.contexts import ContextEntry, write
 from tests.console.test_real_desk import Site, site
 
@@ -45,13 +45,13 @@ def ask(app: typer.Typer, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_status_and_curves_ask_a_named_context_or_the_current_one(kept: Path, site: Site) -> None:
-    for app, words in ((cli_silo.app, ("status",)), (cli.fedsilo_app, ("curves",))):
+    for app, words in ((cli_silo.app, ("status",)), (cli_fedsilo.app, ("curves",))):
         assert ask(app, *words)[0] == 8  # no silo.yaml here
         code, told = ask(app, *words, "--context", "prod")
         assert code == 0 and told["command"] == " ".join(("silo", *words) if app is cli_silo.app else words)
     current(kept, site, "prod")
     assert ask(cli_silo.app, "status")[1]["data"]["silo"] == "hospital_a"
-    assert ask(cli.fedsilo_app, "curves")[1]["data"]["run"] == "asked"
+    assert ask(cli_fedsilo.app, "curves")[1]["data"]["run"] == "asked"
 
 
 def test_what_is_shown_names_whose_it_is_and_the_context(kept: Path, site: Site) -> None:
@@ -60,8 +60,8 @@ def test_what_is_shown_names_whose_it_is_and_the_context(kept: Path, site: Site)
         assert answer.exit_code == 0, answer.output
         return answer.output
 
-    assert shown(cli.fedsilo_app, "curves", "--context", "prod").startswith("silo hospital_a, context prod: no figures")
-    assert "hospital_a" not in shown(cli.fedsilo_app, "curves", "--context", "prod", "--csv")
+    assert shown(cli_fedsilo.app, "curves", "--context", "prod").startswith("silo hospital_a, context prod: no figures")
+    assert "hospital_a" not in shown(cli_fedsilo.app, "curves", "--context", "prod", "--csv")
     assert "silo approvals show r1/hospital_a/0, in the folder of hospital_a's silo.yaml\n" in shown(
         cli_silo.app, "status", "--context", "prod"
     )
@@ -72,7 +72,7 @@ def test_what_is_shown_names_whose_it_is_and_the_context(kept: Path, site: Site)
         {"x": 1, "round": 1, "step": 0, "value": 0.5, "low": None, "high": None, "n": None, "n_exact": True},
     ]}]  # fmt: skip
     site.desk._queries["curves"] = lambda arguments: NOTHING | {"run": "r7", "series": values}
-    assert shown(cli.fedsilo_app, "curves").splitlines()[0] == "silo hospital_a, context prod: run r7"
+    assert shown(cli_fedsilo.app, "curves").splitlines()[0] == "silo hospital_a, context prod: run r7"
 
 
 def test_a_context_at_whose_socket_another_party_answers_is_refused(kept: Path, site: Site) -> None:
@@ -81,7 +81,7 @@ def test_a_context_at_whose_socket_another_party_answers_is_refused(kept: Path, 
         (ContextEntry("prod", "coordinator", site.socket), "coordinator"),
     ):
         write({"prod": entry}, "prod", kept)
-        asks = [(cli.fedsilo_app, "curves"), (cli.fedsilo_app, "watch")]
+        asks = [(cli_fedsilo.app, "curves"), (cli_fedsilo.app, "watch")]
         asks.append((cli_silo.app if entry.kind == "silo" else cli_coordinator.app, "status"))
         for app, word in asks:
             for named in ((), ("--context", "prod")):
@@ -90,8 +90,8 @@ def test_a_context_at_whose_socket_another_party_answers_is_refused(kept: Path, 
                 message = told["error"]["message"]
                 assert message == f"context 'prod' is {party}, and silo hospital_a answers at {site.socket}"
     given = ("curves", "--context")
-    assert ask(cli.fedsilo_app, *given, f"silo:hospital_b={site.socket}")[0] == 6
-    assert ask(cli.fedsilo_app, *given, f"silo:hospital_a={site.socket}")[0] == 0
+    assert ask(cli_fedsilo.app, *given, f"silo:hospital_b={site.socket}")[0] == 6
+    assert ask(cli_fedsilo.app, *given, f"silo:hospital_a={site.socket}")[0] == 0
 
 
 def test_a_file_goes_before_the_current_context_where_the_other_commands_read_it(kept: Path, site: Site) -> None:
@@ -106,11 +106,11 @@ def test_a_context_of_the_other_kind_is_refused_by_name_and_else_passed_over(kep
     current(kept, site, "hub")
     assert ask(cli_silo.app, "status")[0] == 8  # hub is no silo, and there is no silo.yaml
     assert ask(cli_coordinator.app, "status")[0] == 3  # hub is asked, and does not run
-    assert ask(cli.fedsilo_app, "curves")[0] == 3
+    assert ask(cli_fedsilo.app, "curves")[0] == 3
     code, told = ask(cli_silo.app, "status", "--context", "hub")
     assert (code, told["error"]["hint"]) == (2, "coordinator status --context hub")
     code, told = ask(cli_coordinator.app, "status", "--context", "prod")
     assert (code, told["error"]["hint"]) == (2, "silo status --context prod")
     assert ask(cli_silo.app, "status", "--context", "none")[0] == 8
     assert ask(cli_silo.app, "status", "--context", "prod", "--config", "silo.yaml")[0] == 2
-    assert ask(cli.fedsilo_app, "curves", "--context", "prod", "--coordinator", "c.yaml")[0] == 2
+    assert ask(cli_fedsilo.app, "curves", "--context", "prod", "--coordinator", "c.yaml")[0] == 2

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from certs.roles import ACTIONS, render_roles
 from console.client import ControlClient, Operator, sign_as
 from fedsilo.edge.dry_run import DryRun, dry_run, is_active
-from fedsilo.launch import cli, cli_approvals, cli_policy, cli_silo
+from fedsilo.launch import cli_approvals, cli_fedsilo, cli_policy, cli_silo
 from fedsilo.launch.dry_signing import ACTIONS_OF_COMMANDS
 from fedsilo.launch.output import JsonOption, emit, guarded
 from silo.guard.ledger import Ledger
@@ -164,8 +164,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSILO_CONTEXTS", str(tmp_path / "contexts.yaml"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert run(cli.fedsilo_app, "certs", "ca-init", "f", "--out", "authority", "--kind", "federation")[0] == 0
-    assert run(cli.fedsilo_app, "context", "add", "known", "--socket", "k.sock")[0] == 0
+    assert run(cli_fedsilo.app, "certs", "ca-init", "f", "--out", "authority", "--kind", "federation")[0] == 0
+    assert run(cli_fedsilo.app, "context", "add", "known", "--socket", "k.sock")[0] == 0
     (tmp_path / "policy.yaml").write_text(text_of().replace("\n", "\n\n", 1) + "\n\n")
     return tmp_path
 
@@ -173,7 +173,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", FILE_COMMANDS)
 def test_a_dry_run_leaves_the_folder_as_it_was(line: str, place: Path) -> None:
     before = told(place)
-    code, answer = run(cli.fedsilo_app, *line.split(), "--dry-run")
+    code, answer = run(cli_fedsilo.app, *line.split(), "--dry-run")
     assert told(place) == before
     if not FILE_COMMANDS[line]:  # it ends before it would change anything, with what it always says
         assert code != 0 and not answer["ok"]
@@ -183,21 +183,21 @@ def test_a_dry_run_leaves_the_folder_as_it_was(line: str, place: Path) -> None:
     assert data["dry_run"] is True and data["changes"] and data["command"] is None
     assert FILE_COMMANDS[line] in data["first"]["target"] or data["first"]["what"] == "make the folder"
     if line in RUN_FOR_REAL:
-        assert run(cli.fedsilo_app, *line.split())[0] == 0
+        assert run(cli_fedsilo.app, *line.split())[0] == 0
         assert told(place) != before
 
 
 def test_what_is_wrong_is_told_by_the_dry_run_too(place: Path) -> None:
-    code, answer = run(cli.fedsilo_app, "context", "add", "known", "--socket", "c.sock", "--dry-run")
+    code, answer = run(cli_fedsilo.app, "context", "add", "known", "--socket", "c.sock", "--dry-run")
     assert (code, answer["error"]["code"]) == (6, "CONFLICT")
-    assert run(cli.fedsilo_app, "context", "add", "other", "--socket", "c.sock", "--dry-run")[0] == 0
-    assert run(cli.fedsilo_app, "policy", "fmt", "missing.yaml", "--write", "--dry-run")[0] == 8
+    assert run(cli_fedsilo.app, "context", "add", "other", "--socket", "c.sock", "--dry-run")[0] == 0
+    assert run(cli_fedsilo.app, "policy", "fmt", "missing.yaml", "--write", "--dry-run")[0] == 8
 
 
 def test_a_dry_run_that_finds_nothing_to_change_says_so(place: Path) -> None:
-    assert run(cli.fedsilo_app, "policy", "fmt", "policy.yaml", "--write")[0] == 0
+    assert run(cli_fedsilo.app, "policy", "fmt", "policy.yaml", "--write")[0] == 0
     before = told(place)
-    code, answer = run(cli.fedsilo_app, "policy", "fmt", "policy.yaml", "--write", "--dry-run")
+    code, answer = run(cli_fedsilo.app, "policy", "fmt", "policy.yaml", "--write", "--dry-run")
     assert code == 0 and "dry run: nothing would be changed" in answer["warnings"]
     assert told(place) == before
 

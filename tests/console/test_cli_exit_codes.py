@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from certs.commands import VerifiedCommand
-from fedsilo.launch import cli, cli_approvals, cli_silo
+from fedsilo.launch import cli_approvals, cli_fedsilo, cli_silo
 from fedsilo.launch.contract import EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
 from fedsilo.launch.crash import reports_folder
 from fedsilo.launch.output import JsonOption, emit, ended_by, guarded
@@ -42,7 +42,7 @@ class Place:
         self.folder, self.desk = folder, desk
 
     def fedsilo(self, *arguments: object) -> tuple[int, dict[str, Any]]:
-        return run(cli.fedsilo_app, *arguments)
+        return run(cli_fedsilo.app, *arguments)
 
     def done(self) -> tuple[int, Any]:
         return self.fedsilo("version")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from certs.encoding import public_key_pem
 from fedsilo.edge.files import read_regular, removed_on_failure
 from fedsilo.edge.site_policy import read_bundle
-from fedsilo.launch import cli, cli_serve
+from fedsilo.launch import cli_fedsilo, cli_serve
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 from tests.simulated.policy_site import PolicySite, text_of
@@ -27,7 +27,7 @@ LARGE_BYTES, DISK_BYTES = 1 << 19, 1 << 18  # of one file, and what the tried di
 
 
 def fedsilo(*arguments: object) -> tuple[int, dict[str, Any]]:
-    answer = CliRunner().invoke(cli.fedsilo_app, [*map(str, arguments), "--json"])
+    answer = CliRunner().invoke(cli_fedsilo.app, [*map(str, arguments), "--json"])
     return answer.exit_code, json.loads(answer.stdout)
 
 
@@ -191,7 +191,7 @@ def test_an_audit_folder_that_could_not_be_written_whole_is_not_left(tmp_path: P
 def test_what_would_be_waited_for_is_refused_before_it_is_opened(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "named"
     path.mkdir() if kind == "folder" else os.mkfifo(path)
-    for program, words in ((cli.fedsilo_app, ("grade", "--verifier", "exact", path)),
+    for program, words in ((cli_fedsilo.app, ("grade", "--verifier", "exact", path)),
                            (cli_serve.program, ("--once", "--replay", path))):  # fmt: skip
         answer = CliRunner().invoke(program, [str(word) for word in words])
         assert answer.exit_code == 2, answer.output
@@ -200,7 +200,7 @@ def test_what_would_be_waited_for_is_refused_before_it_is_opened(kind: str, tmp_
         assert CliRunner().invoke(program, [str(word) for word in words]).exit_code == 8
         path.mkdir() if kind == "folder" else os.mkfifo(path)
     rows = made(tmp_path / "rows.jsonl", b'{"response": "4", "answer": "4"}\n')
-    answer = CliRunner().invoke(cli.fedsilo_app, ["grade", "--verifier", "exact", str(rows)])
+    answer = CliRunner().invoke(cli_fedsilo.app, ["grade", "--verifier", "exact", str(rows)])
     assert answer.exit_code == 0 and json.loads(answer.stdout)["correct"] is True
 
 
@@ -219,7 +219,7 @@ def test_a_refusal_that_has_no_hint_of_its_own_names_the_help(tmp_path: Path) ->
     ("certs", "invite", "operator/alice", "--ca", "nowhere", "--hours", "nan"),
 ])  # fmt: skip
 def test_a_number_beyond_any_use_is_wrong_usage(words: tuple[str, ...]) -> None:
-    answer = CliRunner().invoke(cli.fedsilo_app, words)
+    answer = CliRunner().invoke(cli_fedsilo.app, words)
     assert answer.exit_code == 2 and "Invalid value" in answer.stderr
     within = [{"99999999999999999999": "5", "1e400": "1", "1e300": "8", "nan": "8"}.get(word, word) for word in words]
-    assert "Invalid value" not in CliRunner().invoke(cli.fedsilo_app, within).stderr
+    assert "Invalid value" not in CliRunner().invoke(cli_fedsilo.app, within).stderr

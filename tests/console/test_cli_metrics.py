@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from fedsilo import __version__
-from fedsilo.launch import cli, cli_metrics, metrics_page
+from fedsilo.launch import cli_fedsilo, cli_metrics, metrics_page
 from fedsilo.launch.daemons import Daemon
 from fedsilo.launch.exposition import seconds_of
 from fedsilo.treaty.errors import UsageError
@@ -41,7 +41,7 @@ def samples_of(text: str) -> Samples:
 
 
 def printed(*arguments: object) -> tuple[int, str, str]:
-    answer = CliRunner().invoke(cli.fedsilo_app, ["metrics", *map(str, arguments)])
+    answer = CliRunner().invoke(cli_fedsilo.app, ["metrics", *map(str, arguments)])
     return answer.exit_code, answer.stdout, answer.stderr
 
 

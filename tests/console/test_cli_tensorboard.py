@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli
+from fedsilo.launch import cli_fedsilo
 from fedsilo.launch.tensorboard_files import FILE
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import Site, site
@@ -53,7 +53,7 @@ def run(desk: Site, *arguments: object) -> tuple[int, str, str]:
     context = (
         ["--context", f"coordinator={desk.socket}"] if arguments[0] == "curves" else ["--socket", str(desk.socket)]
     )
-    told = CliRunner().invoke(cli.fedsilo_app, [*map(str, arguments), *context])
+    told = CliRunner().invoke(cli_fedsilo.app, [*map(str, arguments), *context])
     return told.exit_code, told.stdout, told.stderr
 
 

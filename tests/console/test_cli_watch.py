@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from certs.roles import load_roles
 from console.client import ControlClient
-from fedsilo.launch import cli, cli_bundle
+from fedsilo.launch import cli_bundle, cli_fedsilo
 from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, without_paths
 from fedsilo.launch.common_options import Common
 from fedsilo.launch.daemons import Daemon
@@ -31,7 +31,7 @@ __all__ = ["site"]  # a fixture is found by its name
 
 
 def watch(*arguments: object) -> tuple[int, list[str], str]:
-    answer = CliRunner().invoke(cli.fedsilo_app, ["watch", *map(str, arguments)])
+    answer = CliRunner().invoke(cli_fedsilo.app, ["watch", *map(str, arguments)])
     return answer.exit_code, answer.stdout.splitlines(), answer.stderr
 
 
@@ -146,7 +146,7 @@ def test_one_daemon_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert code == 2 and "which daemon?" in told
     assert watch("--once", "--socket", happened.socket, "--context", "silo:a=b")[0] == 2
     run = CliRunner().invoke
-    added = run(cli.fedsilo_app, ["context", "add", "a", "--socket", str(happened.socket), "--silo", "hospital_a"])
+    added = run(cli_fedsilo.app, ["context", "add", "a", "--socket", str(happened.socket), "--silo", "hospital_a"])
     assert added.exit_code == 0, added.output
     assert watch("--once")[0] == 0  # the first one kept is the current one
     assert watch("--once", "--context", "a")[0] == 0
@@ -193,7 +193,7 @@ def test_what_is_in_it_is_listed_before_it_is_written(
     desk, _ = bundled
     out = tmp_path / "b.tar.gz"
     line = ["bundle", "--out", str(out), "--socket", str(desk.socket)]
-    answer = CliRunner().invoke(cli.fedsilo_app, line)
+    answer = CliRunner().invoke(cli_fedsilo.app, line)
     assert answer.exit_code == 0 and "status.json" in answer.stderr and str(out) in answer.stdout
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     with tarfile.open(out) as archive:
@@ -201,13 +201,13 @@ def test_what_is_in_it_is_listed_before_it_is_written(
     listed = {row.split()[-1] for row in answer.stderr.splitlines()}
     assert names.keys() == listed >= {"README", "versions.json", "doctor.json", "log.json", "audit_status.json"}
     assert {entry.uname for entry in names.values()} == {""}
-    assert CliRunner().invoke(cli.fedsilo_app, line).exit_code == 6  # an existing file stays
+    assert CliRunner().invoke(cli_fedsilo.app, line).exit_code == 6  # an existing file stays
 
     def fails(*arguments: Any) -> None:
         raise OSError(28, "No space left on device", str(out))
 
     monkeypatch.setattr(cli_bundle, "_write", fails)
-    answer = CliRunner().invoke(cli.fedsilo_app, [*line[:2], str(tmp_path / "c"), *line[3:]])
+    answer = CliRunner().invoke(cli_fedsilo.app, [*line[:2], str(tmp_path / "c"), *line[3:]])
     assert answer.exit_code == 1 and "status.json" in answer.stderr  # listed although nothing could be written
 
 
@@ -282,7 +282,7 @@ def test_a_configuration_that_is_wrong_is_named_in_a_bundle(tmp_path: Path, monk
     monkeypatch.setenv("FEDSILO_CONTEXTS", str(tmp_path / "contexts.yaml"))
     wrong, out = tmp_path / "silo.yaml", tmp_path / "b.tar.gz"
     wrong.write_text("silo: hospital_a\nsate_dir: x\n")
-    answer = CliRunner().invoke(cli.fedsilo_app, ["bundle", "--out", str(out), "--config", str(wrong), "--json"])
+    answer = CliRunner().invoke(cli_fedsilo.app, ["bundle", "--out", str(out), "--config", str(wrong), "--json"])
     told = json.loads(answer.stdout)
     assert answer.exit_code == 0 and any("sate_dir" in each for each in told["warnings"])
     with tarfile.open(out) as archive:
@@ -292,10 +292,10 @@ def test_a_configuration_that_is_wrong_is_named_in_a_bundle(tmp_path: Path, monk
     assert ":2: " in parts["configuration.json"] and "(left out)" in parts["configuration.json"]
     whole = "".join(parts.values())
     assert "sate_dir" not in whole and str(tmp_path) not in whole  # what is quoted may be anything
-    missing = CliRunner().invoke(cli.fedsilo_app, ["bundle", "--out", str(tmp_path / "c"), "--config", "none.yaml"])
+    missing = CliRunner().invoke(cli_fedsilo.app, ["bundle", "--out", str(tmp_path / "c"), "--config", "none.yaml"])
     assert missing.exit_code == 8 and not (tmp_path / "c").exists()
     both = ["bundle", "--out", str(tmp_path / "c"), "--config", str(wrong), "--socket", "x"]
-    assert CliRunner().invoke(cli.fedsilo_app, both).exit_code == 2
+    assert CliRunner().invoke(cli_fedsilo.app, both).exit_code == 2
 
 
 # ---- --timeout -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from fedsilo.treaty.errors import ConflictError, UnreachableError
 from fedsilo.treaty.transcript import is_signed, sign_transcript, silo_id, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from silo.guard.daemon import SHORT_POLL_SECONDS
+from silo.guard.calls import SHORT_POLL_SECONDS
 from silo.guard.events import Command
 from silo.guard.halts import EQUIVOCATION_KIND, Halts
 from tests.policies import setting

@@ -45,6 +45,7 @@ from fedsilo.launch.provision import init_ca, provision_site
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, PeerError, UnreachableError
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.config import CoordinatorPlace
 from silo.guard import channel, envelopes
 from silo.guard.channel import GrpcChannel
 from silo.guard.conversation import Conversation
@@ -171,7 +172,7 @@ class Place:
         )  # fmt: skip
         config = SimpleNamespace(
             model=model, data=data, source=Path("/site/silo.yaml"), role="member", federation=FEDERATION,
-            spiffe_id=sender, held_out_verifier="exact", coordinator=SimpleNamespace(address=address),
+            spiffe_id=sender, held_out_verifier="exact", coordinator=CoordinatorPlace(address=address),
         )  # fmt: skip
         site = SimpleNamespace(
             config=config, fingerprints=SimpleNamespace(**said), schema=SimpleNamespace(digest=said["schema"]),

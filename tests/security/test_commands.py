@@ -361,6 +361,8 @@ def test_T28_the_table_of_actions_is_the_threat_models() -> None:
         "silo.resume": "00111",
         "silo.leave": "00111",
         "silo.stop": "00111",
+        "transfer.export": "00111",
+        "transfer.import": "00111",
         "adapter.accept": "00010",
         "adapter.refuse": "00111",
         "adapter.rollback": "00111",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from certs.encoding import public_key_bytes, read_one_certificate
 from fedsilo.edge.identity_files import load_identity, load_operator, load_site
-from fedsilo.launch.cli import fedsilo_app
+from fedsilo.launch import cli_fedsilo
 from fedsilo.launch.provision import enrol_coordinator, enrol_operator, enrol_silo, init_ca, invite, provision_site
 from fedsilo.treaty.errors import NotAllowedError, OperationError
 
@@ -22,7 +22,7 @@ SILOS = ("hospital_a", "hospital_b")
 
 def certs(*arguments: object) -> tuple[int, dict[str, Any]]:
     """Exit status and envelope of `fedsilo certs ... --json`."""
-    done = CliRunner().invoke(fedsilo_app, ["certs", *map(str, arguments), "--json"])
+    done = CliRunner().invoke(cli_fedsilo.app, ["certs", *map(str, arguments), "--json"])
     return done.exit_code, json.loads(done.stdout)
 
 

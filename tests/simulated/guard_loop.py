@@ -21,7 +21,7 @@ from fedsilo.treaty.transcript import RoundEnd, Transcript, sign_end, sign_trans
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
-from silo.config import Acceptance
+from silo.config import Acceptance, CoordinatorPlace
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
@@ -127,6 +127,7 @@ class Loop:
     policy: Policy
     load: str = "fp32"
     acceptance: Acceptance | None = None
+    by_files: bool = False
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(log=self._coordinator_log())
@@ -143,7 +144,9 @@ class Loop:
             bench.audit.pin_peer(silo_id(setting.PLAN.federation, name), key.public_key())
         config = SimpleNamespace(
             silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder, spiffe_id=setting.SILO,
-            model=SimpleNamespace(load=self.load), coordinator=SimpleNamespace(address="host:1"),
+            model=SimpleNamespace(load=self.load),
+            coordinator=CoordinatorPlace(address="files" if self.by_files else "host:1"),
+            identity=SimpleNamespace(certificate=self.folder / "own.crt"),
             data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="choice")),
             held_out_verifier="choice", acceptance=self.acceptance,
         )  # fmt: skip

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import get_args
 
 import pytest
 
 from coordinator.members import check_hello
 from fedsilo.treaty.errors import PeerError, UsageError
 from silo.config import LoadType, config_from, load_config
-from silo.guard.runs import RunKeeper
 from silo.guard.site_checks import _compare_load
+from silo.guard.startup import require_part
 from tests.algorithms.tiny import make_plan
 from tests.simulated.coordinator_parts import AGREED, hello
 
@@ -37,14 +36,13 @@ def test_a_coordinator_takes_another_load_type_only_if_mixing_is_allowed(agreed:
 def test_a_silo_takes_a_plan_with_another_load_type_only_if_mixing_is_allowed(planned: str, own: str) -> None:
     config = config_from(EXAMPLE.replace("load: bf16", f"load: {own}").encode(), Path("/site/silo.yaml"))
     assert config.model.load == own
-    keeper = cast(Any, SimpleNamespace(run=None, _site=SimpleNamespace(config=config)))
     plan = make_plan(load=planned, silos=(config.silo, "b"))
-    RunKeeper._check_plan(keeper, plan.model_copy(update={"mixed_base": "allow"}))
+    require_part(plan.model_copy(update={"mixed_base": "allow"}), config)
     if planned == own:
-        RunKeeper._check_plan(keeper, plan)
+        require_part(plan, config)
         return
     with pytest.raises(UsageError, match=f"the base model as {planned}, this silo as {own}"):
-        RunKeeper._check_plan(keeper, plan)
+        require_part(plan, config)
 
 
 @pytest.mark.parametrize(("planned", "own"), list(itertools.product(LOADS, LOADS)))

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,8 +22,7 @@ from fedsilo.treaty.plan import plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies import catalogue
 from silo.config import config_from
-from silo.guard.runs import RunKeeper
-from silo.guard.startup import own_verifiers, trained_with
+from silo.guard.startup import own_verifiers, require_part, trained_with
 from tests.algorithms.test_grading_mixture import DOSAGE, installed
 from tests.algorithms.tiny import make_plan
 from tests.coordinator_folder import write_coordinator
@@ -129,16 +127,15 @@ def test_a_silo_takes_a_plan_with_other_own_verifiers_only_if_mixing_is_allowed(
     config = config_from(text.encode(), Path("/site/silo.yaml"))
     own = own_verifiers(config)
     assert len(own) == 64 and json.loads(trained_with(config))["own_verifiers_sha256"] == own
-    keeper = cast(Any, SimpleNamespace(run=None, _site=SimpleNamespace(config=config)))
     plan = make_plan(load=config.model.load, silos=(config.silo, "b"))
     plan = plan.model_copy(update={"own_verifiers_sha256": own if planned == "same" else planned})
     assert plan_from_canonical(plan.canonical()) == plan
-    RunKeeper._check_plan(keeper, plan.model_copy(update={"mixed_verifiers": "allow"}))
+    require_part(plan.model_copy(update={"mixed_verifiers": "allow"}), config)
     if planned == "same":
-        RunKeeper._check_plan(keeper, plan)
+        require_part(plan, config)
         return
     with pytest.raises(UsageError, match="own verifiers") as caught:
-        RunKeeper._check_plan(keeper, plan)
+        require_part(plan, config)
     assert caught.value.code == "VERIFIER_MISMATCH"
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from fedsilo.edge.run_request import OUR_NAMES, _places, check_form, check_request, read_request
-from fedsilo.launch import cli
+from fedsilo.launch import cli_fedsilo
 from fedsilo.treaty.errors import FedSiloError, UsageError
 from fedsilo.treaty.methods import METHODS, require_exchange
 from fedsilo.treaty.plan import Plan
-from silo.config import config_from
-from silo.guard.runs import RunKeeper
+from silo.config import CoordinatorPlace, config_from
+from silo.guard.startup import require_part
 from tests.algorithms.tiny import make_plan
 from tests.console.test_cli_dry_run import run
 from tests.coordinator_folder import write_coordinator
@@ -84,7 +83,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dry(place: Path, text: str, *, config: str = "coordinator.yaml") -> tuple[int, Any]:
     (place / "run.yaml").write_text(text)
     return run(
-        cli.fedsilo_app, "run", "submit", str(place / "run.yaml"), "--as", str(place / "carol.crt"), "--config",
+        cli_fedsilo.app, "run", "submit", str(place / "run.yaml"), "--as", str(place / "carol.crt"), "--config",
         str(place / config), "--socket", str(place / "nobody.sock"), "--dry-run",
     )  # fmt: skip
 
@@ -154,16 +153,23 @@ def test_a_key_in_the_wrong_block_is_told_its_own() -> None:
 def test_a_plan_with_an_exchange_that_nobody_carries_out_is_refused_by_the_silo_too(name: str) -> None:
     """The coordinator may be of another version, or not honest."""
     config = config_from(EXAMPLE.encode(), Path("/site/silo.yaml"))
-    keeper = cast(Any, SimpleNamespace(run=None, _site=SimpleNamespace(config=config)))
     plan = make_plan(method=name, load=config.model.load, silos=(config.silo, "b"))
-    RunKeeper._check_plan(keeper, plan)
+    require_part(plan, config)
     assert require_exchange(plan) is METHODS[name]
     at_the_end = plan.model_copy(update={"exchange": "round_end"})
     if name == "pubswap":
-        RunKeeper._check_plan(keeper, at_the_end)
+        require_part(at_the_end, config)
     else:
         with pytest.raises(UsageError, match=f"{name} has no exchange 'round_end'") as told:
-            RunKeeper._check_plan(keeper, at_the_end)
+            require_part(at_the_end, config)
         assert told.value.hint == "one of: step"
+    by_files = config.model_copy(update={"coordinator": CoordinatorPlace(address="files")})
+    if METHODS[name].swaps:
+        with pytest.raises(UsageError, match="this silo exchanges files"):
+            require_part(plan, by_files)
+    else:
+        require_part(plan, by_files)
+    if name == "pubswap":
+        require_part(at_the_end, by_files)
     with pytest.raises(UsageError, match="there is no method"):
-        RunKeeper._check_plan(keeper, plan.model_copy(update={"method": "nope"}))
+        require_part(plan.model_copy(update={"method": "nope"}), config)

@@ -45,6 +45,7 @@ EVENTS: Final = frozenset(
         "payload.read", "retention.payloads", "retention.records",
         "run.submit", "run.start", "run.pause", "run.resume", "run.abort", "silo.pause", "silo.resume", "silo.stop",
         "silo.leave", "adapter.verdict", "adapter.accept", "adapter.refuse", "adapter.rollback",
+        "transfer.export", "transfer.import",
     }
 )  # fmt: skip
 

@@ -1,0 +1,281 @@
+"""Silos without a line: their messages come in files that people carry, and what waits for them goes out in others.
+
+A message out of a file is judged as one that came over a line: by its own signature under a certificate of the
+federation, its sequence, its digest and the charter. What is answered to it is kept, signed, until the silo says that
+it has taken it in. What waits in the silo's outbox is written into every file until then.
+
+Such a silo cannot sign a transcript before it has carried it home, so the others do not wait for its signature once
+enough are there (`coordinator.agreement`); it checks theirs, and its own comes with its update.
+Does not stop: whoever carries the files from reading them, delaying them or bringing an older one: it is refused or
+passed over. A silo whose file comes after the round's deadline is late, as over a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from certs.commands import VerifiedCommand
+from certs.identity import PeerIdentity, peer_identity
+from coordinator import store as db
+from coordinator.blobs import AnyPayload, BytesPayload, chunks
+from coordinator.driver import Driver
+from coordinator.replies import Reply
+from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.transfer_file import Carried, Header, TransferFile, TransferWriter
+from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+
+# Answers that mean something later; what else a poll or a fetch brings is in the next file anyway.
+_KEPT = frozenset({"control.ack", "control.refusal", "control.checkpoint"})
+
+
+class Clock(Protocol):
+    def __call__(self) -> datetime:
+        """UTC, timezone-aware."""
+
+
+class Transfers:
+    """Args:
+    driver: takes the messages and seals those that go out.
+    trust_root_pem: the federation CA.
+    now: UTC.
+    charter_digest: of the charter, for the log.
+    """
+
+    def __init__(self, driver: Driver, *, trust_root_pem: bytes, now: Clock, charter_digest: str) -> None:
+        self._driver = driver
+        self._parts = driver.parts
+        self._trust_root_pem = trust_root_pem
+        self._now = now
+        self._charter_digest = charter_digest
+
+    def register(self, desk: ControlDesk) -> None:
+        desk.register_command("transfer.export", "transfer.export", self._ordered_export)
+        desk.register_command("transfer.import", "transfer.import", self._ordered_import)
+
+    # ---- orders --------------------------------------------------------------------------------------
+
+    def _ordered_export(self, command: VerifiedCommand) -> dict[str, Any]:
+        silo, path = str(command.arguments.get("silo", "")), _path_of(command)
+        told = self.export_plan(silo, path)
+        try:
+            return told | self._record("transfer.export", command, told | {"silo": silo})
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _ordered_import(self, command: VerifiedCommand) -> dict[str, Any]:
+        told = self.import_release(_path_of(command))
+        return told | self._record("transfer.import", command, told)
+
+    def _record(self, event: str, command: VerifiedCommand, told: dict[str, Any]) -> dict[str, Any]:
+        detail = {
+            "person": command.person, "certificate": command.certificate_fingerprint, "request": command.request_id,
+            "silo": told["silo"], "sha256": told["sha256"], "messages": len(told["messages"]),
+        }  # fmt: skip
+        with self._driver.changing():
+            number = self._parts.audit.append(event, detail=detail, policy={"effective": self._charter_digest})
+        return {"record": number, "audit_size": self._parts.audit.size}
+
+    # ---- files in ------------------------------------------------------------------------------------
+
+    def import_release(self, path: Path) -> dict[str, Any]:
+        """Take a silo's file, one message after the other.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            Its silo and digest, and of each message what was answered: a refused one does not keep the next from being
+            taken.
+
+        Raises:
+            TransferBroken: it is not whole; nothing of it was taken.
+            NotAllowedError: the certificate in it is of no silo of this federation, or is not valid now.
+            UsageError: it is for another coordinator. NotFoundError: it cannot be read.
+            OperationError: the coordinator is halted; what was taken stays taken, and the file can be imported again.
+        """
+        with TransferFile(path) as file:
+            header = file.header
+            if header.receiver != self._parts.spiffe_id or header.federation != self._parts.federation:
+                raise UsageError(f"{path} is for {header.receiver[:128]!r}, this is {self._parts.spiffe_id}")
+            peer = peer_identity(header.certificate_pem.encode(), self._trust_root_pem, self._now(), role="silo")
+            for message in file.messages:
+                for _ in file.pieces(message):  # before the first is taken
+                    pass
+            rows = [self._take(peer, file, message) for message in file.messages]
+            self._mark(peer.name)
+            return {"silo": peer.name, "sha256": file.digest, "messages": rows}
+
+    def _take(self, peer: PeerIdentity, file: TransferFile, message: Carried) -> dict[str, Any]:
+        envelope = message.envelope
+        row: dict[str, Any] = {
+            "kind": envelope.kind, "run": envelope.run, "round": envelope.round, "step": envelope.step,
+            "bytes": message.payload_bytes,
+        }  # fmt: skip
+        with self._parts.store.transaction() as session:
+            if envelope.sequence <= db.sequence_of(session, peer.name, envelope.run, "in"):
+                return row | {"answer": "taken before", "code": ""}
+        reply = self._driver.receive(peer, envelope, self._payload(file, message))
+        answer = reply.envelope.kind
+        code = codec.decode(pb.Refusal, _bytes(reply.payload)).code if answer == "control.refusal" else ""
+        with self._driver.changing(), self._parts.store.transaction() as session:
+            if answer in _KEPT and envelope.kind != "control.poll":
+                self._keep(session, peer.name, envelope, reply)
+            if envelope.kind == "control.poll" and answer != "control.refusal":
+                self._forget(session, peer.name, file.read(message))
+        return row | {"answer": "refused" if code else "taken", "code": code}
+
+    def _payload(self, file: TransferFile, message: Carried) -> AnyPayload:
+        if message.payload_bytes <= codec.UNASKED_BYTES_MAX:
+            return BytesPayload(file.read(message))
+        spool = self._parts.blobs.spool()
+        try:
+            for piece in file.pieces(message):
+                spool.write(piece)
+            return spool.finish()
+        except BaseException:
+            spool.drop()
+            raise
+
+    @staticmethod
+    def _keep(session: Session, silo: str, asked: pb.Envelope, reply: Reply) -> None:
+        session.add(
+            db.CarriedAnswer(
+                silo=silo, sequence=reply.envelope.sequence, asked_run=asked.run, asked_sequence=asked.sequence,
+                envelope=reply.envelope.SerializeToString(deterministic=True), payload=_bytes(reply.payload),
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def _forget(session: Session, silo: str, poll: bytes) -> None:
+        """Answers that the silo has taken in, by its signed word for it."""
+        try:
+            taken_in = pb.Poll.FromString(poll).acknowledged_sequence
+        except DecodeError:
+            return
+        answer = db.CarriedAnswer
+        session.execute(delete(answer).where(answer.silo == silo, answer.sequence <= taken_in))
+
+    def _mark(self, silo: str) -> None:
+        """Its messages come in files, until it says hello over a line."""
+        with self._driver.changing(), self._parts.store.transaction() as session:
+            session.merge(db.CarriedSilo(silo=silo, since=self._parts.now()))
+            session.flush()
+            for run in self._driver.runs.values():
+                if silo in run.silos:
+                    run.look_who_signed(session)
+            self._driver.changing().notify_all()
+
+    # ---- files out -----------------------------------------------------------------------------------
+
+    def export_plan(self, silo: str, path: Path) -> dict[str, Any]:
+        """Write what waits for a silo: answers, items of its outbox, and the adapters that they name.
+
+        Args:
+            silo: listed.
+            path: of the file; nothing may be there.
+
+        Returns:
+            Digest and size of the file, its messages, and what it would be worth waiting for.
+
+        Raises:
+            NotFoundError: no such silo. ConflictError: there is something of that name.
+            OperationError: halted, or a disk refuses.
+        """
+        if silo not in self._parts.silos:
+            raise NotFoundError(f"no silo of that name is listed: {silo[:64]!r}", hint="coordinator silos list")
+        receiver = f"spiffe://{self._parts.federation}/silo/{silo}"
+        header = Header(self._parts.federation, self._parts.spiffe_id, receiver, self._parts.now())
+        with TransferWriter(path, header) as file:
+            with self._driver.changing(), self._parts.store.transaction() as session:
+                if self._driver.halted:
+                    raise OperationError(f"the coordinator is halted: {self._driver.halted}", code="HALTED")
+                answers = list(session.scalars(_answers_of(silo)))
+                sealed = self._sealed(session, silo)
+                waits_for = self._waits_for(session, silo)
+            for answer in answers:
+                envelope = pb.Envelope.FromString(answer.envelope)
+                file.add(envelope, answer.payload, answers=(answer.asked_run, answer.asked_sequence))
+            for reply in sealed:
+                file.add(reply.envelope, chunks(reply.payload))
+            digest = file.finish()
+            rows = file.messages
+        return {
+            "silo": silo, "file": str(path), "sha256": digest, "bytes": path.stat().st_size, "messages": rows,
+            "waits_for": waits_for,
+        }  # fmt: skip
+
+    def _sealed(self, session: Session, silo: str) -> list[Reply]:
+        """Each item under a new sequence. The newest one counts as its delivery: of two files, the silo may have taken
+        in a part of either."""
+        replies, adapters = list[Reply](), dict[str, str]()
+        paused = [run.name for run in self._driver.runs.values() if run.life.paused_at is not None]
+        for item in db.outbox_items(session, silo, except_runs=paused):
+            reply = self._driver.replies.seal(
+                session, silo, kind=item.kind, body=None, payload=BytesPayload(item.payload), run=item.run,
+                round_number=item.round, step=item.step,
+            )  # fmt: skip
+            item.delivered_sequence = reply.envelope.sequence
+            replies.append(reply)
+            adapters |= dict.fromkeys(_adapters_named(item), item.run)
+        for digest, run in adapters.items():
+            if digest and db.is_adapter(session, digest):
+                payload = self._parts.blobs.get(digest)
+                reply = self._driver.replies.seal(
+                    session, silo, kind="global.adapter", body=None, payload=payload, run=run, round_number=0, step=0
+                )
+                replies.append(reply)
+        for reply in replies:
+            envelope = reply.envelope
+            number = envelope.round if envelope.run and db.is_round(session, envelope.run, envelope.round) else 0
+            db.count_message(
+                session, silo=silo, run=envelope.run, round_number=number, kind=envelope.kind, direction="out",
+                payload_bytes=reply.payload.size_bytes,
+            )  # fmt: skip
+        return replies
+
+    def _waits_for(self, session: Session, silo: str) -> list[str]:
+        """Rounds that are open here and not signed by enough yet: a file written later holds their beginning."""
+        found = []
+        for run in self._driver.runs.values():
+            number = run.life.open_round
+            row = session.get(db.RoundTranscript, (run.name, number)) if number and silo in run.silos else None
+            if row is not None and row.state in ("signing", "late"):
+                found.append(f"round {number} of run {run.name} is not signed by enough silos yet")
+        return found
+
+
+def _answers_of(silo: str) -> Any:
+    return select(db.CarriedAnswer).where(db.CarriedAnswer.silo == silo).order_by(db.CarriedAnswer.sequence)
+
+
+def _adapters_named(item: db.OutboxItem) -> Iterable[str]:
+    """Digests of adapters that a silo will ask for when it takes the item in."""
+    match item.kind:
+        case "round.open":
+            return (pb.RoundOpen.FromString(item.payload).base_digest,)
+        case "round.result":
+            return (pb.RoundResult.FromString(item.payload).adapter_digest,)
+        case "run.end":
+            return (pb.RunEnd.FromString(item.payload).adapter_digest,)
+    return ()
+
+
+def _bytes(payload: AnyPayload) -> bytes:
+    return payload.read_at(0, payload.size_bytes)
+
+
+def _path_of(command: VerifiedCommand) -> Path:
+    path = Path(str(command.arguments.get("path", "")))
+    if not path.is_absolute():
+        raise UsageError(f"{str(path)[:200]!r} is no absolute path", code="PATH")
+    return path

@@ -1,0 +1,65 @@
+"""`fedsilo`: the commands that belong to no single party."""
+
+from __future__ import annotations
+
+import typer
+
+import fedsilo
+from fedsilo.launch import (
+    cli_audit,
+    cli_bundle,
+    cli_certs,
+    cli_config,
+    cli_context,
+    cli_curves,
+    cli_data,
+    cli_demo,
+    cli_grade,
+    cli_metrics,
+    cli_policy,
+    cli_public,
+    cli_run,
+    cli_watch,
+    doctor,
+)
+from fedsilo.launch.output import JsonOption, emit, guarded, table, takes_version
+
+app = typer.Typer(
+    name="fedsilo",
+    no_args_is_help=True,
+    help="Post-train one model together; let out only what each site's own policy names.",
+)
+takes_version(app)
+app.command("demo")(guarded("demo")(cli_demo.demo))
+app.command("watch")(cli_watch.watch)
+app.command("curves")(cli_curves.curves)
+app.command("metrics")(cli_metrics.metrics)
+app.add_typer(cli_run.app, name="run")
+app.add_typer(cli_policy.app, name="policy")
+app.add_typer(cli_audit.app, name="audit")
+app.add_typer(cli_certs.app, name="certs")
+app.add_typer(cli_data.model_app, name="model")
+app.add_typer(cli_data.data_app, name="data")
+app.add_typer(cli_public.app, name="public")
+app.command("grade")(cli_grade.grade)
+app.add_typer(cli_config.app, name="config")
+app.add_typer(cli_context.app, name="context")
+app.command("bundle")(cli_bundle.bundle)
+doctor.add_to(app, "fedsilo")
+
+
+@app.command("version")
+@guarded("version")
+def version(json_output: JsonOption = False) -> None:
+    """Versions of FedSilo and of the libraries its results depend on."""
+    import platform
+    from importlib import metadata
+
+    libraries = ("torch", "transformers", "grpcio", "protobuf", "cryptography", "numpy")
+    versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
+    for name in libraries:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    emit("version", versions, json_output=json_output, text=lambda: table(("part", "version"), versions.items()))

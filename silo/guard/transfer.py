@@ -1,0 +1,334 @@
+"""A silo without a line: its guard speaks when people carry files (methods 2.2, `exchange: round_end`).
+
+    silo import-plan      a file of the coordinator's: answers, plans, rounds, donors, adapters; each message is let in
+                          when it is its turn, by its own signature, sequence and the policy, as over a line
+    silo export-release   what may leave by now: hello, what was taken in, our signature, the outbox, what was said
+                          meanwhile; each is decided and recorded as it is written
+
+What was let out stays in the outbox until an answer to it comes in; until then every export holds it again, so a file
+that gets lost costs a trip and nothing else. Heartbeats and progress are not said at all.
+Does not stop: whoever carries the files from reading them, delaying them or bringing an older one. Nobody out there
+learns from this silo how far it is until a file arrives: the round's deadline has to be as long as a trip.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message as ProtobufMessage
+
+from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
+from fedsilo.edge.transfer_file import Carried as CarriedMessage
+from fedsilo.edge.transfer_file import Header, TransferFile, TransferWriter
+from fedsilo.treaty.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from silo.guard import envelopes
+from silo.guard.calls import take_in
+from silo.guard.conversation import NOTHING_YET, Conversation
+from silo.guard.framing import Reply
+from silo.guard.gate import Gate
+from silo.guard.ledger import Ledger
+from silo.guard.messages import Inbound, IngressDenied
+from silo.guard.panel import Panel
+from silo.guard.runs import RunKeeper
+from silo.guard.startup import Site
+from silo.guard.transcripts import Agreement
+
+_log = logging.getLogger("fedsilo.silo")
+
+FOLDER = "transfer"  # in state_dir
+EXPORTS_REMEMBERED = 64
+# Said while there is no line, and kept for the next export; all else of control.* is of the moment.
+_KEPT = frozenset({"control.abstain", "control.declined", "control.error"})
+
+Recorder = Callable[[Mapping[str, Any]], dict[str, int]]  # of the person's order, with what it came to
+
+
+class FileExchange:
+    """The `Exchange` of a silo whose `coordinator.address` is `files`.
+
+    Args:
+        site: names and keys.
+        gate, ledger, talk, agreement, keeper, panel: the guard's parts.
+        rung: the isolation of the trainer, as it was probed.
+
+    Attributes:
+        open: an export is being written.
+    """
+
+    def __init__(
+        self, site: Site, gate: Gate, ledger: Ledger, talk: Conversation, agreement: Agreement, keeper: RunKeeper, *,
+        panel: Panel, rung: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self._site = site
+        self._gate = gate
+        self._ledger = ledger
+        self._talk = talk
+        self._agreement = agreement
+        self._keeper = keeper
+        self._panel = panel
+        self._rung = rung
+        self._folder = site.config.state_dir / FOLDER
+        make_private_directory(self._folder)
+        self._imported = self._folder / "imported.zip"
+        self._words_path, self._exports_path = self._folder / "words.json", self._folder / "exports.json"
+        self._words: list[dict[str, Any]] = _read_list(self._words_path)
+        self._exports: list[dict[str, Any]] = _read_list(self._exports_path)
+        self._file: TransferFile | None = TransferFile(self._imported) if self._imported.exists() else None
+        self._held: Inbound | None = None
+        self._stuck_at = 0
+        self.open = False
+        talk.carrier = self
+        talk.joined = True  # as far as can be known here; hello is said with every export
+
+    # ---- the coordinator's turn --------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Something of the imported file is to be taken in at once."""
+        return self._held is None and self._next() is not None
+
+    def turn(self) -> None:
+        """Take in the next message of the imported file."""
+        if (run := self._keeper.run) is not None:
+            run.advance()
+        if (message := self._next()) is None:
+            return
+        sequence = message.envelope.sequence
+        if self._held is None or self._held.sequence != sequence:
+            try:
+                item = self._let_in(message)
+            except IngressDenied:
+                raise
+            except PeerError:
+                self._stuck_at = sequence  # the same bytes would be refused again: another file has to come
+                raise
+        else:
+            item = self._held
+        self._held = None
+        if message.answers is not None:
+            self._answered(message.answers, item)
+            self._ledger.acknowledge(sequence)
+        elif not take_in(item, self._keeper, self._ledger, self._gate):
+            self._held = item
+
+    def _next(self) -> CarriedMessage | None:
+        done = max(self._ledger.acknowledged, self._stuck_at)
+        for message in self._file.messages if self._file is not None else ():
+            if message.envelope.kind != "global.adapter" and message.envelope.sequence > done:
+                return message
+        return None
+
+    def _let_in(self, message: CarriedMessage) -> Inbound:
+        assert self._file is not None  # noqa: S101  # it is where the message is from
+        return self._gate.let_in(Reply(message.envelope, self._file.read(message)), carried=True)
+
+    def _answered(self, place: tuple[str, int], answer: Inbound) -> None:
+        """An answer to a message that left in a file."""
+        asked = next((row for row in self._sent() if (row["run"], row["sequence"]) == place), None)
+        if isinstance(answer.body, pb.Checkpoint):
+            self._talk.witnessed(answer.body)
+        if asked is None:
+            return
+        if isinstance(answer.body, pb.Refusal):
+            _log.warning("the coordinator refuses %s: %s", asked["kind"], answer.body.code)
+        if isinstance(answer.body, pb.Refusal) and asked["kind"] == "control.hello":
+            refused = self._talk.refused(answer.body)
+            _log.error("%s; %s", refused.message, refused.hint)
+            self._gate.counters.last_fault = refused.message
+        for item in self._ledger.outbox("allowed"):
+            if (item.kind, item.run, item.round, item.step, item.digest) == _place_of(asked):
+                try:
+                    self._keeper.answered(item, asked["sequence"], answer)
+                except UnreachableError as error:  # it was not taken, and stays in the outbox
+                    _log.warning("%s", error.message)
+        left = [word for word in self._words if _place_of(word) != _place_of(asked)]
+        if len(left) < len(self._words):
+            self._keep_words(left)
+
+    def _sent(self) -> list[dict[str, Any]]:
+        return [row for export in self._exports for row in export["messages"]]
+
+    # ---- files in ----------------------------------------------------------------------------------
+
+    def take(self, path: Path, record: Recorder) -> dict[str, Any]:
+        """Put a file of the coordinator's in the place of the one before, whole or not at all.
+
+        Args:
+            path: of the file.
+            record: the order's.
+
+        Raises:
+            TransferBroken: it is not whole. PeerError: the coordinator of this federation did not sign what is in it.
+            UsageError: it is for another silo. ConflictError: an older one than was taken.
+            NotFoundError, OperationError: it cannot be read or kept.
+        """
+        with TransferFile(path) as file:
+            self._check(file)
+            digest = file.digest
+            newest = max((message.envelope.sequence for message in file.messages), default=0)
+            if self._file is not None and newest < self._newest(self._file):
+                raise ConflictError(
+                    f"{path} is older than the file that was taken last", hint="bring the newest", code="STALE_VIEW"
+                )
+            told = record({"sha256": digest, "messages": len(file.messages), "written_at": file.header.written_at})
+            self._copy(path)
+            rows = [self._row(message) for message in file.messages]
+        if self._file is not None:
+            self._file.close()
+        self._file, self._held, self._stuck_at = TransferFile(self._imported), None, 0
+        self._talk.retry_at = 0.0
+        return {"file": str(path), "sha256": digest, "messages": rows, **told}
+
+    def _check(self, file: TransferFile) -> None:
+        config, coordinator = self._site.config, self._gate.policy.file.federation.coordinator
+        if file.header.receiver != config.spiffe_id or file.header.federation != config.federation:
+            raise UsageError(
+                f"{file.path} is for {file.header.receiver[:128]!r}, this silo is {config.spiffe_id}",
+                hint="coordinator export-plan --silo NAME",
+            )
+        for message in file.messages:
+            envelopes.check(
+                message.envelope, None, federation=config.federation, coordinator_id=coordinator,
+                key=self._site.coordinator_key,
+            )  # fmt: skip
+            for _ in file.pieces(message):
+                pass  # its digest is compared with the last piece
+
+    def _copy(self, path: Path) -> None:
+        arriving = self._imported.with_suffix(".partial")
+        with self._gate.halting():
+            shutil.copyfile(path, arriving)
+            with arriving.open("rb") as stream:
+                os.fsync(stream.fileno())
+            arriving.replace(self._imported)
+            fsync_directory(self._folder)
+
+    def _row(self, message: CarriedMessage) -> dict[str, Any]:
+        envelope = message.envelope
+        done = envelope.sequence <= self._ledger.acknowledged
+        return {
+            "kind": envelope.kind, "run": envelope.run, "round": envelope.round, "step": envelope.step,
+            "bytes": message.payload_bytes, "taken_before": done,
+        }  # fmt: skip
+
+    @staticmethod
+    def _newest(file: TransferFile) -> int:
+        return max((message.envelope.sequence for message in file.messages), default=0)
+
+    # ---- files out ---------------------------------------------------------------------------------
+
+    def export(self, path: Path, record: Recorder) -> dict[str, Any]:
+        """Write what may leave by now. What was in an export before and has no answer yet is in it again.
+
+        Args:
+            path: of the file; nothing may be there.
+            record: the order's; where it fails, no file stays.
+
+        Raises:
+            ConflictError: there is something of that name.
+            DeniedError: the policy does not let hello or poll out. OperationError: halted, or a disk refuses.
+        """
+        config, peer = self._site.config, self._gate.policy.file.federation.coordinator
+        certificate = config.identity.certificate.read_text(encoding="ascii")
+        written_at = _utc(self._gate.now())
+        with TransferWriter(path, Header(config.federation, config.spiffe_id, peer, written_at, certificate)) as file:
+            with self._gate.writing_into(file):
+                self.open = True
+                try:
+                    self._say_all()
+                finally:
+                    self.open = False
+            rows = file.messages
+            self._exports = [*self._exports, {"written_at": written_at, "messages": rows}][-EXPORTS_REMEMBERED:]
+            with self._gate.halting():
+                write_durably(self._exports_path, json.dumps(self._exports).encode(), mode=0o600)
+            digest = file.finish()
+        try:
+            size_bytes = path.stat().st_size
+            told = record({"sha256": digest, "messages": len(rows), "bytes": size_bytes})
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        run = self._keeper.run
+        return {
+            "file": str(path), "sha256": digest, "bytes": size_bytes, "messages": rows,
+            "held": [release.id for release in self._ledger.releases("held")],
+            "working": run is not None and run.busy, **told,
+        }  # fmt: skip
+
+    def _say_all(self) -> None:
+        self._talk.join(self._rung())
+        body = pb.Poll(
+            acknowledged_sequence=self._ledger.acknowledged, countersignature=self._agreement.countersignature
+        )
+        self._talk.say("control.poll", body)
+        for item in self._ledger.outbox("allowed"):
+            self._keeper.retry(item)
+        self._keeper.leaving.say_goodbye()
+        for word in list(self._words):
+            body = codec.decode(OUTBOUND_KINDS[word["kind"]], bytes.fromhex(word["body"]))
+            try:
+                self._talk.say(word["kind"], body, run=word["run"], round_number=word["round"], step=word["step"])
+            except DeniedError as error:
+                _log.warning("%s is not said: %s", word["kind"], error.message)
+
+    # ---- what the conversation would say over a line -----------------------------------------------
+
+    def instead(self, kind: str, body: ProtobufMessage, routing: Mapping[str, Any]) -> Inbound | None:
+        """What is said outside of an export: an adapter out of the imported file, a word that is kept for the next
+        export, or nothing. None: an export is being written, and the gate takes it.
+
+        Raises:
+            UnreachableError: the imported file does not hold the adapter. PeerError: it is not let in.
+        """
+        if self.open:
+            return None
+        if isinstance(body, pb.Fetch):
+            return self._adapter(body.digest)
+        if kind in _KEPT:
+            run = routing.get("run")
+            payload = codec.encode(body)
+            word = {
+                "kind": kind, "body": payload.hex(), "sha256": codec.sha256_hex(payload),
+                "run": self._gate.view.run if run is None else run,
+                "round": routing.get("round_number", 0), "step": routing.get("step", 0),
+            }  # fmt: skip
+            if word not in self._words:
+                self._keep_words([*self._words, word])
+        return NOTHING_YET
+
+    def _adapter(self, digest: str) -> Inbound:
+        for message in self._file.messages if self._file is not None else ():
+            if message.envelope.kind == "global.adapter" and message.digest == digest:
+                return self._let_in(message)
+        raise UnreachableError(
+            f"adapter {digest[:12]} is not in the file that was imported last",
+            hint="`coordinator export-plan` once more, then `silo import-plan`",
+        )
+
+    def _keep_words(self, words: list[dict[str, Any]]) -> None:
+        self._words = words
+        with self._gate.halting():
+            write_durably(self._words_path, json.dumps(words).encode(), mode=0o600)
+
+
+def _read_list(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_bytes())) if path.exists() else []
+
+
+def _place_of(row: Mapping[str, Any]) -> tuple[str, str, int, int, str]:
+    return row["kind"], row["run"], row["round"], row["step"], row["sha256"]
+
+
+def _utc(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
