@@ -172,6 +172,7 @@ class SiteView:
     Attributes:
         topics: labels that a metric may carry: those of the held-out set.
         adapters: those it holds; without them every global adapter but a run's first is refused.
+        by_files: there is no line, so a signature under a transcript may leave after the round has begun.
     """
 
     spiffe_id: str
@@ -180,6 +181,7 @@ class SiteView:
     public: PublicView
     topics: frozenset[str]
     adapters: AdapterStore | None = None
+    by_files: bool = False
 
     def last_adapter(self, view: RunView, kind: str) -> Mapping[str, Array] | None:
         """What a global adapter is compared with; None for other kinds, for a run's first, and if it is gone."""
@@ -241,6 +243,6 @@ def context_of(
         epochs=view.training.epochs if view.training else None,
         steps=view.training.steps if view.training else None,
         witnesses=view.witnesses,
-        countersigns=view.agreeing,
+        countersigns=view.agreeing or (site.by_files and view.round > 0),
         topics=site.topics,
     )

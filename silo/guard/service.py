@@ -229,6 +229,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             public=PublicView(site.public, grader, token_counter(config.model.path)),
             topics=frozenset(task.topic for task in site.held_out.rows if task.topic),
             adapters=adapters,
+            by_files=config.coordinator.by_files,
         ),
         federation=config.federation,
         site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),

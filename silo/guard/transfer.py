@@ -28,6 +28,7 @@ from fedsilo.edge.files import fsync_directory, make_private_directory, write_du
 from fedsilo.edge.transfer_file import Carried as CarriedMessage
 from fedsilo.edge.transfer_file import Header, TransferFile, TransferWriter
 from fedsilo.treaty.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError
+from fedsilo.treaty.transcript import sign_transcript, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
@@ -268,9 +269,7 @@ class FileExchange:
 
     def _say_all(self) -> None:
         self._talk.join(self._rung())
-        body = pb.Poll(
-            acknowledged_sequence=self._ledger.acknowledged, countersignature=self._agreement.countersignature
-        )
+        body = pb.Poll(acknowledged_sequence=self._ledger.acknowledged, countersignature=self._countersignature())
         self._talk.say("control.poll", body)
         for item in self._ledger.outbox("allowed"):
             self._keeper.retry(item)
@@ -281,6 +280,17 @@ class FileExchange:
                 self._talk.say(word["kind"], body, run=word["run"], round_number=word["round"], step=word["step"])
             except DeniedError as error:
                 _log.warning("%s is not said: %s", word["kind"], error.message)
+
+    def _countersignature(self) -> bytes:
+        """Ours under the open round's transcript, also where enough others had signed and the round has begun."""
+        if self._agreement.waiting is not None:
+            return self._agreement.countersignature
+        view = self._gate.view
+        kept = self._ledger.transcript(view.run, view.round)
+        if kept is None or not kept["signed"]:
+            return b""
+        transcript = transcript_from_canonical(kept["transcript"])
+        return sign_transcript(transcript, self._site.config.spiffe_id, self._site.identity.signing_key)
 
     # ---- what the conversation would say over a line -----------------------------------------------
 

@@ -26,6 +26,7 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
 from silo.guard.events import Event, Wake
+from silo.guard.file_channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
@@ -131,7 +132,10 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(log=self._coordinator_log())
-        self._take_place(Bench(self.folder, self.policy, self.coordinator))
+        self._take_place(Bench(self.folder, self.policy, self._channel()))
+
+    def _channel(self) -> Any:
+        return FileChannel() if self.by_files else self.coordinator
 
     def _take_place(self, bench: Bench) -> None:
         self.bench, self.trainer, self.clock = bench, QuietTrainer(), 0.0
@@ -185,7 +189,7 @@ class Loop:
         assert log is not None
         log.close()
         self.coordinator = Coordinator(sequence=sequence, log=self._coordinator_log())
-        self._take_place(Bench(self.folder, self.policy, self.coordinator))
+        self._take_place(Bench(self.folder, self.policy, self._channel()))
 
     def close(self) -> None:
         self.bench.close()

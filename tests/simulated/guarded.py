@@ -25,6 +25,7 @@ from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.context import RunView, SiteView
+from silo.guard.file_channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
@@ -113,7 +114,7 @@ class Bench:
 
     folder: Path
     policy: Policy
-    channel: MemoryChannel = field(default_factory=MemoryChannel)
+    channel: Any = field(default_factory=MemoryChannel)
     clock_now: float = setting.NOW
     schema: LoraSchema = setting.SCHEMA
     screens: Screens = field(default_factory=Screens)
@@ -134,7 +135,8 @@ class Bench:
             self.count_tokens,
         )
         topics, adapters = frozenset({"sort up", "rotate"}), AdapterStore(self.folder / "adapters")
-        site = SiteView(setting.SILO, setting.COORDINATOR, self.schema, public, topics, adapters)
+        by_files = isinstance(self.channel, FileChannel)
+        site = SiteView(setting.SILO, setting.COORDINATOR, self.schema, public, topics, adapters, by_files)
         self.archive = Archive(
             self.ledger,
             self.audit,
