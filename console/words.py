@@ -39,7 +39,7 @@ UPDATE_KINDS = ("lora.", "reft.")  # of a whole round, once its steps are over
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
 NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
-LINKS = ("live", "down", "connecting")  # what a guard says of its link
+LINKS = ("live", "down", "connecting", "carried")  # what a guard says of its link
 ROUND_FIGURES = (("reward_mean", "reward mean", 1), ("pass_at_1", "pass@1 %", 100), ("kl", "kl", 1))
 EQUIVOCATION_KIND = "round.open"  # halted when the coordinator told two silos different things
 

@@ -22,6 +22,7 @@ from coordinator.runs import ActiveRun
 from fedsilo.edge.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import ConflictError, NotFoundError
+from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.round_tables import RUN, advance, gather
 
@@ -73,7 +74,8 @@ class Submissions:
 
         Raises:
             UsageError: not a valid run.
-            ConflictError: the name is taken, or a silo is in a run that has not ended (`SILO_BUSY`).
+            ConflictError: the name is taken, a silo is in a run that has not ended (`SILO_BUSY`), or one has no line
+                and the run needs answers inside a round (`BY_FILES`).
         """
         document = read_request(text.encode(), source)
         request = dict(document.value)
@@ -82,6 +84,7 @@ class Submissions:
             request.setdefault("run", f"run-{ordinal}")
             document = replace(document, value=request)
             plan = check_request(document, self.fixed)
+            self._refuse_waiting_for_files(session, document, plan)
             if session.get(db.Run, plan.run) is not None:
                 raise ConflictError(f"there is a run {plan.run!r} already", hint="choose another `run:`")
             self._refuse_busy(plan)
@@ -156,6 +159,16 @@ class Submissions:
         plan = plan_from_request(document, self.fixed, silos_of(document, self.fixed.silos))
         due = self.driver.parts.monotonic() + plan.join_deadline_seconds
         self.waiting[name] = Waiting(request, plan, due)
+
+    @staticmethod
+    def _refuse_waiting_for_files(session: Session, document: strict_yaml.Document, plan: Plan) -> None:
+        by_files = [silo for silo in plan.silos if silo in db.carried_silos(session)]
+        if by_files and plan.exchange == "step" and method_named(plan.method).swaps:
+            raise ConflictError(
+                f"{document.place(('exchange',))}: exchange: step needs answers inside a round, and these silos exchange "
+                f"files between rounds: {', '.join(by_files)}",
+                hint="exchange: round_end, or name the other silos in `silos:`", code="BY_FILES",
+            )  # fmt: skip
 
     def _refuse_busy(self, plan: Plan) -> None:
         """A silo has one trainer and is in one run at a time; runs of different silos go on side by side."""

@@ -180,6 +180,7 @@ class Panel:
         counters = self._gate.counters
         held = self._ledger.releases("held")
         last_run, last_state = self._ledger.last_run()
+        how = "carried" if config.coordinator.by_files else "live" if counters.last_contact else "connecting"
         return {
             "kind": "silo",
             "silo": config.silo,
@@ -221,7 +222,7 @@ class Panel:
             "coordinator": {
                 "address": config.coordinator.address,
                 "id": policy.file.federation.coordinator,
-                "link": "down" if link_fault else ("live" if counters.last_contact else "connecting"),
+                "link": "down" if link_fault else how,
                 "fault": link_fault,
                 "last_contact": counters.last_contact,
             },

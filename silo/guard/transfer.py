@@ -131,7 +131,9 @@ class FileExchange:
 
     def _let_in(self, message: CarriedMessage) -> Inbound:
         assert self._file is not None  # noqa: S101  # it is where the message is from
-        return self._gate.let_in(Reply(message.envelope, self._file.read(message)), carried=True)
+        large = message.payload_bytes > codec.UNASKED_BYTES_MAX
+        payload = self._file.view(message) if large else self._file.read(message)
+        return self._gate.let_in(Reply(message.envelope, payload), carried=True)
 
     def _answered(self, place: tuple[str, int], answer: Inbound) -> None:
         """An answer to a message that left in a file."""

@@ -16,7 +16,14 @@ from certs.identity import peer_identity
 from coordinator import store as db
 from coordinator.transfer import Transfers
 from fedsilo.edge.transfer_file import Carried, Header, TransferBroken, TransferFile, TransferWriter
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
+from fedsilo.treaty.errors import (
+    ConflictError,
+    FedSiloError,
+    NotAllowedError,
+    NotFoundError,
+    OperationError,
+    UsageError,
+)
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS
@@ -252,6 +259,18 @@ def test_a_refused_message_keeps_none_behind_it_from_being_taken(
     fourth.take(tmp_path / "next.zip")
     refusals = [body.code for _, kind, body in fourth.answered if kind == "control.refusal"]
     assert refusals == [codes["public.responses", 9]]
+
+
+def test_a_run_that_needs_answers_inside_a_round_is_refused_with_file_and_line(
+    house: House, transfers: Transfers, tmp_path: Path
+) -> None:
+    transfers.import_release(CarriedSilo(house).release(tmp_path / "hello.zip"))
+    text = ROUND_END.replace("round_end", "step")
+    line = text[: text.index("exchange:")].count("\n") + 1
+    with pytest.raises(ConflictError, match=rf"run\.yaml:{line}: exchange: step needs .* hospital_d$") as told:
+        house.submit(text)
+    assert told.value.code == "BY_FILES"
+    house.submit(text + "silos: [hospital_a, hospital_b, hospital_c]\n")
 
 
 # ---- bad files --------------------------------------------------------------------------------------
