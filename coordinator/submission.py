@@ -165,8 +165,8 @@ class Submissions:
         by_files = [silo for silo in plan.silos if silo in db.carried_silos(session)]
         if by_files and plan.exchange == "step" and method_named(plan.method).swaps:
             raise ConflictError(
-                f"{document.place(('exchange',))}: exchange: step needs answers inside a round, and these silos exchange "
-                f"files between rounds: {', '.join(by_files)}",
+                f"{document.place(('exchange',))}: exchange: step needs answers inside a round, and these silos only "
+                f"exchange files: {', '.join(by_files)}",
                 hint="exchange: round_end, or name the other silos in `silos:`", code="BY_FILES",
             )  # fmt: skip
 
