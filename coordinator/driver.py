@@ -58,12 +58,14 @@ class Driver:
     Attributes:
         runs: runs that have a plan and have not ended.
         halted: why nothing is taken any more; empty while all is well.
+        importing: silos whose files are being read; what waits for them goes into a file (`coordinator.transfer`).
         after_hello: called, under the lock, when a silo has said hello.
     """
 
     parts: Parts
     runs: dict[str, ActiveRun] = field(default_factory=dict)
     seen: dict[str, MemberState] = field(default_factory=dict)
+    importing: set[str] = field(default_factory=set)
     halted: str = ""
     stopping: bool = False
     after_hello: Callable[[], object] = field(default=lambda: None)
@@ -363,7 +365,7 @@ class Driver:
 
     def _delivered(self, session: Session, silo: str) -> Reply | None:
         """The next item of a silo's outbox; None: there is none."""
-        item = self._next_item(session, silo)
+        item = None if silo in self.importing else self._next_item(session, silo)
         if item is None or self.halted:
             return None
         taken = Taken(item.kind, None, BytesPayload(item.payload), item.run, item.round, item.step)
@@ -399,14 +401,11 @@ class Driver:
             if told:
                 log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
                 self.parts.publish("refused", {"peer": peer.spiffe_id, "code": error.code})
+                kind = envelope.kind if silo else "unknown"
                 self.parts.audit.append(
-                    "ingress.decision",
-                    kind=envelope.kind if silo else "unknown",
-                    decision="deny",
-                    reasons=[error.code],
-                    direction="ingress",
+                    "ingress.decision", kind=kind, decision="deny", reasons=[error.code], direction="ingress",
                     peer=peer.spiffe_id[:128],
-                )
+                )  # fmt: skip
             return self._reply(peer.name if listed else peer.spiffe_id, self._refusal(error, envelope))
         except OperationError as failure:
             self.halt(failure)

@@ -111,7 +111,11 @@ class Transfers:
             for message in file.messages:
                 for _ in file.pieces(message):  # before the first is taken
                     pass
-            rows = [self._take(peer, file, message) for message in file.messages]
+            self._driver.importing.add(peer.name)
+            try:
+                rows = [self._take(peer, file, message) for message in file.messages]
+            finally:
+                self._driver.importing.discard(peer.name)
             self._mark(peer.name)
             return {"silo": peer.name, "sha256": file.digest, "messages": rows}
 

@@ -19,6 +19,7 @@ import json
 import mmap
 import os
 import secrets
+import stat
 import struct
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -206,10 +207,14 @@ class TransferFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._stream: IO[bytes] = path.open("rb")
+            # a pipe would keep the daemon waiting for whoever writes into it
+            self._stream: IO[bytes] = open(path, "rb", opener=_without_waiting)
         except OSError as error:
             hint = "the daemon reads it: its user must be able to"
             raise NotFoundError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+        if not stat.S_ISREG(os.fstat(self._stream.fileno()).st_mode):
+            self._stream.close()
+            raise self._broken("it is no regular file")
         try:
             self._archive = zipfile.ZipFile(self._stream)
             self._sizes = self._listed()
@@ -328,6 +333,10 @@ class TransferFile:
         return TransferBroken(
             f"{self.path}: {why}; nothing of it was taken", hint="copy it once more from where it was written"
         )
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _text(value: Any) -> str:

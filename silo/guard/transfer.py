@@ -245,6 +245,7 @@ class FileExchange:
         certificate = config.identity.certificate.read_text(encoding="ascii")
         written_at = _utc(self._gate.now())
         with TransferWriter(path, Header(config.federation, config.spiffe_id, peer, written_at, certificate)) as file:
+            self._keeper.leaving.say_goodbye()  # kept with the other words, and so said until it is answered
             with self._gate.writing_into(file):
                 self.open = True
                 try:
@@ -275,7 +276,6 @@ class FileExchange:
         self._talk.say("control.poll", body)
         for item in self._ledger.outbox("allowed"):
             self._keeper.retry(item)
-        self._keeper.leaving.say_goodbye()
         for word in list(self._words):
             body = codec.decode(OUTBOUND_KINDS[word["kind"]], bytes.fromhex(word["body"]))
             try:

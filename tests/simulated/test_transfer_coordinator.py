@@ -230,6 +230,19 @@ def test_of_two_files_what_was_not_taken_from_the_older_one_stays(
     assert "round.agreed" in kinds and "round.open" not in kinds
 
 
+def test_what_a_poll_in_a_file_would_bring_over_a_line_goes_out_once_in_the_next_file(
+    house: House, transfers: Transfers, tmp_path: Path
+) -> None:
+    lines, fourth = begun(house, transfers, tmp_path)
+    until_quiet(lines)
+    on_a_trip(transfers, fourth, tmp_path / "trips")
+    until_quiet(lines)
+    transfers.export_plan(FOURTH, tmp_path / "next.zip")
+    rows = house.rows(lambda session: db.traffic_table(session, "run-1"))
+    out = {row["kind"]: row["messages"] for row in rows if row["silo"] == FOURTH and row["direction"] == "out"}
+    assert out["round.open"] == 2 and out["run.plan"] == 1
+
+
 def test_the_same_file_twice_is_taken_once(house: House, transfers: Transfers, tmp_path: Path) -> None:
     lines, fourth = begun(house, transfers, tmp_path)
     until_quiet(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,19 @@ def test_a_run_whose_rounds_need_answers_in_between_is_declined_in_the_next_file
         assert len(words) == 2 and {"control.abstain", "control.error"}.isdisjoint(bodies(third))
 
 
+def test_a_goodbye_is_in_every_file_until_it_is_answered(loop: Loop, post: Post) -> None:
+    begun(post)
+    loop.guard.keeper.leaving.begin("run-1")
+    loop.guard.keeper.end_run("left")
+    for _ in range(2):
+        with post.carry_out() as file:
+            said = bodies(file)
+            assert said["control.abstain"].round == 0 and UPDATE not in said
+    post.carry_in(post.write(*acks(file, "control.abstain")))
+    with post.carry_out() as after:
+        assert "control.abstain" not in bodies(after)
+
+
 # ---- bad files --------------------------------------------------------------------------------------
 
 
@@ -304,6 +318,11 @@ def cut_short(post: Post) -> Path:
     return path
 
 
+def a_pipe(post: Post) -> Path:
+    os.mkfifo(post.folder / "pipe")
+    return post.folder / "pipe"
+
+
 def no_archive(post: Post) -> Path:
     path = post.folder / "notes.txt"
     path.write_text("carry milk")
@@ -319,6 +338,8 @@ def no_archive(post: Post) -> Path:
         (with_another_payload, TransferBroken),
         (cut_short, TransferBroken),
         (no_archive, TransferBroken),
+        (a_pipe, TransferBroken),
+        (lambda post: post.folder, FedSiloError),
         (lambda post: post.folder / "missing.zip", FedSiloError),
     ],
 )
