@@ -208,7 +208,7 @@ class TransferFile:
         self.path = path
         try:
             # a pipe would keep the daemon waiting for whoever writes into it
-            self._stream: IO[bytes] = open(path, "rb", opener=_without_waiting)
+            self._stream: IO[bytes] = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (closed by close)
         except OSError as error:
             hint = "the daemon reads it: its user must be able to"
             raise NotFoundError(f"cannot read {path}: {error.strerror}", hint=hint) from error

@@ -240,7 +240,7 @@ def test_T30_without_the_check_of_the_envelope_a_rule_still_knows_the_sender(
 
 @pytest.mark.parametrize("name", ["replayed_reply", "reordered_replies"])
 def test_T29_without_the_sequence_it_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(Ledger, "accept_sequence", lambda *_: None)
+    monkeypatch.setattr(Ledger, "accept_sequence", lambda *_, **__: None)
     without_a_control(tmp_path, name)
 
 
