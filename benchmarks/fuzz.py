@@ -64,7 +64,7 @@ def frames() -> tuple[Parse, list[bytes]]:
             parts.append(data[place + 2 : place + 2 + size])
             place += 2 + size
         try:
-            reply = assemble((pb.Frame.FromString(part) for part in parts), 1 << 20)
+            reply = assemble((codec.frame_of(part) for part in parts), 1 << 20)
         except DecodeError:
             return  # which gRPC's own layer answers, before our handler is asked
         codec.decode(kinds.get(reply.envelope.kind, pb.PublicResponses), reply.payload)
@@ -73,7 +73,7 @@ def frames() -> tuple[Parse, list[bytes]]:
     seeds = []
     for kind in ("public.responses", "control.poll"):
         made = codec.frames(pb.Envelope(kind=kind), payload if kind == "public.responses" else b"")
-        seeds.append(b"".join(len(part).to_bytes(2, "big") + part for part in map(codec.encode, made)))
+        seeds.append(b"".join(len(part).to_bytes(2, "big") + part for part in map(codec.frame_bytes, made)))
     return parse, seeds
 
 

@@ -173,7 +173,7 @@ class FederationService:
         self._quiet = QuietLog(log, monotonic=monotonic)
         self.watchdog = _Watchdog(monotonic, self._quiet, limits.receive_timeout_seconds)
 
-    def exchange(self, requests: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Frame]:
+    def exchange(self, requests: Iterator[codec.Frame], context: grpc.ServicerContext) -> Iterator[codec.Frame]:
         """One message in, one message out."""
         with _Boundary(context, self._quiet), contextlib.suppress(LineClosed):
             peer = self._peer(context)
@@ -195,14 +195,14 @@ class FederationService:
                     yield frame
 
     def _take(
-        self, peer: PeerIdentity, requests: Iterator[pb.Frame], context: grpc.ServicerContext,
+        self, peer: PeerIdentity, requests: Iterator[codec.Frame], context: grpc.ServicerContext,
         stack: contextlib.ExitStack,
-    ) -> Generator[pb.Frame, None, Reply | tuple[pb.Envelope, AnyPayload]]:  # fmt: skip
+    ) -> Generator[codec.Frame, None, Reply | tuple[pb.Envelope, AnyPayload]]:  # fmt: skip
         """The complete message, or the refusal that answers its opening or what came after it."""
         envelope = pb.Envelope()
         try:
             first = next(requests, None)
-            if first is None or first.WhichOneof("part") != "opening":
+            if first is None or isinstance(first, codec.Chunk) or first.WhichOneof("part") != "opening":
                 raise PeerError(WireCode.MALFORMED, "a message begins with an opening")
             envelope = first.opening.envelope
             codec.require_known(first)
@@ -221,9 +221,9 @@ class FederationService:
                 return self._driver.refuse(peer, envelope, error)
 
     def _take_large(
-        self, silo: str, envelope: pb.Envelope, announced: int, requests: Iterator[pb.Frame],
+        self, silo: str, envelope: pb.Envelope, announced: int, requests: Iterator[codec.Frame],
         context: grpc.ServicerContext, stack: contextlib.ExitStack,
-    ) -> Generator[pb.Frame, None, AnyPayload]:  # fmt: skip
+    ) -> Generator[codec.Frame, None, AnyPayload]:  # fmt: skip
         """What a silo may send when its turn comes. It stays until `stack` is left without an error."""
         self.watchdog.rest(context)  # it waits for others
         if not context.add_callback(self.uploads.wake):
@@ -301,11 +301,11 @@ class FederationService:
                 self._calls[peer.spiffe_id] -= 1
 
 
-def _chunks(requests: Iterator[pb.Frame], expected: int) -> Iterator[bytes]:
+def _chunks(requests: Iterator[codec.Frame], expected: int) -> Iterator[codec.Buffer]:
     """Chunks of exactly so many bytes. Raises PeerError: anything else."""
     left = expected
     for frame in requests:
-        chunk = frame.chunk  # asked for once: each time makes a copy
+        chunk = frame.chunk  # asked for once: a protobuf frame makes a copy each time
         left -= len(chunk)
         too_long = len(chunk) > codec.CHUNK_BYTES_MAX or left < 0
         if frame.WhichOneof("part") != "chunk" or too_long or not chunk:
@@ -323,10 +323,10 @@ def _offset_asked(envelope: pb.Envelope, payload: AnyPayload, reply: Reply) -> i
     return offset if offset <= reply.payload.size_bytes else 0
 
 
-def _frames(reply: Reply, offset: int) -> Iterator[pb.Frame]:
+def _frames(reply: Reply, offset: int) -> Iterator[codec.Frame]:
     yield pb.Frame(opening=pb.Opening(envelope=reply.envelope, payload_bytes=reply.payload.size_bytes, offset=offset))
     for chunk in chunks(reply.payload, offset):
-        yield pb.Frame(chunk=chunk)
+        yield codec.Chunk(chunk)
 
 
 def federation_server(
@@ -355,8 +355,8 @@ def federation_server(
     server = grpc.server(ThreadPoolExecutor(4 + 3 * silos, thread_name_prefix="federation"), options=options)
     handler = grpc.stream_stream_rpc_method_handler(
         service.exchange,
-        request_deserializer=pb.Frame.FromString,
-        response_serializer=pb.Frame.SerializeToString,
+        request_deserializer=codec.frame_of,
+        response_serializer=codec.frame_bytes,
     )
     method = services.EXCHANGE.rpartition("/")[2]
     server.add_generic_rpc_handlers(

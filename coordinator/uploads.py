@@ -26,6 +26,7 @@ from coordinator import store as db
 from coordinator.blobs import AnyPayload, Blobs, FilePayload, disk_error
 from fedsilo.edge.partial_file import PartialFile
 from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.wire.codec import Buffer
 
 PLACES = 4
 PARTIALS_PER_SILO_MAX = 2
@@ -56,7 +57,7 @@ class Upload:
         self._file = file
         self.offset = file.size_bytes
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: Buffer) -> None:
         with self._writing():
             self._file.write(chunk)
 

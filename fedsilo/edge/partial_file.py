@@ -55,7 +55,7 @@ class PartialFile:
             raise
         self.resumed_at = self.size_bytes
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         view = memoryview(chunk)
         if self._hash is not None:
             self._hash.update(view)

@@ -48,7 +48,7 @@ class Arriving:
     def size_bytes(self) -> int:
         return self._file.size_bytes
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: Buffer) -> None:
         with self._using():
             self._file.write(chunk)
 

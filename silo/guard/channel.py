@@ -130,8 +130,8 @@ class GrpcChannel:
             self._channel = self._connect()
         stub = self._channel.stream_stream(
             services.EXCHANGE,
-            request_serializer=pb.Frame.SerializeToString,
-            response_deserializer=pb.Frame.FromString,
+            request_serializer=codec.frame_bytes,
+            response_deserializer=codec.frame_of,
         )
         self._given_up = False
         uplink = Uplink(envelope, payload)

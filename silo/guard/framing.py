@@ -33,7 +33,7 @@ class Sink(Protocol):
 
     @property
     def size_bytes(self) -> int: ...
-    def write(self, chunk: bytes) -> None: ...
+    def write(self, chunk: codec.Buffer) -> None: ...
     def restart(self) -> None: ...
     def view(self) -> memoryview: ...
 
@@ -53,7 +53,7 @@ class Uplink:
         self._told = False
         self._word: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
-    def frames(self) -> Iterator[pb.Frame]:
+    def frames(self) -> Iterator[codec.Frame]:
         """What is sent. Waits for the word, or for the end."""
         yield codec.opening(self._envelope, self._payload)
         offset = self._word.get() if self.asks else 0
@@ -64,7 +64,7 @@ class Uplink:
         """The call is over: no word will come."""
         self._word.put(None)
 
-    def after_word(self, answers: Iterable[pb.Frame], admitted: Callable[[], object]) -> Iterator[pb.Frame]:
+    def after_word(self, answers: Iterable[codec.Frame], admitted: Callable[[], object]) -> Iterator[codec.Frame]:
         """The frames of the answer; the word, where one is due, is taken out of them.
 
         Args:
@@ -75,7 +75,7 @@ class Uplink:
             PeerError: a word that nobody waits for, or an offset that the payload does not have.
         """
         for frame in answers:
-            if frame.WhichOneof("part") != "admitted":
+            if isinstance(frame, codec.Chunk) or frame.WhichOneof("part") != "admitted":
                 yield frame
                 continue
             if not self.asks or self._told or frame.admitted.offset > len(self._payload):
@@ -85,7 +85,7 @@ class Uplink:
             self._word.put(frame.admitted.offset)
 
 
-def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int, into: Sink | None = None) -> Reply:
+def assemble(frames: Iterable[codec.Frame], payload_bytes_max: int, into: Sink | None = None) -> Reply:
     """One message out of its frames.
 
     Args:
@@ -98,9 +98,9 @@ def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int, into: Sink | No
             asked for.
         OperationError: the disk does not keep them.
     """
-    stream: Iterator[pb.Frame] = iter(frames)
+    stream: Iterator[codec.Frame] = iter(frames)
     first = next(stream, None)
-    if first is None or first.WhichOneof("part") != "opening":
+    if first is None or isinstance(first, codec.Chunk) or first.WhichOneof("part") != "opening":
         raise PeerError(WireCode.MALFORMED, "the reply does not begin with an opening")
     codec.require_known(first)
     expected, offset = first.opening.payload_bytes, first.opening.offset
@@ -115,7 +115,7 @@ def assemble(frames: Iterable[pb.Frame], payload_bytes_max: int, into: Sink | No
     parts = []
     total = offset
     for frame in stream:
-        chunk = frame.chunk  # asked for once: each time makes a copy
+        chunk = frame.chunk  # asked for once: a protobuf frame makes a copy each time
         if frame.WhichOneof("part") != "chunk" or len(chunk) > codec.CHUNK_BYTES_MAX:
             raise PeerError(WireCode.MALFORMED, "the reply has a frame that is not a chunk of at most 1 MiB")
         total += len(chunk)

@@ -91,7 +91,7 @@ def exchange(site: Path, ready: Ready, silo: str, kind: str, body: Any, sequence
     with grpc.secure_channel(ready.address, credentials) as channel:
         call = channel.stream_stream(
             services.EXCHANGE,
-            request_serializer=pb.Frame.SerializeToString,
+            request_serializer=codec.frame_bytes,
             response_deserializer=pb.Frame.FromString,
         )
         frames = list(call(codec.frames(envelope, payload), timeout=20))
@@ -192,7 +192,7 @@ def test_T25_plaintext_and_no_certificate_are_refused(site: Path, ready: Ready) 
         with channel:
             call = channel.stream_stream(
                 services.EXCHANGE,
-                request_serializer=pb.Frame.SerializeToString,
+                request_serializer=codec.frame_bytes,
                 response_deserializer=pb.Frame.FromString,
             )
             with pytest.raises(grpc.RpcError):

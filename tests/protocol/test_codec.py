@@ -10,6 +10,7 @@ import struct
 import numpy as np
 import pytest
 from google.protobuf.internal import encoder
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -233,3 +234,41 @@ def test_frames_carry_the_payload_in_chunks_of_at_most_a_mebibyte() -> None:
     chunks = [part.chunk for part in parts[1:]]
     assert max(map(len, chunks)) <= codec.CHUNK_BYTES_MAX
     assert hashlib.sha256(b"".join(chunks)).digest() == hashlib.sha256(payload).digest()
+
+
+HEAD_EDGES = [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, codec.CHUNK_BYTES_MAX, 0x1FFFFF, 0x200000]
+
+
+@pytest.mark.parametrize("size_bytes", HEAD_EDGES)
+def test_a_chunk_crosses_as_protobuf_would_write_it(size_bytes: int) -> None:
+    data = bytes(size_bytes)
+    crossing = codec.frame_bytes(codec.Chunk(memoryview(data)))
+    assert crossing == pb.Frame(chunk=data).SerializeToString()
+    assert codec.frame_of(crossing).chunk == data
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        # near a chunk: its tag, a length of one byte or two, and bytes that are so many or not
+        st.tuples(st.integers(0, 0xFF), st.binary(max_size=2), st.binary(max_size=300)).map(
+            lambda drawn: b"\x12" + bytes([drawn[0]]) + drawn[1] + drawn[2]
+        ),
+        st.binary(max_size=300).map(lambda chunk: pb.Frame(chunk=chunk).SerializeToString() + b"\x12\x01x"),
+    )
+)
+def test_any_bytes_are_the_frame_that_protobuf_reads(data: bytes) -> None:
+    try:
+        expected = pb.Frame.FromString(data)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            codec.frame_of(data)
+        return
+    found = codec.frame_of(data)
+    assert (found.WhichOneof("part"), found.chunk) == (expected.WhichOneof("part"), expected.chunk)
+    if isinstance(found, pb.Frame):
+        assert found == expected
+
+
+def test_a_length_written_in_more_bytes_than_it_takes_is_read_too() -> None:
+    assert codec.frame_of(b"\x12\x83\x00abc").chunk == b"abc"

@@ -332,6 +332,6 @@ def read_exactly(connection: ssl.SSLSocket, size: int) -> bytes:
 def test_the_codec_and_the_reader_agree_on_frames(tmp_path: Path) -> None:
     payload = bytes(3 * codec.CHUNK_BYTES_MAX + 17)
     envelope = pb.Envelope(run="run", kind="lora.factors")
-    body = b"".join(grpc_message(frame.SerializeToString()) for frame in codec.frames(envelope, payload))
+    body = b"".join(grpc_message(codec.frame_bytes(frame)) for frame in codec.frames(envelope, payload))
     read = read_recording(recorded(tmp_path / "0001-hospital_a.up", stream(1, body, size=16384)))
     assert [(message.envelope, message.payload) for message in read.messages] == [(envelope, payload)]

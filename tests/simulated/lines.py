@@ -138,7 +138,7 @@ class LineSilo(SimulatedSilo):
             answers.close()  # type: ignore[attr-defined]  # a generator
         return Reply(reply.envelope, BytesPayload(reply.payload))
 
-    def _sent(self, frames: Iterator[pb.Frame]) -> Iterator[pb.Frame]:
+    def _sent(self, frames: Iterator[codec.Frame]) -> Iterator[pb.Frame]:
         for frame in frames:
             if self.up_bytes is not None and self.crossed + len(frame.chunk) > self.up_bytes:
                 self.up_bytes = None
@@ -148,7 +148,7 @@ class LineSilo(SimulatedSilo):
             self._pass()
             yield frame
 
-    def _received(self, frames: Iterator[pb.Frame]) -> Iterator[pb.Frame]:
+    def _received(self, frames: Iterator[codec.Frame]) -> Iterator[pb.Frame]:
         for frame in frames:
             answers = frame.WhichOneof("part") != "admitted"
             if answers and self.down_bytes is not None and self.came + len(frame.chunk) > self.down_bytes:

@@ -32,6 +32,7 @@ TENSOR_SIDES_MAX = 8
 TENSOR_ELEMENTS_MAX = 1 << 40
 _LENGTH_PREFIX_BYTES = 8
 _PAGE_BYTES = 4096
+_CHUNK_HEAD_BYTES_MAX = 4  # of pieces below 2 MiB; gRPC takes no larger message
 
 MessageT = TypeVar("MessageT", bound=Message)
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -332,7 +333,47 @@ def decode_factors(payload: Buffer) -> Factors:
 # ---- frames ----------------------------------------------------------------------------------------
 
 
-def frames(envelope: pb.Envelope, payload: Buffer) -> Iterator[pb.Frame]:
+@dataclass(frozen=True)
+class Chunk:
+    """A frame that holds a piece of a payload, without a copy of it. On the wire it is `pb.Frame(chunk=...)`, which
+    copies a piece three times into new memory: nine tenths of the time that sending one took."""
+
+    chunk: Buffer
+
+    def WhichOneof(self, _: str, /) -> str:  # noqa: N802  # protobuf's name
+        return "chunk"
+
+
+Frame = pb.Frame | Chunk
+
+
+def frame_bytes(frame: Frame) -> bytes:
+    """As it crosses."""
+    if isinstance(frame, Chunk):
+        return b"".join((_chunk_head(len(frame.chunk)), frame.chunk))
+    return frame.SerializeToString()
+
+
+def frame_of(data: bytes) -> Frame:
+    """As `frame_bytes` gives it. Raises protobuf's DecodeError: no frame."""
+    for head_bytes in range(2, _CHUNK_HEAD_BYTES_MAX + 1):
+        head = _chunk_head(max(len(data) - head_bytes, 0))
+        if len(head) == head_bytes and data.startswith(head):
+            return Chunk(memoryview(data)[head_bytes:])
+    return pb.Frame.FromString(data)  # anything else, and a piece that another writer encodes in another way
+
+
+def _chunk_head(chunk_bytes: int) -> bytes:
+    """What protobuf writes before the bytes of field 2: tag and length, seven bits a byte."""
+    head = bytearray(b"\x12")
+    while chunk_bytes > 0x7F:
+        head.append(chunk_bytes & 0x7F | 0x80)
+        chunk_bytes >>= 7
+    head.append(chunk_bytes)
+    return bytes(head)
+
+
+def frames(envelope: pb.Envelope, payload: Buffer) -> Iterator[Frame]:
     """One message as frames: opening first, then chunks of at most 1 MiB."""
     yield opening(envelope, payload)
     yield from chunk_frames(payload, 0)
@@ -342,6 +383,7 @@ def opening(envelope: pb.Envelope, payload: Buffer) -> pb.Frame:
     return pb.Frame(opening=pb.Opening(envelope=envelope, payload_bytes=len(payload)))
 
 
-def chunk_frames(payload: Buffer, offset: int) -> Iterator[pb.Frame]:
+def chunk_frames(payload: Buffer, offset: int) -> Iterator[Chunk]:
+    view = memoryview(payload)
     for start in range(offset, len(payload), CHUNK_BYTES_MAX):
-        yield pb.Frame(chunk=bytes(payload[start : start + CHUNK_BYTES_MAX]))
+        yield Chunk(view[start : start + CHUNK_BYTES_MAX])
