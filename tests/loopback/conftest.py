@@ -40,8 +40,8 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """`fedsilo demo` with its default options, and what it left on disk."""
-    return demo(tmp_path_factory.mktemp("demo") / "out", "--seed", str(SEED))
+    """`fedsilo demo` of two rounds, else with its default options, and what it left on disk."""
+    return demo(tmp_path_factory.mktemp("demo") / "out", "--seed", str(SEED), "--rounds", "2")
 
 
 @pytest.fixture(scope="package")

@@ -1,6 +1,7 @@
-"""`fedsilo demo` with its default options, and everything a person may check afterwards, each computed another way.
+"""`fedsilo demo`, and everything a person may check afterwards, each computed another way. What three rounds teach, as
+the README says it, `.ci/check_demo.py` asks.
 
-One real run of three rounds by nine processes; the tests read what it printed and what it left on disk.
+One real run of two rounds by nine processes; the tests read what it printed and what it left on disk.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ def test_it_learns_and_says_everything_that_scripts_rely_on(finished_demo: Demo)
     data = finished_demo.data
     assert finished_demo.reply.envelope["schema"] == "fedsilo.cli/1" and finished_demo.reply.envelope["ok"] is True
     assert (data["method"], data["state"], data["processes"]) == ("pubswap", "finished", 9)
-    assert [row["state"] for row in data["rounds"]] == ["committed"] * 3
-    assert data["pass_at_1"]["after"] - data["pass_at_1"]["before"] >= 0.20
+    assert [row["state"] for row in data["rounds"]] == ["committed"] * 2
+    assert data["pass_at_1"]["after"] - data["pass_at_1"]["before"] >= 0.10
     assert sorted(data["per_silo"]) == SILOS and sorted(data["per_topic"]) == TOPICS
     for rows in (data["per_silo"], data["per_topic"]):
         assert all(0 <= row[when] <= 1 for row in rows.values() for when in ("before", "after"))
     assert [(row["log"], row["verified"]) for row in data["audit"]] == [(log, True) for log in (*SILOS, "coordinator")]
     assert Path(data["adapter"], "adapter_model.safetensors").is_file() and data["seconds"] > 0
     # without a screen the progress goes to stderr, so that stdout is the one envelope
-    for shown in ("round 1 of 3", "round 3 of 3", "reward 0.", "pass@1 0.", " MB"):
+    for shown in ("round 1 of 2", "round 2 of 2", "reward 0.", "pass@1 0.", " MB"):
         assert shown in finished_demo.reply.stderr
 
 
@@ -91,8 +92,8 @@ def test_what_left_is_what_the_logs_say_line_by_line_on_both_sides(finished_demo
         sent = counted(records(finished_demo.out / silo / "state" / "audit"), "egress.sent")
         assert reported == sent
         assert reported == counted(came_in, "ingress.decision", f"/silo/{silo}")
-        # 3 rounds of 10 public steps; a step without a correct answer may stay silent
-        assert reported["lora.factors"][0] == 3 and 0 < reported["public.responses"][0] <= 30
+        # 2 rounds of 10 public steps; a step without a correct answer may stay silent
+        assert reported["lora.factors"][0] == 2 and 0 < reported["public.responses"][0] <= 20
 
 
 def test_every_send_stands_after_its_own_decision_to_allow(finished_demo: Demo) -> None:
