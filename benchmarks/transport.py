@@ -1,6 +1,6 @@
 """Rounds of LoRA factors between real processes, against NVFlare and Flower, alternating:
-`python -m benchmarks.transport --json [--sides ours nvflare flower] [--sizes 6.96 69.6] [--silos 4 16] [--rounds 3]
-[--cycles 1] [--venv-nvflare FOLDER] [--venv-flower FOLDER]`.
+`python -m benchmarks.transport --json [--sides ours nvflare flower] [--sizes 6.96 69.6] [--silos 4 16] [--light N]
+[--rounds 3] [--cycles 1] [--venv-nvflare FOLDER] [--venv-flower FOLDER]`.
 
 392 float32 arrays, 69.6 or 6.96 MB; a trainer that adds a constant, so that every side's mean is checked against a
 number by hand. Ours: coordinator and silos with mTLS, gate, hashing and audit on (`transport_ours`). Each peer in an
@@ -13,6 +13,8 @@ environment of its own, made as `transport_nvflare` and `transport_flower` say; 
     base_mib, peak_mib_n4, ..._n16  of our server's processes, before a run and at most in it
     empty_round_seconds             N=4, 14 arrays of 448 bytes in all
     small_...                       the same with 6.96 MB
+    light_seconds                   the empty round with as many silos as --light says, of ours
+    memory                          of each of our jobs from 69.6 MB on: peak_mib, and bound_mib, base and 4 payloads
     sides                           what each job took; idle: of a server and a client that wait
     limits                          a bare gRPC stream over mTLS, one way; SHA-256
 
@@ -37,7 +39,18 @@ from typing import Any
 from benchmarks import transport_flower, transport_nvflare, transport_ours
 from benchmarks.transport_limits import limits
 from benchmarks.transport_payload import EMPTY, SHAPES
-from benchmarks.transport_report import FEW, LARGE, REQUIRED_LEAST, REQUIRED_MOST, Job, Place, figures_of, kept_of
+from benchmarks.transport_report import (
+    FEW,
+    LARGE,
+    REQUIRED_LEAST,
+    REQUIRED_MOST,
+    SMALL,
+    Job,
+    Place,
+    figures_of,
+    kept_of,
+    memory_of,
+)
 from fedsilo.treaty.errors import FedSiloError
 
 SIDES = ("ours", "nvflare", "flower")
@@ -48,8 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; the output is always JSON")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     sizes = [size for size in SHAPES if size]
-    parser.add_argument("--sizes", nargs="+", type=float, choices=sizes, default=sizes, help="megabytes")
+    parser.add_argument("--sizes", nargs="+", type=float, choices=sizes, default=[SMALL, LARGE], help="megabytes")
     parser.add_argument("--silos", nargs="+", type=int, default=[4, 16])
+    parser.add_argument("--light", type=int, metavar="N", help="and so many of our silos with next to no payload")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cycles", type=int, default=1, help="of all sides, for each size and number of silos")
     parser.add_argument("--venv-nvflare", type=Path, metavar="FOLDER")
@@ -76,9 +90,13 @@ def measured(given: argparse.Namespace, root: Path) -> dict[str, Any]:
     failed: dict[str, str] = {}
     places = [(EMPTY, FEW), *((size, silos) for size in given.sizes for silos in given.silos)]
     numbers = itertools.count()
+    if given.light:
+        places.append((EMPTY, given.light))
     for _ in range(given.cycles):
         for megabytes, silos in places:
             for side, run in sides.items():
+                if side != "ours" and (megabytes, silos) == (EMPTY, given.light):
+                    continue
                 place = Place(side, megabytes, silos)
                 out = root / str(next(numbers))
                 print(f"{place.name} ...", file=sys.stderr, flush=True)
@@ -94,7 +112,8 @@ def measured(given: argparse.Namespace, root: Path) -> dict[str, Any]:
                         shutil.rmtree(out, ignore_errors=True)
                 jobs.setdefault(place, []).append(job)
                 print(json.dumps({place.name: job.row()}), file=sys.stderr, flush=True)
-    figures = figures_of(jobs)
+    figures = figures_of(jobs, light=given.light)
+    figures["memory"] = memory_of(jobs, {size: shape.payload_bytes for size, shape in SHAPES.items()})
     conditions = {
         "arrays": len(SHAPES[LARGE].arrays()),
         "payload_bytes": {f"{size:g}": shape.payload_bytes for size, shape in SHAPES.items()},

@@ -65,7 +65,7 @@ class Place:
         return f"{self.side}_{self.megabytes:g}mb_n{self.silos}"
 
 
-def figures_of(jobs: Mapping[Place, Sequence[Job]]) -> dict[str, Any]:
+def figures_of(jobs: Mapping[Place, Sequence[Job]], *, light: int | None = None) -> dict[str, Any]:
     """The figures; None where a side or a size was not run. Of several jobs in one place, their median."""
 
     def seconds(side: str, silos: int, megabytes: float = LARGE) -> float | None:
@@ -101,11 +101,24 @@ def figures_of(jobs: Mapping[Place, Sequence[Job]]) -> dict[str, Any]:
         "peak_mib_n4": _mib(of_ours(FEW, "server_peak_bytes")),
         "peak_mib_n16": _mib(of_ours(MANY, "server_peak_bytes")),
         "empty_round_seconds": _rounded(seconds("ours", FEW, 0.0)),
+        "light_seconds": _rounded(seconds("ours", light, 0.0)) if light else None,
         "small_n4_seconds": _rounded(seconds("ours", FEW, SMALL)),
         "small_n16_seconds": _rounded(seconds("ours", MANY, SMALL)),
         "small_ratio_nvflare_n4": ratio("nvflare", FEW, SMALL),
         "small_ratio_nvflare_n16": ratio("nvflare", MANY, SMALL),
         "small_ratio_flower_n4": ratio("flower", FEW, SMALL),
+    }
+
+
+def memory_of(jobs: Mapping[Place, Sequence[Job]], payload_bytes: Mapping[float, int]) -> dict[str, Any]:
+    """What our server held at most beside what it may: its base and `PAYLOADS_MOST` payloads, whatever N."""
+    return {
+        place.name: {
+            "peak_mib": _mib([job.server_peak_bytes for job in found]),
+            "bound_mib": _mib([found[0].server_base_bytes + PAYLOADS_MOST * payload_bytes[place.megabytes]]),
+        }
+        for place, found in jobs.items()
+        if place.side == "ours" and place.megabytes >= LARGE
     }
 
 

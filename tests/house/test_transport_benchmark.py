@@ -17,7 +17,7 @@ from benchmarks.transport_nvflare import seconds_of_rounds as seconds_of_log
 from benchmarks.transport_ours import seconds_of_rounds
 from benchmarks.transport_payload import SHAPES, constant_of, mean_of, write_model_folder
 from benchmarks.transport_process import Watched, cpu_seconds
-from benchmarks.transport_report import Job, Place, figures_of, kept_of
+from benchmarks.transport_report import Job, Place, figures_of, kept_of, memory_of
 from benchmarks.transport_trainer import ConstantTrainer, measured
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import decode_factors, encode_factors, sha256_hex
@@ -34,12 +34,12 @@ def job(*seconds: float, cpu: float = 1.0, crossed: float = 1e9, base: int = 100
 # ---- payload -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("megabytes", "arrays"), [(69.6, 392), (6.96, 392)])
+@pytest.mark.parametrize(("megabytes", "arrays"), [(69.6, 392), (6.96, 392), (323.0, 392), (1660.0, 1120)])
 def test_a_payload_has_the_arrays_and_the_bytes_it_is_named_after(megabytes: float, arrays: int) -> None:
     shape = SHAPES[megabytes]
     sides = shape.arrays()
     assert len(sides) == arrays
-    assert shape.payload_bytes == sum(np.zeros(each, np.float32).nbytes for each in sides.values())
+    assert shape.payload_bytes == sum(np.broadcast_to(np.float32(0), each).nbytes for each in sides.values())
     assert float(f"{shape.payload_bytes / 1e6:.3g}") == megabytes
 
 
@@ -221,3 +221,21 @@ def test_a_peer_without_its_environment_is_said_to_be_absent_and_not_run(tmp_pat
     (tmp_path / "bin" / "flower-superlink").touch()
     found, absent = runners(given)
     assert list(found) == ["ours", "flower", "flower_one_array"] and set(absent) == {"nvflare"}
+
+
+def test_memory_is_told_of_each_large_job_of_ours_beside_its_bound() -> None:
+    jobs = {
+        Place("ours", 323.0, 4): [job(9.0, peak=900 * MIB)],
+        Place("ours", 6.96, 4): [job(1.0)],
+        Place("nvflare", 69.6, 4): [job(9.0)],
+    }
+    assert memory_of(jobs, {323.0: 300 * MIB, 69.6: 70 * MIB}) == {
+        "ours_323mb_n4": {"peak_mib": 900.0, "bound_mib": 1300.0}
+    }
+
+
+def test_the_light_round_is_the_empty_one_of_so_many_silos() -> None:
+    jobs = {Place("ours", 0.0, 4): [job(0.5)], Place("ours", 0.0, 64): [job(4.0, 5.0, 6.0)]}
+    figures = figures_of(jobs, light=64)
+    assert (figures["empty_round_seconds"], figures["light_seconds"]) == (0.5, 5.0)
+    assert figures_of(jobs)["light_seconds"] is None
