@@ -63,9 +63,10 @@ SHAPES = {
     EMPTY: Shape(1, 8, 8, 1),
     6.96: Shape(28, 64, 413, 32),
     69.6: Shape(28, 1024, 2719, 32),
-    # what rank 32 has of a model of 7 and of 70 billion weights; their keys and values are narrower, so here I is
+    # as many arrays and bytes as rank 32 has of a model of 7 and of 70 billion weights; the second of a smaller model
+    # and a larger rank, since a site hashes its weights
     323.0: Shape(28, 3584, 16896, 32),
-    1660.0: Shape(80, 8192, 23893, 32),
+    1660.0: Shape(80, 1024, 2987, 256),
 }
 
 
