@@ -19,6 +19,7 @@ import json
 import mmap
 import os
 import secrets
+import shutil
 import stat
 import struct
 import zipfile
@@ -198,17 +199,18 @@ class TransferFile:
 
     Args:
         path: of the file.
+        copy_of: what people call it, where this is a copy.
 
     Raises:
         NotFoundError: there is none, or it may not be read.
         TransferBroken: it is no such file, or it is not whole.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, copy_of: Path | None = None) -> None:
+        self.path = copy_of or path
         try:
             # a pipe would keep the daemon waiting for whoever writes into it
-            self._stream: IO[bytes] = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (closed by close)
+            self._stream = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 (closed by close)
         except OSError as error:
             hint = "the daemon reads it: its user must be able to"
             raise NotFoundError(f"cannot read {path}: {error.strerror}", hint=hint) from error
@@ -240,9 +242,28 @@ class TransferFile:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole file."""
-        with self.path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        """SHA-256 of the whole file. Raises TransferBroken: it cannot be read any more."""
+        try:
+            self._stream.seek(0)
+            return hashlib.file_digest(self._stream, "sha256").hexdigest()
+        except OSError as error:
+            raise self._broken("it cannot be read any more") from error
+
+    def copy_to(self, target: Path) -> None:
+        """The same bytes, durably under another path.
+
+        Raises:
+            OperationError: it cannot be read any more, or a disk takes no more; nothing stays at `target`.
+        """
+        try:
+            self._stream.seek(0)
+            with target.open("wb") as stream:
+                shutil.copyfileobj(self._stream, stream, _COPIED_BYTES)
+                os.fsync(stream.fileno())
+        except OSError as error:
+            target.unlink(missing_ok=True)
+            hint = "nothing of it was taken"
+            raise OperationError(f"cannot copy {self.path} to {target}: {error.strerror}", hint=hint) from error
 
     def pieces(self, message: Carried) -> Iterator[bytes]:
         """A payload's bytes, one MiB at a time.
@@ -289,7 +310,7 @@ class TransferFile:
         plain = all(
             entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size for entry in entries
         )
-        if len(sizes) != len(entries) or not plain or sum(sizes.values()) > self.path.stat().st_size:
+        if len(sizes) != len(entries) or not plain or sum(sizes.values()) > os.fstat(self._stream.fileno()).st_size:
             raise self._broken("its entries are compressed, doubled or larger than it is")
         if len(entries) > 2 * MESSAGES_MAX + 1:
             raise self._broken(f"it holds more than {MESSAGES_MAX} messages")

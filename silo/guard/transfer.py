@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -175,30 +173,43 @@ class FileExchange:
             UsageError: it is for another silo. ConflictError: an older one than was taken.
             NotFoundError, OperationError: it cannot be read or kept.
         """
+        arriving = self._imported.with_suffix(".partial")
         with TransferFile(path) as file:
-            self._check(file)
-            digest = file.digest
-            newest = max((message.envelope.sequence for message in file.messages), default=0)
-            if self._file is not None and newest < self._newest(self._file):
-                raise ConflictError(
-                    f"{path} is older than the file that was taken last", hint="bring the newest", code="STALE_VIEW"
-                )
-            told = record({"sha256": digest, "messages": len(file.messages), "written_at": file.header.written_at})
-            self._copy(path)
-            rows = [self._row(message) for message in file.messages]
+            self._check_receiver(file)
+            file.copy_to(arriving)
+        try:
+            # the copy, which nobody else writes to
+            with TransferFile(arriving, copy_of=path) as file:
+                self._check(file)
+                if self._file is not None and self._newest(file) < self._newest(self._file):
+                    raise ConflictError(
+                        f"{path} is older than the file that was taken last", hint="bring the newest", code="STALE_VIEW"
+                    )
+                digest, rows = file.digest, [self._row(message) for message in file.messages]
+                told = record({"sha256": digest, "messages": len(rows), "written_at": file.header.written_at})
+        except BaseException:
+            arriving.unlink()
+            raise
+        with self._gate.halting():
+            arriving.replace(self._imported)
+            fsync_directory(self._folder)
         if self._file is not None:
             self._file.close()
         self._file, self._held, self._stuck_at = TransferFile(self._imported), None, 0
         self._talk.retry_at = 0.0
         return {"file": str(path), "sha256": digest, "messages": rows, **told}
 
-    def _check(self, file: TransferFile) -> None:
-        config, coordinator = self._site.config, self._gate.policy.file.federation.coordinator
+    def _check_receiver(self, file: TransferFile) -> None:
+        config = self._site.config
         if file.header.receiver != config.spiffe_id or file.header.federation != config.federation:
             raise UsageError(
                 f"{file.path} is for {file.header.receiver[:128]!r}, this silo is {config.spiffe_id}",
                 hint="coordinator export-plan --silo NAME",
             )
+
+    def _check(self, file: TransferFile) -> None:
+        config, coordinator = self._site.config, self._gate.policy.file.federation.coordinator
+        self._check_receiver(file)
         for message in file.messages:
             envelopes.check(
                 message.envelope, None, federation=config.federation, coordinator_id=coordinator,
@@ -206,15 +217,6 @@ class FileExchange:
             )  # fmt: skip
             for _ in file.pieces(message):
                 pass  # its digest is compared with the last piece
-
-    def _copy(self, path: Path) -> None:
-        arriving = self._imported.with_suffix(".partial")
-        with self._gate.halting():
-            shutil.copyfile(path, arriving)
-            with arriving.open("rb") as stream:
-                os.fsync(stream.fileno())
-            arriving.replace(self._imported)
-            fsync_directory(self._folder)
 
     def _row(self, message: CarriedMessage) -> dict[str, Any]:
         envelope = message.envelope

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message import Message
 
 from fedsilo.edge.transfer_file import Header, TransferBroken, TransferFile, TransferWriter
-from fedsilo.treaty.errors import ConflictError, FedSiloError, PeerError, UsageError
+from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, PeerError, UsageError
 from fedsilo.treaty.transcript import is_signed, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -367,6 +367,45 @@ def test_T29_an_older_file_is_refused_and_the_same_one_again_changes_nothing(loo
     rows = post.carry_in(new)["messages"]
     assert [row["taken_before"] for row in rows] == [True]
     assert len(loop.bench.events("ingress.decision")) == size
+
+
+def test_a_file_that_changes_while_it_is_copied_changes_nothing(
+    loop: Loop, post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is checked is the silo's own copy: between two looks at a medium somebody else may write to it."""
+    taken = post.carry_in(post.write(plan_line()))
+    path = post.write(adapter=ADAPTER)
+    whole, copy_to = path.read_bytes(), TransferFile.copy_to
+
+    def changed(file: TransferFile, target: Path) -> None:
+        copy_to(file, target)
+        target.write_bytes(whole.replace(ADAPTER, bytes(len(ADAPTER))))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TransferFile, "copy_to", changed)
+        with pytest.raises(TransferBroken, match=rf"{path}: the payload of global.adapter cannot be read"):
+            post.carry_in(path)
+    folder = loop.folder / "transfer"
+    with TransferFile(folder / "imported.zip") as kept:
+        assert kept.digest == taken["sha256"]
+    assert not list(folder.glob("*.partial"))
+    path.write_bytes(whole)
+    assert post.carry_in(path)["messages"][-1]["kind"] == "global.adapter"
+
+
+def test_a_file_whose_order_cannot_be_recorded_is_not_taken(loop: Loop, post: Post) -> None:
+    assert loop.guard.files is not None
+
+    def full(told: Any) -> dict[str, int]:
+        raise OperationError("no space left", code="DISK_FULL")
+
+    with pytest.raises(OperationError, match="no space left"):
+        loop.guard.files.take(post.write(plan_line()), full)
+    assert not loop.guard.files.waits
+    assert not {path.name for path in (loop.folder / "transfer").iterdir()} & {
+        "imported.zip",
+        "imported.partial",
+    }
 
 
 def test_nothing_is_written_over(loop: Loop, post: Post) -> None:
