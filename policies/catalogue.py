@@ -13,6 +13,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from fedsilo.treaty.audit.checkpoint import SIGNATURES_MAX
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.isolation import RUNGS
 from fedsilo.treaty.plan import PLAN_CHARACTERS_MAX
@@ -47,7 +48,7 @@ class FieldClass(StrEnum):
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _NOTE_BODY = r"[^\n]{1,256}\n[0-9]{1,20}\n[A-Za-z0-9+/=]{44}\n([!-~][ -~]{0,255}\n){0,4}"
-_NOTE_SIGNATURES = "(\u2014 [^\\n ]{1,256} [A-Za-z0-9+/=]{1,512}\\n){1,16}"
+_NOTE_SIGNATURES = f"(\u2014 [^\\n ]{{1,256}} [A-Za-z0-9+/=]{{1,512}}\\n){{1,{SIGNATURES_MAX}}}"
 _NOTE = re.compile(rf"({_NOTE_BODY}\n{_NOTE_SIGNATURES})?")
 _CERTIFICATE = re.compile(
     "(-----BEGIN CERTIFICATE-----\\n([A-Za-z0-9+/=]{1,64}\\n){1,128}-----END CERTIFICATE-----\\n)?"

@@ -25,6 +25,8 @@ from policies.load import Policy
 
 _log = logging.getLogger("fedsilo.silo")
 
+MESSAGE_BYTES_MAX = 30_000  # shipped policies let control messages of up to 32,768 out; what is left goes next time
+
 
 class Witnessing:
     """Args:
@@ -51,6 +53,7 @@ class Witnessing:
         self._now_seconds = now_seconds
         # After a restart nobody knows what had arrived; to say it again does no harm.
         self._owed = audit.countersigned(self.peers)
+        self._said: set[str] = set()
         self._told: set[tuple[str, str]] = set()
 
     @property
@@ -74,14 +77,18 @@ class Witnessing:
             same: show the checkpoint that was shown last.
         """
         offer = self._audit.offer(self.coordinator, same=same)
-        peers = frozenset(self.peers)
-        return pb.Checkpoint(
+        message = pb.Checkpoint(
             note=offer.note,
             previous_size=offer.previous_size,
             consistency=offer.consistency,
             cosigned_note=offer.cosigned_note,
-            countersigned=[note for peer, note in sorted(self._owed.items()) if peer in peers],
         )
+        peers, self._said = frozenset(self.peers), set[str]()
+        for peer, note in sorted(self._owed.items()):
+            if peer in peers and message.ByteSize() + len(note.encode()) <= MESSAGE_BYTES_MAX:
+                message.countersigned.append(note)
+                self._said.add(peer)
+        return message
 
     def take_in(self, answer: pb.Checkpoint) -> None:
         """The answer to the last `message`.
@@ -92,7 +99,8 @@ class Witnessing:
         """
         offer = Offer(answer.note, answer.previous_size, tuple(answer.consistency), answer.cosigned_note)
         self._audit.take(offer, self.coordinator)
-        self._owed = {}  # what `message` said has arrived
+        peers = frozenset(self.peers)  # what `message` said has arrived
+        self._owed = {peer: note for peer, note in self._owed.items() if peer in peers and peer not in self._said}
         for shown in answer.peers:
             self._follow(shown)
         for note in answer.countersigned:
