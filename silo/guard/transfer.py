@@ -84,7 +84,7 @@ class FileExchange:
         self._exports: list[dict[str, Any]] = _read_list(self._exports_path)
         self._file: TransferFile | None = TransferFile(self._imported) if self._imported.exists() else None
         self._held: Inbound | None = None
-        self._stuck_at = 0
+        self._stuck = False
         self.open = False
         talk.carrier = self
         talk.joined = True  # as far as can be known here; hello is said with every export
@@ -106,10 +106,11 @@ class FileExchange:
         if self._held is None or self._held.sequence != sequence:
             try:
                 item = self._let_in(message)
-            except IngressDenied:
-                raise
-            except PeerError:
-                self._stuck_at = sequence  # the same bytes would be refused again: another file has to come
+            except PeerError as error:
+                if message.answers is not None:
+                    self._ledger.acknowledge(sequence)  # the same bytes would come in every file until then
+                elif not isinstance(error, IngressDenied):
+                    self._stuck = True  # nothing behind it may count as taken in: another file has to come
                 raise
         else:
             item = self._held
@@ -121,9 +122,10 @@ class FileExchange:
             self._held = item
 
     def _next(self) -> CarriedMessage | None:
-        done = max(self._ledger.acknowledged, self._stuck_at)
-        for message in self._file.messages if self._file is not None else ():
-            if message.envelope.kind != "global.adapter" and message.envelope.sequence > done:
+        if self._stuck or self._file is None:
+            return None
+        for message in self._file.messages:
+            if message.envelope.kind != "global.adapter" and message.envelope.sequence > self._ledger.acknowledged:
                 return message
         return None
 
@@ -195,7 +197,7 @@ class FileExchange:
             fsync_directory(self._folder)
         if self._file is not None:
             self._file.close()
-        self._file, self._held, self._stuck_at = TransferFile(self._imported), None, 0
+        self._file, self._held, self._stuck = TransferFile(self._imported), None, False
         self._talk.retry_at = 0.0
         return {"file": str(path), "sha256": digest, "messages": rows, **told}
 

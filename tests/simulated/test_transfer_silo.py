@@ -369,6 +369,30 @@ def test_T29_an_older_file_is_refused_and_the_same_one_again_changes_nothing(loo
     assert len(loop.bench.events("ingress.decision")) == size
 
 
+def test_an_answer_that_the_policy_does_not_let_in_is_refused_once_and_what_follows_is_taken(
+    loop: Loop, post: Post
+) -> None:
+    out = post.carry_out()
+    asked = next(m.envelope for m in out.messages if m.envelope.kind == "control.checkpoint")
+    bad: Line = ("control.checkpoint", pb.Checkpoint(note="no note"), {}, (asked.run, asked.sequence))
+    post.carry_in(post.write(bad, plan_line()))
+    loop.turn(5)
+    denied = [row for row in loop.bench.events("ingress.decision") if row["decision"] == "deny"]
+    assert [(row["kind"], row["reasons"]) for row in denied] == [("control.checkpoint", ["FIELD_NOT_ALLOWED"])]
+    assert loop.guard.keeper.run is not None
+
+
+def test_behind_an_item_that_cannot_be_read_nothing_counts_as_taken_in(loop: Loop, post: Post) -> None:
+    """A later FedSilo may say more in a plan. It must not pass for taken in because something behind it was."""
+    unknown = codec.encode(pb.RunPlan(canonical_json=PLAN.canonical())) + b"\xf8\x7f\x01"
+    before = loop.bench.ledger.acknowledged
+    post.carry_in(post.write(("run.plan", unknown, {"run": PLAN.run}, None), plan_line()))
+    loop.turn(5)
+    assert loop.guard.keeper.run is None and loop.bench.ledger.acknowledged == before
+    post.carry_in(post.write(plan_line()))
+    assert loop.guard.keeper.run is not None
+
+
 def test_a_file_that_changes_while_it_is_copied_changes_nothing(
     loop: Loop, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
