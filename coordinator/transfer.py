@@ -230,7 +230,7 @@ class Transfers:
             )  # fmt: skip
             item.delivered_sequence = reply.envelope.sequence
             replies.append(reply)
-            adapters |= dict.fromkeys(_adapters_named(item), item.run)
+            adapters |= dict.fromkeys(_adapters_named(session, item), item.run)
         for digest, run in adapters.items():
             if digest and db.is_adapter(session, digest):
                 payload = self._parts.blobs.get(digest)
@@ -262,9 +262,12 @@ def _answers_of(silo: str) -> Any:
     return select(db.CarriedAnswer).where(db.CarriedAnswer.silo == silo).order_by(db.CarriedAnswer.sequence)
 
 
-def _adapters_named(item: db.OutboxItem) -> Iterable[str]:
-    """Digests of adapters that a silo will ask for when it takes the item in."""
+def _adapters_named(session: Session, item: db.OutboxItem) -> Iterable[str]:
+    """Digests of adapters that a silo will ask for when it takes the item in: also with the word that a round has
+    begun, since its opening may have come in an earlier file."""
     match item.kind:
+        case "round.agreed":
+            return (session.get_one(db.Round, (item.run, item.round)).base_digest,)
         case "round.open":
             return (pb.RoundOpen.FromString(item.payload).base_digest,)
         case "round.result":

@@ -47,6 +47,7 @@ class Passage:
     sequence: int | None
     digest: str  # SHA-256; empty where only a keyed digest may stand in a log (T40)
     attempt: int
+    carried: bool  # in a file, which may get lost
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Passage:
@@ -54,7 +55,7 @@ class Passage:
         where = record.get("run") or "", record.get("kind") or "", record.get("round") or 0, record.get("step") or 0
         return cls(
             record["seq"], record["t"], record["event"], (*where, payload.get("bytes")), record.get("sequence"),
-            str(payload.get("sha256", "")), record.get("attempt") or 0,
+            str(payload.get("sha256", "")), record.get("attempt") or 0, bool(record.get("detail", {}).get("carried")),
         )  # fmt: skip
 
     @property
@@ -82,6 +83,7 @@ class Account:
     problems: list[str] = field(default_factory=list)
     sent: dict[str, list[Passage]] = field(default_factory=dict)  # by receiver; also what perhaps went out
     received: dict[str, list[Passage]] = field(default_factory=dict)  # by sender
+    arrived: set[int] = field(default_factory=set)  # records of what was carried and acknowledged
     refused: set[int] = field(default_factory=set)  # records of what was sent and answered with a refusal
     first_t: int = 0
     last_t: int = 0
@@ -91,6 +93,7 @@ def read_account(records: Iterable[Mapping[str, Any]], *, origin: str, name: str
     """Read one log's records in order. Raises FedSiloError: from `records`; what was read until then is lost."""
     account, story = Account(origin, name), Story()
     under_way: dict[int, tuple[str, Passage]] = {}  # allowed, outcome not recorded
+    carried: dict[int, Passage] = {}  # by decision, what left in a file last
     answered: dict[str, Passage] = {}  # the newest message to each peer, as long as its answer is not recorded
     for record in records:
         if not account.first_t:
@@ -104,6 +107,10 @@ def read_account(records: Iterable[Mapping[str, Any]], *, origin: str, name: str
             under_way.pop(_linked(record) or 0, None)
             answered[peer] = Passage.of(record)
             account.sent.setdefault(peer, []).append(answered[peer])
+            if answered[peer].carried:
+                carried[_linked(record) or 0] = answered[peer]
+        elif event == "egress.acked" and (passage := carried.get(_linked(record) or 0)):
+            account.arrived.add(passage.record)
         elif event == "ingress.decision" and peer:
             before = answered.pop(peer, None)
             if before and (record["kind"] == "control.refusal" or record["decision"] == "deny"):
@@ -260,7 +267,8 @@ def differences(sender: Account, receiver: Account, *, under_way: bool = True) -
         index = next((at for at in reversed(range(len(arrivals))) if passage.same(arrivals[at])), len(arrivals) - 1)
         if index >= 0 and (passage.sequence is not None or passage.same(arrivals[index])):
             pairs.append((passage, arrivals.pop(index)))
-        elif passage.event == "egress.sent":  # else nobody knows, or it is under way
+        elif passage.event == "egress.sent" and (not passage.carried or passage.record in sender.arrived):
+            # else nobody knows, or it is under way
             lacking.append(passage)
     found = [
         f"{one} as {sender.name} sent it is not record {other.record} of {receiver.name}"

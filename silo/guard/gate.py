@@ -339,7 +339,7 @@ class Gate:
                 reply_bytes_max=max(_SMALL_REPLY_BYTES_MAX, 2 * self._site.schema.payload_bytes),
             )  # fmt: skip
         except Carried:
-            self._count_sent(allowed)
+            self._count_sent(allowed, carried=True)
             raise
         except FedSiloError as error:
             if isinstance(error, PeerError):
@@ -360,8 +360,8 @@ class Gate:
         self._outcomes.answered(allowed, inbound.body)
         return Sent(inbound)
 
-    def _count_sent(self, allowed: Allowed) -> None:
-        self._outcomes.record("egress.sent", allowed)
+    def _count_sent(self, allowed: Allowed, *, carried: bool = False) -> None:
+        self._outcomes.record("egress.sent", allowed, carried=carried)
         self.counters.messages[allowed.kind] = self.counters.messages.get(allowed.kind, 0) + 1
         payload_bytes = self.counters.payload_bytes.get(allowed.kind, 0) + len(allowed.payload)
         self.counters.payload_bytes[allowed.kind] = payload_bytes

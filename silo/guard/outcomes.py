@@ -77,13 +77,16 @@ class Outcomes:
         )  # fmt: skip
         return Denied(overruled(decision, error.code, type(error).__name__), facts)
 
-    def record(self, event: str, allowed: Allowed, **told: int) -> None:
-        """What became of an allowed message. told: more links, by name."""
+    def record(
+        self, event: str, allowed: Allowed, *, carried: bool = False, links: Mapping[str, int] | None = None
+    ) -> None:
+        """What became of an allowed message. carried: in a file, which may get lost. links: more of them, by name."""
         self._judge.record(
             event, kind=allowed.kind, run=allowed.run, round=allowed.round, step=allowed.step, attempt=allowed.attempt,
             sequence=allowed.sequence, peer=self._coordinator_id, direction="egress",
             payload=self._judge.digests(allowed.kind, allowed.payload, allowed.digest),
-            link={"decision": allowed.decision_seq, **told},
+            link={"decision": allowed.decision_seq, **(links or {})},
+            **({"detail": {"carried": True}} if carried else {}),
         )  # fmt: skip
 
     def settle(self, allowed: Allowed) -> None:
@@ -107,7 +110,7 @@ class Outcomes:
         if isinstance(body, pb.Ack) and allowed.outbox_id is not None:
             # The coordinator's word for it, which this log need not be able to hold.
             told = {"peer_event": body.record} if 0 < body.record <= COUNT_MAX else {}
-            self.record("egress.acked", allowed, **told)
+            self.record("egress.acked", allowed, links=told)
         plan = self._judge.view.plan
         if isinstance(body, pb.Ack) and plan is not None and plan.exchange == "round_end":
             with self._judge.halting():

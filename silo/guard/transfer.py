@@ -206,7 +206,7 @@ class FileExchange:
         if file.header.receiver != config.spiffe_id or file.header.federation != config.federation:
             raise UsageError(
                 f"{file.path} is for {file.header.receiver[:128]!r}, this silo is {config.spiffe_id}",
-                hint="coordinator export-plan --silo NAME",
+                hint=f"coordinator export-plan --silo {config.silo}",
             )
 
     def _check(self, file: TransferFile) -> None:

@@ -306,6 +306,20 @@ def test_T38_an_update_that_the_coordinator_never_recorded_is_in_the_silos_log(p
     assert pair.told() == [[said + "coordinator"]] * 2
 
 
+@pytest.mark.parametrize("acked", [False, True])
+def test_T38_a_file_that_was_never_brought_is_no_difference_unless_its_receipt_is_on_record(
+    pair: Pair, acked: bool
+) -> None:
+    pair.both(1)
+    decision = pair.decide(2)
+    pair.outcome(decision, 2, "lora.factors", detail={"carried": True})
+    if acked:
+        pair.outcome(decision, 2, "lora.factors", "egress.acked")
+    pair.both(3)
+    said = "record 4: lora.factors of 100 bytes, round 1.0 of run r1 that hospital_a sent is not in the log of "
+    assert pair.told() == [[said + "coordinator"] * acked] * 2
+
+
 @pytest.mark.parametrize("payload", [{"bytes": 101, "sha256": FACTORS}, {"bytes": 100, "sha256": "00" * 32}])
 def test_T38_another_size_or_digest_on_the_other_side_is_a_difference(pair: Pair, payload: dict[str, Any]) -> None:
     pair.send(1, "lora.factors")

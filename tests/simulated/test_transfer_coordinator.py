@@ -77,8 +77,9 @@ class CarriedSilo(SimulatedSilo):
         return self.signed(envelope)
 
     def take(self, path: Path) -> list[str]:
-        """Act on what a file brings; its kinds, in their order."""
+        """Act on what a file brings; its kinds, in their order. Of adapters only the newest file's are at hand."""
         self.trips += 1
+        self.brought.clear()
         with TransferFile(path) as file:
             for message in file.messages:
                 self.believed(file, message)
@@ -180,6 +181,19 @@ def test_a_round_is_not_begun_for_it_before_enough_others_have_signed(
     told = transfers.export_plan(FOURTH, tmp_path / "later.zip")
     assert [row["kind"] for row in told["messages"]].count("round.agreed") == 1 and told["waits_for"] == []
     fourth.take(tmp_path / "later.zip")
+    assert fourth.begun == 1
+
+
+def test_a_round_whose_opening_was_taken_in_before_comes_with_its_adapter_all_the_same(
+    house: House, transfers: Transfers, tmp_path: Path
+) -> None:
+    lines, fourth = begun(house, transfers, tmp_path)
+    transfers.export_plan(FOURTH, tmp_path / "early.zip")
+    assert {"round.open", "global.adapter"} <= set(fourth.take(tmp_path / "early.zip"))
+    transfers.import_release(fourth.release(tmp_path / "taken_in.zip"))
+    until_quiet(lines)
+    transfers.export_plan(FOURTH, tmp_path / "later.zip")
+    assert fourth.take(tmp_path / "later.zip")[-2:] == ["round.agreed", "global.adapter"]
     assert fourth.begun == 1
 
 
