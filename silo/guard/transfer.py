@@ -142,8 +142,6 @@ class FileExchange:
             self._talk.witnessed(answer.body)
         if asked is None:
             return
-        if isinstance(answer.body, pb.Refusal):
-            _log.warning("the coordinator refuses %s: %s", asked["kind"], answer.body.code)
         if isinstance(answer.body, pb.Refusal) and asked["kind"] == "control.hello":
             refused = self._talk.refused(answer.body)
             _log.error("%s; %s", refused.message, refused.hint)
@@ -156,6 +154,8 @@ class FileExchange:
                     _log.warning("%s", error.message)
         left = [word for word in self._words if _place_of(word) != _place_of(asked)]
         if len(left) < len(self._words):
+            if isinstance(answer.body, pb.Refusal):
+                _log.warning("the coordinator refuses %s: %s", asked["kind"], answer.body.code)
             self._keep_words(left)
 
     def _sent(self) -> list[dict[str, Any]]:
