@@ -8,6 +8,7 @@ can forge nothing: a silo believes another's checkpoint by that silo's own signa
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
@@ -102,14 +103,15 @@ class Relay:
         self.waiting.discard(peer.name)
         if taken is not None and _keep_step(session, peer, _offer_of(theirs), taken.size):
             self.waiting |= set(others)
+        owners = set[str]()
         for note in theirs.countersigned:
             try:
-                owner = _keep_cosignature(session, peer, note, others)
+                owners.add(_keep_cosignature(session, peer, note, others))
             except VerificationError as error:
                 log.warning("a cosignature by %s is worth nothing: %s", peer.spiffe_id, error.message)
-            else:
-                self.waiting |= {owner} - {""}
+        self.waiting |= owners - {""}
         session.flush()
+        _prune(session, owners)
         answer = pb.Checkpoint(
             note=ours.note,
             previous_size=ours.previous_size,
@@ -119,10 +121,8 @@ class Relay:
         )
         while answer.ByteSize() > ANSWER_BYTES_MAX and answer.countersigned:
             del answer.countersigned[0]  # of the oldest checkpoint; witnesses countersign a later one, too
-        for silo in others:
-            shown = _for_witness(session, silo, peer.name)
-            if shown is None:
-                continue
+        for silo, seen in _news_for(session, peer.name, others):
+            shown = _for_witness(session, silo, seen)
             if answer.ByteSize() + shown.ByteSize() > ANSWER_BYTES_MAX:
                 self.waiting.add(peer.name)  # what it gets now it need not be given again: the rest fits next time
                 break
@@ -151,7 +151,12 @@ def _keep_step(session: Session, peer: PeerIdentity, offer: Offer, size: int) ->
         )
     )
     session.flush()
-    _prune(session, peer.name)  # also where nobody countersigns it: its owner alone decides how often it shows one
+    # also where nobody countersigns it: its owner alone decides how often it shows one
+    chain = select(db.ShownCheckpoint.size).where(db.ShownCheckpoint.silo == peer.name)
+    oldest = session.scalar(chain.order_by(db.ShownCheckpoint.size.desc()).offset(CHAIN_MAX - 1).limit(1)) or 0
+    own = db.ShownCheckpoint.silo == peer.name
+    session.execute(delete(db.ShownCheckpoint).where(own, db.ShownCheckpoint.size < oldest))
+    _prune(session, {peer.name})
     return True
 
 
@@ -178,31 +183,39 @@ def _keep_cosignature(session: Session, witness: PeerIdentity, text: str, others
     note = merge_signatures(shown.note, only_signed_by(text, [key]))  # of the very text that was shown, or an error
     session.merge(db.Countersigned(silo=owner, witness=witness.name, size=checkpoint.size, note=note))
     session.flush()
-    _prune(session, owner)
     return owner
 
 
-def _prune(session: Session, owner: str) -> None:
-    """Keep of a chain what the slowest witness still needs, and its end."""
-    rows = session.scalars(select(db.Countersigned.size).where(db.Countersigned.silo == owner)).all()
-    chain = select(db.ShownCheckpoint.size).where(db.ShownCheckpoint.silo == owner)
-    oldest = session.scalar(chain.order_by(db.ShownCheckpoint.size.desc()).offset(CHAIN_MAX - 1).limit(1))
-    least = max(min(rows, default=0), oldest or 0)
-    session.execute(delete(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner, db.ShownCheckpoint.size < least))
+def _prune(session: Session, owners: Collection[str]) -> None:
+    """Keep of each chain what the slowest witness still needs, and its end. One statement: N silos bring N - 1
+    cosignatures each in a round."""
+    shown, signed = db.ShownCheckpoint, db.Countersigned
+    slowest = select(func.min(signed.size)).where(signed.silo == shown.silo).scalar_subquery()
+    session.execute(
+        delete(shown).where(shown.silo.in_(sorted(owners)), shown.size < slowest),
+        execution_options={"synchronize_session": False},
+    )
 
 
-def _for_witness(session: Session, owner: str, witness: str) -> pb.PeerLog | None:
-    """What `witness` may countersign of the log of `owner`; None if it has all of it."""
-    row = session.get(db.Countersigned, (owner, witness))
+def _news_for(session: Session, witness: str, others: Sequence[str]) -> list[tuple[str, int | None]]:
+    """Whose log has something for `witness` to countersign, and what it has countersigned of it; None: nothing yet."""
+    signed, shown = db.Countersigned, db.ShownCheckpoint
+    by_witness = session.execute(select(signed.silo, signed.size).where(signed.witness == witness))
+    seen = {row.silo: row.size for row in by_witness}
+    newest = session.execute(select(shown.silo, func.max(shown.size).label("size")).group_by(shown.silo))
+    sizes = {row.silo: row.size for row in newest}
+    return [(each, seen.get(each)) for each in others if each in sizes and sizes[each] > seen.get(each, -1)]
+
+
+def _for_witness(session: Session, owner: str, seen: int | None) -> pb.PeerLog:
+    """What may be countersigned of the log of `owner`. seen: its size that was countersigned before, if any."""
     query = select(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner)
-    if row is None:
+    if seen is None:
         steps = list(session.scalars(query.order_by(db.ShownCheckpoint.size.desc()).limit(1)))
     else:
-        query = query.where(db.ShownCheckpoint.size > row.size).order_by(db.ShownCheckpoint.size)
+        query = query.where(db.ShownCheckpoint.size > seen).order_by(db.ShownCheckpoint.size)
         steps = list(session.scalars(query.limit(STEPS_MAX)))
-    if not steps:
-        return None
-    certificate = session.get(db.ShownCertificate, owner) if row is None else None
+    certificate = session.get(db.ShownCertificate, owner) if seen is None else None
     return pb.PeerLog(
         certificate_pem=certificate.pem if certificate else "",
         steps=[
