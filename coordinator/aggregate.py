@@ -24,7 +24,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, encode_factors
 from policies.schema import LoraSchema
 
-TILE_ELEMENTS = 1 << 20
+TILE_ELEMENTS = 1 << 18  # one of every upload is held at a time: 1 MiB each
 
 
 class AggregateRefusedError(OperationError):
