@@ -11,9 +11,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from coordinator.blobs import AnyPayload, Blobs, FilePayload
 from fedsilo.edge.files import fsync_directory, write_durably
@@ -145,6 +145,24 @@ def l2_norm(payload: AnyPayload) -> float:
     return float(np.sqrt(total))
 
 
+def _write_safetensors(file: BinaryIO, reader: FactorsReader) -> None:
+    """The safetensors format (https://huggingface.co/docs/safetensors), tile by tile; its library holds copies."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for place in reader.places:
+        start, end = end, end + 4 * place.elements
+        # the layout peft writes: base_model.model.<module path>.lora_A.weight
+        name = f"base_model.model.{place.name}.weight"
+        header[name] = {"dtype": "F32", "shape": list(place.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for place in reader.places:
+        for start in range(0, place.elements, TILE_ELEMENTS):
+            tile = reader.tile(place, start, min(start + TILE_ELEMENTS, place.elements))
+            file.write(tile.astype("<f4", copy=False).data)
+
+
 def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, base_model: str) -> None:
     """A standard PEFT adapter folder, as `PeftModel.from_pretrained` and vLLM read it, written without torch.
 
@@ -159,15 +177,12 @@ def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, bas
         OperationError: the disk refused.
     """
     reader = read_factors(adapter)
-    tensors: dict[str, Array] = {}
     modules: set[str] = set()
-    for name, array in reader.tensors():
-        module, _, factor = name.rpartition(".")
+    for place in reader.places:
+        module, _, factor = place.name.rpartition(".")
         if factor not in ("lora_A", "lora_B"):
-            raise UsageError(f"{name!r} is not a LoRA factor")
+            raise UsageError(f"{place.name!r} is not a LoRA factor")
         modules.add(module.rpartition(".")[2])
-        # the layout peft writes: base_model.model.<module path>.lora_A.weight
-        tensors[f"base_model.model.{name}.weight"] = np.ascontiguousarray(array)
     config = {
         "base_model_name_or_path": base_model,
         "bias": "none",
@@ -186,10 +201,10 @@ def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, bas
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        weights = folder / "adapter_model.safetensors"
-        save_file(tensors, str(weights), metadata={"format": "pt"})
-        with weights.open("rb") as written:
-            os.fsync(written.fileno())  # on the disk before the database says that the run has ended
+        with (folder / "adapter_model.safetensors").open("wb") as file:
+            _write_safetensors(file, reader)
+            file.flush()
+            os.fsync(file.fileno())  # on the disk before the database says that the run has ended
         fsync_directory(folder)
     except OSError as error:
         raise OperationError(f"cannot write {folder}: {error.strerror}") from error

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
+import coordinator.aggregate as aggregate_module
 from coordinator.aggregate import (
     AggregateRefusedError,
     aggregate,
@@ -115,6 +117,21 @@ def test_the_adapter_folder_is_on_the_disk_when_it_is_said_to_be(
     weights = tmp_path / "adapter" / "adapter_model.safetensors"
     assert flushed[weights.name] == weights.stat().st_size > 0
     assert "adapter" in flushed, "its folder entry too"
+
+
+@pytest.mark.parametrize("tile_elements", [3, 1 << 18])
+def test_the_folder_s_weights_are_those_that_the_library_of_the_format_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile_elements: int
+) -> None:
+    monkeypatch.setattr(aggregate_module, "TILE_ELEMENTS", tile_elements)
+    tensors = drawn(5)
+    write_peft_folder(tmp_path / "adapter", factors(tensors, ""), SCHEMA, "tiny")
+    with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", framework="numpy") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        assert file.metadata() == {"format": "pt"}
+    assert found.keys() == {f"base_model.model.{name}.weight" for name in tensors}
+    for name, values in tensors.items():
+        np.testing.assert_array_equal(found[f"base_model.model.{name}.weight"], values)
 
 
 def test_the_initial_adapter_is_drawn_from_the_seed_alone_and_b_is_zero() -> None:
