@@ -21,7 +21,7 @@ from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.freezing import is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, encode_factors
+from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, factors_head, factors_pieces
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 18  # one of every upload is held at a time: 1 MiB each
@@ -59,17 +59,39 @@ def read_factors(payload: AnyPayload) -> FactorsReader:
     return FactorsReader(payload, payload.size_bytes)
 
 
-def initial_adapter(schema: LoraSchema, seed: int) -> bytes:
+class _Drawn(Mapping[str, Array]):
+    """The initial factors by name, each drawn when asked for."""
+
+    def __init__(self, schema: LoraSchema, seed: int) -> None:
+        self._shapes, self._seed = dict(schema.tensors), seed
+
+    def __getitem__(self, name: str) -> Array:
+        return initial_factors([(name, self._shapes[name])], self._seed)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def initial_pieces(schema: LoraSchema, seed: int) -> Iterator[bytes | memoryview]:
     """The adapter every silo starts from, drawn once and broadcast: independently drawn A would break averaging
-    (methods 2.1)."""
-    return encode_factors(
-        initial_factors(schema.tensors, seed),
+    (methods 2.1). The payload's bytes from front to back, of which one tensor is held at a time."""
+    header, _ = factors_head(
+        {name: np.broadcast_to(np.float32(0), shape) for name, shape in schema.tensors},
         base_digest="",
         schema_sha256=schema.digest,
         rank=schema.rank,
         scale=schema.scale,
         dtype="float32",
     )
+    return factors_pieces(header, _Drawn(schema, seed))
+
+
+def initial_adapter(schema: LoraSchema, seed: int) -> bytes:
+    """The same as a whole."""
+    return b"".join(initial_pieces(schema, seed))
 
 
 def aggregate(

@@ -25,7 +25,7 @@ import fsspec
 
 from fedsilo.edge.files import fsync_directory
 from fedsilo.treaty.errors import OperationError, PeerError, WireCode
-from fedsilo.treaty.wire.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, sha256_hex
+from fedsilo.treaty.wire.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, Buffer, sha256_hex
 
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 
@@ -109,14 +109,14 @@ class Spool:
         except OSError as error:
             raise disk_error(error, self.path) from error
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: Buffer) -> None:
         try:
             self._stream.write(chunk)
         except OSError as error:
             self.drop()
             raise disk_error(error, self.path) from error
         self._hash.update(chunk)
-        self.size_bytes += len(chunk)
+        self.size_bytes += memoryview(chunk).nbytes
 
     def finish(self) -> FilePayload:
         """Flush to the disk; the payload may be read from now on, still under its temporary name."""

@@ -15,8 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator import store as db
-from coordinator.aggregate import initial_adapter
-from coordinator.blobs import BytesPayload
+from coordinator.aggregate import initial_pieces
 from coordinator.driver import Driver
 from coordinator.runs import ActiveRun
 from fedsilo.edge.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
@@ -204,7 +203,11 @@ class Submissions:
         item = self.waiting.pop(name)
         plan = plan_from_request(_taken(item.request), self.fixed, silos)
         row = session.get_one(db.Run, name)
-        adapter = self.driver.parts.blobs.keep(BytesPayload(initial_adapter(self.fixed.schema, plan.seed)))
+        blobs = self.driver.parts.blobs
+        with blobs.spool() as spool:
+            for piece in initial_pieces(self.fixed.schema, plan.seed):
+                spool.write(piece)
+            adapter = blobs.keep(spool.finish())
         row.plan, row.base_digest, row.adapter_digest = plan.canonical(), adapter.digest, adapter.digest
         session.flush()
         self.driver.add_run(session, ActiveRun(plan, self.driver.around))

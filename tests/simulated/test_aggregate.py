@@ -20,7 +20,7 @@ from coordinator.aggregate import (
     write_peft_folder,
 )
 from coordinator.blobs import Blobs, BytesPayload, DiskFullError
-from fedsilo.treaty.averaging import mean_delta
+from fedsilo.treaty.averaging import initial_factors, mean_delta
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire import codec
 from tests.policies.setting import SCHEMA
@@ -137,6 +137,11 @@ def test_the_folder_s_weights_are_those_that_the_library_of_the_format_reads(
 def test_the_initial_adapter_is_drawn_from_the_seed_alone_and_b_is_zero() -> None:
     first, again, other = (initial_adapter(SCHEMA, seed) for seed in (1, 1, 2))
     assert first == again != other
+    whole = codec.encode_factors(
+        initial_factors(SCHEMA.tensors, 1), base_digest="", schema_sha256=SCHEMA.digest, rank=SCHEMA.rank,
+        scale=SCHEMA.scale, dtype="float32",
+    )  # fmt: skip
+    assert first == whole, "though it is written a tensor at a time"
     for name, values in codec.decode_factors(first).tensors.items():
         if name.endswith("lora_B"):
             assert not values.any()
