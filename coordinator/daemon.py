@@ -20,8 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from certs.describe import in_words
 from certs.identity import Identity
 from certs.roles import Roles
@@ -175,7 +173,7 @@ class Coordinator:
         checked: Checked,
         *,
         clock: Callable[[], float] = time.time,
-        replies: Callable[[str, str, Ed25519PrivateKey], Replies] = Replies,
+        replies: Callable[..., Replies] = Replies,
     ) -> None:
         self._checked = checked
         self._clock = clock
@@ -389,7 +387,7 @@ def run_coordinator(
     config_path: Path,
     *,
     ready: Callable[[Ready], None],
-    replies: Callable[[str, str, Ed25519PrivateKey], Replies] = Replies,
+    replies: Callable[..., Replies] = Replies,
 ) -> None:
     """Run until SIGTERM or SIGINT.
 

@@ -72,7 +72,8 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
-        self.replies = self.parts.replies(self.parts.federation, self.parts.spiffe_id, self.parts.signing_key)
+        names, key = (self.parts.federation, self.parts.spiffe_id), self.parts.signing_key
+        self.replies = self.parts.replies(*names, key, self.parts.store.once_undone)
         self._norms: dict[str, float] = {}
         self._past: dict[str, rounds.Life] = {}  # a few runs that have ended, for retries of what came last
         self.pending = Pending(self.parts.store, self.parts.audit)
@@ -80,20 +81,15 @@ class Driver:
         self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all)
         self.drift = DriftNotes(self.parts.blobs, self.parts.store, self.runs, self._changed, self._is_over, self.halt)
         self.around = Surroundings(
-            blobs=self.parts.blobs,
-            now=self.parts.now,
-            monotonic=self.parts.monotonic,
-            publish=self.parts.publish,
-            undone=self.parts.store.once_undone,
-            checkpoint=self._checkpoint,
-            finished=self.parts.finished,
+            blobs=self.parts.blobs, now=self.parts.now, monotonic=self.parts.monotonic, publish=self.parts.publish,
+            undone=self.parts.store.once_undone, checkpoint=self._checkpoint, finished=self.parts.finished,
             agreements=Agreements(
                 self.parts.spiffe_id,
                 self.parts.signing_key,
                 self.parts.ingress.policy.file.federation.min_peers,
                 self.pending.record,
             ),
-        )
+        )  # fmt: skip
 
     # ---- life ----------------------------------------------------------------------------------------
 
@@ -371,7 +367,9 @@ class Driver:
         taken = Taken(item.kind, None, BytesPayload(item.payload), item.run, item.round, item.step)
         reply = self._sealed(session, silo, taken)
         # the first delivery counts: whoever acknowledges its sequence, or a later one, has taken the item in
-        item.delivered_sequence = item.delivered_sequence or reply.envelope.sequence
+        if item.delivered_sequence <= 0:
+            item.delivered_sequence = reply.envelope.sequence
+        db.count_as_lost(session, silo, but=[item])
         return reply
 
     def _reply(self, silo: str, taken: Taken) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -30,12 +31,16 @@ class Replies:
         federation: its id.
         sender: the coordinator's SPIFFE id.
         key: its message-signing key, pinned by every silo.
+        undone: calls what it is given where the transaction fails.
     """
 
-    def __init__(self, federation: str, sender: str, key: Ed25519PrivateKey) -> None:
+    def __init__(
+        self, federation: str, sender: str, key: Ed25519PrivateKey, undone: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._federation = federation
         self._sender = sender
         self._key = key
+        self._undone = undone
         self._last: dict[str, int] = {}
         self._reserved: dict[str, int] = {}
 
@@ -72,7 +77,8 @@ class Replies:
         if silo not in self._last:
             self._last[silo] = self._reserved[silo] = db.sequence_of(session, silo, "", "out")
         self._last[silo] += 1
-        if self._last[silo] > self._reserved[silo]:
+        if self._last[silo] > (before := self._reserved[silo]):
+            self._undone(lambda: self._reserved.update({silo: before}))
             self._reserved[silo] = self._last[silo] + RESERVED_SEQUENCES - 1
             db.set_sequence(session, silo, "", "out", self._reserved[silo])
         return self._last[silo]

@@ -100,7 +100,7 @@ class SentView:
             waiting = [
                 {
                     "step": item.step, "bytes": len(item.payload), "sha256": sha256_hex(item.payload),
-                    "delivered": item.delivered_sequence > 0,
+                    "delivered": item.delivered_sequence != 0,
                 }
                 for item in session.scalars(items.limit(WAITING_SHOWN))
             ]  # fmt: skip

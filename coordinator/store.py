@@ -165,6 +165,8 @@ def _named_errors() -> Iterator[None]:
 # ---- queries that more than one caller needs --------------------------------------------------------
 
 
+LOST = -1  # as a delivered sequence: it was given, and no number that a silo acknowledges tells of it
+
 # Each message is numbered, counted and looked up here, so these go past the unit of work (a third of the time).
 
 
@@ -194,6 +196,13 @@ _COUNT = (
 _FIRST_COUNT = insert(_table(Traffic))
 _WAITS = select(OutboxItem.id).where(_row(OutboxItem.silo)).limit(1)
 _TAKEN_IN = _WAITS.where(OutboxItem.delivered_sequence.between(1, bindparam("sequence")))
+_COUNT_AS_LOST = (
+    update(_table(OutboxItem))
+    .where(
+        _row(OutboxItem.silo), OutboxItem.delivered_sequence > 0, OutboxItem.id.not_in(bindparam("but", expanding=True))
+    )
+    .values(delivered_sequence=LOST)
+)
 _COUNTS = select(Book.counts).where(_row(Book.silo))
 _COUNT_ON = update(_table(Book)).where(_row(Book.silo)).values(counts=bindparam("counts"))
 _FIRST_COUNTS = insert(_table(Book))
@@ -275,6 +284,14 @@ def delivered_outbox_items(session: Session, silo: str, sequence: int) -> list[O
     delivered = OutboxItem.delivered_sequence.between(1, sequence)
     query = select(OutboxItem).where(OutboxItem.silo == silo, delivered).order_by(OutboxItem.id)
     return list(session.scalars(query))
+
+
+def count_as_lost(session: Session, silo: str, *, but: Sequence[OutboxItem]) -> None:
+    """What waits for a silo, was given to it once and is not in what it is given at this moment (`but`): a silo
+    acknowledges numbers, what it takes in now has a higher one, and that would tell of these as well. If they did
+    arrive, they come twice."""
+    session.flush()
+    session.connection().execute(_COUNT_AS_LOST, _its(silo=silo) | {"but": [item.id for item in but]})
 
 
 def next_ordinal(session: Session, run: str) -> int:

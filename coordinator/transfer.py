@@ -12,7 +12,8 @@ passed over. A silo whose file comes after the round's deadline is late, as over
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,12 +30,13 @@ from coordinator.driver import Driver
 from coordinator.replies import Reply
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.transfer_file import Carried, Header, TransferFile, TransferWriter
-from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
+from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError, WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 # Answers that mean something later; what else a poll or a fetch brings is in the next file anyway.
 _KEPT = frozenset({"control.ack", "control.refusal", "control.checkpoint"})
+_BEFORE = "taken before"
 
 
 class Clock(Protocol):
@@ -98,7 +100,7 @@ class Transfers:
             taken.
 
         Raises:
-            TransferBroken: it is not whole; nothing of it was taken.
+            TransferBroken: it is not whole, or not what the silo wrote; nothing of it was taken.
             NotAllowedError: the certificate in it is of no silo of this federation, or is not valid now.
             UsageError: it is for another coordinator. NotFoundError: it cannot be read.
             OperationError: the coordinator is halted; what was taken stays taken, and the file can be imported again.
@@ -108,6 +110,7 @@ class Transfers:
             if header.receiver != self._parts.spiffe_id or header.federation != self._parts.federation:
                 raise UsageError(f"{path} is for {header.receiver[:128]!r}, this is {self._parts.spiffe_id}")
             peer = peer_identity(header.certificate_pem.encode(), self._trust_root_pem, self._now(), role="silo")
+            file.verify(peer.signing_public_key)
             for message in file.messages:
                 for _ in file.pieces(message):  # before the first is taken
                     pass
@@ -116,7 +119,8 @@ class Transfers:
                 rows = [self._take(peer, file, message) for message in file.messages]
             finally:
                 self._driver.importing.discard(peer.name)
-            self._mark(peer.name)
+            if any(row["answer"] != _BEFORE for row in rows):  # an old file says nothing of how it speaks at this time
+                self._mark(peer.name)
             return {"silo": peer.name, "sha256": file.digest, "messages": rows}
 
     def _take(self, peer: PeerIdentity, file: TransferFile, message: Carried) -> dict[str, Any]:
@@ -127,10 +131,13 @@ class Transfers:
         }  # fmt: skip
         with self._parts.store.transaction() as session:
             if envelope.sequence <= db.sequence_of(session, peer.name, envelope.run, "in"):
-                return row | {"answer": "taken before", "code": ""}
-        reply = self._driver.receive(peer, envelope, self._payload(file, message))
+                return row | {"answer": _BEFORE, "code": ""}
+        with self._payload(file, message) as payload:
+            reply = self._driver.receive(peer, envelope, payload)
         answer = reply.envelope.kind
         code = codec.decode(pb.Refusal, _bytes(reply.payload)).code if answer == "control.refusal" else ""
+        if code == WireCode.HALTED.value:  # which is no answer to the message
+            raise OperationError("the coordinator takes nothing at this time", hint="import the file again", code=code)
         with self._driver.changing(), self._parts.store.transaction() as session:
             if answer in _KEPT and envelope.kind != "control.poll":
                 self._keep(session, peer.name, envelope, reply)
@@ -138,17 +145,16 @@ class Transfers:
                 self._forget(session, peer.name, file.read(message))
         return row | {"answer": "refused" if code else "taken", "code": code}
 
-    def _payload(self, file: TransferFile, message: Carried) -> AnyPayload:
+    @contextmanager
+    def _payload(self, file: TransferFile, message: Carried) -> Iterator[AnyPayload]:
+        """A large one on the disk while it is judged; where it was kept, that is under another name."""
         if message.payload_bytes <= codec.UNASKED_BYTES_MAX:
-            return BytesPayload(file.read(message))
-        spool = self._parts.blobs.spool()
-        try:
+            yield BytesPayload(file.read(message))
+            return
+        with self._parts.blobs.spool() as spool:
             for piece in file.pieces(message):
                 spool.write(piece)
-            return spool.finish()
-        except BaseException:
-            spool.drop()
-            raise
+            yield spool.finish()
 
     @staticmethod
     def _keep(session: Session, silo: str, asked: pb.Envelope, reply: Reply) -> None:
@@ -199,7 +205,7 @@ class Transfers:
             raise NotFoundError(f"no silo of that name is listed: {silo[:64]!r}", hint="coordinator silos list")
         receiver = f"spiffe://{self._parts.federation}/silo/{silo}"
         header = Header(self._parts.federation, self._parts.spiffe_id, receiver, self._parts.now())
-        with TransferWriter(path, header) as file:
+        with TransferWriter(path, header, self._parts.signing_key) as file:
             with self._driver.changing(), self._parts.store.transaction() as session:
                 if self._driver.halted:
                     raise OperationError(f"the coordinator is halted: {self._driver.halted}", code="HALTED")
@@ -221,7 +227,7 @@ class Transfers:
     def _sealed(self, session: Session, silo: str) -> list[Reply]:
         """Each item under a new sequence. The newest one counts as its delivery: of two files, the silo may have taken
         in a part of either."""
-        replies, adapters = list[Reply](), dict[str, str]()
+        replies, listed, adapters = list[Reply](), list[db.OutboxItem](), dict[str, str]()
         paused = [run.name for run in self._driver.runs.values() if run.life.paused_at is not None]
         for item in db.outbox_items(session, silo, except_runs=paused):
             reply = self._driver.replies.seal(
@@ -229,8 +235,10 @@ class Transfers:
                 round_number=item.round, step=item.step,
             )  # fmt: skip
             item.delivered_sequence = reply.envelope.sequence
+            listed.append(item)
             replies.append(reply)
             adapters |= dict.fromkeys(_adapters_named(session, item), item.run)
+        db.count_as_lost(session, silo, but=listed)
         for digest, run in adapters.items():
             if digest and db.is_adapter(session, digest):
                 payload = self._parts.blobs.get(digest)

@@ -2,13 +2,15 @@
 compressed in it, so that whoever carries it can list what it holds with any tool.
 
     manifest.json         who wrote it for whom and when, and the messages in their order, readable
+    manifest.sig          its signature, by the writer's message-signing key
     messages/000001       the envelope as it crosses a line: protobuf, signed
     payloads/SHA-256      the bytes that envelopes name, each once
 
 What counts is in the envelopes: each message is judged by its own signature, sequence and digest, as if it had come
-over a line. The manifest is for people, for the order, and for which message an answer belongs to.
-Does not stop: whoever carries the file from losing it, from bringing an older one, or from leaving messages out. What
-was not answered is written again into the next file.
+over a line. The manifest is for people, for the order, and for which message an answer belongs to; it is signed, so
+that nobody who carries the file takes a message out of it, puts another in, or gives an answer to another message.
+Does not stop: whoever carries the file from losing it, or from bringing an older one. What was not answered is written
+again into the next file.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
 from fedsilo.edge.files import fsync_directory
@@ -38,7 +42,9 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 FORMAT = "fedsilo transfer 1"
 MESSAGES_MAX = 4096
-_MANIFEST = "manifest.json"
+_MANIFEST, _SIGNATURE = "manifest.json", "manifest.sig"
+_SIGNED_PREFIX = b"fedsilo-transfer-v1\n"
+_SIGNATURE_BYTES = 64
 _MANIFEST_BYTES_MAX = 8 << 20
 _ENVELOPE_BYTES_MAX = 64 << 10
 _COPIED_BYTES = codec.CHUNK_BYTES_MAX
@@ -94,14 +100,17 @@ class TransferWriter:
     Args:
         path: of the file; nothing may be there.
         header: who writes it for whom.
+        key: the writer's, for messages.
 
     Raises (also `add` and `finish`):
-        ConflictError: there is something of that name. OperationError: the disk refuses.
+        ConflictError: there is something of that name.
+        OperationError: the disk refuses, or more messages than a file may hold are added.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Header, key: Ed25519PrivateKey) -> None:
         self.path = path
         self._header = header
+        self._key = key
         self._rows: list[dict[str, Any]] = []
         self._payloads: set[str] = set()
         self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -128,6 +137,8 @@ class TransferWriter:
             answers: as `Carried`.
         """
         number, digest = len(self._rows) + 1, envelope.payload_digest.hex()
+        if number > MESSAGES_MAX:
+            raise OperationError(f"{self.path}: a file holds at most {MESSAGES_MAX} messages, and more wait")
         pieces = (payload,) if isinstance(payload, bytes | bytearray | memoryview) else payload
         with self._writing():
             self._archive.writestr(_entry(f"messages/{number:06d}"), envelope.SerializeToString(deterministic=True))
@@ -137,13 +148,7 @@ class TransferWriter:
                     for piece in pieces:
                         stream.write(piece)
             size_bytes = self._archive.getinfo(f"payloads/{digest}").file_size
-        row: dict[str, Any] = {
-            "kind": envelope.kind, "run": envelope.run, "round": envelope.round, "step": envelope.step,
-            "attempt": envelope.attempt, "sequence": envelope.sequence, "bytes": size_bytes, "sha256": digest,
-        }  # fmt: skip
-        if answers is not None:
-            row["answers"] = {"run": answers[0], "sequence": answers[1]}
-        self._rows.append(row)
+        self._rows.append(_row(Carried(envelope, size_bytes, answers)))
 
     def finish(self) -> str:
         """Make it durable and give it its name. Returns its SHA-256."""
@@ -152,8 +157,10 @@ class TransferWriter:
             "format": FORMAT, "federation": header.federation, "from": header.sender, "to": header.receiver,
             "written_at": header.written_at, "certificate": header.certificate_pem, "messages": self._rows,
         }  # fmt: skip
+        text = json.dumps(manifest, indent=1).encode()
         with self._writing():
-            self._archive.writestr(_entry(_MANIFEST), json.dumps(manifest, indent=1).encode())
+            self._archive.writestr(_entry(_MANIFEST), text)
+            self._archive.writestr(_entry(_SIGNATURE), self._key.sign(_SIGNED_PREFIX + text))
             self._archive.close()
             self._stream.flush()
             os.fsync(self._stream.fileno())
@@ -240,6 +247,16 @@ class TransferFile:
     ) -> None:
         self.close()
 
+    def verify(self, key: Ed25519PublicKey) -> None:
+        """That the manifest is the sender's. key: of the sender, for messages. Raises TransferBroken: it is not."""
+        try:
+            signature = self._small(_SIGNATURE, _SIGNATURE_BYTES)
+            key.verify(signature, _SIGNED_PREFIX + self._small(_MANIFEST, _MANIFEST_BYTES_MAX))
+        except InvalidSignature as error:
+            raise self._broken(f"its {_MANIFEST} is not signed by {self.header.sender[:128]}") from error
+        except (zipfile.BadZipFile, EOFError, RuntimeError, OSError) as error:
+            raise self._broken("it cannot be read any more") from error
+
     @property
     def digest(self) -> str:
         """SHA-256 of the whole file. Raises TransferBroken: it cannot be read any more."""
@@ -312,7 +329,7 @@ class TransferFile:
         )
         if len(sizes) != len(entries) or not plain or sum(sizes.values()) > os.fstat(self._stream.fileno()).st_size:
             raise self._broken("its entries are compressed, doubled or larger than it is")
-        if len(entries) > 2 * MESSAGES_MAX + 1:
+        if len(entries) > 2 * MESSAGES_MAX + 2:
             raise self._broken(f"it holds more than {MESSAGES_MAX} messages")
         return sizes
 
@@ -326,7 +343,7 @@ class TransferFile:
             )
             rows = manifest["messages"]
             messages = tuple(self._message(number, row) for number, row in enumerate(rows, 1))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise self._broken(f"its {_MANIFEST} is not one") from error
         return header, messages
 
@@ -342,7 +359,10 @@ class TransferFile:
         name = f"payloads/{envelope.payload_digest.hex()}"
         if name not in self._sizes:
             raise self._broken(f"the payload of message {number} ({envelope.kind[:64]!r}) is missing")
-        return Carried(envelope, self._sizes[name], told)
+        message = Carried(envelope, self._sizes[name], told)
+        if row != _row(message):
+            raise self._broken(f"message {number} is not the one that its {_MANIFEST} lists")
+        return message
 
     def _small(self, name: str, bytes_max: int) -> bytes:
         size_bytes = self._sizes.get(name)
@@ -358,6 +378,19 @@ class TransferFile:
 
 def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _row(message: Carried) -> dict[str, Any]:
+    """A message as the manifest lists it."""
+    envelope = message.envelope
+    row: dict[str, Any] = {
+        "kind": envelope.kind, "run": envelope.run, "round": envelope.round, "step": envelope.step,
+        "attempt": envelope.attempt, "sequence": envelope.sequence, "bytes": message.payload_bytes,
+        "sha256": message.digest,
+    }  # fmt: skip
+    if message.answers is not None:
+        row["answers"] = {"run": message.answers[0], "sequence": message.answers[1]}
+    return row
 
 
 def _text(value: Any) -> str:

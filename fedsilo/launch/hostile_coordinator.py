@@ -32,7 +32,7 @@ class HostileReplies(Replies):
     """Seals as the honest one does, but for what it is told to try, each once.
 
     Args:
-        federation, sender, key: as of `Replies`.
+        federation, sender, key, undone: as of `Replies`.
         attacks: names. Each that belongs to plans takes a run of its own.
         targets: silos that they are tried on.
         plan_targets: silos that get a changed plan; by default the same.
@@ -44,13 +44,14 @@ class HostileReplies(Replies):
         federation: str,
         sender: str,
         key: Ed25519PrivateKey,
+        undone: Callable[[Callable[[], None]], None],
         *,
         attacks: Sequence[str],
         targets: Sequence[str],
         plan_targets: Sequence[str] = (),
         report: Callable[[dict[str, Any]], None],
     ) -> None:
-        super().__init__(federation, sender, key)
+        super().__init__(federation, sender, key, undone)
         self._left = sorted(attacks, key=lambda name: DEVIATIONS[name].stage)
         self._targets = (frozenset(plan_targets or targets), frozenset(targets))
         self._of_run: dict[str, str] = {}
@@ -143,9 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with guarded("coordinator start", json_output=True):
 
-        def replies(federation: str, sender: str, key: Ed25519PrivateKey) -> HostileReplies:
+        def replies(*given: Any) -> HostileReplies:
             return HostileReplies(
-                federation, sender, key, attacks=options.attack, targets=options.target,
+                *given, attacks=options.attack, targets=options.target,
                 plan_targets=options.plan_target, report=report,
             )  # fmt: skip
 

@@ -65,7 +65,7 @@ from silo.guard.messages import (
     factors_header,
     parsed,
 )
-from silo.guard.outbox import as_sent, once_more
+from silo.guard.outbox import answered, once_more
 from silo.guard.outcomes import Outcomes
 from silo.guard.proxied import proxy_of
 from silo.guard.public import places_by_row
@@ -372,7 +372,7 @@ class Gate:
 
     def answered_later(self, item: OutboxItem, sequence: int, answer: Inbound) -> None:
         """What left in a file under `sequence` was answered by one that came in another."""
-        self._outcomes.answered(as_sent(item, sequence, self._ledger), answer.body)
+        answered(item, sequence, answer.body, ledger=self._ledger, outcomes=self._outcomes)
 
     def writing_into(self, file: TransferWriter) -> AbstractContextManager[None]:
         """What is sent inside is carried in `file`. Raises UsageError: this silo dials its coordinator."""

@@ -7,11 +7,18 @@ Does not stop: a message that had arrived and was let out by a looser policy; wh
 
 from __future__ import annotations
 
+import logging
+
+from google.protobuf.message import Message
+
 from fedsilo.treaty.errors import DeniedError, NotFoundError, OperationError, VerificationError
+from fedsilo.treaty.wire.codec import Buffer
 from silo.guard.judge import Judge
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import Allowed
 from silo.guard.outcomes import Outcomes
+
+_log = logging.getLogger("fedsilo.silo")
 
 
 def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outcomes) -> Allowed:
@@ -22,11 +29,7 @@ def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outco
             never tried again.
         OperationError: the ledger takes nothing; the gate is halted.
     """
-    try:
-        payload = ledger.payloads.read(item.digest)
-    except (NotFoundError, OperationError, VerificationError) as error:
-        outcomes.drop(item, [error.code])
-        raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error
+    payload = _payload_of(item, ledger, outcomes)
     if reasons := judge.denied_by_now(item.kind, item.decision_seq):
         outcomes.drop(item, reasons)
         raise DeniedError(f"{item.kind} waited to be sent, and this site's policy does not let it out any more")
@@ -37,8 +40,26 @@ def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outco
     return Allowed(*place, payload, item.digest, item.decision_seq, sequence, attempt, item.id)
 
 
-def as_sent(item: OutboxItem, sequence: int, ledger: Ledger) -> Allowed:
-    """A message of the outbox as it left under a sequence, for what is recorded of its answer."""
+def answered(item: OutboxItem, sequence: int, body: Message, *, ledger: Ledger, outcomes: Outcomes) -> None:
+    """A message of the outbox that left under a sequence, in a file, was answered. Where its bytes are gone, that is
+    recorded in place of the answer: it is not sent again either.
+
+    Raises:
+        UnreachableError: as `Outcomes.answered`.
+    """
+    try:
+        payload = _payload_of(item, ledger, outcomes)
+    except DeniedError as error:
+        _log.warning("%s", error.message)
+        return
     place = item.kind, item.run, item.round, item.step
-    payload = ledger.payloads.read(item.digest)
-    return Allowed(*place, payload, item.digest, item.decision_seq, sequence, item.attempts, item.id)
+    sent = Allowed(*place, payload, item.digest, item.decision_seq, sequence, item.attempts, item.id)
+    outcomes.answered(sent, body)
+
+
+def _payload_of(item: OutboxItem, ledger: Ledger, outcomes: Outcomes) -> Buffer:
+    try:
+        return ledger.payloads.read(item.digest)
+    except (NotFoundError, OperationError, VerificationError) as error:
+        outcomes.drop(item, [error.code])
+        raise DeniedError(f"{item.kind} cannot be sent again: {error.message}", code=error.code) from error

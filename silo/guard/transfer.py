@@ -25,7 +25,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
 from fedsilo.edge.transfer_file import Carried as CarriedMessage
 from fedsilo.edge.transfer_file import Header, TransferFile, TransferWriter
-from fedsilo.treaty.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError
+from fedsilo.treaty.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError, WireCode
 from fedsilo.treaty.transcript import sign_transcript, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -140,8 +140,8 @@ class FileExchange:
         asked = next((row for row in self._sent() if (row["run"], row["sequence"]) == place), None)
         if isinstance(answer.body, pb.Checkpoint):
             self._talk.witnessed(answer.body)
-        if asked is None:
-            return
+        if asked is None or (isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED.value):
+            return  # of which the second says nothing of the message
         if isinstance(answer.body, pb.Refusal) and asked["kind"] == "control.hello":
             refused = self._talk.refused(answer.body)
             _log.error("%s; %s", refused.message, refused.hint)
@@ -171,7 +171,8 @@ class FileExchange:
             record: the order's.
 
         Raises:
-            TransferBroken: it is not whole. PeerError: the coordinator of this federation did not sign what is in it.
+            TransferBroken: it is not whole, or not what the coordinator of this federation wrote.
+            PeerError: the coordinator did not sign a message in it.
             UsageError: it is for another silo. ConflictError: an older one than was taken.
             NotFoundError, OperationError: it cannot be read or kept.
         """
@@ -212,6 +213,7 @@ class FileExchange:
     def _check(self, file: TransferFile) -> None:
         config, coordinator = self._site.config, self._gate.policy.file.federation.coordinator
         self._check_receiver(file)
+        file.verify(self._site.coordinator_key)
         for message in file.messages:
             envelopes.check(
                 message.envelope, None, federation=config.federation, coordinator_id=coordinator,
@@ -248,7 +250,8 @@ class FileExchange:
         config, peer = self._site.config, self._gate.policy.file.federation.coordinator
         certificate = config.identity.certificate.read_text(encoding="ascii")
         written_at = _utc(self._gate.now())
-        with TransferWriter(path, Header(config.federation, config.spiffe_id, peer, written_at, certificate)) as file:
+        header, key = Header(config.federation, config.spiffe_id, peer, written_at, certificate), self._site.identity
+        with TransferWriter(path, header, key.signing_key) as file:
             self._keeper.leaving.say_goodbye()  # kept with the other words, and so said until it is answered
             with self._gate.writing_into(file):
                 self.open = True

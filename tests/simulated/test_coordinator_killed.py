@@ -189,6 +189,33 @@ def test_a_transaction_that_fails_leaves_the_run_in_memory_as_it_is_in_the_datab
     house.close()
 
 
+def test_T29_numbers_of_a_transaction_that_failed_are_reserved_again_before_one_goes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of numbers whose reservation was undone: after a restart no answer may have one of them again."""
+    house, [silo, *_] = federation(tmp_path)
+    with monkeypatch.context() as patched:
+        counted = db.count_message
+        patched.setattr(db, "count_message", lambda *given, **named: refusing_out(counted, *given, **named))
+        with pytest.raises(OperationError, match="locked"):
+            silo.say("control.poll", pb.Poll())
+    told = [silo.say("control.poll", pb.Poll()) for _ in range(3)]
+    assert [isinstance(each, pb.Refusal) and each.code for each in told] == ["HALTED"] * 3
+    house.close()
+    silo.house = House(tmp_path)
+    silo.say("control.poll", pb.Poll())
+    numbers = [envelope.sequence for envelope, _ in silo.heard]
+    assert numbers == sorted(set(numbers)) and len(numbers) == 4
+    silo.house.close()
+
+
+def refusing_out(counted: Any, *given: Any, **named: Any) -> None:
+    """Fails once the answer has its number."""
+    if named["direction"] == "out":
+        raise OperationError("database is locked")
+    counted(*given, **named)
+
+
 @pytest.mark.parametrize("change", ["UPDATE runs SET state = 'paused'", "UPDATE rounds SET state = 'abandoned'",
                                     "DELETE FROM transitions WHERE ordinal > 3"])  # fmt: skip
 def test_a_database_that_does_not_fit_itself_starts_no_coordinator(tmp_path: Path, change: str) -> None:

@@ -333,6 +333,33 @@ def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatc
     house.close()
 
 
+def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run is paused between the two, so what comes next is of another run and bears a higher number."""
+    house, silos = federation(tmp_path)
+    silo = silos[0]
+    with house.store.transaction() as session:
+        for run in ("run-1", "run-2"):
+            body = codec.encode(pb.RunEnd(outcome="finished"))
+            queue(session, silo=silo.name, run=run, round_number=0, step=0, kind="run.end", payload=body)
+    silo.join()
+    silo.say("control.poll", pb.Poll())  # of run-1; the silo never sees it
+    with monkeypatch.context() as patched:
+        first_item = db.first_outbox_item
+        patched.setattr(
+            house.driver, "_next_item", lambda session, name: first_item(session, name, except_runs=["run-1"])
+        )
+        assert isinstance(silo.say("control.poll", pb.Poll()), pb.RunEnd)
+        newest = silo.heard[-1][0].sequence
+        silo.say("control.poll", pb.Poll(acknowledged_sequence=newest))
+    assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.RunEnd)
+    assert silo.heard[-1][0].run == "run-1"
+    newest = silo.heard[-1][0].sequence
+    assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
+    house.close()
+
+
 def test_run_verify_takes_the_signed_record_and_no_other(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     until_quiet(silos)

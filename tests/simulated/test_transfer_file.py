@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 HEADER = Header("cardio-net", "spiffe://cardio-net/silo/a", "spiffe://cardio-net/coordinator/main", "now", "PEM")
 
 
@@ -30,7 +32,7 @@ def envelope(payload: bytes, sequence: int = 1) -> pb.Envelope:
 
 
 def written(path: Path, *payloads: bytes) -> Path:
-    with TransferWriter(path, HEADER) as file:
+    with TransferWriter(path, HEADER, KEY) as file:
         for number, payload in enumerate(payloads, 1):
             pieces = (payload[at : at + 7] for at in range(0, len(payload), 7))
             file.add(envelope(payload, number), payload if number % 2 else pieces, answers=("run-1", number))
@@ -146,11 +148,11 @@ def test_what_is_no_such_file_is_refused_with_the_reason(tmp_path: Path, content
 
 
 def test_nothing_half_written_stays_and_nothing_is_written_over(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), TransferWriter(tmp_path / "x.zip", HEADER) as file:
+    with pytest.raises(RuntimeError), TransferWriter(tmp_path / "x.zip", HEADER, KEY) as file:
         file.add(envelope(b"a"), b"a")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with TransferWriter(tmp_path / "x.zip", HEADER) as file:
+    with TransferWriter(tmp_path / "x.zip", HEADER, KEY) as file:
         (tmp_path / "x.zip").write_text("came in between")
         with pytest.raises(ConflictError):
             file.finish()
@@ -160,6 +162,6 @@ def test_nothing_half_written_stays_and_nothing_is_written_over(tmp_path: Path) 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OperationError, match="missing"):
-        TransferWriter(tmp_path / "missing" / "x.zip", HEADER)
+        TransferWriter(tmp_path / "missing" / "x.zip", HEADER, KEY)
     with pytest.raises(NotFoundError, match="missing"):
         TransferFile(tmp_path / "missing" / "x.zip")

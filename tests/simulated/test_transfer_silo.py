@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class Post:
         items: list[Line] = [(kind, body, routing, None) for kind, body, routing in script]  # type: ignore[misc]
         if adapter:
             items.append(("global.adapter", adapter, {"run": "run-1"}, None))
-        with TransferWriter(path, Header("cardio-net", setting.COORDINATOR, receiver, "2026-01-01T00:00:00Z")) as file:
+        header = Header("cardio-net", setting.COORDINATOR, receiver, "2026-01-01T00:00:00Z")
+        with TransferWriter(path, header, COORDINATOR_KEY) as file:
             for kind, body, routing, answers in (*lines, *items):
                 payload = body if isinstance(body, bytes) else codec.encode(body)
                 file.add(self.sealed(kind, payload, routing, **changes), payload, answers=answers)
@@ -232,6 +234,28 @@ def test_a_refusal_settles_what_left_unless_the_coordinator_took_nothing(
     assert (UPDATE in {item.kind for item in loop.bench.ledger.outbox("allowed")}) is stays
 
 
+def test_a_word_that_a_halted_coordinator_did_not_take_is_said_again(loop: Loop, post: Post) -> None:
+    post.carry_in(post.write(plan_line(setting.PLAN)))
+    with post.carry_out() as file:
+        post.carry_in(post.write(*acks(file, "control.abstain", code="HALTED")))
+    with post.carry_out() as again:
+        assert "control.abstain" in bodies(again)
+        post.carry_in(post.write(*acks(again, "control.abstain")))
+    with post.carry_out() as last:
+        assert "control.abstain" not in bodies(last)
+
+
+def test_an_answer_to_what_is_not_kept_any_more_settles_it(loop: Loop, post: Post) -> None:
+    begun(post).until()
+    with post.carry_out() as file:
+        (update,) = (item for item in loop.bench.ledger.outbox("allowed") if item.kind == UPDATE)
+        (kept,) = (path for path in loop.folder.rglob("*") if path.is_file() and update.digest in path.name)
+        kept.unlink()
+        post.carry_in(post.write(*acks(file, UPDATE)))
+    assert UPDATE not in {item.kind for item in loop.bench.ledger.outbox("allowed")} and not loop.bench.gate.halted
+    assert [event["reasons"] for event in loop.bench.events("egress.indeterminate")] == [["NOT_FOUND"]]
+
+
 def test_the_pool_of_the_next_round_must_be_what_the_answers_say_was_taken(loop: Loop, post: Post) -> None:
     """The acks come in the file of the next round, and are taken in before it."""
     begun(post).until()
@@ -302,7 +326,7 @@ def signed_by_somebody(post: Post) -> Path:
         payload, header = file.read(message), file.header
     message.envelope.signature = OUR_KEY.sign(codec.signing_bytes(message.envelope))
     path.unlink()
-    with TransferWriter(path, header) as writer:
+    with TransferWriter(path, header, COORDINATOR_KEY) as writer:
         writer.add(message.envelope, payload)
         writer.finish()
     return path
@@ -323,6 +347,66 @@ def a_pipe(post: Post) -> Path:
     return post.folder / "pipe"
 
 
+def carried_by_a_thief(path: Path, change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> Path:
+    """The same file, its entries changed by who has no key. change: of the manifest and the other entries."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(entries.pop("manifest.json"))
+    change(manifest, entries)
+    entries["manifest.json"] = json.dumps(manifest, indent=1).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return path
+
+
+def two_items(post: Post) -> Path:
+    return post.write(plan_line(), ("run.end", pb.RunEnd(outcome="aborted"), {"run": "run-0"}, None))
+
+
+def with_one_left_out(post: Post) -> Path:
+    """What is behind it would tell the coordinator that it was taken in, too."""
+
+    def change(manifest: dict[str, Any], entries: dict[str, bytes]) -> None:
+        del manifest["messages"][0]
+        entries["messages/000001"] = entries.pop("messages/000002")
+
+    return carried_by_a_thief(two_items(post), change)
+
+
+def in_another_order(post: Post) -> Path:
+    def change(manifest: dict[str, Any], entries: dict[str, bytes]) -> None:
+        manifest["messages"].reverse()
+        one, two = "messages/000001", "messages/000002"
+        entries[one], entries[two] = entries[two], entries[one]
+
+    return carried_by_a_thief(two_items(post), change)
+
+
+def with_an_answer_to_another(post: Post) -> Path:
+    ack = ("control.ack", pb.Ack(acknowledged_sequence=1, record=7), {}, ("", 1))
+
+    def change(manifest: dict[str, Any], _: dict[str, bytes]) -> None:
+        manifest["messages"][0]["answers"]["sequence"] = 2
+
+    return carried_by_a_thief(post.write(ack, plan_line()), change)
+
+
+def unsigned(post: Post) -> Path:
+    return carried_by_a_thief(post.write(plan_line()), lambda _, entries: entries.pop("manifest.sig") and None)
+
+
+def listing_another(post: Post) -> Path:
+    return carried_by_a_thief(post.write(plan_line()), lambda manifest, _: manifest["messages"][0].update(round=7))
+
+
+def listing(*rows: Any) -> Callable[[Post], Path]:
+    def make(post: Post) -> Path:
+        return carried_by_a_thief(post.write(plan_line()), lambda manifest, _: manifest.update(messages=list(rows)))
+
+    return make
+
+
 def no_archive(post: Post) -> Path:
     path = post.folder / "notes.txt"
     path.write_text("carry milk")
@@ -336,6 +420,14 @@ def no_archive(post: Post) -> Path:
         (of_another_coordinator, PeerError),
         (signed_by_somebody, PeerError),
         (with_another_payload, TransferBroken),
+        (with_one_left_out, TransferBroken),
+        (in_another_order, TransferBroken),
+        (with_an_answer_to_another, TransferBroken),
+        (unsigned, TransferBroken),
+        (listing_another, TransferBroken),
+        (listing("x"), TransferBroken),
+        (listing([]), TransferBroken),
+        (listing({"answers": {"run": "", "sequence": float("inf")}}), TransferBroken),
         (cut_short, TransferBroken),
         (no_archive, TransferBroken),
         (a_pipe, TransferBroken),
