@@ -10,12 +10,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from fedsilo.edge.transfer_file import TransferWriter
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedsilo.edge.transfer_file import Header, TransferWriter
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.framing import Reply, Sink
 from silo.guard.messages import Carried, NotSent
+
+
+class Export:
+    """A file being written, for who asked for it and writes nothing into it."""
+
+    def __init__(self, file: TransferWriter) -> None:
+        self._file = file
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """As `TransferWriter.messages`."""
+        return self._file.messages
+
+    def finish(self) -> str:
+        """As `TransferWriter.finish`."""
+        return self._file.finish()
 
 
 class FileChannel:
@@ -41,13 +61,13 @@ class FileChannel:
         raise Carried(f"{envelope.kind} is carried in {self._file.path.name}; its answer comes with an import")
 
     @contextlib.contextmanager
-    def into(self, file: TransferWriter) -> Iterator[None]:
-        """What is sent inside is written into `file`."""
-        self._file = file
-        try:
-            yield
-        finally:
-            self._file = None
+    def into(self, path: Path, header: Header, key: Ed25519PrivateKey) -> Iterator[Export]:
+        """What is sent inside is written into a file; arguments and errors as of `TransferWriter`."""
+        with TransferWriter(path, header, key) as self._file:
+            try:
+                yield Export(self._file)
+            finally:
+                self._file = None
 
     def interrupt(self, *, for_good: bool = False) -> None:
         """Nothing is ever in flight."""

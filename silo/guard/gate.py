@@ -16,13 +16,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog
-from fedsilo.edge.transfer_file import TransferWriter
+from fedsilo.edge.transfer_file import Header
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
@@ -47,7 +48,7 @@ from silo.guard.archive import Archive
 from silo.guard.channel import Channel, GrpcChannel, server_certificate
 from silo.guard.context import RunView, SiteView
 from silo.guard.entrance import Entrance
-from silo.guard.file_channel import FileChannel
+from silo.guard.file_channel import Export, FileChannel
 from silo.guard.framing import Reply, Sink
 from silo.guard.judge import Judge, Readings
 from silo.guard.ledger import Ledger, OutboxItem
@@ -374,11 +375,11 @@ class Gate:
         """What left in a file under `sequence` was answered by one that came in another."""
         answered(item, sequence, answer.body, ledger=self._ledger, outcomes=self._outcomes)
 
-    def writing_into(self, file: TransferWriter) -> AbstractContextManager[None]:
-        """What is sent inside is carried in `file`. Raises UsageError: this silo dials its coordinator."""
+    def writing_into(self, path: Path, header: Header) -> AbstractContextManager[Export]:
+        """What is sent inside is carried in a file. Raises UsageError: this silo dials its coordinator."""
         if not isinstance(self._channel, FileChannel):
             raise UsageError("this silo dials its coordinator", hint="files are for `coordinator: {address: files}`")
-        return self._channel.into(file)
+        return self._channel.into(path, header, self._signing_key)
 
     def interrupt(self, *, for_good: bool = False) -> None:
         """Give up the exchange in flight, or all of them. Safe in a signal handler."""

@@ -24,7 +24,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
 from fedsilo.edge.transfer_file import Carried as CarriedMessage
-from fedsilo.edge.transfer_file import Header, TransferFile, TransferWriter
+from fedsilo.edge.transfer_file import Header, TransferFile
 from fedsilo.treaty.errors import ConflictError, DeniedError, PeerError, UnreachableError, UsageError, WireCode
 from fedsilo.treaty.transcript import sign_transcript, transcript_from_canonical
 from fedsilo.treaty.wire import codec
@@ -250,15 +250,14 @@ class FileExchange:
         config, peer = self._site.config, self._gate.policy.file.federation.coordinator
         certificate = config.identity.certificate.read_text(encoding="ascii")
         written_at = _utc(self._gate.now())
-        header, key = Header(config.federation, config.spiffe_id, peer, written_at, certificate), self._site.identity
-        with TransferWriter(path, header, key.signing_key) as file:
+        header = Header(config.federation, config.spiffe_id, peer, written_at, certificate)
+        with self._gate.writing_into(path, header) as file:
             self._keeper.leaving.say_goodbye()  # kept with the other words, and so said until it is answered
-            with self._gate.writing_into(file):
-                self.open = True
-                try:
-                    self._say_all()
-                finally:
-                    self.open = False
+            self.open = True
+            try:
+                self._say_all()
+            finally:
+                self.open = False
             rows = file.messages
             self._exports = [*self._exports, {"written_at": written_at, "messages": rows}][-EXPORTS_REMEMBERED:]
             with self._gate.halting():

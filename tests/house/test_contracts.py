@@ -33,6 +33,7 @@ BREACHES: dict[str, list[tuple[str, str]]] = {
     "only the gate holds the channel": [
         ("silo.guard.daemon", "silo.guard.channel"),
         ("silo.guard.planted", "silo.guard.channel"),
+        ("silo.guard.transfer", "silo.guard.file_channel"),
         ("silo.trainer.worker", "silo.guard.channel"),
         ("fedsilo.launch.planted", "silo.guard.channel"),
     ],

@@ -172,7 +172,7 @@ def test_a_silo_with_a_line_writes_and_takes_no_files(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="dials its coordinator"):
                 order(command)
         with pytest.raises(UsageError, match="dials its coordinator"):
-            loop.bench.gate.writing_into(None)  # type: ignore[arg-type]
+            loop.bench.gate.writing_into(tmp_path / "x.zip", Header("cardio-net", "a", "b", "now"))
     finally:
         loop.close()
 
