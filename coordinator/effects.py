@@ -124,7 +124,7 @@ class Effects:
             case pb.Progress():
                 state.round, state.step = body.round, body.step
                 if (run := self._runs.get(envelope.run)) is not None:
-                    run.apply(session, rounds.Progressed(silo, body.round))
+                    run.apply(session, rounds.Progressed(silo, body.round, body.step))
                 self._parts.publish(
                     "silo.progress", {"silo": silo, "run": envelope.run, "round": body.round, "step": body.step}
                 )

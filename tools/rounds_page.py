@@ -38,12 +38,15 @@ are the site's, whichever run spends them; all else is counted by run.
 **Closing a round.** The method says when it is complete. The tables let it commit only updates that were taken, and
 never fewer than the quorum. All that was taken counts, in the order of silos that the plan has.
 
-**Time.** While somebody is awaited, a deadline runs. While a run is paused none passes, and after a restart they count
-anew: an outage closes no round. When no more messages come, deadlines alone bring every run to its end.
+**Time.** While somebody is awaited, a deadline runs. That of a round counts from the newest step that a silo which is
+still awaited told of or answered: a round ends when nothing has come forward for so long, not when it has lasted so
+long. A step is told of once and a plan has so many, so a round ends. While a run is paused no deadline passes, and
+after a restart they count anew: an outage closes no round. When no more messages come, deadlines alone bring every run
+to its end.
 
 `tests/protocol/test_rounds_small.py` goes through every history of two silos; `test_rounds.py` tries up to four, with
 retries, late, lost and reordered messages. What this does not stop: a silo that is slow on purpose, up to each
-deadline."""
+deadline, and with each step of a round anew."""
 
 
 def rounds_page() -> str:

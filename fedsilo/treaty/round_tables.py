@@ -146,7 +146,7 @@ ROUND: Table = _table(("none", "open", "committing", "committed", "abandoned"), 
 PLACE: Table = _table(("invited", "working", "contributed", "late", "left", "refused"), {
     # invited, working, contributed, late, left, refused
     "sign":            (_to("working"),     OK,                 OK,     IGNORE, OK,                 OK),
-    "progress":        (_to("working"),     IGNORE,             IGNORE, IGNORE, IGNORE,             IGNORE),
+    "progress":        (_to("working"),     OK,                 IGNORE, IGNORE, IGNORE,             IGNORE),
     "answer":          (_to("working"),     OK,                 OK,     LATE,   OK,                 OK),
     # who said no to the round may still come in time; who was refused may come with another
     "update":          (_to("contributed"), _to("contributed"), DENY,   LATE,   _to("contributed"), _to("contributed")),

@@ -54,6 +54,7 @@ from fedsilo.treaty.round_tables import (
 )
 
 JOIN = "join"  # the deadline before a run begins
+ROUND_DEADLINE = "round/"  # and its number: the method's deadline for the round as a whole
 AGREEMENT = "agreement/"  # and the number of the round: the deadline for signing its transcript
 EVALUATION = "metrics.eval"
 ABSTENTIONS_MAX = 16  # of one silo in one round, beside two for each public step: the round itself, and its kinds
@@ -114,8 +115,11 @@ class Signed(_OfSiloInRound):
     """A silo signed the transcript of a round."""
 
 
+@dataclass(frozen=True)
 class Progressed(_OfSiloInRound):
     """A silo told of a step in a round."""
+
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,8 @@ class Life:
         signed: silos that signed the newest round's transcript.
         abstained: what silos said in the newest round.
         taken: round -> place -> digest of what was taken there.
-        deadlines: name -> the moment at which it passes.
+        steps: silo -> the highest step that it told of or answered in the newest round.
+        deadlines: name -> the moment at which it passes. `spans` has how long each is, in seconds.
         paused_at: the moment, while paused.
     """
 
@@ -189,6 +194,7 @@ class Life:
     quorum: int
     update_kind: str
     abstentions_max: int
+    steps_max: int
     standing: Mapping[str, str]
     state: str = "waiting"
     round: int = 0
@@ -197,7 +203,9 @@ class Life:
     signed: frozenset[str] = frozenset()
     abstained: frozenset[SiloAbstained] = frozenset()
     taken: Mapping[int, Mapping[_Slot, str]] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
     deadlines: Mapping[str, float] = field(default_factory=dict)
+    spans: Mapping[str, float] = field(default_factory=dict)
     paused_at: float | None = None
 
     @property
@@ -246,6 +254,7 @@ def first_life(plan: Plan) -> Life:
         plan.quorum,
         plan.lora.update_kind,
         2 * len(plan.public_steps()) + ABSTENTIONS_MAX,
+        plan.local_steps,
         dict.fromkeys(plan.silos, "asked"),
     )
 
@@ -350,7 +359,9 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
             return IGNORE if number <= life.round else OK if number == life.round + 1 else BAD
         case Signed(silo, number):
             return OK if number == life.round and silo not in life.signed else IGNORE
-        case Progressed() | UpdateRefused() | RoundAbandoned():
+        case Progressed(silo, number, at):
+            return OK if number == life.round and life.steps.get(silo, -1) < at <= life.steps_max else IGNORE
+        case UpdateRefused() | RoundAbandoned():
             return OK if event.round == life.round else IGNORE
         case Commit(number, silos, digests):
             taken = life.taken.get(number, {})
@@ -378,13 +389,17 @@ def _changed(life: Life, event: Event, moment: float) -> Life:
             return replace(life, deadlines=later, paused_at=None)
         case FinishRun() | GivenUp():
             ended = ROUND[life.round_state]["run over"].next or life.round_state
-            return replace(_round_over(life), round_state=ended, deadlines={}, paused_at=None)
+            return replace(_round_over(life), round_state=ended, deadlines={}, spans={}, paused_at=None)
         case RoundOpened(number):
             invited = dict.fromkeys(life.those("accepted"), "invited")
-            return replace(life, round=number, places=invited, signed=frozenset(), abstained=frozenset())
-        case Contribution(round=number):
+            return replace(life, round=number, places=invited, signed=frozenset(), abstained=frozenset(), steps={})
+        case Progressed(silo, _, at):
+            return _stepped(life, silo, at, moment)
+        case Contribution(silo, _, number, at):
             of_round = {**life.taken.get(number, {}), _slot(event): event.digest}
-            return replace(life, taken={**life.taken, number: of_round})
+            life = replace(life, taken={**life.taken, number: of_round})
+            further = life.steps.get(silo, 0) < at <= life.steps_max and life.places.get(silo) == "working"
+            return _stepped(life, silo, at, moment) if further else life
         case Signed(silo):
             return replace(life, signed=life.signed | {silo})
         case SiloAbstained():
@@ -394,10 +409,19 @@ def _changed(life: Life, event: Event, moment: float) -> Life:
         case StartDeadline(name, seconds):
             # while paused, all deadlines stand still from the moment of the pause
             start = moment if life.paused_at is None else life.paused_at
-            return replace(life, deadlines={**life.deadlines, name: start + seconds})
+            deadlines, spans = {**life.deadlines, name: start + seconds}, {**life.spans, name: seconds}
+            return replace(life, deadlines=deadlines, spans=spans)
         case DeadlinePassed(name) | DeadlineDropped(name):
             return _without(life, {name})
     return life
+
+
+def _stepped(life: Life, silo: str, number: int, moment: float) -> Life:
+    """A silo came to a step of the open round: the deadline of the round as a whole counts from here. It has so many
+    steps and says each once, so this ends."""
+    start, of_round = moment if life.paused_at is None else life.paused_at, f"{ROUND_DEADLINE}{life.round}"
+    later = {name: start + life.spans[name] for name in life.deadlines.keys() & {of_round}}
+    return replace(life, steps={**life.steps, silo: number}, deadlines={**life.deadlines, **later})
 
 
 def _round_over(life: Life) -> Life:
@@ -407,7 +431,8 @@ def _round_over(life: Life) -> Life:
 
 
 def _without(life: Life, names: set[str]) -> Life:
-    return replace(life, deadlines={name: at for name, at in life.deadlines.items() if name not in names})
+    deadlines = {name: at for name, at in life.deadlines.items() if name not in names}
+    return replace(life, deadlines=deadlines, spans={name: life.spans[name] for name in deadlines})
 
 
 def _then(life: Life, name: str) -> str:

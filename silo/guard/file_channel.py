@@ -63,9 +63,10 @@ class FileChannel:
     @contextlib.contextmanager
     def into(self, path: Path, header: Header, key: Ed25519PrivateKey) -> Iterator[Export]:
         """What is sent inside is written into a file; arguments and errors as of `TransferWriter`."""
-        with TransferWriter(path, header, key) as self._file:
+        with TransferWriter(path, header, key) as file:
+            self._file = file
             try:
-                yield Export(self._file)
+                yield Export(file)
             finally:
                 self._file = None
 

@@ -22,7 +22,7 @@ UPDATE = "lora.factors"
 
 
 def plan_with(silos: Iterable[str], **changes: object) -> Plan:
-    return plan_of(silos=tuple(silos), rounds=ROUNDS, local_steps=2, swap_period=2, **changes)
+    return plan_of(**{"silos": tuple(silos), "rounds": ROUNDS, "local_steps": 2, "swap_period": 2, **changes})
 
 
 # ---- the tables themselves -----------------------------------------------------------------------------
@@ -98,7 +98,8 @@ def messages(silos: str) -> st.SearchStrategy[rounds.Event]:
     answer = st.builds(rounds.Contribution, silo, st.just("public.responses"), number, st.just(2), attempt, digest)
     evaluation = st.builds(rounds.Contribution, silo, st.just("metrics.eval"), number, step, attempt, digest)
     abstention = st.builds(m.SiloAbstained, silo, number, step, st.sampled_from(["", UPDATE]))
-    in_round = [st.builds(kind, silo, number) for kind in (rounds.Signed, rounds.Progressed, rounds.UpdateRefused)]
+    in_round = [st.builds(kind, silo, number) for kind in (rounds.Signed, rounds.UpdateRefused)]
+    in_round.append(st.builds(rounds.Progressed, silo, number, st.integers(0, 5)))
     plan = st.builds(rounds.PlanTaken, silo)
     goes = st.one_of(st.builds(m.SiloLeft, silo), st.builds(rounds.PlanDeclined, silo))
     return st.one_of(plan, plan, update, update, update, answer, evaluation, abstention, *in_round, goes)
@@ -275,6 +276,42 @@ def test_while_paused_time_stands_still_and_what_comes_is_taken() -> None:
     run.say(rounds.RunResumed())
     assert run.life.deadlines["round/1"] - run.now == pytest.approx(left)  # one addition and one difference of floats
     assert run.life.due(run.now) == [] and run.life.due(run.now + left + 1) == ["round/1"]
+
+
+def stepping(run: PaperRun, silo: str, step: int) -> Verdict:
+    return run.say(rounds.Progressed(silo, 1, step)).verdict
+
+
+def test_the_deadline_of_a_round_counts_from_the_newest_step_of_a_silo_that_is_awaited() -> None:
+    run = opened("ab", quorum=1, local_steps=3)
+    span = run.life.deadlines["round/1"] - run.now
+    for step in (1, 2, 3):
+        run.now += 0.9 * span
+        assert not run.life.due(run.now)
+        assert stepping(run, "a", step) is Verdict.ACCEPTED
+        assert run.life.deadlines["round/1"] == run.now + span
+    # one that stands still, says a step again, says one that no plan has or has given its update extends nothing
+    run.now += 0.9 * span
+    assert [stepping(run, "a", step) for step in (3, 2, 4)] == [Verdict.IGNORED] * 3
+    run.say(update("b", "x"))
+    assert stepping(run, "b", 1) is Verdict.IGNORED
+    run.now += 0.2 * span
+    assert run.life.due(run.now) == ["round/1"]
+
+
+def test_an_answer_is_a_step_and_a_pause_is_none() -> None:
+    run = opened("ab", quorum=1, local_steps=4)
+    span = run.life.deadlines["round/1"] - run.now
+    run.now += 0.5 * span
+    run.say(rounds.Contribution("a", "public.responses", 1, 2, 1, "x"))
+    assert run.life.deadlines["round/1"] == run.now + span
+    run.say(rounds.RunPaused())
+    paused_at = run.now
+    run.now += 10 * span
+    assert stepping(run, "a", 3) is Verdict.ACCEPTED
+    assert run.life.deadlines["round/1"] == paused_at + span
+    run.say(rounds.RunResumed())
+    assert run.life.deadlines["round/1"] == pytest.approx(run.now + span)  # one difference and one sum of floats
 
 
 def test_the_last_message_ends_a_run_also_while_it_is_paused() -> None:

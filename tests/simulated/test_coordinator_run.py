@@ -149,6 +149,28 @@ def test_a_silo_that_keeps_its_factors_back_is_left_out_at_the_deadline(tmp_path
     house.close()
 
 
+def test_a_silo_that_is_slow_and_goes_on_is_waited_for(tmp_path: Path) -> None:
+    """Its last step comes long after the round's deadline would have passed by the clock."""
+    house, silos = federation(tmp_path)
+    *_, slow = silos
+    slow.mute = {"lora.factors", "public.responses"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
+    steps = house.driver.runs["run-1"].plan.local_steps
+    for step in range(1, steps + 1):
+        house.advance(900.0)
+        until_quiet(silos)
+        said = slow.say("control.progress", pb.Progress(round=1, step=step), run="run-1", number=1, step=step)
+        assert isinstance(said, pb.Ack) and house.driver.runs["run-1"].life.open_round == 1
+    slow.mute = set()
+    assert not isinstance(slow.say("lora.factors", slow.delta_payload(1), run="run-1", number=1), pb.Refusal)
+    first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
+    assert (first.state, json.loads(first.participants)) == ("committed", list(SILOS))
+    house.close()
+
+
 def test_declining_the_round_does_not_make_the_others_wait(tmp_path: Path) -> None:
     house, silos = federation(tmp_path)
     silos[3].mute = {"lora.factors"}
