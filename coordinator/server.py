@@ -185,9 +185,14 @@ class FederationService:
                 if isinstance(taken, Reply):
                     reply, offset = taken, 0
                 else:
-                    with _about(peer, taken[0]):
-                        reply = self._driver.receive(peer, *taken)
-                    offset = _offset_asked(*taken, reply)
+                    envelope, payload, drop = taken
+                    with _about(peer, envelope):
+                        reply = self._driver.receive(peer, envelope, payload)
+                    if not _is_halted(reply):
+                        # Judged, so it is not gone on with; what was kept has another name by then. What could not be
+                        # judged stays: its bytes need not cross again once this coordinator has started anew (T29).
+                        drop()
+                    offset = _offset_asked(envelope, payload, reply)
                 stack.pop_all().close()  # an upload's place is another's while the answer goes out
                 stack.callback(self.watchdog.rest, context)
                 for frame in _frames(reply, offset):
@@ -197,8 +202,9 @@ class FederationService:
     def _take(
         self, peer: PeerIdentity, requests: Iterator[codec.Frame], context: grpc.ServicerContext,
         stack: contextlib.ExitStack,
-    ) -> Generator[codec.Frame, None, Reply | tuple[pb.Envelope, AnyPayload]]:  # fmt: skip
-        """The complete message, or the refusal that answers its opening or what came after it."""
+    ) -> Generator[codec.Frame, None, Reply | tuple[pb.Envelope, AnyPayload, Callable[[], None]]]:  # fmt: skip
+        """The complete message, with what removes its bytes; or the refusal that answers its opening or what came after
+        it."""
         envelope = pb.Envelope()
         try:
             first = next(requests, None)
@@ -213,9 +219,9 @@ class FederationService:
                 taken = bytearray()
                 for chunk in _chunks(requests, announced):
                     taken += chunk
-                return envelope, BytesPayload(bytes(taken))
-            payload = yield from self._take_large(silo, envelope, announced, requests, context, stack)
-            return envelope, payload
+                return envelope, BytesPayload(bytes(taken)), _nothing
+            payload, drop = yield from self._take_large(silo, envelope, announced, requests, context, stack)
+            return envelope, payload, drop
         except PeerError as error:
             with _about(peer, envelope):
                 return self._driver.refuse(peer, envelope, error)
@@ -223,8 +229,8 @@ class FederationService:
     def _take_large(
         self, silo: str, envelope: pb.Envelope, announced: int, requests: Iterator[codec.Frame],
         context: grpc.ServicerContext, stack: contextlib.ExitStack,
-    ) -> Generator[codec.Frame, None, AnyPayload]:  # fmt: skip
-        """What a silo may send when its turn comes. It stays until `stack` is left without an error."""
+    ) -> Generator[codec.Frame, None, tuple[AnyPayload, Callable[[], None]]]:  # fmt: skip
+        """What a silo may send when its turn comes, and what removes it. Both are good until `stack` is left."""
         self.watchdog.rest(context)  # it waits for others
         if not context.add_callback(self.uploads.wake):
             raise LineClosed
@@ -236,7 +242,7 @@ class FederationService:
             yield pb.Frame(admitted=pb.Admitted(offset=announced))
             for _ in _chunks(requests, 0):
                 pass
-            return known
+            return known, _nothing
         upload = stack.enter_context(self.uploads.arriving(silo, digest, announced))
         self.watchdog.expect(context)
         yield pb.Frame(admitted=pb.Admitted(offset=upload.offset))
@@ -262,9 +268,7 @@ class FederationService:
         if upload.offset and payload.digest != digest:
             upload.drop()  # what lay here may be at fault, so it is no refusal: the silo sends all of it again (T29)
             raise OperationError(f"an upload of {silo} was gone on with and is not what it announced; it begins anew")
-        # Once it is judged it is not gone on with; what was kept has another name by then. What could not be judged is.
-        stack.push(lambda kind, _error, _trace: upload.drop() if kind is None else None)
-        return payload
+        return payload, upload.drop
 
     def _peer(self, context: grpc.ServicerContext) -> PeerIdentity:
         """Who calls, by this call's certificate.
@@ -313,6 +317,17 @@ def _chunks(requests: Iterator[codec.Frame], expected: int) -> Iterator[codec.Bu
         yield chunk
     if left:
         raise _TooShortError(WireCode.MALFORMED, f"of {expected} announced bytes {expected - left} came")
+
+
+def _nothing() -> None:
+    """What removes a payload that lies in no place of its own."""
+
+
+def _is_halted(reply: Reply) -> bool:
+    """Whether a message was refused unseen, since this coordinator takes nothing."""
+    if reply.envelope.kind != "control.refusal":
+        return False
+    return codec.decode(pb.Refusal, whole(reply.payload)).code == WireCode.HALTED
 
 
 def _offset_asked(envelope: pb.Envelope, payload: AnyPayload, reply: Reply) -> int:

@@ -185,6 +185,34 @@ def test_T29_a_beginning_that_changed_on_the_disk_is_not_taken_for_the_message(
     assert [decision["decision"] for decision in decisions(house, silo)] == ["allow"] and not house.driver.halted
 
 
+@pytest.mark.parametrize("state", ["stopping", "halted", "running"])
+def test_T29_T39_an_upload_that_nobody_judged_need_not_cross_again(
+    cut_once: tuple[House, LineSilo, bytes], state: str
+) -> None:
+    house, silo, payload = cut_once
+    if state == "stopping":
+        house.driver.stop()
+    elif state == "halted":
+        house.driver.halt(OperationError("no space left"))
+    else:  # the counterpart is judged and refused
+        envelope = silo.envelope("lora.factors", payload, run="run-1", number=2)
+        silo.last = (envelope, payload)
+    refusal = silo.again()
+    assert isinstance(refusal, pb.Refusal) and silo.crossed == len(payload) - UNIT_BYTES  # all of it is there
+    assert refusal.code == ("ROUND_CLOSED" if state == "running" else "HALTED")
+    left = [path.stat().st_size for path in house.blobs.arriving.iterdir()]
+    assert left == ([] if state == "running" else [len(payload)])
+    assert [decision["decision"] for decision in decisions(house, silo)] == ["deny"]
+    house = restarted(house, [silo])
+    envelope = silo.envelope("lora.factors", payload, run="run-1", number=1)
+    assert isinstance(silo.deliver(envelope, payload), pb.Ack)
+    # a coordinator that starts anew trusts whole blocks before the last
+    held = 0 if state == "running" else (len(payload) - 1) // BLOCK_BYTES * BLOCK_BYTES
+    assert silo.crossed == len(payload) - held
+    assert decisions(house, silo)[-1]["decision"] == "allow" and list(house.blobs.arriving.iterdir()) == []
+    house.close()
+
+
 @pytest.mark.parametrize("extra", [1, -1])
 def test_T23_more_than_was_announced_is_refused_and_leaves_nothing_and_after_less_it_is_gone_on_with(
     cut_once: tuple[House, LineSilo, bytes], extra: int
