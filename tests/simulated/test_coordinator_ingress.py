@@ -120,6 +120,34 @@ def test_T03_padding_and_unknown_kinds_are_refused(tmp_path: Path) -> None:
     house.close()
 
 
+@pytest.mark.parametrize(
+    ("field", "code"),
+    [
+        ("run", "MALFORMED"),
+        ("kind", "UNKNOWN_KIND"),
+        ("sender", "SENDER_MISMATCH"),
+        ("federation", "SENDER_MISMATCH"),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_T24_a_nul_in_an_envelope_is_refused_and_on_record(tmp_path: Path, field: str, code: str, listed: bool) -> None:
+    house, (silo, *_) = federation(tmp_path)
+    sending = silo if listed else SimulatedSilo(house, "hospital_a2")
+    payload = codec.encode(pb.Heartbeat())
+    envelope = sending.envelope("control.heartbeat", payload)
+    setattr(envelope, field, getattr(envelope, field) + "\0")
+    size = house.audit.size
+    expected = code if listed or code == "SENDER_MISMATCH" else "NOT_A_MEMBER"
+    assert code_of(sending.deliver(sending.signed(envelope), payload)) == expected
+    [record] = house.audit.records(size)
+    assert (record["event"], record["decision"], record["reasons"]) == ("ingress.decision", "deny", [expected])
+    assert record["peer"] == sending.peer.spiffe_id and not house.driver.halted
+    # the counterparts: without it, in no run, and in a run of which nobody knows
+    assert code_of(silo.say("control.heartbeat", pb.Heartbeat())) == "ok"
+    assert code_of(silo.say("control.heartbeat", pb.Heartbeat(), run="run\x01")) == "NO_SUCH_RUN"
+    house.close()
+
+
 def test_T29_a_replayed_sequence_is_refused_also_after_a_restart(tmp_path: Path) -> None:
     house, (silo, *_) = federation(tmp_path)
     silo.say("control.heartbeat", pb.Heartbeat())
