@@ -163,7 +163,10 @@ class Blobs:
             stale.unlink()
         self._filesystem, self._root = fsspec.core.url_to_fs(url or str(state_dir / "blobs"))
         self._local = "file" in self._filesystem.protocol
-        self._filesystem.makedirs(self._root, exist_ok=True)
+        if not self._filesystem.exists(self._root):
+            self._filesystem.makedirs(self._root, exist_ok=True)
+            if self._local:
+                fsync_directory(Path(self._root).parent)
 
     def spool(self) -> Spool:
         return Spool(self.arriving)
@@ -176,15 +179,17 @@ class Blobs:
                 return self.keep(spool.finish())
         place = self._place(payload.digest)
         kept = FilePayload(self._filesystem, place, payload.digest, payload.size_bytes)
-        if self._filesystem.exists(place):
-            return kept
         try:
-            self._filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
+            if not self._filesystem.exists(place):
+                self._filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
+                if self._local:
+                    Path(payload.path).rename(place)
+                else:
+                    self._filesystem.put_file(payload.path, place)
             if self._local:
-                Path(payload.path).rename(place)
+                # also where all is there already: a kill may have come between making a name and flushing it (T39)
                 fsync_directory(Path(place).parent)
-            else:
-                self._filesystem.put_file(payload.path, place)
+                fsync_directory(Path(self._root))
         except OSError as error:
             raise disk_error(error, Path(place)) from error
         return kept
