@@ -38,6 +38,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.database_rows import copy_rows, filled, snapshot_of
 from coordinator.database_url import POSTGRESQL, database_url
+from coordinator.shown_steps import FOLDER as SHOWN
 from coordinator.store import LogPlace, Store
 from fedsilo.edge.audit_loading import LoadedLog, load
 from fedsilo.edge.files import (
@@ -58,8 +59,9 @@ MANIFEST, DATABASE, REQUESTS = "manifest.json", "coordinator.db", "requests.json
 MANIFEST_BYTES_MAX = 256 << 20
 _PREFIX = b"fedsilo-backup\n"
 _BLOCK_BYTES = 1 << 20
-# the log's notes and keys before its records: each note's records are then in the copy
-_AUDIT_FOLDERS = ("checkpoints", "witnessed", "keys", "quarantine")
+# the log's notes and keys before its records: each note's records are then in the copy; what was countersigned before
+# the steps that lead there, for the same reason
+_AUDIT_FOLDERS = ("checkpoints", "witnessed", SHOWN, "keys", "quarantine")
 _STATE = ("audit", "blobs", "runs", DATABASE, REQUESTS)
 
 
@@ -161,9 +163,13 @@ def _copy_database(kept: Kept, target: Path) -> None:
 def _copy_log(source: Path, target: Path) -> None:
     for name in _AUDIT_FOLDERS:
         make_private_directory(target / name)
-        for path in sorted((source / name).iterdir()) if (source / name).is_dir() else ():
+        for path in sorted((source / name).rglob("*")) if (source / name).is_dir() else ():
+            place = target / path.relative_to(source)
+            if path.is_dir():
+                make_private_directory(place)
+                continue
             with contextlib.suppress(FileNotFoundError):  # a note that was being written has its own name by then
-                _copy(path, target / name / path.name)
+                _copy(path, place)
     try:
         for path in sorted([*source.glob("*.leaves"), *source.glob("*.jsonl")]):
             _copy(path, target / path.name)

@@ -1,8 +1,9 @@
 """Checkpoints at the coordinator: it countersigns each silo's log, hands out its own, and carries between silos (T38).
 
 What a silo shows is a chain: each checkpoint with the proof from the one it showed before. Other silos get the part of
-it that they have not countersigned, and their cosignatures go back to its owner. The coordinator is a carrier here and
-can forge nothing: a silo believes another's checkpoint by that silo's own signature and the proofs.
+it that they have not countersigned, and their cosignatures go back to its owner. It is in the database; `shown_steps`
+has what that lacks after a kill, or when it is an older one. The coordinator is a carrier here and can forge nothing: a
+silo believes another's checkpoint by that silo's own signature and the proofs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
 from coordinator import store as db
+from coordinator.shown_steps import ShownSteps
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
 from fedsilo.treaty.audit.checkpoint import (
@@ -55,6 +57,8 @@ class Relay:
     def __init__(self, audit: AuditLog, silos: tuple[str, ...]) -> None:
         self._audit = audit
         self._silos = silos
+        self._steps = ShownSteps(audit.directory)
+        self._introduced: set[tuple[str, str]] = set()  # witness, owner: the newest step was handed out
         self.waiting: set[str] = set()
         self.contradicting: set[str] = set()
 
@@ -84,7 +88,10 @@ class Relay:
         """Countersign what it sent of its own log. Returns and raises as `AuditLog.take`, but PeerError for a no."""
         try:
             self._audit.trust_peer(peer.spiffe_id, peer.signing_public_key)
-            return self._audit.take(_offer_of(theirs), peer.spiffe_id)
+            offer = _offer_of(theirs)
+            return self._audit.take(
+                offer, peer.spiffe_id, growing=lambda checkpoint: self._steps.keep(peer.name, checkpoint.size, offer)
+            )
         except VerificationError as error:
             if error.code == OWN_HISTORY_LOST:
                 self.contradicting.add(peer.spiffe_id)
@@ -101,7 +108,7 @@ class Relay:
         self.contradicting.discard(peer.spiffe_id)
         others = tuple(silo for silo in self._silos if silo != peer.name)
         self.waiting.discard(peer.name)
-        if taken is not None and _keep_step(session, peer, _offer_of(theirs), taken.size):
+        if taken is not None and _keep_step(session, self._steps, peer, _offer_of(theirs), taken.size):
             self.waiting |= set(others)
         owners = set[str]()
         for note in theirs.countersigned:
@@ -123,40 +130,63 @@ class Relay:
             del answer.countersigned[0]  # of the oldest checkpoint; witnesses countersign a later one, too
         for silo, seen in _news_for(session, peer.name, others):
             shown = _for_witness(session, silo, seen)
+            if seen is None and (peer.name, silo) in self._introduced:
+                # Nothing came of it. At a first contact it is taken as it is, so this is none: the database, being an
+                # older one, does not know of a cosignature, and whoever gave it follows from where that was.
+                self._lead(silo, shown)
+            while answer.ByteSize() + shown.ByteSize() > ANSWER_BYTES_MAX and len(shown.steps) > 1 and not answer.peers:
+                del shown.steps[0 if seen is None else -1]  # or it would never fit
             if answer.ByteSize() + shown.ByteSize() > ANSWER_BYTES_MAX:
                 self.waiting.add(peer.name)  # what it gets now it need not be given again: the rest fits next time
                 break
             answer.peers.append(shown)
+            self._introduced.add((peer.name, silo))
         return answer
+
+    def _lead(self, owner: str, shown: pb.PeerLog) -> None:
+        """Put those steps before the newest one that lead there."""
+        size = parse_checkpoint(parse_note(shown.steps[-1].note).text).size
+        steps = self._steps.leading_to(owner, size, since=lambda _size: False, most=STEPS_MAX)
+        if steps:
+            del shown.steps[:]
+            shown.steps.extend(step for _, step in steps)
 
 
 def _offer_of(theirs: pb.Checkpoint) -> Offer:
     return Offer(theirs.note, theirs.previous_size, tuple(theirs.consistency), theirs.cosigned_note)
 
 
-def _keep_step(session: Session, peer: PeerIdentity, offer: Offer, size: int) -> bool:
-    """Add a checkpoint to its silo's chain; whether it was not in it."""
+def _keep_step(session: Session, steps: ShownSteps, peer: PeerIdentity, offer: Offer, size: int) -> bool:
+    """Add a checkpoint that was countersigned to its silo's chain; whether it was not in it."""
     session.merge(db.ShownCertificate(silo=peer.name, pem=peer.certificate_pem.decode("ascii")))
-    if session.get(db.ShownCheckpoint, (peer.name, size)) is not None:
+
+    def is_known(end: int) -> bool:
+        return session.get(db.ShownCheckpoint, (peer.name, end)) is not None
+
+    if is_known(size):
         return False
-    # the proof is from what is remembered here, which is the step before
-    newest = session.scalar(select(func.max(db.ShownCheckpoint.size)).where(db.ShownCheckpoint.silo == peer.name))
-    if newest is not None and newest != offer.previous_size:
-        # this database is older than the log's memory: a chain with a hole proves nothing, so it begins anew
-        session.execute(delete(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == peer.name))
-    packed = b"".join(offer.consistency)
-    session.add(
-        db.ShownCheckpoint(
-            silo=peer.name, size=size, previous_size=offer.previous_size, note=offer.note, consistency=packed
+    own = db.ShownCheckpoint.silo == peer.name
+    offered = pb.LogStep(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency)
+    lacking = steps.leading_to(peer.name, size, since=is_known) or [(size, offered)]
+    newest = session.scalar(select(func.max(db.ShownCheckpoint.size)).where(own))
+    if newest is not None and newest != lacking[0][1].previous_size:
+        # Across a hole there is no proof, so the chain begins behind it. Nobody needs what is before: steps are removed
+        # once all have gone on.
+        session.execute(delete(db.ShownCheckpoint).where(own))
+    for end, step in lacking:
+        packed = b"".join(step.consistency)
+        session.add(
+            db.ShownCheckpoint(
+                silo=peer.name, size=end, previous_size=step.previous_size, note=step.note, consistency=packed
+            )
         )
-    )
     session.flush()
     # also where nobody countersigns it: its owner alone decides how often it shows one
-    chain = select(db.ShownCheckpoint.size).where(db.ShownCheckpoint.silo == peer.name)
+    chain = select(db.ShownCheckpoint.size).where(own)
     oldest = session.scalar(chain.order_by(db.ShownCheckpoint.size.desc()).offset(CHAIN_MAX - 1).limit(1)) or 0
-    own = db.ShownCheckpoint.silo == peer.name
     session.execute(delete(db.ShownCheckpoint).where(own, db.ShownCheckpoint.size < oldest))
     _prune(session, {peer.name})
+    steps.forget(peer.name, session.scalar(select(func.min(db.ShownCheckpoint.size)).where(own)) or 0)
     return True
 
 

@@ -425,8 +425,8 @@ def audit_page() -> str:
         [
             "# Audit record",
             "A log is a folder `STATE_DIR/audit`: records, one JSON object a line; `checkpoints/`, signed; "
-            "`witnessed/`, "
-            "what this party has countersigned of others; `keys/`, public keys. "
+            "`witnessed/`, what this party has countersigned of others, and at the coordinator `shown/`, by which "
+            "steps it came there; `keys/`, public keys. "
             "[`audit_verify.py`](../../fedsilo/edge/audit_verify.py) checks all of it and needs Python and the "
             "`cryptography` package only.",
             what,

@@ -7,6 +7,7 @@ write and one fdatasync. Reading needs no lock: it sees complete lines only.
     LOG/000000000000.leaves      in place of a segment that retention removed: its leaf hashes, 32 bytes each
     LOG/checkpoints/SIZE.note    this log's signed checkpoints, with the cosignatures they earned
     LOG/witnessed/NAME.note      the newest checkpoint of each other party that this party countersigned
+    LOG/shown/SILO/SIZE.step     at the coordinator: the steps by which the logs of silos came there
     LOG/keys/*.vkey              public keys: log.vkey is this log's own
     LOG/quarantine/              torn line ends taken out by a repair
     LOG/lock, LOG/reserve        one writer; space kept for the last record

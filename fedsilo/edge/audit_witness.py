@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -175,8 +175,16 @@ class Witnessed(ABC):
         with self._mutex:
             return parse_checkpoint(parse_note(self._offered).text).size if self._offered else 0
 
-    def take(self, offer: Offer, peer: str) -> Checkpoint | None:
+    def take(
+        self, offer: Offer, peer: str, *, growing: Callable[[Checkpoint], object] = lambda _checkpoint: None
+    ) -> Checkpoint | None:
         """Take in what `peer` sent: its cosignature of our log, then its checkpoint, which we countersign, durably.
+
+        Args:
+            offer: what it sent.
+            peer: origin of its log.
+            growing: called with a checkpoint that is further than the remembered one, once it is judged and before it
+                is remembered: what this keeps is never behind our memory.
 
         Returns the checkpoint now countersigned, or None where the peer had not yet seen our last cosignature: our
         next offer carries it and the peer's next proof will start there.
@@ -201,6 +209,8 @@ class Witnessed(ABC):
                 return None
             proof = () if seen.size == remembered_size else offer.consistency
             checkpoint = judge(previous, offer.note, proof, origin=peer, public_key=public_key)
+            if previous is None or checkpoint.size > previous.size:
+                growing(checkpoint)
             self._countersign(offer.note, peer, public_key)
             return checkpoint
 

@@ -11,9 +11,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import func, select
 
-from coordinator import journal, witnessing
+from coordinator import journal, shown_steps, witnessing
 from coordinator import store as db
 from coordinator.parts import CONTRIBUTIONS
+from coordinator.shown_steps import FOLDER, ShownSteps
 from fedsilo.edge import audit_witness
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_verify import verify_logs
@@ -251,13 +252,15 @@ def test_T11_what_one_silo_may_keep_back_of_a_round_is_bounded(opened: tuple[Hou
 
 def test_T38_a_chain_that_nobody_countersigns_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(witnessing, "CHAIN_MAX", 5)
+    monkeypatch.setattr(shown_steps, "KEPT_MIN", 7)
     house, (silo, other, *_) = federation(tmp_path)
+    steps = ShownSteps(house.audit.directory)
     for size in range(1, 40):
         offer = Offer(f"note {size}", size - 1, (), "")
         with house.store.transaction() as session:
-            assert witnessing._keep_step(session, silo.peer, offer, size)
-            if size <= 3:
-                witnessing._keep_step(session, other.peer, offer, size)
+            for each in (silo, other) if size <= 3 else (silo,):
+                steps.keep(each.name, size, offer)
+                assert witnessing._keep_step(session, steps, each.peer, offer, size)
     query = select(db.ShownCheckpoint.size).order_by(db.ShownCheckpoint.size)
     kept = {
         each.name: house.rows(
@@ -266,6 +269,10 @@ def test_T38_a_chain_that_nobody_countersigns_is_bounded(tmp_path: Path, monkeyp
         for each in (silo, other)
     }
     assert kept == {silo.name: [35, 36, 37, 38, 39], other.name: [1, 2, 3]}
+    files = {
+        name: sorted(int(path.stem) for path in (house.folder / "audit" / FOLDER / name).iterdir()) for name in kept
+    }
+    assert files == {silo.name: [33, 34, *kept[silo.name]], other.name: kept[other.name]}
     house.close()
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import select
 
+from coordinator import backup, shown_steps
 from coordinator import store as db
 from coordinator.backup import DATABASE, MANIFEST, Kept, make_backup, restore_backup, verified_backup
 from fedsilo.edge.audit_log import AuditLog
@@ -102,46 +104,84 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, list[Sim
     return house, silos, folder / "backup"
 
 
+def witness(silo: SimulatedSilo, log: AuditLog) -> Any:
+    """What a guard does at its start, and between rounds."""
+    offer = log.offer(COORDINATOR)
+    shown = pb.Checkpoint(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency,
+                          cosigned_note=offer.cosigned_note)  # fmt: skip
+    answer = silo.say("control.checkpoint", shown)
+    if isinstance(answer, pb.Checkpoint):
+        told = Offer(answer.note, answer.previous_size, tuple(answer.consistency), answer.cosigned_note)
+        log.take(told, COORDINATOR)
+    return answer
+
+
 def test_T38_a_silo_that_has_seen_more_of_the_log_does_not_follow_a_coordinator_from_an_older_backup(
     backed_up: tuple[House, list[SimulatedSilo], Path], tmp_path: Path
 ) -> None:
-    house, silos, backup = backed_up
+    house, silos, folder = backed_up
     silo, public_key = silos[0], house.key.public_key()
     with AuditLog(tmp_path / "silo", origin=SILO, key=silo.key, actor=SILO, reserve_bytes=0) as log:
         log.pin_peer(COORDINATOR, public_key)
 
-        def witness() -> Any:
-            """What a guard does at its start, and between rounds."""
-            offer = log.offer(COORDINATOR)
-            shown = pb.Checkpoint(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency,
-                                  cosigned_note=offer.cosigned_note)  # fmt: skip
-            answer = silo.say("control.checkpoint", shown)
-            if isinstance(answer, pb.Checkpoint):
-                told = Offer(answer.note, answer.previous_size, tuple(answer.consistency), answer.cosigned_note)
-                log.take(told, COORDINATOR)
-            return answer
-
         for _ in range(2):  # the first coordinator goes on, and is countersigned
-            assert isinstance(witness(), pb.Checkpoint)
-        restored(backup, kept(house, tmp_path / "early"), public_key)
+            assert isinstance(witness(silo, log), pb.Checkpoint)
+        restored(folder, kept(house, tmp_path / "early"), public_key)
         silo.house = House(tmp_path / "early", clock=house.clock)
         # its answers have numbers that were given out before, and a guard takes none of them; this silo looks on
         silo.sequences["from coordinator"] = 0
-        refused = witness()
+        refused = witness(silo, log)
         assert isinstance(refused, pb.Refusal) and refused.code == "CHECKPOINT_INCONSISTENT"
         assert silo.house.driver.halted == "OWN_HISTORY_LOST"  # it will not sign a second history
         silo.house.close()
         silo.house, silo.sequences["from coordinator"] = house, 0
-        assert isinstance(witness(), pb.Checkpoint) and not house.driver.halted  # the counterpart
+        assert isinstance(witness(silo, log), pb.Checkpoint) and not house.driver.halted  # the counterpart
 
         # and who restores may ask a silo first
         notes = list((tmp_path / "silo" / "witnessed").glob("*.note"))
         with pytest.raises(ConflictError) as behind:
-            restored(backup, kept(house, tmp_path / "third"), public_key, seen=notes)
+            restored(folder, kept(house, tmp_path / "third"), public_key, seen=notes)
         assert behind.value.code == "LOG_BEHIND" and str(notes[0]) in behind.value.message
         assert [path.name for path in (tmp_path / "third").iterdir()] == ["lock"]
         make_backup(kept(house), house.key, tmp_path / "newer", now=NOW)
         restored(tmp_path / "newer", kept(house, tmp_path / "third"), public_key, seen=notes)
+
+
+@pytest.mark.parametrize("with_steps", [True, False])
+def test_T38_a_backup_has_the_steps_that_came_after_its_copy_of_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_steps: bool
+) -> None:
+    house, (silo, *_) = federation(tmp_path / "first")
+    with AuditLog(tmp_path / "silo", origin=SILO, key=silo.key, actor=SILO, reserve_bytes=0) as log:
+        log.pin_peer(COORDINATOR, house.key.public_key())
+
+        def grow() -> int:
+            log.append("start")
+            assert isinstance(witness(silo, log), pb.Checkpoint)
+            return log.size
+
+        def between(source: Path, target: Path, _copy: Callable[[Path, Path], None] = backup._copy_log) -> None:
+            sizes.append(grow())
+            _copy(source, target)
+            if not with_steps:
+                shutil.rmtree(target / shown_steps.FOLDER)
+
+        def chain(of: House) -> list[int]:
+            return of.rows(lambda session: list(session.scalars(select(db.ShownCheckpoint.size)).all()))
+
+        sizes = [grow()]
+        monkeypatch.setattr(backup, "_copy_log", between)
+        make_backup(kept(house), house.key, tmp_path / "backup", now=NOW)
+        assert chain(house) == sizes
+        house.close()
+        restored(tmp_path / "backup", kept(house, tmp_path / "second"), house.key.public_key())
+        silo.house = House(tmp_path / "second", clock=house.clock)
+        assert chain(silo.house) == sizes[:1]
+        silo.sequences["from coordinator"] = 0
+        sizes.append(grow())
+        # without them who stands at the first size could not follow any more
+        assert chain(silo.house) == (sizes if with_steps else sizes[2:])
+        silo.house.close()
 
 
 def flipped(name: str) -> Callable[[Path], None]:
@@ -170,8 +210,8 @@ def linked(backup: Path) -> None:
 def test_a_damaged_backup_restores_nothing(
     backed_up: tuple[House, list[SimulatedSilo], Path], tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
-    house, _, backup = backed_up
-    shutil.copytree(backup, tmp_path / "copy")
+    house, _, folder = backed_up
+    shutil.copytree(folder, tmp_path / "copy")
     change(tmp_path / "copy")
     with pytest.raises(VerificationError) as refused:
         restored(tmp_path / "copy", kept(house, tmp_path / "new"), house.key.public_key())
@@ -181,12 +221,12 @@ def test_a_damaged_backup_restores_nothing(
 def test_T42_what_a_backup_is_not_restored_over_and_by_whose_key(
     backed_up: tuple[House, list[SimulatedSilo], Path], tmp_path: Path
 ) -> None:
-    house, _, backup = backed_up
+    house, _, folder = backed_up
     key = house.key.public_key()
 
     def why(kind: type[FedSiloError], kept: Kept, key: Any = key) -> str:
         with pytest.raises(kind) as refused:
-            restored(backup, kept, key)
+            restored(folder, kept, key)
         return refused.value.code
 
     assert why(VerificationError, kept(house, tmp_path / "new"), Ed25519PrivateKey.generate().public_key()) == (
@@ -200,7 +240,7 @@ def test_T42_what_a_backup_is_not_restored_over_and_by_whose_key(
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / DATABASE).touch()
     assert why(ConflictError, kept(house, tmp_path / "half")) == "EXISTS"
-    assert not any(path.stat().st_mode & 0o077 for path in [backup, *backup.rglob("*")])
+    assert not any(path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")])
 
 
 def test_what_is_damaged_is_not_backed_up(tmp_path: Path) -> None:
