@@ -131,13 +131,14 @@ def first_rig() -> Rig:
 
 
 def test_an_adapter_that_was_never_pushed_is_caught_in_the_first_round_in_bfloat16(first_rig: Rig) -> None:
-    """24 000 tokens: an effect of one is then some ten standard errors."""
-    error = stopped_by(first_rig, Fault(lag=14), [14] * 8)
+    """18 000 to 31 000 tokens, as the processor rounds bfloat16: an effect of one is then six to ten standard errors.
+    It looks at 74 000 at most. Of the adapter between .58 and .94 is visible, by the processor too."""
+    error = stopped_by(first_rig, Fault(lag=14), [14] * 24)
     assert error is not None and error.code == "STALE_ROLLOUT" and "round's start" in error.message
     watch = first_rig.watch(ALL)
     for _ in range(8):
         figures = first_rig.check(watch, 14, Fault())
-    assert figures["adapter_visible_share"] > 0.6
+    assert figures["adapter_visible_share"] > 0.5
 
 
 def test_a_server_that_rounds_the_adapter_away_is_not_taken_for_one_that_never_got_it(first_rig: Rig) -> None:
