@@ -220,7 +220,9 @@ class Federation:
                 try:
                     status = process.wait(STOP_SECONDS)
                     self.calls(name)
-                    if status and not (status in KILLED and self.lives[name].struck):  # it may die while it ends, too
+                    died = status in KILLED and self.lives[name].struck  # it may die while it ends, too
+                    starting = "INTERRUPTED" in self.last_words(name)  # after its last kill: the run was over by then
+                    if status and not died and not starting:
                         problems.append(f"{name} ended with {status} when asked: {self.last_words(name)}")
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
