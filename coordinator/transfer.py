@@ -136,7 +136,7 @@ class Transfers:
             reply = self._driver.receive(peer, envelope, payload)
         answer = reply.envelope.kind
         code = codec.decode(pb.Refusal, _bytes(reply.payload)).code if answer == "control.refusal" else ""
-        if code == WireCode.HALTED.value:  # which is no answer to the message
+        if code == WireCode.HALTED:  # which is no answer to the message
             raise OperationError("the coordinator takes nothing at this time", hint="import the file again", code=code)
         with self._driver.changing(), self._parts.store.transaction() as session:
             if answer in _KEPT and envelope.kind != "control.poll":

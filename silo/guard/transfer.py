@@ -140,18 +140,18 @@ class FileExchange:
         asked = next((row for row in self._sent() if (row["run"], row["sequence"]) == place), None)
         if isinstance(answer.body, pb.Checkpoint):
             self._talk.witnessed(answer.body)
-        if asked is None or (isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED.value):
-            return  # of which the second says nothing of the message
+        if asked is None:
+            return
+        if isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED:  # it was not taken, and stays
+            _log.warning("the coordinator was halted or stopping, and did not take %s: it is said again", asked["kind"])
+            return
         if isinstance(answer.body, pb.Refusal) and asked["kind"] == "control.hello":
             refused = self._talk.refused(answer.body)
             _log.error("%s; %s", refused.message, refused.hint)
             self._gate.counters.last_fault = refused.message
         for item in self._ledger.outbox("allowed"):
             if (item.kind, item.run, item.round, item.step, item.digest) == _place_of(asked):
-                try:
-                    self._keeper.answered(item, asked["sequence"], answer)
-                except UnreachableError as error:  # it was not taken, and stays in the outbox
-                    _log.warning("%s", error.message)
+                self._keeper.answered(item, asked["sequence"], answer)
         left = [word for word in self._words if _place_of(word) != _place_of(asked)]
         if len(left) < len(self._words):
             if isinstance(answer.body, pb.Refusal):

@@ -29,6 +29,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS
 from tests.security.people import new_keys
+from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
 from tests.simulated.coordinator_parts import COORDINATOR, FEDERATION, House, SimulatedSilo, hello, until_quiet
 from tests.simulated.test_round_end import ROUND_END
 
@@ -45,6 +46,7 @@ class CarriedSilo(SimulatedSilo):
     def __init__(self, house: House, name: str = FOURTH) -> None:
         super().__init__(house, name)
         _, self.key, keys = new_keys()
+        self.manifest_key = self.key
         self.pem = CA.issue_silo(keys, silo=name, now=NOW - timedelta(minutes=1)).certificate_pem
         self.peer = peer_identity(self.pem, CA.certificate_pem, NOW, role="silo")
         self.out: list[tuple[pb.Envelope, bytes]] = []
@@ -64,7 +66,7 @@ class CarriedSilo(SimulatedSilo):
         self.say("control.hello", hello(lora_schema_sha256=self.house.schema.digest))
         self.say("control.poll", self.poll_body())
         header = Header(FEDERATION, self.peer.spiffe_id, receiver, WRITTEN_AT, (pem or self.pem).decode())
-        with TransferWriter(path, header, self.key) as file:
+        with TransferWriter(path, header, self.manifest_key) as file:
             for envelope, payload in (*self.out, *said):
                 # as a guard does: under a sequence of the moment in which the file is written
                 file.add(envelope if (envelope, payload) in self.out else self.again(envelope), payload)
@@ -399,6 +401,22 @@ def flipped(silo: CarriedSilo, path: Path) -> Path:
     return path
 
 
+def with_one_left_out(silo: CarriedSilo, path: Path) -> Path:
+    return carried_by_a_thief(silo.release(path), without_the_first)
+
+
+def unsigned(silo: CarriedSilo, path: Path) -> Path:
+    return carried_by_a_thief(silo.release(path), without_its_signature)
+
+
+def signed_by_another(silo: CarriedSilo, path: Path) -> Path:
+    """Each message is its own, and the list of them is somebody else's."""
+    own, silo.manifest_key = silo.manifest_key, new_keys()[1]
+    silo.release(path)
+    silo.manifest_key = own
+    return path
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -406,6 +424,9 @@ def flipped(silo: CarriedSilo, path: Path) -> Path:
         (expired, NotAllowedError),
         (for_another, UsageError),
         (flipped, TransferBroken),
+        (with_one_left_out, TransferBroken),
+        (unsigned, TransferBroken),
+        (signed_by_another, TransferBroken),
         (lambda _, path: path, NotFoundError),
     ],
 )

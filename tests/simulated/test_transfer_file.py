@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsilo.edge import transfer_file
 from fedsilo.edge.transfer_file import Header, TransferBroken, TransferFile, TransferWriter
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.treaty.wire import codec
@@ -93,6 +94,24 @@ def test_a_damaged_file_gives_what_was_written_or_nothing(
     for found, payload in read:
         assert codec.sha256_hex(payload) == found.payload_digest.hex()
         assert payload in payloads
+
+
+def test_more_messages_than_a_file_is_read_with_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer_file, "MESSAGES_MAX", 2)
+    with TransferFile(written(tmp_path / "two.zip", b"a", b"b")) as file:
+        assert len(file.messages) == 2
+    with pytest.raises(OperationError, match="at most 2 messages"):
+        written(tmp_path / "three.zip", b"a", b"b", b"c")
+    assert [path.name for path in tmp_path.iterdir()] == ["two.zip"]
+
+
+def test_only_the_writers_key_vouches_for_a_file(tmp_path: Path) -> None:
+    with TransferFile(written(tmp_path / "x.zip", b"a")) as file:
+        file.verify(KEY.public_key())
+        with pytest.raises(TransferBroken, match="not signed by spiffe://cardio-net/silo/a"):
+            file.verify(Ed25519PrivateKey.from_private_bytes(b"o" * 32).public_key())
 
 
 def archive(**entries: tuple[bytes, int]) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from tests.policies import setting
+from tests.simulated.carried_files import carried_by_a_thief, without_its_signature, without_the_first
 from tests.simulated.guard_loop import ADAPTER, Loop, countersigned
 from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY
 from tests.simulated.test_guard_loop import answer_of_a_person, asking_policy
@@ -347,31 +347,13 @@ def a_pipe(post: Post) -> Path:
     return post.folder / "pipe"
 
 
-def carried_by_a_thief(path: Path, change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> Path:
-    """The same file, its entries changed by who has no key. change: of the manifest and the other entries."""
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    manifest = json.loads(entries.pop("manifest.json"))
-    change(manifest, entries)
-    entries["manifest.json"] = json.dumps(manifest, indent=1).encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-    return path
-
-
 def two_items(post: Post) -> Path:
     return post.write(plan_line(), ("run.end", pb.RunEnd(outcome="aborted"), {"run": "run-0"}, None))
 
 
 def with_one_left_out(post: Post) -> Path:
     """What is behind it would tell the coordinator that it was taken in, too."""
-
-    def change(manifest: dict[str, Any], entries: dict[str, bytes]) -> None:
-        del manifest["messages"][0]
-        entries["messages/000001"] = entries.pop("messages/000002")
-
-    return carried_by_a_thief(two_items(post), change)
+    return carried_by_a_thief(two_items(post), without_the_first)
 
 
 def in_another_order(post: Post) -> Path:
@@ -393,7 +375,7 @@ def with_an_answer_to_another(post: Post) -> Path:
 
 
 def unsigned(post: Post) -> Path:
-    return carried_by_a_thief(post.write(plan_line()), lambda _, entries: entries.pop("manifest.sig") and None)
+    return carried_by_a_thief(post.write(plan_line()), without_its_signature)
 
 
 def listing_another(post: Post) -> Path:
