@@ -284,7 +284,7 @@ class Effects:
 
     def _run_of(self, envelope: pb.Envelope, silo: str) -> ActiveRun:
         run = self._runs.get(envelope.run)
-        if run is None or silo in run.left or silo not in run.plan.silos:
+        if run is None or silo not in run.silos:
             raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} has no part in a run {envelope.run[:64]!r}")
         return run
 

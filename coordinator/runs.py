@@ -37,6 +37,7 @@ from fedsilo.treaty.method import (
     Note,
     RunStarted,
     Send,
+    SiloCame,
     SiloLeft,
     StartDeadline,
 )
@@ -100,17 +101,13 @@ class ActiveRun:
 
     @property
     def silos(self) -> tuple[str, ...]:
-        """Those that are in the run."""
+        """Those that are in the run, or may still come."""
         return tuple(silo for silo in self.plan.silos if self.life.standing[silo] != "out")
 
     @property
     def accepted(self) -> tuple[str, ...]:
         """Those that took the plan in and are in the run."""
         return self.life.those("accepted")
-
-    @property
-    def left(self) -> set[str]:
-        return set(self.life.those("out"))
 
     # ---- orders --------------------------------------------------------------------------------------
 
@@ -224,6 +221,8 @@ class ActiveRun:
 
     def _told(self, event: rounds.Event, body: Message | None) -> CoordinatorEvent:
         """An event as the method knows it."""
+        if isinstance(event, rounds.PlanTaken):
+            return SiloCame(event.silo)
         if not isinstance(event, rounds.Contribution):
             return cast(CoordinatorEvent, event)
         if body is None:
@@ -322,7 +321,7 @@ class ActiveRun:
         """What opens or ends a round names its transcript, whatever the method."""
         agreements = self.around.agreements
         if isinstance(action.body, pb.RoundOpen):
-            body, made = agreements.opening(session, self.plan, action.round, action.body, self.silos)
+            body, made = agreements.opening(session, self.plan, action.round, action.body, self.accepted)
             if made:
                 seconds = agreement.seconds_for(self.plan)
                 self._must(session, StartDeadline(f"{rounds.AGREEMENT}{action.round}", seconds))
@@ -343,7 +342,6 @@ class ActiveRun:
         """Do what the tables say. Returns the events that follow from it."""
         match effect, event:
             case Effect.BEGIN, RunStarted(silos):
-                self._send_away(session, before.those("asked"), "aborted", 0)
                 self._row(session).started_at = self.around.now()
                 self.around.publish("run.started", {"run": self.name, "silos": list(silos)})
             case Effect.WITHDRAW, rounds.PlanDeclined(silo) | SiloLeft(silo):
@@ -365,6 +363,8 @@ class ActiveRun:
                     self.around.publish("round.abandoned", {"run": self.name, "round": number})
             case Effect.SEND_AWAY, _:
                 self._send_away(session, self.silos, self.life.state, before.open_round)
+            case Effect.DISMISS, _:
+                self._send_away(session, self.life.those("asked"), self.life.state, 0)
             case Effect.RECORD, FinishRun(reason=reason) | rounds.GivenUp(reason):
                 self._record(session, reason, before)
         return []

@@ -260,7 +260,7 @@ class Transfers:
         found = []
         for run in self._driver.runs.values():
             number = run.life.open_round
-            row = session.get(db.RoundTranscript, (run.name, number)) if number and silo in run.silos else None
+            row = session.get(db.RoundTranscript, (run.name, number)) if number and silo in run.life.places else None
             if row is not None and row.state in ("signing", "late"):
                 found.append(f"round {number} of run {run.name} is not signed by enough silos yet")
         return found

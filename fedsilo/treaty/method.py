@@ -27,7 +27,7 @@ from fedsilo.treaty.wire.codec import Array
 
 @dataclass(frozen=True)
 class RunStarted:
-    """Every silo in `silos` (roster order) has joined and accepted the plan."""
+    """Every silo in `silos` (roster order) has joined and accepted the plan. Others may come later."""
 
     silos: tuple[str, ...]
     base_digest: str
@@ -64,6 +64,13 @@ class SiloAbstained:
 
 
 @dataclass(frozen=True)
+class SiloCame:
+    """A silo took the plan in after the run had begun: it belongs to the rounds that open from here on."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
 class SiloLeft:
     silo: str
 
@@ -81,7 +88,7 @@ class Committed:
     digest: str
 
 
-CoordinatorEvent = RunStarted | MessageArrived | SiloAbstained | SiloLeft | DeadlinePassed | Committed
+CoordinatorEvent = RunStarted | MessageArrived | SiloAbstained | SiloCame | SiloLeft | DeadlinePassed | Committed
 
 # ---- coordinator: actions --------------------------------------------------------------------------
 

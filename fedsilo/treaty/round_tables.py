@@ -25,7 +25,7 @@ class Effect(StrEnum):
     """What the caller does after an accepted event, in the order of the cell, in the transaction that keeps it."""
 
     TELL = "tell the method"
-    BEGIN = "begin without who is not ready"
+    BEGIN = "note the run as begun"
     WITHDRAW = "take back what waits for the silo"
     NOTE_DECLINED = "note who declined the plan"
     AGREE = "look who has signed the transcript"
@@ -33,6 +33,7 @@ class Effect(StrEnum):
     AGGREGATE = "combine the updates"
     CLOSE = "close the round"
     SEND_AWAY = "tell all silos that it is over"
+    DISMISS = "tell who never took the plan in that it is over"
     RECORD = "write the run record"
 
 
@@ -73,7 +74,7 @@ LATE, _GONE, DENY = _no(WireCode.ROUND_CLOSED), _no(WireCode.NO_SUCH_RUN), _no(W
 _TELL, _AGREE, _END = _do(_E.TELL), _do(_E.TELL, _E.AGREE), (_E.SEND_AWAY, _E.RECORD)
 _BEGINS = _to("running", _E.BEGIN, _E.TELL)
 _LEAVES = _do(_E.WITHDRAW, _E.TELL, _E.AGREE)
-_DECLINES = _do(_E.WITHDRAW, _E.NOTE_DECLINED)
+_DECLINES, _ENDS = _do(_E.WITHDRAW, _E.NOTE_DECLINED), (_E.DISMISS, _E.RECORD)
 
 RUN_STATES = ("waiting", "running", "paused", "finished", "failed", "aborted")
 _RUN: dict[str, tuple[Cell, ...]] = {
@@ -82,12 +83,12 @@ _RUN: dict[str, tuple[Cell, ...]] = {
     "pause":            (BAD,       _to("paused"), BAD,            BAD),
     "resume":           (BAD,       BAD,           _to("running"), BAD),
     # also while paused: what came last may end the run, and it was acknowledged
-    "finish":           (BAD, *[_to("finished", _E.RECORD)] * 2, BAD),
-    "fail":             (BAD, *[_to("failed", _E.RECORD)] * 2, BAD),
+    "finish":           (BAD, *[_to("finished", *_ENDS)] * 2, BAD),
+    "fail":             (BAD, *[_to("failed", *_ENDS)] * 2, BAD),
     "give up":          (*[_to("failed", *_END)] * 3, BAD),
     "abort":            (*[_to("aborted", *_END)] * 3, BAD),
-    "plan taken":       (OK,        IGNORE,        IGNORE,         IGNORE),
-    "plan declined":    (_DECLINES, IGNORE,        IGNORE,         _GONE),
+    "plan taken":       (OK,        _TELL,         _TELL,          IGNORE),
+    "plan declined":    (_DECLINES, _DECLINES,     _DECLINES,      _GONE),
     "leave":            (_DECLINES, _LEAVES,       _LEAVES,        _GONE),
     "open":             (BAD,       OK,            OK,             BAD),
     "sign":             (IGNORE,    _do(_E.AGREE), _do(_E.AGREE),  IGNORE),
@@ -109,12 +110,12 @@ _RUN: dict[str, tuple[Cell, ...]] = {
 }  # fmt: skip
 RUN: Table = _table(RUN_STATES, {event: (*cells, cells[-1], cells[-1]) for event, cells in _RUN.items()})
 
+_REFUSES = _to("out", _E.NOTE_DECLINED)
 SILO: Table = _table(("asked", "accepted", "out"), {
     # asked, accepted, out
     "plan taken":      (_to("accepted"), IGNORE,     IGNORE),
     "plan declined":   (_to("out"),      _to("out"), _GONE),
-    "start":           (_to("out"),      OK,         OK),
-    "leave":           (_to("out"),      _to("out"), _GONE),
+    "leave":           (_REFUSES,        _to("out"), _GONE),
     "sign":            (IGNORE,          OK,         IGNORE),
     "progress":        (IGNORE,          OK,         IGNORE),
     "answer":          (_GONE,           OK,         _GONE),
@@ -143,18 +144,19 @@ ROUND: Table = _table(("none", "open", "committing", "committed", "abandoned"), 
     "run over":        (OK,     _to("abandoned"), _to("abandoned"), OK,     OK),
 })  # fmt: skip
 
-PLACE: Table = _table(("invited", "working", "contributed", "late", "left", "refused"), {
-    # invited, working, contributed, late, left, refused
-    "sign":            (_to("working"),     OK,                 OK,     IGNORE, OK,                 OK),
-    "progress":        (_to("working"),     OK,                 IGNORE, IGNORE, IGNORE,             IGNORE),
-    "answer":          (_to("working"),     OK,                 OK,     LATE,   OK,                 OK),
+PLACE: Table = _table(("outside", "invited", "working", "contributed", "late", "left", "refused"), {
+    # outside, invited, working, contributed, late, left, refused
+    "open":            (_to("invited"), *[IGNORE] * 6),
+    "sign":            (IGNORE, _to("working"),     OK,                 OK,     IGNORE, OK,                 OK),
+    "progress":        (IGNORE, _to("working"),     OK,                 IGNORE, IGNORE, IGNORE,             IGNORE),
+    "answer":          (LATE,   _to("working"),     OK,                 OK,     LATE,   OK,                 OK),
     # who said no to the round may still come in time; who was refused may come with another
-    "update":          (_to("contributed"), _to("contributed"), DENY,   LATE,   _to("contributed"), _to("contributed")),
-    "update refused":  (_to("refused"),     _to("refused"),     IGNORE, IGNORE, IGNORE,             IGNORE),
-    "abstain":         (_to("left"),        _to("left"),        OK,     OK,     OK,                 _to("left")),
-    "abstain in step": (_to("working"),     OK,                 OK,     OK,     OK,                 OK),
-    "leave":           (_to("left"),        _to("left"),        OK,     OK,     OK,                 _to("left")),
-    "round over":      (_to("late"),        _to("late"),        OK,     OK,     OK,                 OK),
+    "update":          (LATE,   *[_to("contributed")] * 2, DENY,        LATE,   *[_to("contributed")] * 2),
+    "update refused":  (IGNORE, _to("refused"),     _to("refused"),     IGNORE, IGNORE, IGNORE,             IGNORE),
+    "abstain":         (IGNORE, _to("left"),        _to("left"),        *[OK] * 3, _to("left")),
+    "abstain in step": (IGNORE, _to("working"),     OK,                 OK,     OK,     OK,                 OK),
+    "leave":           (OK,     _to("left"),        _to("left"),        *[OK] * 3, _to("left")),
+    "round over":      (OK,     _to("late"),        _to("late"),        OK,     OK,     OK,                 OK),
 })  # fmt: skip
 
 TABLES: Mapping[str, Table] = {"run": RUN, "silo": SILO, "round": ROUND, "place": PLACE}

@@ -79,11 +79,11 @@ class _OfSiloInRound(_OfSilo):
 
 
 class PlanTaken(_OfSilo):
-    """A silo acknowledged the plan."""
+    """A silo acknowledged the plan: before the run began, or later; then the method has it in its next round."""
 
 
 class PlanDeclined(_OfSilo):
-    """A site said no to the plan; once the run goes on, this says no to nothing."""
+    """A site said no to the plan; of a silo that works in the run, this says no to nothing."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Life:
         silos: of the plan, in its order.
         standing: silo -> its state in `SILO`.
         round: number of the newest round; 0 before the first. `round_state` is its state in `ROUND`.
-        places: silo -> its state in `PLACE`, of the newest round.
+        places: silo -> its state in `PLACE`, of the newest round; without those that are outside of it.
         signed: silos that signed the newest round's transcript.
         abstained: what silos said in the newest round.
         taken: round -> place -> digest of what was taken there.
@@ -302,7 +302,7 @@ def step(life: Life, event: Event, moment: float) -> Outcome:
     run = RUN[life.state][name]
     member = SILO[life.standing.get(silo, "out")][name] if silo and name in SILO["out"] else OK
     whole = ROUND[life.round_state][name] if name in ROUND["none"] else OK
-    place = PLACE[life.places[silo]][name] if silo in life.places and name in PLACE["late"] else OK
+    place = PLACE[life.places.get(silo, "outside")][name] if silo and name in PLACE["late"] else OK
     cells = (run, member, _limit(life, event, name), whole, place)
     for verdict in (Verdict.REFUSED, Verdict.IGNORED):
         for cell in cells:
@@ -321,7 +321,7 @@ def step(life: Life, event: Event, moment: float) -> Outcome:
         places=places,
     )
     after = _changed(moved, event, moment)
-    effects = tuple(effect for cell in cells for effect in cell.effects)
+    effects = tuple(dict.fromkeys(effect for cell in cells for effect in cell.effects))  # whichever cells name it
     return Outcome(Verdict.ACCEPTED, after, effects, then=_then(after, name))
 
 
@@ -361,6 +361,8 @@ def _limit(life: Life, event: Event, name: str) -> Cell:
             return OK if number == life.round and silo not in life.signed else IGNORE
         case Progressed(silo, number, at):
             return OK if number == life.round and life.steps.get(silo, -1) < at <= life.steps_max else IGNORE
+        case PlanDeclined(silo):
+            return IGNORE if life.started and life.standing.get(silo) == "accepted" else OK
         case UpdateRefused() | RoundAbandoned():
             return OK if event.round == life.round else IGNORE
         case Commit(number, silos, digests):
@@ -379,7 +381,6 @@ def _changed(life: Life, event: Event, moment: float) -> Life:
     """What an accepted event changes beside the states that it moves itself."""
     match event:
         case RunStarted():
-            life = replace(life, standing={silo: SILO[at]["start"].next or at for silo, at in life.standing.items()})
             return _without(life, {JOIN})
         case RunPaused():
             return replace(life, paused_at=moment)
@@ -391,7 +392,7 @@ def _changed(life: Life, event: Event, moment: float) -> Life:
             ended = ROUND[life.round_state]["run over"].next or life.round_state
             return replace(_round_over(life), round_state=ended, deadlines={}, spans={}, paused_at=None)
         case RoundOpened(number):
-            invited = dict.fromkeys(life.those("accepted"), "invited")
+            invited = dict.fromkeys(life.those("accepted"), PLACE["outside"]["open"].next)
             return replace(life, round=number, places=invited, signed=frozenset(), abstained=frozenset(), steps={})
         case Progressed(silo, _, at):
             return _stepped(life, silo, at, moment)

@@ -131,9 +131,13 @@ class PaperRun:
                     follow += self._cause(rounds.RoundAbandoned(number))
                 case m.StartDeadline() | m.Commit() | m.FinishRun():
                     follow += self._cause(action)
+        opened = {each.silo for each in actions if isinstance(each, m.Send) and isinstance(each.body, pb.RoundOpen)}
+        assert not opened or opened == set(self.life.places), "method and tables have the same silos in a round"
         return follow
 
     def _as_told(self, event: Any) -> Any:
+        if isinstance(event, rounds.PlanTaken):
+            return m.SiloCame(event.silo)
         if not isinstance(event, rounds.Contribution):
             return event
         self.told[event] += 1

@@ -62,7 +62,7 @@ def test_every_history_of_two_silos_ends_and_loses_nothing(quorum: int) -> None:
         met["run"].add(run.life.state)
         met["silo"] |= set(run.life.standing.values())
         met["round"].add(run.life.round_state)
-        met["place"] |= set(run.life.places.values())
+        met["place"] |= {run.life.places.get(silo, "outside") for silo in plan.silos}
         passing = [m.DeadlinePassed(name) for name in run.life.deadlines] if run.life.paused_at is None else []
         ways_on = 0
         for event in [*events, *passing]:

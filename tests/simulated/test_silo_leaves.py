@@ -85,7 +85,7 @@ def test_the_coordinator_waits_no_more_for_a_silo_that_left_and_keeps_what_it_ga
     before = row(1)
     assert isinstance(leaver.say("control.abstain", pb.Abstain(), run="run-1"), pb.Ack)
     run = house.driver.runs["run-1"]
-    assert run.left == {leaver.name} and run.life.open_round == 2, "the first was committed at once"
+    assert run.life.those("out") == (leaver.name,) and run.life.open_round == 2, "the first was committed at once"
     assert ("silo.left", {"run": "run-1", "silo": leaver.name}) in house.published
     assert row(1) != before, row(1)
     refused = leaver.say("lora.factors", leaver.delta_payload(1), run="run-1", number=1)

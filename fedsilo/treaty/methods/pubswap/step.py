@@ -29,6 +29,7 @@ from fedsilo.treaty.method import (
     Send,
     SiloAbstained,
     SiloAction,
+    SiloCame,
     SiloEvent,
     SiloLeft,
     StartDeadline,
@@ -52,10 +53,11 @@ DONOR_GRACE_SECONDS = 30.0
 @dataclass(frozen=True)
 class CoordinatorState:
     """`answers`, `uploads` and `kept_back` belong to the open round. `kept_back` lists the silos whose site keeps the
-    update back and nothing else: they train on and evaluate."""
+    update back and nothing else: they train on and evaluate. `came` are there for the next round, if there is one."""
 
     plan: Plan
     silos: tuple[str, ...] = ()
+    came: frozenset[str] = frozenset()
     round: int = 0
     base_digest: str = ""
     phase: str = "waiting"  # waiting | open | committing | evaluating | done
@@ -103,8 +105,10 @@ class Coordinator:
                     kept_back |= {silo}
                 state = replace(state, absent=state.absent | {(step, silo)}, kept_back=kept_back)
                 return self._close_whatever_is_complete(state)
+            case SiloCame(silo):
+                return replace(state, came=state.came | {silo}), ()
             case SiloLeft(silo):
-                state = replace(state, silos=tuple(name for name in state.silos if name != silo))
+                state = replace(state, silos=_without(state.silos, silo), came=state.came - {silo})
                 if state.phase == "open" and len({*state.silos, *state.uploads}) < state.plan.quorum:
                     return self._close_round(state)  # nothing that may still come makes it enough
                 return self._close_whatever_is_complete(state)
@@ -263,14 +267,16 @@ class Coordinator:
         body = pb.RoundResult(committed=committed, adapter_digest=state.base_digest, participants=participants)
         results = tuple(Send(silo, "round.result", state.round, 0, body) for silo in state.silos)
         if not state.silos:
+            # also where somebody has come: nobody of this round is left who could hear of its end
             state, actions = self._end(state, "failed", "NO_SILO_LEFT")
             return state, (*results, *actions)
-        if state.round < state.plan.rounds and len(state.silos) < state.plan.quorum:
-            # who left does not come back, so no further round could be committed
-            state, actions = self._end(state, "failed", "QUORUM_NOT_REACHED")
-            return state, (*results, *actions)
         if state.round < state.plan.rounds:
-            state, actions = self._open(state, state.round + 1)
+            state = replace(state, silos=self._everybody(state), came=frozenset())
+            if len(state.silos) < state.plan.quorum:
+                # who left does not come back, so no further round could be committed
+                state, actions = self._end(state, "failed", "QUORUM_NOT_REACHED")
+            else:
+                state, actions = self._open(state, state.round + 1)
             return state, (*results, *actions)
         if not committed:
             # There is no new adapter to evaluate.
@@ -295,8 +301,12 @@ class Coordinator:
         self, state: CoordinatorState, outcome: str, reason: str
     ) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
         body = pb.RunEnd(outcome=outcome, adapter_digest=state.base_digest)
-        ends = tuple(Send(silo, "run.end", state.round, 0, body) for silo in state.silos)
+        ends = tuple(Send(silo, "run.end", state.round, 0, body) for silo in self._everybody(state))
         return replace(state, phase="done"), (*ends, FinishRun(outcome, reason))
+
+    @staticmethod
+    def _everybody(state: CoordinatorState) -> tuple[str, ...]:
+        return tuple(silo for silo in state.plan.silos if silo in state.silos or silo in state.came)
 
     def _deadline(self, state: CoordinatorState, name: str) -> tuple[CoordinatorState, tuple[CoordinatorAction, ...]]:
         if name == f"round/{state.round}" and state.phase == "open":
@@ -309,6 +319,10 @@ class Coordinator:
             if step not in state.closed_steps and step in state.answers:
                 return self._close_step(state, step)
         return state, ()
+
+
+def _without(silos: tuple[str, ...], gone: str) -> tuple[str, ...]:
+    return tuple(silo for silo in silos if silo != gone)
 
 
 # ---- silo ------------------------------------------------------------------------------------------

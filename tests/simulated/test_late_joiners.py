@@ -1,0 +1,206 @@
+"""A silo that takes the plan in when the run goes on already: it belongs to the rounds that open from there on, the
+open one goes on without it, and whoever never comes hears how the run ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator import store as db
+from coordinator.round_view import RoundView
+from fedsilo.treaty.wire import codec
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, until_quiet
+
+RUN, UPDATE = "run-1", "lora.factors"
+
+
+def begun_without(
+    folder: Path, *, exchange: str = "step", edit: tuple[str, str] = ("", ""), mute: str = UPDATE
+) -> tuple[House, list[SimulatedSilo], SimulatedSilo]:
+    """Round 1 is open; three silos work in it and keep their update back so far, the fourth has not taken the plan."""
+    house, (*silos, late) = federation(folder)
+    house.submit(f"{RUN_YAML}exchange: {exchange}\n".replace(*edit))
+    for silo in (*silos, late):
+        silo.join()
+        silo.mute = {mute}
+    until_quiet(silos)
+    house.advance(60.0)
+    until_quiet(silos)
+    assert house.driver.runs[RUN].life.open_round == 1
+    return house, silos, late
+
+
+def rosters(house: House) -> list[list[str]]:
+    def read(session: Any) -> list[list[str]]:
+        kept = session.query(db.RoundTranscript).order_by(db.RoundTranscript.round)
+        return [json.loads(row.canonical)["silos"] for row in kept]
+
+    found: list[list[str]] = house.rows(read)
+    return found
+
+
+def gives(*silos: SimulatedSilo) -> None:
+    """What the open round still waits for."""
+    for silo in silos:
+        silo.mute = set()
+        silo.say(UPDATE, silo.delta_payload(1), run=RUN, number=1)
+
+
+def word_of(house: House, silo: str) -> str:
+    rows = RoundView(house.driver, "").round({"run": RUN, "round": 1})["silos"]
+    return next(str(row["plan"]) for row in rows if row["silo"] == silo)
+
+
+@pytest.mark.parametrize("exchange", ["step", "round_end"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_comes_late_is_in_the_next_round(tmp_path: Path, exchange: str, restarted: bool) -> None:
+    house, silos, late = begun_without(tmp_path, exchange=exchange)
+    late.mute = set()
+    assert word_of(house, late.name) == "not yet"
+    late.live()
+    assert late.poll() is None and house.driver.runs[RUN].life.open_round == 1, "the open round is not its"
+    assert word_of(house, late.name) == "accepted"
+    if restarted:
+        house.close()
+        house = type(house)(house.folder, clock=house.clock)
+        for silo in (*silos, late):
+            silo.house = house
+    gives(*silos)
+    until_quiet([*silos, late])
+    house.advance(0.0)
+    record, names = house.record(), [silo.name for silo in silos]
+    assert house.run().state == "finished"
+    assert [each["participants"] for each in record["rounds"]] == rosters(house) == [names, list(SILOS)]
+    # the run's adapter by hand: round 1 has three updates, round 2 four
+    first, last = house.run().base_digest, house.run().adapter_digest
+    of_rounds = [(1, silos), (2, [*silos, late])]
+    expected = {
+        name: tensor + sum(np.mean([silo.delta(number)[name] for silo in those], axis=0) for number, those in of_rounds)
+        for name, tensor in decoded(house, first).items()
+    }
+    for name, tensor in decoded(house, last).items():
+        # two float32 roundings of sums of this size
+        np.testing.assert_allclose(tensor, expected[name], rtol=1e-5, atol=1e-8)
+    house.close()
+
+
+def decoded(house: House, digest: str) -> dict[str, Any]:
+    payload = house.blobs.get(digest)
+    return dict(codec.decode_factors(payload.read_at(0, payload.size_bytes)).tensors)
+
+
+def test_its_answers_are_asked_for_and_it_gets_donors(tmp_path: Path) -> None:
+    house, silos, late = begun_without(tmp_path)
+    late.live()
+    gives(*silos)
+    until_quiet([*silos, late])
+    donors = {envelope.round for envelope, body in late.heard if isinstance(body, pb.PublicDonors)}
+    opened = [envelope.round for envelope, body in late.heard if isinstance(body, pb.RoundOpen)]
+    assert (donors, opened) == ({2}, [2])
+    house.close()
+
+
+@pytest.mark.parametrize("kind", [UPDATE, "public.responses"])
+def test_what_it_gives_to_the_open_round_is_refused_and_counts_nowhere(tmp_path: Path, kind: str) -> None:
+    house, silos, late = begun_without(tmp_path)
+    late.live()
+    late.state = silos[0].state  # as one that knows what the round is about
+    payload = late.delta_payload(1) if kind == UPDATE else codec.encode(late.answers(late.state.public[4]))
+    step = 0 if kind == UPDATE else 4
+    refused = late.say(kind, payload, run=RUN, number=1, step=step)
+    assert isinstance(refused, pb.Refusal) and refused.code == "ROUND_CLOSED"
+    if kind == UPDATE:  # the same from one that is in the round
+        assert isinstance(silos[0].say(UPDATE, silos[0].delta_payload(1), run=RUN, number=1), pb.Ack)
+    house.close()
+
+
+def test_who_comes_in_the_last_round_hears_how_it_ended(tmp_path: Path) -> None:
+    house, silos, late = begun_without(tmp_path, edit=("rounds: 2", "rounds: 1"))
+    late.live()
+    gives(*silos)
+    until_quiet([*silos, late])
+    ((envelope, body),) = [(e, b) for e, b in late.heard if isinstance(b, pb.RunEnd)]
+    assert (house.run().state, envelope.run, body.outcome) == ("finished", RUN, "finished")
+    assert body.adapter_digest == house.run().adapter_digest
+    house.close()
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("end", ["finished", "aborted", "failed"])
+def test_who_never_takes_the_plan_in_hears_how_the_run_ended_or_nothing(tmp_path: Path, given: bool, end: str) -> None:
+    house, silos, late = begun_without(tmp_path)
+    if given:
+        assert isinstance(late.say("control.poll", late.poll_body()), pb.RunPlan)
+    if end == "finished":
+        gives(*silos)
+        until_quiet(silos)
+    elif end == "aborted":
+        with house.driver.changing(), house.store.transaction() as session:
+            house.driver.runs[RUN].abort(session)
+    else:
+        for silo in silos:
+            silo.say("control.abstain", pb.Abstain(), run=RUN)
+    assert house.run().state == end
+    item = late.poll()
+    assert (item[1].outcome if item else None) == (end if given else None)
+    assert late.poll() is None
+    house.close()
+
+
+def test_a_late_no_puts_it_out_is_noted_and_disturbs_nobody(tmp_path: Path) -> None:
+    house, silos, late = begun_without(tmp_path)
+    assert isinstance(late.say("control.poll", late.poll_body()), pb.RunPlan)
+    assert isinstance(late.say("control.abstain", pb.Abstain(), run=RUN), pb.Ack)
+    assert (word_of(house, late.name), house.driver.runs[RUN].life.those("out")) == ("declined", (late.name,))
+    again = late.say("control.abstain", pb.Abstain(), run=RUN)
+    assert isinstance(again, pb.Refusal) and again.code == "NO_SUCH_RUN"
+    late.acknowledged = late.heard[0][0].sequence
+    assert late.poll() is None
+    gives(*silos)
+    until_quiet(silos)
+    assert house.run().state == "finished" and len(house.record()["rounds"][1]["participants"]) == 3
+    house.close()
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_a_silo_that_came_takes_the_place_of_one_that_left(tmp_path: Path, came: bool) -> None:
+    house, silos, late = begun_without(tmp_path, edit=("quorum: 2", "quorum: 3"))
+    if came:
+        late.mute = set()
+        late.live()
+    gives(*silos[1:])
+    silos[0].say("control.abstain", pb.Abstain(), run=RUN)  # round 1 has two updates and is abandoned
+    until_quiet([*silos[1:], late] if came else silos[1:])
+    run = house.run()
+    assert (run.state, run.reason) == (("finished", "") if came else ("failed", "QUORUM_NOT_REACHED"))
+    if came:
+        assert [each["participants"] for each in house.record()["rounds"]] == [[], list(SILOS[1:])]
+    house.close()
+
+
+def test_where_all_of_a_round_leave_whoever_came_is_told_that_the_run_failed(tmp_path: Path) -> None:
+    house, silos, late = begun_without(tmp_path, edit=("quorum: 2", "quorum: 1"))
+    late.live()
+    for silo in silos:
+        silo.say("control.abstain", pb.Abstain(), run=RUN)
+    assert (house.run().state, house.run().reason) == ("failed", "NO_SILO_LEFT")
+    item = late.poll()
+    assert item is not None and (item[0].kind, item[1].outcome) == ("run.end", "failed")
+    house.close()
+
+
+def test_one_that_may_still_come_is_busy_until_the_run_has_ended(tmp_path: Path) -> None:
+    house, silos, late = begun_without(tmp_path)
+    other = RUN_YAML.replace("run-1", "run-2").replace("quorum: 2", "quorum: 1") + f"silos: [{late.name}]\n"
+    with pytest.raises(Exception, match="has not ended") as busy:
+        house.submit(other)
+    assert getattr(busy.value, "code", "") == "SILO_BUSY"
+    gives(*silos)
+    until_quiet(silos)
+    assert house.submit(other)["run"] == "run-2"
+    house.close()
