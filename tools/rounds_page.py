@@ -35,8 +35,8 @@ digest in a taken place is refused, so which updates count does not depend on th
 trainer. A run that names a silo of another which has not ended is refused when it is submitted (`SILO_BUSY`). Budgets
 are the site's, whichever run spends them; all else is counted by run.
 
-**Late joiners.** The plan waits for a silo that has not taken it in when the run begins, as long as the run goes on: its
-machine was down, or its people had not said yes. Once it takes the plan in, it belongs to the rounds that open from
+**Late joiners.** The plan waits for a silo that has not taken it in when the run begins, as long as the run goes on:
+its machine was down, or its people had not said yes. Once it takes the plan in, it belongs to the rounds that open from
 there on, with all that a round gives and asks for; what it sends for the open one is refused (`ROUND_CLOSED`). If it
 never comes, it is told how the run ended. Until then it is in no other run. A silo that had never said hello when the
 run began is not in the plan.

@@ -18,11 +18,11 @@ def approvals(sites: Federation, *arguments: object) -> Reply:
     return command("silo", "approvals", *arguments, "--config", sites.site(HOLDS).config)
 
 
-def held_release(sites: Federation) -> dict[str, Any]:
-    """What `approvals list` and then `approvals show` say once something is held."""
+def held_release(sites: Federation, *, number: int = 1) -> dict[str, Any]:
+    """What `approvals list` and then `approvals show` say once something of round `number` is held."""
     sites.until_state(HOLDS, lambda state: state["held"])
     listed = approvals(sites, "list").data["releases"]
-    assert [(row["kind"], row["round"], row["state"]) for row in listed] == [("lora.factors", 1, "held")]
+    assert [(row["kind"], row["round"], row["state"]) for row in listed] == [("lora.factors", number, "held")]
     shown: dict[str, Any] = approvals(sites, "show", listed[0]["id"]).data
     assert shown["digest"] == listed[0]["digest"]
     return shown

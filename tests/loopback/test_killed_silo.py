@@ -3,15 +3,20 @@ from a backup. Nothing stays behind, and nobody waits for the dead."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from console.client import ControlClient
 from fedsilo.treaty.isolation import RUNGS
+from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, command, descendants, living, records
+from tests.loopback.test_hold_and_approve import answer, held_release
 
 SILOS = ("hospital_b", "hospital_c")
 
@@ -48,6 +53,31 @@ def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(
     assert len(enrolled["fingerprint"]) == 64 and enrolled["identity"].endswith(f"/silo/{victim}")
     accepted = [line["detail"]["isolation"] for line in lines if line["event"] == "plan.accept"]
     assert accepted and all(rung in RUNGS for rung in accepted)
+    verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
+    assert all(row["verified"] for row in verdicts)
+
+
+def test_a_silo_that_was_down_when_the_run_began_is_in_the_next_round(sites: Federation) -> None:
+    first, slow = SILOS
+    sites.kill(HOLDS)
+    assert sites.submit("late", rounds=2, join_deadline_seconds=5.0).exit_code == 0
+
+    def accepted(_: Any) -> bool:
+        with ControlClient(sites.sites.coordinator.control_socket) as client:
+            rows = client.query("round", {"run": "late"})["silos"]
+        return {row["silo"] for row in rows if row["plan"] == "accepted"} == set(SILOS)
+
+    sites.until_state(sites.sites.coordinator.name, accepted)
+    os.kill(sites.pid(slow), signal.SIGSTOP)  # so that the first round lasts until the other is there
+    try:
+        sites.start(HOLDS)
+        sites.until_state(HOLDS, lambda state: state.get("run") == "late")
+    finally:
+        os.kill(sites.pid(slow), signal.SIGCONT)
+    assert answer(sites, "approve", held_release(sites, number=2), "alice").exit_code == 0
+    record = sites.ended("late")
+    assert record["state"] == "finished"
+    assert [row["participants"] for row in record["rounds"]] == [[first, slow], [HOLDS, first, slow]]
     verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
     assert all(row["verified"] for row in verdicts)
 
