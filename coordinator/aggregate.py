@@ -21,7 +21,7 @@ from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.freezing import is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, FactorsReader, encode, factors_head, factors_pieces
+from fedsilo.treaty.wire.codec import Array, FactorsReader, canonical_values, encode, factors_head, factors_pieces
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 18  # one of every upload is held at a time: 1 MiB each
@@ -150,9 +150,7 @@ def aggregate(
                     raise AggregateRefusedError(
                         f"the aggregate of {place.name} is not finite; the round is not committed"
                     )
-                # same canonical zeros as codec.encode_factors (T4)
-                combined = np.where(np.abs(combined) < np.finfo(np.float32).tiny, np.float32(0), combined)
-                spool.write(combined.astype("<f4").tobytes())
+                spool.write(canonical_values(combined).astype("<f4", copy=False).data)  # as encode_factors does (T4)
         return blobs.keep(spool.finish())
 
 

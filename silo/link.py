@@ -157,7 +157,7 @@ class Link:
         """A large body lies in huge pages of its own, held once; it takes up what has come of it, not what is told."""
         if size_bytes < LARGE_BODY_BYTES:
             return bytes(self._read(size_bytes))
-        room = mmap.mmap(-1, size_bytes)
+        room = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones are seldom huge
         room.madvise(mmap.MADV_HUGEPAGE)
         self._fill(memoryview(room))
         return memoryview(room).toreadonly()

@@ -43,6 +43,7 @@ class Arriving:
     def __init__(self, file: PartialFile, digest: str) -> None:
         self._file = file
         self.digest = digest
+        self.written_ns = 0
 
     @property
     def size_bytes(self) -> int:
@@ -57,9 +58,13 @@ class Arriving:
             self._file.restart()
 
     def view(self) -> memoryview:
-        """What has come, mapped from the file and not read into memory."""
+        """What has come, mapped from the file and not read into memory. The file says then that it was last written
+        a while ago, so that whatever writes to it from here on changes what it says (`AdapterStore.keep`)."""
         with self._using():
-            return self._file.view()
+            content = self._file.view()
+            self.written_ns = time.time_ns() - SETTLED_NANOSECONDS
+            os.utime(self._file.path, ns=(self.written_ns, self.written_ns))
+            return content
 
     def drop(self) -> None:
         self._file.drop()
@@ -87,6 +92,7 @@ class AdapterStore:
             json.loads(self._known_path.read_text()) if self._known_path.exists() else {}
         )
         self._synced: dict[str, int] = {}
+        self._written_ns: dict[str, int] = {}  # as what came says, from before it was hashed
 
     def find(self, digest: str, *, frozen_sha256: str | None = None, after: str | None = None) -> memoryview | None:
         """The payload, if it is here and whole: mapped from the file and not read into memory.
@@ -167,6 +173,7 @@ class AdapterStore:
             except OSError:
                 file.drop()
             self._synced = {digest: file.size_bytes}
+            self._written_ns = {digest: arriving.written_ns}
             if not file.size_bytes:
                 file.drop()
 
@@ -193,6 +200,9 @@ class AdapterStore:
         if arrived.is_file() and arrived.stat().st_size == len(payload):
             arrived.replace(self._folder / digest)
             fsync_directory(self._folder)
+            state = _state_of((self._folder / digest).stat())
+            if state[3] == self._written_ns.pop(digest, None):  # as it was when the caller's digest was taken
+                self._hashed[digest] = state
         else:
             write_durably(self._folder / digest, payload, mode=0o600)
         self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256, "after": after}
@@ -218,5 +228,8 @@ class AdapterStore:
 
 
 def _state(file: BinaryIO) -> _State:
-    status = os.fstat(file.fileno())
+    return _state_of(os.fstat(file.fileno()))
+
+
+def _state_of(status: os.stat_result) -> _State:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

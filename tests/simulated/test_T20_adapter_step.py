@@ -349,3 +349,33 @@ def test_T20_a_stored_adapter_is_hashed_once_and_again_when_it_was_touched(
     assert [read(store, digest) is None for _ in range(2)] == [True] * 2 and len(hashed) == 6
     path.write_bytes(adapter(3))
     assert read(store, digest) is not None
+
+
+def test_T20_an_adapter_that_came_is_hashed_as_it_comes_in_and_again_when_it_was_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the tick of the file system's clock in which it came: until then the file says that it is older."""
+    hashed: list[int] = []
+
+    def counted(data: Any) -> str:
+        hashed.append(len(data))
+        return codec.sha256_hex(data)
+
+    monkeypatch.setattr(adapters, "sha256_hex", counted)
+    monkeypatch.setattr(adapters, "SETTLED_NANOSECONDS", 10**18)  # no file here is ever old enough by itself
+    payload = adapter(3)
+    digest = codec.sha256_hex(payload)
+    for touched in ("", "before it was kept", "after it was kept"):
+        store = AdapterStore(tmp_path / touched / "adapters")
+        path = tmp_path / touched / "adapters" / digest
+        with store.arriving(digest, len(payload)) as arriving:
+            arriving.write(payload)
+            came = arriving.view()
+        if touched == "before it was kept":
+            path.with_suffix(".partial").write_bytes(adapter(4))  # of the same length
+        store.keep(digest, came, 1.0)
+        if touched == "after it was kept":
+            path.write_bytes(adapter(4))
+        hashed.clear()
+        assert (store.find(digest) is None) == bool(touched)
+        assert len(hashed) == (1 if touched else 0)
