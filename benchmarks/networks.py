@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsilo.edge import partial_file
 from fedsilo.treaty.errors import UnreachableError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.schema import LoraSchema
@@ -100,8 +99,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="figures as one JSON object")
     options = parser.parse_args()
     scale = 1.0 if options.full else 0.01
-    if not options.full:
-        partial_file.BLOCK_BYTES = 1 << 20
     found = measured(FULL_BYTES * scale, FULL_AGE_SECONDS * scale, options.megabits)
     print(json.dumps(found) if options.json else "\n".join(f"{name:28} {value}" for name, value in found.items()))
 

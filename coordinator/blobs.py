@@ -23,7 +23,7 @@ from typing import Any
 
 import fsspec
 
-from fedsilo.edge.files import fsync_directory
+from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, fsync_directory
 from fedsilo.treaty.errors import OperationError, PeerError, WireCode
 from fedsilo.treaty.wire.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, Buffer, sha256_hex
 
@@ -106,6 +106,7 @@ class Spool:
         self.size_bytes = 0
         try:
             self._stream = self.path.open("xb")
+            self._flush = EarlyFlush(self._stream.fileno())
         except OSError as error:
             raise disk_error(error, self.path) from error
 
@@ -116,13 +117,15 @@ class Spool:
             self.drop()
             raise disk_error(error, self.path) from error
         self._hash.update(chunk)
-        self.size_bytes += memoryview(chunk).nbytes
+        before, self.size_bytes = self.size_bytes, self.size_bytes + memoryview(chunk).nbytes
+        if before // FLUSHED_BYTES != self.size_bytes // FLUSHED_BYTES:
+            self._flush.begin()
 
     def finish(self) -> FilePayload:
         """Flush to the disk; the payload may be read from now on, still under its temporary name."""
         try:
             self._stream.flush()
-            os.fsync(self._stream.fileno())
+            self._flush.end()
             self._stream.close()
         except OSError as error:
             self.drop()
@@ -131,6 +134,7 @@ class Spool:
 
     def drop(self) -> None:
         # closing flushes, which may fail on the same full disk that made us drop the file
+        self._flush.abandon()
         try:
             self._stream.close()
         except OSError:

@@ -92,7 +92,6 @@ class Uploads:
         self._now_seconds = now_seconds
         self._changed = threading.Condition()
         self._queue: list[_Turn] = []  # the first ones have a place
-        self._synced: dict[str, int] = {}
         self._stopping = False
 
     @contextlib.contextmanager
@@ -163,7 +162,7 @@ class Uploads:
         path = self._blobs.arriving / f"{silo}.{digest}.partial"
         self.sweep(silo, path)
         try:
-            file = PartialFile(path, whole_bytes=announced, synced_bytes=self._synced.pop(path.name, 0))
+            file = PartialFile(path, whole_bytes=announced)
         except OSError as error:
             raise disk_error(error, path) from error
         try:
@@ -171,8 +170,6 @@ class Uploads:
         finally:
             try:
                 file.close()
-                if path.exists():
-                    self._synced[path.name] = file.size_bytes
             except OSError:
                 file.drop()
 
@@ -197,4 +194,3 @@ class Uploads:
             for at, path in found:
                 if path in too_many or (at < oldest and path.name.partition(".")[0] not in sending):
                     path.unlink(missing_ok=True)
-                    self._synced.pop(path.name, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,17 @@ class BitPatterns:
     not_finite: int = 0
     not_canonical: int = 0
     off_bfloat16: int = 0
+    # memory that is new for each tile costs as much as what is looked for in it
+    _room: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32), repr=False, compare=False)
 
     def add(self, values: npt.NDArray[np.float32]) -> None:
         """Count in contiguous values of any length. One look at the extremes first: mostly there is nothing."""
         if not values.size:
             return
         bits = values.view(np.uint32)
-        magnitude = bits & _MAGNITUDE
+        if self._room.size < bits.size:
+            self._room = np.empty(bits.size, np.uint32)
+        magnitude = np.bitwise_and(bits, _MAGNITUDE, out=self._room[: bits.size].reshape(bits.shape))
         if magnitude.max() >= _INFINITY:
             self.not_finite += int(np.count_nonzero(magnitude >= _INFINITY))
         if magnitude.min() < SMALLEST_NORMAL_BITS:

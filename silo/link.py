@@ -30,6 +30,7 @@ HEADER_DEPTH_MAX = 16
 LARGE_BODY_BYTES = 1 << 20
 _RECEIVED_BYTES = 1 << 20  # at a time
 _LENGTHS = struct.Struct(">IQ")
+_NAME = "body_digest"  # in the header, of a body that is kept; without a body: of the one that is meant
 
 # A peer that proves nothing must not keep the next one waiting for long.
 HANDSHAKE_TIMEOUT_SECONDS = 10.0
@@ -57,9 +58,13 @@ TRAINER_SAYS = frozenset({"ready", "probed", "planned", "step", "done", "failed"
 
 @dataclass(frozen=True)
 class LinkMessage:
+    """`body_digest`: SHA-256 that names a guard's body, so that the trainer's end, which keeps the last large one that
+    has a name, is not sent it once more; empty where it has none."""
+
     type: str
     fields: dict[str, Any] = field(default_factory=dict)
     body: bytes | memoryview = b""
+    body_digest: str = field(default="", compare=False)
 
 
 class LinkClosed(OperationError):
@@ -107,7 +112,7 @@ class Link:
 
     Args:
         connection: a stream socket, already authenticated.
-        hears: the types this end accepts.
+        hears: the types this end accepts; whoever hears a guard keeps the last large body that has a name.
         body_bytes_max: the longest body this end takes.
     """
 
@@ -117,13 +122,21 @@ class Link:
         self._connection = connection
         self._hears = hears
         self._body_bytes_max = body_bytes_max
+        self._sent = ""  # name of the body that the other end keeps
+        self._kept: tuple[str, bytes | memoryview] = ("", b"")
 
     def send(self, message: LinkMessage) -> None:
-        header = json.dumps({"type": message.type, **message.fields}).encode()
+        fields, body = {"type": message.type, **message.fields}, message.body
+        if message.body_digest and len(body) >= LARGE_BODY_BYTES:
+            fields[_NAME] = message.body_digest
+            if message.body_digest == self._sent:
+                body = b""
+            self._sent = message.body_digest
+        header = json.dumps(fields).encode()
         try:
-            self._connection.sendall(_LENGTHS.pack(len(header), len(message.body)) + header)
-            if message.body:
-                self._connection.sendall(message.body)
+            self._connection.sendall(_LENGTHS.pack(len(header), len(body)) + header)
+            if body:
+                self._connection.sendall(body)
         except OSError as error:
             raise LinkClosed("the link between guard and trainer is closed") from error
 
@@ -141,7 +154,15 @@ class Link:
         kind = fields.pop("type", None)
         if not isinstance(kind, str) or kind not in self._hears:
             raise LinkBroken(f"message type {str(kind)[:40]!r} does not belong on this link")
-        return LinkMessage(kind, fields, self._read_body(body_bytes))
+        name = str(fields.pop(_NAME, "")) if self._hears is GUARD_SAYS else ""
+        if not name:
+            return LinkMessage(kind, fields, self._read_body(body_bytes))
+        if body_bytes:
+            self._kept = "", b""  # not held while another comes
+            self._kept = name, self._read_body(body_bytes)
+        elif name != self._kept[0]:
+            raise LinkBroken("a message leaves out a body that this end does not have")
+        return LinkMessage(kind, fields, self._kept[1], name)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # wakes a reader that waits in another thread

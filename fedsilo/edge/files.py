@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import secrets
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,7 @@ from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError,
 
 PRIVATE_MODE = 0o600
 _LARGE_BYTES, _PAGE_BYTES = 1 << 20, 4096
+FLUSHED_BYTES = 8 << 20  # of a file that grows, when `EarlyFlush` begins anew
 _INPUT_BYTES_MAX = 1 << 30
 
 
@@ -279,6 +282,51 @@ def write_past_cache(descriptor: int, data: bytes | memoryview) -> None:
             raise
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
     write_all(descriptor, view[os.lseek(descriptor, 0, os.SEEK_CUR) - start :])
+
+
+class EarlyFlush:
+    """Brings a file to the disk while more is being written to it, so that little is left to wait for at its end.
+
+    Args:
+        descriptor: of the file; open until `end` or `abandon` has returned.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._running: threading.Thread | None = None
+        self._fault: OSError | None = None
+
+    def begin(self) -> None:
+        """What is written by now shall go to the disk; where it is still busy with what was before, that goes on."""
+        if self._running is None or not self._running.is_alive():
+            self._running = threading.Thread(target=self._flush, daemon=True)
+            self._running.start()
+
+    def end(self) -> None:
+        """All that was written is on the disk at return. Raises OSError: the disk refused, now or before."""
+        self.abandon()
+        if self._fault is None:
+            self._flush()
+        if self._fault is not None:
+            raise self._fault
+
+    def abandon(self) -> None:
+        """Nothing is going to the disk any more at return."""
+        if self._running is not None:
+            self._running.join()
+
+    def _flush(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:  # the kernel tells of a fault once
+            self._fault = error
+
+
+def mapped(descriptor: int, size_bytes: int) -> memoryview:
+    """A file's first bytes, mapped at once and not read into memory of this process; the descriptor may be closed.
+    Page by page, as each is first looked at, mapping takes as long as hashing. Raises OSError, ValueError: empty."""
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    return memoryview(mmap.mmap(descriptor, size_bytes, flags=flags, prot=mmap.PROT_READ))
 
 
 def fsync_directory(path: Path) -> None:

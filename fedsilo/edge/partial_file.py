@@ -1,22 +1,18 @@
 """Bytes that come over a line which may be cut at any of them, in a file: whoever opens it again goes on where it ends.
 
-Every block is on the disk before a byte of the next one is written. So after a power cut, which may leave a file longer
-than what was written of it, all before the block that it ends in is what came; no second file has to say how much that
-is. Does not find bytes that a disk changed: whoever has all of them compares the digest.
+What was written is there after `kill -9` of whoever wrote it. After a power cut a file may hold something else than
+what came, and no second file says how much of it does not: whoever has all the bytes compares the digest, and where
+they are not what it names, everything comes again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import mmap
 import os
 from pathlib import Path
 
-from fedsilo.edge.files import write_past_cache
+from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, mapped, write_all
 
-BLOCK_BYTES = 16 << 20
-ROOM_BYTES = 2 << 20  # what is gathered before it is written; a block is a multiple of it
 _PIECE_BYTES = 1 << 20
 
 
@@ -26,25 +22,23 @@ class PartialFile:
     Args:
         path: of the file; made (0600) where it is not there.
         whole_bytes: of what is coming; a file that is longer is not the beginning of it, and is emptied.
-        synced_bytes: size at which this process has closed the file before; 0 where it has not.
         hashed: whether `digest` is asked for; who holds all the bytes hashes them at once.
+        durable: whether what is there is on the disk when `close` returns; where it can be had again it need not be.
 
     Raises (all methods):
         OSError: the disk refused, or a link lies there.
     """
 
-    def __init__(self, path: Path, *, whole_bytes: int, synced_bytes: int = 0, hashed: bool = True) -> None:
+    def __init__(self, path: Path, *, whole_bytes: int, hashed: bool = True, durable: bool = True) -> None:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._hash = hashlib.sha256() if hashed else None
-        self._room = mmap.mmap(-1, min(ROOM_BYTES, max(whole_bytes, 1)))  # begins on a page
-        self._gathered = memoryview(self._room)[:0]
+        self._flush = EarlyFlush(self._descriptor) if durable else None
         self.size_bytes = 0
         try:
-            found = os.fstat(self._descriptor).st_size
-            certain = found if found == synced_bytes else max(found - 1, 0) // BLOCK_BYTES * BLOCK_BYTES
-            os.ftruncate(self._descriptor, certain if found <= whole_bytes else 0)
+            if os.fstat(self._descriptor).st_size > whole_bytes:
+                os.ftruncate(self._descriptor, 0)
             if self._hash is None:
                 self.size_bytes = os.lseek(self._descriptor, 0, os.SEEK_END)
             else:
@@ -60,40 +54,22 @@ class PartialFile:
         view = memoryview(chunk)
         if self._hash is not None:
             self._hash.update(view)
-        while view:
-            begin = len(self._gathered)
-            # gathered to where a room ends in the file, so that each but the first after a cut begins on a page there
-            end = min(len(self._room), ROOM_BYTES - (self.size_bytes - begin) % ROOM_BYTES)
-            part = view[: end - begin]
-            self._gathered = memoryview(self._room)[: begin + len(part)]
-            self._gathered[begin:] = part
-            self.size_bytes += len(part)
-            if len(self._gathered) == end:
-                self._write_out()
-            view = view[len(part) :]
-
-    def _write_out(self) -> None:
-        gathered, self._gathered = self._gathered, memoryview(self._room)[:0]
-        write_past_cache(self._descriptor, gathered)
-        # Who judges it reads it at once: from the disk it comes while the rest is still on the line.
-        with contextlib.suppress(OSError):  # an advice, which not every file system takes
-            begin = self.size_bytes - len(gathered)
-            os.posix_fadvise(self._descriptor, begin, len(gathered), os.POSIX_FADV_WILLNEED)
-        if self.size_bytes % BLOCK_BYTES == 0:
-            os.fdatasync(self._descriptor)
+        write_all(self._descriptor, view)
+        before, self.size_bytes = self.size_bytes, self.size_bytes + len(view)
+        if self._flush is not None and before // FLUSHED_BYTES != self.size_bytes // FLUSHED_BYTES:
+            self._flush.begin()
 
     def restart(self) -> None:
         """Forget what is there: it comes again from the first byte."""
-        self._gathered = memoryview(self._room)[:0]
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        if self.size_bytes:  # ext4 writes out at close what was cut to nothing, for whoever replaces a file so
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
         self._hash = None if self._hash is None else hashlib.sha256()
         self.size_bytes = self.resumed_at = 0
 
     def view(self) -> memoryview:
         """All that is there, mapped from the file, which may be removed then. Raises ValueError: nothing is there."""
-        self._write_out()
-        return memoryview(mmap.mmap(self._descriptor, self.size_bytes, access=mmap.ACCESS_READ))
+        return mapped(self._descriptor, self.size_bytes)
 
     @property
     def digest(self) -> str:
@@ -103,19 +79,21 @@ class PartialFile:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """What is there is on the disk at return. Closing twice is harmless."""
+        """Closing twice is harmless."""
         if self._descriptor < 0:
             return
         descriptor, self._descriptor = self._descriptor, -1
         try:
-            write_past_cache(descriptor, self._gathered)
-            os.fsync(descriptor)
+            if self._flush is not None:
+                self._flush.end()
         finally:
             os.close(descriptor)
 
     def drop(self) -> None:
         """Remove it, unless it has another name by now."""
+        self.path.unlink(missing_ok=True)
         if self._descriptor >= 0:
+            if self._flush is not None:
+                self._flush.abandon()
             os.close(self._descriptor)
             self._descriptor = -1
-        self.path.unlink(missing_ok=True)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
+from fedsilo.edge.files import fsync_directory, make_private_directory, mapped, write_durably
 from fedsilo.edge.partial_file import PartialFile
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, sha256_hex
@@ -91,7 +90,6 @@ class AdapterStore:
         self._known: dict[str, dict[str, Any]] = (
             json.loads(self._known_path.read_text()) if self._known_path.exists() else {}
         )
-        self._synced: dict[str, int] = {}
         self._written_ns: dict[str, int] = {}  # as what came says, from before it was hashed
 
     def find(self, digest: str, *, frozen_sha256: str | None = None, after: str | None = None) -> memoryview | None:
@@ -112,7 +110,7 @@ class AdapterStore:
         try:
             with (self._folder / digest).open("rb") as file:
                 before = _state(file)
-                payload = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                payload = mapped(file.fileno(), before[2])
                 return payload if self._is_whole(digest, payload, before, file) else None
         except (OSError, ValueError):  # gone, not to be read, or empty
             return None
@@ -161,7 +159,7 @@ class AdapterStore:
             for other in self._folder.glob("*.partial"):
                 if other != path:
                     other.unlink()
-            file = PartialFile(path, whole_bytes=bytes_max, synced_bytes=self._synced.get(digest, 0), hashed=False)
+            file = PartialFile(path, whole_bytes=bytes_max, hashed=False, durable=False)
         except OSError as error:
             raise OperationError(f"cannot keep adapter {digest[:12]}: {error.strerror}") from error
         arriving = Arriving(file, digest)
@@ -172,7 +170,6 @@ class AdapterStore:
                 file.close()
             except OSError:
                 file.drop()
-            self._synced = {digest: file.size_bytes}
             self._written_ns = {digest: arriving.written_ns}
             if not file.size_bytes:
                 file.drop()

@@ -455,8 +455,8 @@ class RunKeeper:
     # ---- hands of the participation ----------------------------------------------------------------
 
     def train(self, fields: dict[str, Any], body: Buffer) -> None:
-        try:
-            self._trainer.send(LinkMessage("task", fields, body))
+        try:  # an adapter has a name: it is measured and then trained on, and crosses once
+            self._trainer.send(LinkMessage("task", fields, body, str(fields.get("digest", ""))))
         except LinkClosed as error:
             raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
         self._panel.task(fields)

@@ -25,7 +25,6 @@ from coordinator import store as db
 from coordinator.config import Limits
 from coordinator.server import FederationService, federation_server
 from coordinator.uploads import PLACES
-from fedsilo.edge import partial_file
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.edge.partial_file import PartialFile
 from fedsilo.treaty.errors import UnreachableError
@@ -156,8 +155,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(partial_file, "BLOCK_BYTES", MIB)  # 16 times smaller, as are these adapters
+def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     with made.proxy:
         yield made
@@ -205,7 +203,6 @@ def test_T11_T23_T24_a_cut_upload_goes_on_over_mtls(place: Place, fault: Fault, 
         place.restart_silo()
     elif died:
         place.restart_coordinator()
-        held = (held - 1) // MIB * MIB
     sent = place.bench.gate.retry(item)
     assert isinstance(sent.reply.body, pb.Ack)
     assert total - held < place.proxy.passed["up"] < total - held + OVERHEAD_BYTES
@@ -291,7 +288,7 @@ _WRITES = """
 import os, signal, sys
 from pathlib import Path
 from fedsilo.edge import partial_file
-partial_file.BLOCK_BYTES, partial_file.ROOM_BYTES = 1000, 100
+partial_file.FLUSHED_BYTES = 1000
 file = partial_file.PartialFile(Path(sys.argv[1]), whole_bytes=10_000)
 for at in range(0, int(sys.argv[2]), 100):
     file.write(bytes([at // 100]) * 100)
@@ -299,16 +296,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("written", "kept"), [(2500, 2000), (2000, 1000), (900, 0)])
-def test_T23_after_kill_9_whole_blocks_before_the_last_are_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, kept: int
-) -> None:
-    monkeypatch.setattr(partial_file, "BLOCK_BYTES", 1000)
+@pytest.mark.parametrize("written", [2500, 2000, 900])
+def test_T23_after_kill_9_all_that_was_written_is_gone_on_with(tmp_path: Path, written: int) -> None:
     path = tmp_path / "a.partial"
     done = subprocess.run([sys.executable, "-c", _WRITES, str(path), str(written)], check=False)
     assert done.returncode == -signal.SIGKILL and path.stat().st_size == written
     file = PartialFile(path, whole_bytes=10_000)
-    expected = b"".join(bytes([at // 100]) * 100 for at in range(0, kept, 100))
-    assert (file.size_bytes, file.digest) == (kept, codec.sha256_hex(expected))
+    expected = b"".join(bytes([at // 100]) * 100 for at in range(0, written, 100))
+    assert (file.size_bytes, file.digest) == (written, codec.sha256_hex(expected))
     file.close()
     assert path.read_bytes() == expected

@@ -17,7 +17,6 @@ from cryptography import x509
 
 from coordinator import server
 from coordinator.uploads import PLACES
-from fedsilo.edge import partial_file
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError, UsageError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.config import CoordinatorPlace
@@ -33,8 +32,7 @@ WORD = base64.b64encode(LOGIN.encode()).decode()
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(partial_file, "BLOCK_BYTES", MIB)  # 16 times smaller, as are these adapters
+def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     with made.proxy:
         yield made

@@ -22,9 +22,8 @@ from silo.guard.framing import Sink, Uplink, assemble
 from tests.policies.setting import SCHEMA, policy_of, policy_text
 from tests.simulated.coordinator_parts import House, SimulatedSilo
 
-# A line whose sizes are all divided by 256, so that a small payload has several chunks and blocks.
+# A line whose sizes are all divided by 256, so that a small payload has several chunks.
 UNIT_BYTES = 4096
-BLOCK_BYTES = UNIT_BYTES // 2
 # float32 factors of a little more than two units
 LARGE = LoraSchema(
     base_model_sha256=SCHEMA.base_model_sha256, rank=2, alpha=4.0, dtype="float32", targets="all-linear",
@@ -41,7 +40,7 @@ def divide_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         assert getattr(place, name) == 256 * UNIT_BYTES
         monkeypatch.setattr(place, name, UNIT_BYTES)
-    monkeypatch.setattr(partial_file, "BLOCK_BYTES", BLOCK_BYTES)  # its real size is 16 MiB
+    monkeypatch.setattr(partial_file, "FLUSHED_BYTES", UNIT_BYTES // 2)
 
 
 class LineCut(ConnectionError):

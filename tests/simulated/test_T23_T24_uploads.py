@@ -22,7 +22,6 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.simulated.coordinator_parts import House, until_quiet
 from tests.simulated.lines import (
-    BLOCK_BYTES,
     UNIT_BYTES,
     Call,
     LineCut,
@@ -119,8 +118,7 @@ def test_T11_T23_T29_an_upload_goes_on_at_its_offset_and_is_one_message(
     house, silos = whole_run(tmp_path, disturb)
     [tries] = watched
     total = len(silos[0].delta_payload(1, base_digest=house.run().base_digest))
-    # a coordinator that lived knows that all it took is on its disk; after a kill, whole blocks before the last are
-    held = {"line": UNIT_BYTES, "coordinator": UNIT_BYTES - BLOCK_BYTES}.get(cut, total)
+    held = total if "answer" in cut else UNIT_BYTES
     assert tries == [UNIT_BYTES if "answer" not in cut else total, total - held]
     assert (house.run().state, house.run().adapter_digest) == ("finished", undisturbed)
     [decision] = decisions(house, silos[0])
@@ -206,9 +204,7 @@ def test_T29_T39_an_upload_that_nobody_judged_need_not_cross_again(
     house = restarted(house, [silo])
     envelope = silo.envelope("lora.factors", payload, run="run-1", number=1)
     assert isinstance(silo.deliver(envelope, payload), pb.Ack)
-    # a coordinator that starts anew trusts whole blocks before the last
-    held = 0 if state == "running" else (len(payload) - 1) // BLOCK_BYTES * BLOCK_BYTES
-    assert silo.crossed == len(payload) - held
+    assert silo.crossed == (len(payload) if state == "running" else 0)
     assert decisions(house, silo)[-1]["decision"] == "allow" and list(house.blobs.arriving.iterdir()) == []
     house.close()
 

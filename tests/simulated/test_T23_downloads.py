@@ -18,7 +18,7 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.conversation import Conversation
 from silo.guard.fetching import fetch
 from tests.simulated.coordinator_parts import RUN_YAML, SILOS
-from tests.simulated.lines import BLOCK_BYTES, LARGE, UNIT_BYTES, LineCut, LineSilo, divide_sizes, line_federation
+from tests.simulated.lines import LARGE, UNIT_BYTES, LineCut, LineSilo, divide_sizes, line_federation
 
 ADAPTER = initial_adapter(LARGE, 7)  # what the run starts from, by its seed
 DIGEST = codec.sha256_hex(ADAPTER)
@@ -81,8 +81,7 @@ def test_T29_a_download_goes_on_at_its_offset_and_is_whole(place: Place, killed:
     if killed:
         place.restart()
     answer = place.fetch()
-    kept = UNIT_BYTES - BLOCK_BYTES if killed else UNIT_BYTES  # after a kill: whole blocks before the last
-    assert place.talk.asked == [0, kept] and place.silo.came == len(ADAPTER) - kept
+    assert place.talk.asked == [0, UNIT_BYTES] and place.silo.came == len(ADAPTER) - UNIT_BYTES
     assert answer.payload == ADAPTER
     place.adapters.keep(DIGEST, answer.payload, 1.0)
     assert place.adapters.find(DIGEST) == ADAPTER and list(place.folder.glob("*.partial")) == []

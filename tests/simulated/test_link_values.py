@@ -9,11 +9,12 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from silo.guard.trainer_environment import trainer_environment
-from silo.link import TRAINER_SAYS, Link, LinkBroken, LinkMessage
+from silo.link import GUARD_SAYS, LARGE_BODY_BYTES, TRAINER_SAYS, Link, LinkBroken, LinkMessage
 from silo.trainer import fences
 
 
@@ -82,3 +83,74 @@ def test_T10_both_sides_of_the_link_switch_off_the_same_things() -> None:
     given = trainer_environment({}, threads=1, scratch=Path("/scratch"))
     fences.verify_offline(given)
     assert {"VLLM_NO_USAGE_STATS", "WANDB_MODE", "DISABLE_TELEMETRY"} <= fences.OFFLINE.keys() <= given.keys()
+
+
+class Counting:
+    """A guard's socket that counts what it is given to send."""
+
+    def __init__(self, inner: socket.socket) -> None:
+        self.inner = inner
+        self.bytes = 0
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        self.bytes += len(data)
+        self.inner.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Counting, Link, Link]]:
+    """(the guard's socket, the guard's end, the trainer's end)"""
+    guard, trainer = socket.socketpair()
+    counting = Counting(guard)
+    near, far = Link(counting, TRAINER_SAYS), Link(trainer, GUARD_SAYS)
+    yield counting, near, far
+    near.close()
+    far.close()
+
+
+def given(near: Link, far: Link, name: str, body: bytes, task: str = "LoadAdapter") -> bytes:
+    """What the trainer has as a task's body."""
+    thread = threading.Thread(target=near.send, args=(LinkMessage("task", {"task": task}, body, name),), daemon=True)
+    thread.start()
+    message = far.receive()
+    thread.join()
+    assert message.fields == {"task": task}
+    return bytes(message.body)
+
+
+def test_a_named_body_crosses_once_and_is_there_again_until_another_comes(pair: tuple[Counting, Link, Link]) -> None:
+    counting, near, far = pair
+    one, two = b"1" * LARGE_BODY_BYTES, b"2" * LARGE_BODY_BYTES
+    assert given(near, far, "one", one, "Evaluate") == one
+    before = counting.bytes
+    assert given(near, far, "", b"donors") == b"donors"  # in between, and no reason to forget
+    assert given(near, far, "one", one) == one
+    assert counting.bytes - before < 1000
+    assert [given(near, far, name, body) for name, body in (("two", two), ("one", one))] == [two, one]
+    assert counting.bytes - before > 2 * LARGE_BODY_BYTES
+    # a small one, and one without a name, cross each time
+    for name, body in (("three", b"3" * 100), ("", two)):
+        before = counting.bytes
+        assert [given(near, far, name, body) for _ in range(2)] == [body, body]
+        assert counting.bytes - before > 2 * len(body)
+
+
+def test_a_trainer_that_comes_anew_is_given_the_body_again(pair: tuple[Counting, Link, Link]) -> None:
+    _, near, far = pair
+    body = b"1" * LARGE_BODY_BYTES
+    assert given(near, far, "one", body) == body
+    guard, trainer = socket.socketpair()
+    assert given(Link(guard, TRAINER_SAYS), Link(trainer, GUARD_SAYS), "one", body) == body
+
+
+def test_a_body_that_is_left_out_and_not_here_breaks_the_trainers_end(ends: tuple[socket.socket, Link]) -> None:
+    guard, trainer = socket.socketpair()
+    guard.sendall(frame(b'{"type":"task","body_digest":"ab"}'))
+    with pytest.raises(LinkBroken, match="leaves out a body"):
+        Link(trainer, GUARD_SAYS).receive()
+    # a trainer has the guard keep nothing: to it the name is a field like any other
+    sent(ends[0], frame(b'{"type":"done","body_digest":"ab"}'))
+    assert ends[1].receive() == LinkMessage("done", {"body_digest": "ab"})

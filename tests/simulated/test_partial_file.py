@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -20,9 +22,7 @@ EVENTS = st.lists(st.one_of(st.integers(1, 9000), st.sampled_from(("cut", "again
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page and four of them: the least that a disk takes without the page cache."""
-    monkeypatch.setattr(partial_file, "ROOM_BYTES", 4096)
-    monkeypatch.setattr(partial_file, "BLOCK_BYTES", 16384)
+    monkeypatch.setattr(partial_file, "FLUSHED_BYTES", 16384)
 
 
 @given(events=EVENTS, hashed=st.booleans())
@@ -34,7 +34,7 @@ def test_T23_a_file_is_what_was_written_however_it_was_cut(events: list[int | st
             if event == "cut":
                 file.close()
                 assert path.read_bytes() == expected
-                file = PartialFile(path, whole_bytes=WHOLE_BYTES, synced_bytes=len(expected), hashed=hashed)
+                file = PartialFile(path, whole_bytes=WHOLE_BYTES, hashed=hashed)
                 assert file.resumed_at == len(expected)
             elif event == "again":
                 file.restart()
@@ -54,12 +54,43 @@ def test_T23_a_file_is_what_was_written_however_it_was_cut(events: list[int | st
             file.close()
 
 
-def test_T23_what_is_gathered_is_written_when_it_fills_a_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("durable", [True, False])
+def test_T39_what_must_last_is_on_the_disk_when_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
+    file = PartialFile(tmp_path / "a.partial", whole_bytes=WHOLE_BYTES, durable=durable)
+    for _ in range(4):
+        file.write(b"a" * 9000)
+    file.close()
+    # The first one begins when 16,384 bytes are there, and is over by the end in any case; the last one has all.
+    assert (flushed[:1] >= [18_000] and flushed[-1] == 36_000 and len(flushed) >= 2) if durable else not flushed
+
+
+def test_T39_a_disk_that_fails_while_more_comes_is_told_of_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = iter([OSError(errno.EIO, os.strerror(errno.EIO))])  # the kernel tells of it once
+
+    def flush(_descriptor: int) -> None:
+        for fault in faults:
+            raise fault
+
+    monkeypatch.setattr(os, "fdatasync", flush)
+    file = PartialFile(tmp_path / "a.partial", whole_bytes=WHOLE_BYTES)
+    file.write(b"a" * 20_000)
+    with pytest.raises(OSError, match="Input/output"):
+        file.close()
+    file = PartialFile(tmp_path / "b.partial", whole_bytes=WHOLE_BYTES)  # its counterpart
+    file.write(b"a" * 20_000)
+    file.close()
+
+
+def test_T23_what_is_dropped_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "a.partial"
     file = PartialFile(path, whole_bytes=WHOLE_BYTES)
-    file.write(b"a" * 5000)
-    assert path.stat().st_size == 4096
-    file.write(b"b" * 3192)
-    assert path.stat().st_size == 8192
+    file.write(b"a" * 20_000)
     file.drop()
     assert not path.exists()
+    file.close()
