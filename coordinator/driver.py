@@ -26,24 +26,22 @@ from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
 from coordinator import store as db
-from coordinator.aggregate import l2_norm
 from coordinator.agreement import Agreements
 from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.effects import Effects, Prepared, contribution_of
 from coordinator.ingress import Arrived, OpenPlace, Ruling
 from coordinator.journal import Pending, Refusals
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
+from coordinator.places import Places
 from coordinator.replies import Reply
 from coordinator.round_drift import DriftNotes
 from coordinator.runs import ActiveRun, Surroundings, stored_life
 from fedsilo.treaty import rounds
-from fedsilo.treaty.donor_pool import rows_answered
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.treaty.method import DeadlinePassed
 from fedsilo.treaty.plan import plan_from_canonical
 from fedsilo.treaty.round_tables import Verdict, is_over
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from policies.asked import Asked
 from policies.engine import HistoryBook
 
 log = logging.getLogger("fedsilo.coordinator")
@@ -74,7 +72,7 @@ class Driver:
         self._changed = threading.Condition(threading.RLock())
         names, key = (self.parts.federation, self.parts.spiffe_id), self.parts.signing_key
         self.replies = self.parts.replies(*names, key, self.parts.store.once_undone)
-        self._norms: dict[str, float] = {}
+        self._places = Places(self.parts.blobs, self.runs)
         self._past: dict[str, rounds.Life] = {}  # a few runs that have ended, for retries of what came last
         self.pending = Pending(self.parts.store, self.parts.audit)
         self.refusals = Refusals(self.parts.audit.append, self.parts.monotonic)
@@ -192,11 +190,14 @@ class Driver:
     def wait_for_pending(self, silo: str, timeout: float) -> bool:
         """Wait until there is something to deliver to a silo, at most `timeout` seconds; whether there is."""
         with self._changed:
-            waits = False
+            waits, seen = False, None
 
             def is_over() -> bool:
-                nonlocal waits
-                waits = self._has_pending(silo)
+                nonlocal waits, seen
+                # every message wakes all who wait, and of most of them nothing has changed
+                found = self.parts.store.queued[silo], [run.name for run in self._paused()]
+                if found != seen:
+                    seen, waits = found, self._has_pending(silo)
                 return waits or self.stopping or bool(self.halted)
 
             self._changed.wait_for(is_over, timeout)
@@ -214,11 +215,11 @@ class Driver:
                 # the first one was recorded, counted and folded; only its answer was lost (T29)
                 db.raise_sequence(session, silo, envelope.run, envelope.sequence)
                 return ack()
-            if envelope.run and session.get(db.Run, envelope.run) is None:
+            if envelope.run and envelope.run not in self.runs and session.get(db.Run, envelope.run) is None:
                 # before anything is stored under a name that the sender made up
                 raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} names a run {envelope.run[:64]!r} that never was")
             book = self._book(session, silo)
-            place = self._place(session, arrived)
+            place = self._places.of(session, arrived)
         ruling = self.parts.ingress.judge(arrived, place, book)
         prepared, failure = self._prepared(peer, arrived, ruling)
         decision, objection = ruling.decision, prepared.objection
@@ -318,7 +319,7 @@ class Driver:
         with self._changed, self._storing() as session:
             if self.halted or self.stopping or not self._is_new(session, arrived):
                 return arrived
-            place = self._place(session, arrived)
+            place = self._places.of(session, arrived)
         return self.parts.ingress.grade(arrived, place)
 
     def _is_new(self, session: Session, arrived: Arrived) -> bool:
@@ -378,7 +379,7 @@ class Driver:
 
     def _sealed(self, session: Session, silo: str, taken: Taken) -> Reply:
         if isinstance(taken.body, pb.Ack):
-            taken.body.pending = self._next_item(session, silo) is not None
+            taken.body.pending = self._is_pending(session, silo)
             taken.body.checkpoints = silo in self.effects.relay.waiting
             taken.body.paused = any(silo in run.silos for run in self._paused())
         reply = self.replies.seal(
@@ -421,42 +422,16 @@ class Driver:
 
     def _has_pending(self, silo: str) -> bool:
         with self._storing() as session:
-            return self._next_item(session, silo) is not None
+            return self._is_pending(session, silo)
+
+    def _is_pending(self, session: Session, silo: str) -> bool:
+        return self._next_item(session, silo) is not None if self._paused() else db.is_waiting(session, silo)
 
     def _next_item(self, session: Session, silo: str) -> db.OutboxItem | None:
         return db.first_outbox_item(session, silo, except_runs=[run.name for run in self._paused()])
 
     def _paused(self) -> list[ActiveRun]:
         return [run for run in self.runs.values() if run.life.paused_at is not None]
-
-    def _place(self, session: Session, arrived: Arrived) -> OpenPlace:
-        """What the rules compare a message with: the open round, or the newest for what may come after a round."""
-        run = self.runs.get(arrived.envelope.run)
-        if run is None:
-            return OpenPlace()
-        number = run.life.open_round
-        step, indices, evaluated = 0, tuple[int, ...](), ""
-        row = session.get(db.Round, (run.name, number)) if number else None
-        if row is not None:
-            asked = {int(place): tuple(rows) for place, rows in json.loads(row.public_steps).items()}
-            if (found := rows_answered(run.plan, number, asked).get(arrived.envelope.step)) is not None:
-                step, indices = arrived.envelope.step, found
-        digest = row.base_digest if row else ""
-        if arrived.envelope.kind == "metrics.eval":
-            of_round = session.get(db.Round, (run.name, arrived.envelope.round))
-            evaluated = of_round.adapter_digest if of_round else ""
-        if arrived.envelope.kind == "metrics.eval" or arrived.envelope.kind.startswith("control."):
-            number = run.life.round
-        norm = self._norm(digest) if arrived.tensors is not None else None
-        asked_of = run.asked.get(arrived.silo, Asked())
-        return OpenPlace(run.plan, digest, norm, number, step, indices, evaluated, asked_of)
-
-    def _norm(self, digest: str) -> float | None:
-        if not digest:
-            return None
-        if digest not in self._norms:
-            self._norms = {digest: l2_norm(self.parts.blobs.get(digest))}
-        return self._norms[digest]
 
     def _book(self, session: Session, silo: str) -> HistoryBook:
         counts = db.counts_of(session, silo)

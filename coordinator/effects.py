@@ -93,8 +93,7 @@ class Effects:
             case pb.Declined() | pb.Abstain():
                 self._run_of(envelope, silo)
             case _ if envelope.kind in CONTRIBUTIONS:
-                member = session.get(db.Member, silo)
-                if member is None or member.state != "joined":  # whoever differs has no part
+                if not db.has_joined(session, silo):  # whoever differs has no part
                     raise PeerError(WireCode.NOT_A_MEMBER, f"{silo} contributes although it has not joined")
                 run = self._run_of(envelope, silo)
                 run.check(contribution_of(arrived))

@@ -89,6 +89,7 @@ class ActiveRun:
     asked: Mapping[str, Asked] = field(default_factory=dict)
     undrifted: tuple[Undrifted, ...] = ()
     _opened_at: dict[int, float] = field(default_factory=dict)
+    _ordinal: int = 0  # of the next event that is kept; 0 where the database is to be asked
 
     def __post_init__(self) -> None:
         self.method = method_named(self.plan.method)
@@ -192,15 +193,15 @@ class ActiveRun:
         self, session: Session, event: rounds.Event, outcome: rounds.Outcome, body: Message | None = None
     ) -> list[rounds.Event]:
         """Keep one accepted event and carry its effects out. Returns the events that follow from it."""
-        before, snapshot = self.life, (self.life, self._state, self.asked, self.undrifted)
+        before, snapshot = self.life, (self.life, self._state, self.asked, self.undrifted, self._ordinal)
         self.around.undone(lambda: self._restore(*snapshot))
-        fields = db.as_json(rounds.to_fields(event))
-        session.add(db.Transition(run=self.name, ordinal=db.next_ordinal(session, self.name), event=fields))
-        self.life = outcome.life
-        self._row(session).state = self.life.state
-        row = session.get(db.Round, (self.name, before.round))
-        if row is not None and before.round == self.life.round:
-            row.state = self.life.round_state
+        ordinal = self._ordinal or db.next_ordinal(session, self.name)
+        db.keep_transition(session, self.name, ordinal, db.as_json(rounds.to_fields(event)))
+        self.life, self._ordinal = outcome.life, ordinal + 1
+        if self.life.state != before.state:
+            self._row(session).state = self.life.state
+        if before.round == self.life.round and before.round_state != self.life.round_state:
+            session.get_one(db.Round, (self.name, before.round)).state = self.life.round_state
         session.flush()
         follow: list[rounds.Event] = []
         for effect in outcome.effects:
@@ -214,10 +215,8 @@ class ActiveRun:
             follow.append(rounds.GivenUp("QUORUM_NOT_REACHED"))
         return follow
 
-    def _restore(
-        self, life: rounds.Life, state: Any, asked: Mapping[str, Asked], undrifted: tuple[Undrifted, ...]
-    ) -> None:
-        self.life, self._state, self.asked, self.undrifted = life, state, asked, undrifted
+    def _restore(self, *before: Any) -> None:
+        self.life, self._state, self.asked, self.undrifted, self._ordinal = before
 
     def _told(self, event: rounds.Event, body: Message | None) -> CoordinatorEvent:
         """An event as the method knows it."""
@@ -458,6 +457,7 @@ class ActiveRun:
 def queue(session: Session, *, silo: str, run: str, round_number: int, step: int, kind: str, payload: bytes) -> None:
     session.add(db.OutboxItem(silo=silo, run=run, round=round_number, step=step, kind=kind, payload=payload))
     session.flush()
+    session.info["queued"][silo] += 1
 
 
 def never_given(session: Session, silo: str, run: str, kind: str) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -64,6 +65,9 @@ class Store:
         UsageError: another URL, or the driver is not installed.
         ConflictError: another coordinator has the database (PostgreSQL; of a SQLite file, its folder's lock says so).
         OperationError: it cannot be opened.
+
+    Attributes:
+        queued: how often something was put into a silo's outbox by this process, by silo.
     """
 
     def __init__(self, url: str) -> None:
@@ -80,7 +84,8 @@ class Store:
         except BaseException:
             self._engine.dispose()
             raise
-        self._sessions = sessionmaker(self._engine, expire_on_commit=False)
+        self.queued = Counter[str]()
+        self._sessions = sessionmaker(self._engine, expire_on_commit=False, info={"queued": self.queued})
         self._thread = threading.local()
 
     @contextmanager
@@ -207,6 +212,8 @@ _COUNTS = select(Book.counts).where(_row(Book.silo))
 _COUNT_ON = update(_table(Book)).where(_row(Book.silo)).values(counts=bindparam("counts"))
 _FIRST_COUNTS = insert(_table(Book))
 _LOG_PLACE = update(_table(LogPlace)).where(_row(LogPlace.origin)).values(size=bindparam("value"))
+_KEEP_TRANSITION = insert(_table(Transition))
+_MEMBER_STATE = select(Member.state).where(_row(Member.silo))
 _IS_ROUND = select(Round.number).where(_row(Round.run, Round.number))
 
 
@@ -259,9 +266,14 @@ def count_message(
         connection.execute(_FIRST_COUNT, key | {"messages": 1, "payload_bytes": payload_bytes})
 
 
+def is_waiting(session: Session, silo: str) -> bool:
+    """Whether anything waits for a silo, of a paused run, too."""
+    return session.connection().execute(_WAITS, _its(silo=silo)).scalar() is not None
+
+
 def first_outbox_item(session: Session, silo: str, *, except_runs: Sequence[str] = ()) -> OutboxItem | None:
-    if session.connection().execute(_WAITS, _its(silo=silo)).scalar() is None:
-        return None  # mostly nothing waits
+    if not is_waiting(session, silo):
+        return None  # as mostly
     query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(except_runs)))
     return session.scalars(query.order_by(OutboxItem.id).limit(1)).first()
 
@@ -292,6 +304,14 @@ def count_as_lost(session: Session, silo: str, *, but: Sequence[OutboxItem]) -> 
     arrive, they come twice."""
     session.flush()
     session.connection().execute(_COUNT_AS_LOST, _its(silo=silo) | {"but": [item.id for item in but]})
+
+
+def keep_transition(session: Session, run: str, ordinal: int, event: str) -> None:
+    session.connection().execute(_KEEP_TRANSITION, {"run": run, "ordinal": ordinal, "event": event})
+
+
+def has_joined(session: Session, silo: str) -> bool:
+    return session.connection().execute(_MEMBER_STATE, _its(silo=silo)).scalar() == "joined"
 
 
 def next_ordinal(session: Session, run: str) -> int:

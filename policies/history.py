@@ -179,7 +179,15 @@ class HistoryBook:
         self.counts[key] = self.counts.get(key, 0) + amount
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As a copy. By hand, since `asdict` goes through each number, and this is asked for with each message."""
+        return {
+            "counts": dict(self.counts),
+            "days": dict(self.days),
+            "units": {day: dict(kinds) for day, kinds in self.units.items()},
+            "recent": {bucket: list(times) for bucket, times in self.recent.items()},
+            "screen_hits": {day: dict(kinds) for day, kinds in self.screen_hits.items()},
+            "screen_halts": dict(self.screen_halts),
+        }
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> HistoryBook:
