@@ -8,6 +8,7 @@ What this does not do: encrypt, or delete old rounds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -133,14 +134,10 @@ class Spool:
         return FilePayload(fsspec.filesystem("file"), str(self.path), self._hash.hexdigest(), self.size_bytes)
 
     def drop(self) -> None:
-        # closing flushes, which may fail on the same full disk that made us drop the file
+        self.path.unlink(missing_ok=True)
         self._flush.abandon()
-        try:
+        with contextlib.suppress(OSError):  # closing flushes, which may fail on the same full disk that made us drop it
             self._stream.close()
-        except OSError:
-            pass
-        finally:
-            self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Spool:
         return self

@@ -105,6 +105,7 @@ class Driver:
     def add_run(self, session: Session, run: ActiveRun) -> None:
         """A run whose roster stands: offer its plan."""
         self.runs[run.name] = run
+        self.parts.store.once_undone(lambda: self.runs.pop(run.name, None))
         run.offer_plan(session)
 
     def stop(self) -> None:

@@ -48,8 +48,8 @@ PROGRESS_BYTES = 1 << 20  # of an upload, in `limits.receive_timeout_seconds`; o
 _OPTIONS = (
     ("grpc.max_receive_message_length", 2 << 20),
     ("grpc.max_concurrent_streams", 16),
-    # What has come of an upload and was not taken yet lies in memory: so much of each, not what a fast line holds (T23).
-    # Over a line of 100 ms that is still 40 MB/s.
+    # What has come of an upload and was not taken yet lies in memory: so much of each, and not as much as a fast line
+    # can hold (T23). Over a line of 100 ms this is still 40 MB/s.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.so_reuseport", 0),  # a port in use is an error, never shared with another process

@@ -98,7 +98,7 @@ class Store:
         """
         around = getattr(self._thread, "afterwards", None), getattr(self._thread, "undo", None)
         afterwards: list[Callable[[], None]] = []
-        undo: list[Callable[[], None]] = []
+        undo: list[Callable[[], object]] = []
         self._thread.afterwards, self._thread.undo = afterwards, undo
         try:
             with _named_errors(), self._sessions.begin() as session:
@@ -121,7 +121,7 @@ class Store:
         else:
             afterwards.append(call)
 
-    def once_undone(self, call: Callable[[], None]) -> None:
+    def once_undone(self, call: Callable[[], object]) -> None:
         """Call if this thread's transaction fails, the last one first: memory is then what the database is."""
         self._thread.undo.append(call)
 

@@ -50,8 +50,11 @@ OFFLINE: Mapping[str, str] = {
 }
 
 # guard -> trainer. `task` names one of treaty.method.TrainerTask; its body is the adapter (tensor payload) for
-# LoadAdapter and Evaluate, a PublicDonors message for PublicStep, else empty. `refused` {message} comes first or never.
-GUARD_SAYS = frozenset({"configure", "probe", "plan", "task", "stop", "refused"})
+# LoadAdapter, Evaluate and MeasureHoldout, a PublicDonors message for PublicStep, else empty. `again` is a task whose
+# body the other end keeps by that name; a type of its own, so that an end which keeps none does not take it for a task
+# without a body. `refused` {message} comes first or never.
+_AGAIN = "again"
+GUARD_SAYS = frozenset({"configure", "probe", "plan", "task", _AGAIN, "stop", "refused"})
 # trainer -> guard. `done` carries the body the task makes: PublicResponses, tensor payload (float32) or MetricsEval.
 TRAINER_SAYS = frozenset({"ready", "probed", "planned", "step", "done", "failed"})
 
@@ -130,8 +133,7 @@ class Link:
         if message.body_digest and len(body) >= LARGE_BODY_BYTES:
             fields[_NAME] = message.body_digest
             if message.body_digest == self._sent:
-                body = b""
-            self._sent = message.body_digest
+                fields["type"], body = _AGAIN, b""
         header = json.dumps(fields).encode()
         try:
             self._connection.sendall(_LENGTHS.pack(len(header), len(body)) + header)
@@ -139,6 +141,7 @@ class Link:
                 self._connection.sendall(body)
         except OSError as error:
             raise LinkClosed("the link between guard and trainer is closed") from error
+        self._sent = str(fields.get(_NAME, self._sent))
 
     def receive(self) -> LinkMessage:
         """One message. Numbers that JSON does not have (NaN, infinities) come as None.
@@ -154,14 +157,15 @@ class Link:
         kind = fields.pop("type", None)
         if not isinstance(kind, str) or kind not in self._hears:
             raise LinkBroken(f"message type {str(kind)[:40]!r} does not belong on this link")
-        name = str(fields.pop(_NAME, "")) if self._hears is GUARD_SAYS else ""
+        name = str(fields.pop(_NAME, "")) if _AGAIN in self._hears else ""
+        if kind == _AGAIN:
+            if not name or body_bytes or name != self._kept[0]:
+                raise LinkBroken("a message leaves out a body that this end does not have")
+            return LinkMessage("task", fields, self._kept[1], name)
         if not name:
             return LinkMessage(kind, fields, self._read_body(body_bytes))
-        if body_bytes:
-            self._kept = "", b""  # not held while another comes
-            self._kept = name, self._read_body(body_bytes)
-        elif name != self._kept[0]:
-            raise LinkBroken("a message leaves out a body that this end does not have")
+        self._kept = "", b""  # not held while another comes
+        self._kept = name, self._read_body(body_bytes)
         return LinkMessage(kind, fields, self._kept[1], name)
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import secrets
 import shutil
@@ -299,8 +298,10 @@ class EarlyFlush:
     def begin(self) -> None:
         """What is written by now shall go to the disk; where it is still busy with what was before, that goes on."""
         if self._running is None or not self._running.is_alive():
-            self._running = threading.Thread(target=self._flush, daemon=True)
-            self._running.start()
+            running = threading.Thread(target=self._flush, daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread is to be had: `end` flushes all
+                running.start()
+                self._running = running
 
     def end(self) -> None:
         """All that was written is on the disk at return. Raises OSError: the disk refused, now or before."""
@@ -320,13 +321,6 @@ class EarlyFlush:
             os.fdatasync(self._descriptor)
         except OSError as error:  # the kernel tells of a fault once
             self._fault = error
-
-
-def mapped(descriptor: int, size_bytes: int) -> memoryview:
-    """A file's first bytes, mapped at once and not read into memory of this process; the descriptor may be closed.
-    Page by page, as each is first looked at, mapping takes as long as hashing. Raises OSError, ValueError: empty."""
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-    return memoryview(mmap.mmap(descriptor, size_bytes, flags=flags, prot=mmap.PROT_READ))
 
 
 def fsync_directory(path: Path) -> None:

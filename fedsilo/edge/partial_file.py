@@ -8,10 +8,11 @@ they are not what it names, everything comes again.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from pathlib import Path
 
-from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, mapped, write_all
+from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, write_all
 
 _PIECE_BYTES = 1 << 20
 
@@ -23,18 +24,17 @@ class PartialFile:
         path: of the file; made (0600) where it is not there.
         whole_bytes: of what is coming; a file that is longer is not the beginning of it, and is emptied.
         hashed: whether `digest` is asked for; who holds all the bytes hashes them at once.
-        durable: whether what is there is on the disk when `close` returns; where it can be had again it need not be.
 
     Raises (all methods):
         OSError: the disk refused, or a link lies there.
     """
 
-    def __init__(self, path: Path, *, whole_bytes: int, hashed: bool = True, durable: bool = True) -> None:
+    def __init__(self, path: Path, *, whole_bytes: int, hashed: bool = True) -> None:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._hash = hashlib.sha256() if hashed else None
-        self._flush = EarlyFlush(self._descriptor) if durable else None
+        self._flush = EarlyFlush(self._descriptor)
         self.size_bytes = 0
         try:
             if os.fstat(self._descriptor).st_size > whole_bytes:
@@ -56,7 +56,7 @@ class PartialFile:
             self._hash.update(view)
         write_all(self._descriptor, view)
         before, self.size_bytes = self.size_bytes, self.size_bytes + len(view)
-        if self._flush is not None and before // FLUSHED_BYTES != self.size_bytes // FLUSHED_BYTES:
+        if before // FLUSHED_BYTES != self.size_bytes // FLUSHED_BYTES:
             self._flush.begin()
 
     def restart(self) -> None:
@@ -69,7 +69,9 @@ class PartialFile:
 
     def view(self) -> memoryview:
         """All that is there, mapped from the file, which may be removed then. Raises ValueError: nothing is there."""
-        return mapped(self._descriptor, self.size_bytes)
+        self._flush.begin()  # it goes to the disk while its reader looks at it
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # at once: page by page takes as long as hashing
+        return memoryview(mmap.mmap(self._descriptor, self.size_bytes, flags=flags, prot=mmap.PROT_READ))
 
     @property
     def digest(self) -> str:
@@ -79,13 +81,12 @@ class PartialFile:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Closing twice is harmless."""
+        """What is there is on the disk at return. Closing twice is harmless."""
         if self._descriptor < 0:
             return
         descriptor, self._descriptor = self._descriptor, -1
         try:
-            if self._flush is not None:
-                self._flush.end()
+            self._flush.end()
         finally:
             os.close(descriptor)
 
@@ -93,7 +94,6 @@ class PartialFile:
         """Remove it, unless it has another name by now."""
         self.path.unlink(missing_ok=True)
         if self._descriptor >= 0:
-            if self._flush is not None:
-                self._flush.abandon()
+            self._flush.abandon()
             os.close(self._descriptor)
             self._descriptor = -1

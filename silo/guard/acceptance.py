@@ -141,10 +141,15 @@ class Acceptance:
             self._measuring = _Measuring(run, loaded)
         return self._next(self._measuring)
 
-    def payload(self) -> Buffer:
+    @property
+    def asked_digest(self) -> str:
         """Of the adapter that the task of `due` is about; empty for the base model."""
         assert self._measuring is not None  # noqa: S101  # `due` gave a task
-        digest = self._measuring.asked[0]
+        return self._measuring.asked[0]
+
+    def payload(self) -> Buffer:
+        """Of that adapter; empty for the base model."""
+        digest = self.asked_digest
         payload = self._adapters.find(digest) if digest else b""
         if payload is None:
             raise OperationError(f"adapter {digest[:12]}, which was here a moment ago, cannot be read any more")

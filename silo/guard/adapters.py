@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsilo.edge.files import fsync_directory, make_private_directory, mapped, write_durably
+from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
 from fedsilo.edge.partial_file import PartialFile
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, sha256_hex
@@ -110,7 +111,7 @@ class AdapterStore:
         try:
             with (self._folder / digest).open("rb") as file:
                 before = _state(file)
-                payload = mapped(file.fileno(), before[2])
+                payload = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
                 return payload if self._is_whole(digest, payload, before, file) else None
         except (OSError, ValueError):  # gone, not to be read, or empty
             return None
@@ -159,7 +160,7 @@ class AdapterStore:
             for other in self._folder.glob("*.partial"):
                 if other != path:
                     other.unlink()
-            file = PartialFile(path, whole_bytes=bytes_max, hashed=False, durable=False)
+            file = PartialFile(path, whole_bytes=bytes_max, hashed=False)
         except OSError as error:
             raise OperationError(f"cannot keep adapter {digest[:12]}: {error.strerror}") from error
         arriving = Arriving(file, digest)
@@ -194,13 +195,15 @@ class AdapterStore:
             in_use: digests of others that stay, however old they are: the next one is measured from the last (T20).
         """
         arrived = self._folder / f"{digest}.partial"
-        if arrived.is_file() and arrived.stat().st_size == len(payload):
+        written_ns = self._written_ns.pop(digest, None)
+        if (
+            arrived.is_file() and arrived.stat().st_mtime_ns == written_ns
+        ):  # as it was when the caller's digest was taken
             arrived.replace(self._folder / digest)
             fsync_directory(self._folder)
-            state = _state_of((self._folder / digest).stat())
-            if state[3] == self._written_ns.pop(digest, None):  # as it was when the caller's digest was taken
-                self._hashed[digest] = state
+            self._hashed[digest] = _state_of((self._folder / digest).stat())
         else:
+            arrived.unlink(missing_ok=True)
             write_durably(self._folder / digest, payload, mode=0o600)
         self._known[digest] = {"l2": l2, "frozen_sha256": frozen_sha256, "after": after}
         needed = {digest, *in_use}

@@ -454,9 +454,9 @@ class RunKeeper:
 
     # ---- hands of the participation ----------------------------------------------------------------
 
-    def train(self, fields: dict[str, Any], body: Buffer) -> None:
+    def train(self, fields: dict[str, Any], body: Buffer, digest: str = "") -> None:
         try:  # an adapter has a name: it is measured and then trained on, and crosses once
-            self._trainer.send(LinkMessage("task", fields, body, str(fields.get("digest", ""))))
+            self._trainer.send(LinkMessage("task", fields, body, digest or str(fields.get("digest", ""))))
         except LinkClosed as error:
             raise OperationError("the trainer is gone", code="TRAINER_DIED") from error
         self._panel.task(fields)
@@ -474,7 +474,7 @@ class RunKeeper:
         if isinstance(due, WireCode):
             self.abandon_round(due)
         elif due is not None:
-            self.train(fields_of(due), self.acceptance.payload())
+            self.train(fields_of(due), self.acceptance.payload(), self.acceptance.asked_digest)
             return due
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -244,6 +245,14 @@ def test_T11_a_burst_is_denied_and_the_count_survives_a_restart() -> None:
         book = HistoryBook.from_json(json.loads(json.dumps(book.to_json())))
     # polls at 0, 1, 2 fill the bucket; at 61 those of 0 and 1 are gone, at 62 only that of 61 is left besides
     assert verdicts == ["allow", "allow", "allow", "deny", "deny", "allow", "allow"]
+    # whatever the book counts is kept, and a copy is not the book
+    full = HistoryBook(
+        counts={"a": 1}, days={"d": 2}, units={"d": {"k": 3}}, recent={"poll": [4.0]}, screen_hits={"d": {"k": 5}},
+        screen_halts={"k": 6.0},
+    )  # fmt: skip
+    assert full.to_json() == asdict(full) and all(asdict(full).values())
+    full.to_json()["units"]["d"]["k"] = 0
+    assert full.units["d"]["k"] == 3
     # Polls do not use up what other control messages may do, nor the other way round.
     heartbeat = measure(small_message("control.heartbeat", pb.Heartbeat(), run=""), context())
     assert book.view(heartbeat).messages_in_minute == 0

@@ -123,6 +123,7 @@ def measure(loop: Loop, prompts: int = PROMPTS) -> list[str]:
     while (run := loop.guard.keeper.run) is not None and isinstance(run.task, MeasureHoldout):
         message = loop.trainer.told[-1]
         asked.append(codec.sha256_hex(message.body) if message.body else "")
+        assert message.body_digest == asked[-1]  # so that it crosses once, with what is loaded
         body = verdicts(message.body, prompts)
         loop.trainer_says("done", body, task="MeasureHoldout", round=message.fields["round"], metrics={})
     return asked

@@ -148,9 +148,13 @@ def test_a_trainer_that_comes_anew_is_given_the_body_again(pair: tuple[Counting,
 
 def test_a_body_that_is_left_out_and_not_here_breaks_the_trainers_end(ends: tuple[socket.socket, Link]) -> None:
     guard, trainer = socket.socketpair()
-    guard.sendall(frame(b'{"type":"task","body_digest":"ab"}'))
+    guard.sendall(frame(b'{"type":"again","body_digest":"ab"}'))
     with pytest.raises(LinkBroken, match="leaves out a body"):
         Link(trainer, GUARD_SAYS).receive()
+    # an end that keeps no bodies does not take it for a task without one
+    guard.sendall(frame(b'{"type":"again","body_digest":"ab"}'))
+    with pytest.raises(LinkBroken, match="does not belong"):
+        Link(trainer, GUARD_SAYS - {"again"}).receive()
     # a trainer has the guard keep nothing: to it the name is a field like any other
     sent(ends[0], frame(b'{"type":"done","body_digest":"ab"}'))
     assert ends[1].receive() == LinkMessage("done", {"body_digest": "ab"})
