@@ -3,6 +3,7 @@ service and the silo's keeping are the real ones, the line is in memory."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -143,3 +144,32 @@ def test_T24_a_silo_may_take_long_over_a_download_and_not_stand_still(place: Pla
             place.fetch()
         place.silo.pace = None
     assert place.fetch().payload == ADAPTER
+
+
+def test_T39_an_adapter_is_on_the_disk_before_anything_names_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is measured from it (T20): named and lost to a power cut, it would keep the silo out of its run."""
+    done: list[tuple[str, int]] = []
+    flush, replace = os.fdatasync, Path.replace
+
+    def flushed(descriptor: int) -> None:
+        flush(descriptor)
+        done.append(("flushed", os.fstat(descriptor).st_size))
+
+    def replaced(path: Path, target: Path) -> Path:
+        done.append((target.name, path.stat().st_size))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fdatasync", flushed)
+    monkeypatch.setattr(Path, "replace", replaced)
+    answer = place.fetch()
+    place.adapters.keep(DIGEST, answer.payload, 1.0)
+    names = [name for name, _ in done]
+    assert names[-2:] == [DIGEST, "known.json"] and done[names.index(DIGEST)] == (DIGEST, len(ADAPTER))
+    assert ("flushed", len(ADAPTER)) in done[: names.index(DIGEST)]
+
+
+def test_T29_what_lies_there_under_an_adapters_name_is_kept_only_as_it_came(place: Place) -> None:
+    """As long as the adapter, and other bytes: a disk's after a power cut, where the adapter then comes another way."""
+    (place.folder / f"{DIGEST}.partial").write_bytes(bytes(len(ADAPTER)))
+    place.adapters.keep(DIGEST, ADAPTER, 1.0)
+    assert place.adapters.find(DIGEST) == ADAPTER and list(place.folder.glob("*.partial")) == []
