@@ -24,8 +24,9 @@ from silo.trainer.worker import load_model
 from tests.algorithms import memory_child, tiny
 
 pytestmark = pytest.mark.torch
-# Measured: 0.92 to 1.14. Allocators keep more or less of what was freed, as pages and threads happen to fall.
-LOWEST, HIGHEST = 0.75, 1.35
+# Measured: 0.92 to 1.14, and 1.37 for fp8 on a processor without instructions for bfloat16, whose products pack no
+# weights. Allocators keep more or less of what was freed, as pages and threads happen to fall.
+LOWEST, HIGHEST = 0.75, 1.45
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -80,7 +81,7 @@ def peaks(folders: tuple[Path, Path]) -> Peaks:
     child = subprocess.run(
         [sys.executable, "-m", "tests.algorithms.memory_child", json.dumps(jobs)],
         stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=600,
+        timeout=3000,  # where a processor has no instructions for bfloat16, ten minutes and more
     )  # fmt: skip
     *forks, whole = json.loads(child.stdout.splitlines()[-1])
     return Peaks(dict(zip(wanted, forks, strict=True)), whole)

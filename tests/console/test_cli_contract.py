@@ -187,13 +187,14 @@ def test_no_color_is_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("program", ["fedsilo", "silo", "coordinator", "fedconsole"])
 def test_help_takes_less_than_three_tenths_of_a_second_of_processor_time(program: str) -> None:
-    def seconds() -> float:
+    def seconds(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "fedsilo.launch", program, "--help"], check=True, stdout=subprocess.DEVNULL
-        )
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     # The least of up to five: whatever else runs on this machine only adds to it.
-    assert any(seconds() < HELP_SECONDS_MAX for _ in range(5))
+    # A slow processor is given so many times what Python itself needs to start: help takes ten times that, with textual
+    # it would be seventeen, with torch seventy.
+    limit = max(HELP_SECONDS_MAX, 14 * min(seconds("-c", "pass") for _ in range(3)))
+    assert any(seconds("-m", "fedsilo.launch", program, "--help") < limit for _ in range(5))
