@@ -114,17 +114,21 @@ def test_the_child_stays_alive_and_is_gone_after_close() -> None:
     process.close()
 
 
-def test_a_batch_of_64_takes_under_two_milliseconds() -> None:
+def test_a_batch_of_64_is_one_exchange() -> None:
+    """A tenth of what 64 exchanges take, measured on two cores; a third leaves room for a machine with other work."""
     with GradingProcess("exact") as process:
         pairs = [(str(number), str(number % 7)) for number in range(64)]
         process.grade_many(pairs)
-        seconds = []
+        together, one_by_one = [], []
         for _ in range(20):
             began = time.perf_counter()
             verdicts = process.grade_many(pairs)
-            seconds.append(time.perf_counter() - began)
+            together.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            assert [process.grade(*pair) for pair in pairs] == verdicts
+            one_by_one.append(time.perf_counter() - began)
         assert [verdict.correct for verdict in verdicts] == [number < 7 for number in range(64)]
-        assert min(seconds) < 0.002
+        assert min(together) < min(one_by_one) / 3
 
 
 def test_large_and_odd_texts_cross_the_pipe() -> None:
