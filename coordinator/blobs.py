@@ -24,7 +24,7 @@ from typing import Any
 
 import fsspec
 
-from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, fsync_directory
+from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, fsync_directory, leave_page_cache
 from fedsilo.treaty.errors import OperationError, PeerError, WireCode
 from fedsilo.treaty.wire.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, Buffer, sha256_hex
 
@@ -67,6 +67,11 @@ class FilePayload:
         if "file" in self.filesystem.protocol:
             return os.pread(self._descriptor, length, offset)
         return bytes(self.filesystem.cat_file(self.path, start=offset, end=offset + length))
+
+    def leave_memory(self) -> None:
+        """It has been read for what may be the last time: what the machine holds of it in memory goes back now."""
+        if "file" in self.filesystem.protocol:
+            leave_page_cache(self._descriptor)
 
     @functools.cached_property
     def _descriptor(self) -> int:

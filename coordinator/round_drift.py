@@ -50,7 +50,11 @@ class Undrifted:
     def note(self, blobs: Blobs) -> dict[str, Any] | None:
         """Fields of the note; None where a payload cannot be read, which is told: the round stands without it."""
         try:
-            return drift_note(self.silos, blobs.get(self.base_digest), [blobs.get(digest) for digest in self.uploads])
+            payloads = [blobs.get(digest) for digest in (self.base_digest, *self.uploads)]
+            note = drift_note(self.silos, payloads[0], payloads[1:])
+            for payload in payloads:  # averaged, and the adapter before the newest: this was their last reader
+                payload.leave_memory()
+            return note
         except (FedSiloError, OSError, ValueError) as error:  # the disk's, too: read_at passes them on
             place = {"run": self.run, "round": self.round}
             log.warning("run %s round %d: its drift cannot be told: %s", self.run, self.round, error, extra=place)

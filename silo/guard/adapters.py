@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsilo.edge.files import fsync_directory, make_private_directory, write_durably
+from fedsilo.edge.files import fsync_directory, leave_page_cache, make_private_directory, write_durably
 from fedsilo.edge.partial_file import PartialFile
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, sha256_hex
@@ -215,6 +215,10 @@ class AdapterStore:
             path.unlink()
             del self._known[path.name]
             self._hashed.pop(path.name, None)
+        for path in kept[-max(ADAPTERS_KEPT, len(needed)) :]:
+            if path.name != digest:  # the run goes on from the newest
+                with path.open("rb") as file:
+                    leave_page_cache(file.fileno())
         write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)
 
     def has_file(self, digest: str) -> bool:
