@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.edge.room import Room
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, encode, factors_head, joined_factors
 from silo.link import LinkClosed, LinkMessage, MessageLink
@@ -42,6 +43,7 @@ class ConstantTrainer:
         self._schema_sha256 = ""
         self._base_digest = ""
         self._update: dict[str, Array] = {}
+        self._room = Room()
 
     def run(self) -> None:
         """Until the guard says `stop` or goes away."""
@@ -83,7 +85,7 @@ class ConstantTrainer:
                 scale=self._schema["alpha"] / self._schema["rank"],
                 dtype="float32",
             )
-            body = joined_factors(header, size_bytes, self._update)
+            body = joined_factors(header, size_bytes, self._update, into=self._room.take(size_bytes))
         elif task == "Evaluate":
             if message.body:
                 decode_factors(message.body)

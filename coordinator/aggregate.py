@@ -21,7 +21,14 @@ from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.freezing import is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, FactorsReader, canonical_values, encode, factors_head, factors_pieces
+from fedsilo.treaty.wire.codec import (
+    Array,
+    FactorsReader,
+    canonical_values,
+    factors_head,
+    factors_pieces,
+    factors_start,
+)
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 18  # one of every upload is held at a time: 1 MiB each
@@ -46,6 +53,9 @@ class LazyTensors(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         place = self._places[name]
         return self._reader.tile(place, 0, place.elements).reshape(place.shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # `Mapping` would read the tensor to know
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -132,9 +142,8 @@ def aggregate(
     header = pb.Factors()
     header.CopyFrom(base.header)
     header.base_digest, header.dtype = "", "float32"
-    head = encode(header)
     with blobs.spool() as spool:
-        spool.write(len(head).to_bytes(8, "little") + head)
+        spool.write(factors_start(header))
         given = [{upload.name: upload for upload in reader.places} for reader in readers]
         for place in base.places:
             for start in range(0, place.elements, tile_elements):

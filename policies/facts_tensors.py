@@ -126,7 +126,9 @@ class _Step:
     def add(self, wide: Array, start: int) -> None:
         """A tile of the tensor that was started, in float64, and where it begins."""
         if self._last is not None and self._before is not None:
-            change = np.subtract(wide, self._before[start : start + wide.size], out=self._room[: wide.size])
+            change = self._room[: wide.size]
+            change[:] = self._before[start : start + wide.size]  # widened first: twice as fast as both at once
+            np.subtract(wide, change, out=change)
             self._squares += float(np.dot(change, change))
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import mmap
 import os
 import pwd
 import socket
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsilo.edge.room import Room
 from fedsilo.treaty.errors import OperationError, UsageError
 
 HEADER_BYTES_MAX = 1 << 20
@@ -127,6 +127,7 @@ class Link:
         self._body_bytes_max = body_bytes_max
         self._sent = ""  # name of the body that the other end keeps
         self._kept: tuple[str, bytes | memoryview] = ("", b"")
+        self._room = Room()  # of the last large body
 
     def send(self, message: LinkMessage) -> None:
         fields, body = {"type": message.type, **message.fields}, message.body
@@ -179,13 +180,12 @@ class Link:
         return room
 
     def _read_body(self, size_bytes: int) -> bytes | memoryview:
-        """A large body lies in huge pages of its own, held once; it takes up what has come of it, not what is told."""
+        """A large body lies in pages of its own, held once; it takes up what has come of it, not what is told."""
         if size_bytes < LARGE_BODY_BYTES:
             return bytes(self._read(size_bytes))
-        room = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones are seldom huge
-        room.madvise(mmap.MADV_HUGEPAGE)
-        self._fill(memoryview(room))
-        return memoryview(room).toreadonly()
+        room = self._room.take(size_bytes)
+        self._fill(room)
+        return room.toreadonly()
 
     def _fill(self, room: memoryview) -> None:
         while room:

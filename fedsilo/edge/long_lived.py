@@ -5,7 +5,8 @@ leave behind refers to itself in circles, and waits for the collector. Some hund
 stay in any case, would be walked each time; so they are set apart first.
 
 glibc keeps a heap for each of up to eight threads a core, and each keeps what its largest moment took. With few heaps
-threads wait for each other a little, and a coordinator of 16 silos holds 350 MiB in place of 460.
+threads wait for each other a little, and a coordinator of 16 silos holds 350 MiB in place of 460. By itself glibc gives
+the end of a heap back whenever 128 KiB of it are free, and a stream of pieces takes it anew many times a second.
 
 Does not find: what is really kept; `python -m benchmarks.soak` shows the slope of a daemon's memory.
 """
@@ -19,13 +20,17 @@ GARBAGE_THRESHOLDS = (1_000, 10, 10)  # about Python's own
 
 
 HEAPS_MAX = 4
-_M_ARENA_MAX = -8  # mallopt(3)
+HEAP_END_BYTES_MAX = 16 << 20  # free at the end of each heap
+PIECE_BYTES_MAX = 4 << 20  # in a heap; what is larger has pages of its own, which go back with it
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
 
 def few_heaps() -> None:
-    """For what this process takes from here on. Nothing happens where the C library has no such option."""
+    """For what this process takes from here on. Nothing happens where the C library has no such options."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_ARENA_MAX, HEAPS_MAX)
+        mallopt(_M_TRIM_THRESHOLD, HEAP_END_BYTES_MAX)
+        mallopt(_M_MMAP_THRESHOLD, PIECE_BYTES_MAX)
 
 
 def set_apart() -> None:

@@ -64,6 +64,7 @@ from silo.guard.messages import (
     Sent,
     TlsFiles,
     factors_header,
+    is_rebuilt,
     parsed,
 )
 from silo.guard.outbox import answered, once_more
@@ -175,6 +176,7 @@ class Gate:
         round_number: int = 0,
         step: int = 0,
         tensors: Mapping[str, Array] | None = None,
+        read_from: Buffer = b"",
     ) -> Allowed | Denied | Held:
         """Decide on a message of parsed values; an allowed one may then be handed to `transmit`.
 
@@ -185,13 +187,14 @@ class Gate:
             round_number: of the envelope.
             step: of the envelope.
             tensors: float32 arrays by wire name, for a tensor kind; `body` is then its header.
+            read_from: the bytes that header and tensors are views of, if nobody else can write to them.
 
         Raises:
             LogFullError, OperationError: it cannot be recorded; the gate is halted and nothing is sent.
         """
         run = self.view.run if run is None else run
         if tensors is not None and isinstance(body, pb.Factors):
-            return self._offer_update((kind, run, round_number, step), body, tensors)
+            return self._offer_update((kind, run, round_number, step), body, tensors, read_from)
         payload = codec.encode(body)
         message = self._message(kind, run, round_number, step, payload)
         if self._judge.screens_asked(message):
@@ -199,26 +202,24 @@ class Gate:
         return self.decide_payload(kind, run, round_number, step, payload)
 
     def _offer_update(
-        self, place: tuple[str, str, int, int], body: pb.Factors, tensors: Mapping[str, Array]
+        self, place: tuple[str, str, int, int], body: pb.Factors, tensors: Mapping[str, Array], read_from: Buffer
     ) -> Allowed | Denied | Held:
         """Whole factors are judged as offered, since what is wrong with them must show before anything is made fit;
-        then each value is clipped, rounded and written once, and those bytes are judged.
+        then each value is clipped, rounded and written once, and those bytes are judged. What is fit is judged as is.
 
         Args:
             place: kind, run, round and step.
             body: the trainer's header.
             tensors: float32 arrays by wire name.
+            read_from: as `offer`.
         """
         kind, run, round_number, step = place
         header, payload_bytes = factors_header(kind, self._site.schema, body, tensors)
         message = Message("egress", kind, run, round_number, step, self._site.spiffe_id, payload_bytes, header, tensors)
         facts, decision = self._judge.judge(message, stage=OFFERED)
-
-        def digest_as_offered() -> str:
-            return sha256_of(codec.factors_pieces(header, tensors))
-
+        as_offered = codec.factors_pieces(header, tensors)  # made as they are read, by one of the lines below
         if decision.verdict == "deny":
-            return self._outcomes.denied(facts, decision, tensor_digests(payload_bytes, digest_as_offered()))
+            return self._outcomes.denied(facts, decision, tensor_digests(payload_bytes, sha256_of(as_offered)))
         block, fit, transform = self.policy.file.egress.updates.get(kind), None, dict[str, Any]()
         if block is not None:
             try:
@@ -226,12 +227,15 @@ class Gate:
             except (ArithmeticError, ValueError) as error:
                 # Values that cannot be made fit: a refusal like any other, with its cause on record (B5).
                 overruling = overruled(decision, "TRANSFORM_FAILED", type(error).__name__)
-                return self._outcomes.denied(facts, overruling, tensor_digests(payload_bytes, digest_as_offered()))
-        payload = codec.joined_factors(header, payload_bytes, tensors, fit)
+                return self._outcomes.denied(facts, overruling, tensor_digests(payload_bytes, sha256_of(as_offered)))
+        readings, changed = Readings(), changes_bytes(transform, header.dtype)
+        if not changed and is_rebuilt(read_from, header, payload_bytes, facts):
+            payload, readings = read_from, Readings(measured=facts)
+        else:
+            payload = codec.joined_factors(header, payload_bytes, tensors, fit)
         digest = sha256_hex(payload)
-        before = digest_as_offered() if changes_bytes(transform, header.dtype) else digest
-        original = Original(payload_bytes, facts, transform, before)
-        return self.decide_payload(*place, payload, original=original, digest=digest)
+        original = Original(payload_bytes, facts, transform, sha256_of(as_offered) if changed else digest)
+        return self.decide_payload(*place, payload, original=original, readings=readings, digest=digest)
 
     def _offer_texts(self, message: Message, payload: bytes) -> Allowed | Denied | Held:
         """Texts that the policy wants screened: every screen over every text, then what is left is decided on.
@@ -287,7 +291,7 @@ class Gate:
             approvals: persons whose signature over this payload's digest has been verified.
             granted: numbers of the records of that.
             original: what it was before the transforms.
-            readings: what was found in its texts; None: they are graded and screened now.
+            readings: what was found in its texts or values; None: they are graded and screened now.
             digest: SHA-256 of the payload, where it is known already.
         """
         message = self._message(kind, run, round_number, step, payload)
@@ -363,9 +367,7 @@ class Gate:
 
     def _count_sent(self, allowed: Allowed, *, carried: bool = False) -> None:
         self._outcomes.record("egress.sent", allowed, carried=carried)
-        self.counters.messages[allowed.kind] = self.counters.messages.get(allowed.kind, 0) + 1
-        payload_bytes = self.counters.payload_bytes.get(allowed.kind, 0) + len(allowed.payload)
-        self.counters.payload_bytes[allowed.kind] = payload_bytes
+        self.counters.count(allowed)
 
     def retry(self, item: OutboxItem) -> Sent:
         """Send an allowed content message again, under a new sequence. Raises as `once_more` and `transmit`."""

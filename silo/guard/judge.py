@@ -38,15 +38,17 @@ _HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", UNWRITABLE})
 
 @dataclass(frozen=True)
 class Readings:
-    """What this site found out about the texts of a message: one entry for each text, in message order.
+    """What this site found out about a message: of its texts one entry for each, in message order.
 
     Attributes:
         graded: own verdicts, own token counts; None for a message without answers.
         screened: what the screens found; None where the policy asks for none.
+        measured: facts of the same tensors in the same bytes, as they were offered; None: they are measured.
     """
 
     graded: tuple[tuple[bool, ...], tuple[int, ...]] | None = None
     screened: Screened | None = None
+    measured: Facts | None = None
 
     def of(self, places: Sequence[int]) -> Readings:
         """Those of the texts that are left of the message."""
@@ -122,16 +124,19 @@ class Judge:
             message: parsed from the very bytes that go out, or came in.
             stage: offered (before the transforms) or final.
             approvals: persons whose signature over this payload's digest has been verified.
-            readings: of its texts, where they were read before; else they are graded and screened here.
+            readings: of its texts or values, where they were read before; else they are read here.
         """
         if readings is None:
             readings = self.screened(message, self.graded(message))
-        sender = self.site.spiffe_id if message.direction == "egress" else self.site.coordinator_id
-        context = context_of(
-            self.site, self.view, message, now_seconds=self.now(), expected_sender=sender, graded=readings.graded,
-            screened=readings.screened,
-        )  # fmt: skip
-        facts = measure(message, context, stage=stage)
+        if readings.measured is not None:
+            facts: Facts = {**readings.measured, "stage": stage}
+        else:
+            sender = self.site.spiffe_id if message.direction == "egress" else self.site.coordinator_id
+            context = context_of(
+                self.site, self.view, message, now_seconds=self.now(), expected_sender=sender, graded=readings.graded,
+                screened=readings.screened,
+            )  # fmt: skip
+            facts = measure(message, context, stage=stage)
         return facts, decide(facts, self.policy, self.book.view(facts, approvals))
 
     def graded(self, message: Message) -> Readings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,10 @@ class Counters:
     last_fault: str = ""
     run_paused: bool = False  # its word for it: shown, and nothing follows from it
 
+    def count(self, sent: Allowed) -> None:
+        self.messages[sent.kind] = self.messages.get(sent.kind, 0) + 1
+        self.payload_bytes[sent.kind] = self.payload_bytes.get(sent.kind, 0) + len(sent.payload)
+
 
 def factors_header(
     kind: str, schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array]
@@ -145,6 +150,26 @@ def factors_header(
         tensors, base_digest=header.base_digest, schema_sha256=schema.digest, rank=schema.rank, scale=schema.scale,
         dtype=schema.dtype,
     )  # fmt: skip
+
+
+def is_rebuilt(read_from: Buffer, header: pb.Factors, payload_bytes: int, facts: Facts) -> bool:
+    """Whether bytes already are what would be rebuilt from the header and the values that were read from them (B4):
+    this header, then every value in its place and in canonical form (T4), and nothing besides. They may be sent then,
+    and what was measured of them holds.
+
+    Args:
+        read_from: what `decoded_factors` took header and values from.
+        header: from `factors_header`.
+        payload_bytes: from `factors_header`.
+        facts: of these values.
+    """
+    start = codec.factors_start(header)
+    return (
+        len(read_from) == payload_bytes
+        and read_from[: len(start)] == start
+        and facts.get("values_not_canonical") == 0
+        and facts.get("elements") == sum(math.prod(entry.shape) for entry in header.tensors)
+    )
 
 
 def decoded_factors(payload: Buffer) -> codec.Factors:

@@ -36,7 +36,7 @@ from fedsilo.treaty.method import (
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, Buffer
+from fedsilo.treaty.wire.codec import Buffer
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.schema import LoraSchema
 from silo.guard.messages import decoded_factors
@@ -53,7 +53,7 @@ class Hands(Protocol):
     def train(self, fields: dict[str, Any], body: Buffer) -> None:
         """Hand the trainer one task."""
 
-    def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
+    def offer(self, action: Offer, factors: codec.Factors | None) -> str | None:
         """Hand the gate a message. `sent`, `denied` or `missed`; None: it is held, and `settled` follows."""
 
     def adapter(self, digest: str) -> Buffer:
@@ -97,7 +97,7 @@ class Participation:
     task: TrainerTask | MeasureHoldout | None = None
     paused: bool = False
     _actions: deque[SiloAction] = field(default_factory=deque)
-    _tensors: Mapping[str, Array] | None = None
+    _factors: codec.Factors | None = None
     _carrying_out: bool = False
     _task_is_void: bool = False
     _giver: TaskGiver | None = None
@@ -158,9 +158,9 @@ class Participation:
             case StartDeadline(name, seconds):
                 self.hands.start_deadline(name, seconds)
             case Offer():
-                outcome = self.hands.offer(action, self._tensors if action.kind in TENSOR_KINDS else None)
+                outcome = self.hands.offer(action, self._factors if action.kind in TENSOR_KINDS else None)
                 if action.kind in TENSOR_KINDS:
-                    self._tensors = None
+                    self._factors = None
                 if outcome is not None:
                     return OfferSettled(action.kind, action.round, action.step, outcome)
         return None
@@ -198,7 +198,7 @@ class Participation:
     def abandon_round(self) -> None:
         """Go on as after a restart: what was to be done is dropped, and the method's part waits for the next round."""
         self._actions.clear()
-        self._tensors = None
+        self._factors = None
         self._task_is_void = self.busy
         self.state = self.method.silo.start(self.plan, self.silo)
 
@@ -241,9 +241,8 @@ class Participation:
             case GeneratePublic() | AnswerAhead():
                 return codec.decode(pb.PublicResponses, body)
             case ExportDelta():
-                factors = decoded_factors(body)
-                self._tensors = factors.tensors
-                return factors.header
+                self._factors = decoded_factors(body)
+                return self._factors.header
             case Evaluate():
                 return codec.decode(pb.MetricsEval, body)
         return None

@@ -23,7 +23,7 @@ from fedsilo.treaty.method import LoadAdapter, MessageArrived, Offer
 from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.codec import Array, Buffer
+from fedsilo.treaty.wire.codec import Buffer, Factors
 from silo.guard.acceptance import Acceptance
 from silo.guard.adapters import AdapterStore
 from silo.guard.context import RunView
@@ -323,15 +323,17 @@ class RunKeeper:
     # ---- the way out -------------------------------------------------------------------------------
 
     @about_its_message
-    def offer(self, action: Offer, tensors: Mapping[str, Array] | None) -> str | None:
+    def offer(self, action: Offer, factors: Factors | None) -> str | None:
         run = self._gate.view.run
         self._offered.add((action.kind, action.round, action.step))
         if before := self.again.became_of(action.kind, run, action.round, action.step):
             return None if before == "waits" else before
+        tensors, read_from = (None, b"") if factors is None else (factors.tensors, factors.payload)
         try:
             offered = self._gate.offer(
-                action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors
-            )
+                action.kind, action.body, run=run, round_number=action.round, step=action.step, tensors=tensors,
+                read_from=read_from,
+            )  # fmt: skip
         except PeerError as error:
             # Our own bytes, rebuilt from the trainer's values, are no message.
             raise OperationError(
@@ -342,9 +344,7 @@ class RunKeeper:
             return "denied"
         if isinstance(offered, Held):
             plan = self._gate.view.plan
-            seconds = None
-            if plan is not None:
-                seconds = plan.hold_seconds(action.step)
+            seconds = None if plan is None else plan.hold_seconds(action.step)
             release = self._releases.hold(
                 action.kind, run, action.round, action.step, offered, deadline_seconds=seconds
             )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.edge.room import Room
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.method import (
     AnswerAhead,
@@ -143,6 +144,7 @@ class Session:
         self._on_phase = on_phase
         self._seconds = seconds
         self._run: _Run | None = None
+        self._room = Room()  # of what is exported
 
     def begin_run(self, plan: Plan, shape: LoraShape) -> dict[str, int]:
         """Make ready for a plan; a trainer serves one run.
@@ -373,7 +375,9 @@ class Session:
             scale=run.adapter.shape.scale,
             dtype="float32",
         )
-        return Done({"drift": run.adapter.drift()}, joined_factors(header, size_bytes, delta))
+        return Done(
+            {"drift": run.adapter.drift()}, joined_factors(header, size_bytes, delta, into=self._room.take(size_bytes))
+        )
 
     def _evaluate(self, run: _Run, task: Evaluate, body: Buffer) -> Done:
         self._on_phase(task.round, 0, "rollout")

@@ -7,12 +7,14 @@ import fcntl
 import mmap
 import os
 import random
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedsilo.edge.files import (
+    leave_page_cache,
     lock_exclusively,
     make_private_directory,
     read_private,
@@ -205,3 +207,35 @@ def test_a_large_file_that_the_disk_refuses_is_an_error_and_leaves_nothing(
     with pytest.raises(OperationError):
         write_durably(tmp_path / "large", bytes(1 << 20))
     assert list(tmp_path.iterdir()) == []
+
+
+def in_memory(path: Path) -> bool:
+    """Whether the page cache holds the first byte: `preadv2(2)` says so and waits for no disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def test_what_is_read_for_the_last_time_leaves_memory_and_not_the_disk() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # the suite's own folder may have no disk behind it
+        path = Path(folder) / "file"
+        path.write_bytes(b"x" * (1 << 20))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            assert in_memory(path)
+            leave_page_cache(file.fileno())
+        assert not in_memory(path)
+        assert path.read_bytes() == b"x" * (1 << 20)
+        assert in_memory(path)
+
+
+def test_what_is_not_on_the_disk_yet_is_not_lost_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb", buffering=0) as file:
+        file.write(b"x" * (1 << 20))
+        leave_page_cache(file.fileno())
+    assert path.read_bytes() == b"x" * (1 << 20)

@@ -138,6 +138,25 @@ def test_a_named_body_crosses_once_and_is_there_again_until_another_comes(pair: 
         assert counting.bytes - before > 2 * len(body)
 
 
+def test_a_large_body_that_is_held_stays_and_one_that_is_not_makes_room(pair: tuple[Counting, Link, Link]) -> None:
+    """Memory is used again for the next body only where nobody looks at the last one."""
+    _, near, far = pair
+    held: list[memoryview] = []
+    for number in range(6):
+        body = bytes([number]) * (LARGE_BODY_BYTES + number)
+        thread = threading.Thread(
+            target=near.send, args=(LinkMessage("task", {"task": "Evaluate"}, body),), daemon=True
+        )
+        thread.start()
+        came = far.receive().body
+        thread.join()
+        assert isinstance(came, memoryview) and came.readonly and came == body
+        if number % 2:
+            held.append(came[3:])
+        del came
+    assert [set(bytes(each)) for each in held] == [{1}, {3}, {5}]
+
+
 def test_a_trainer_that_comes_anew_is_given_the_body_again(pair: tuple[Counting, Link, Link]) -> None:
     _, near, far = pair
     body = b"1" * LARGE_BODY_BYTES

@@ -81,3 +81,36 @@ def test_few_heaps_are_as_few_with_many_threads(tmp_path: Path) -> None:
         assert heaps("few") >= 1
         return
     assert heaps("few") <= long_lived.HEAPS_MAX < heaps("many")
+
+
+_STREAM = """
+import sys
+from fedsilo.edge import long_lived
+
+if sys.argv[1] == "kept":
+    long_lived.few_heaps()
+
+def faults():
+    return int(open("/proc/self/stat").read().rpartition(")")[2].split()[7])
+
+def stream():
+    for _ in range(100):
+        pieces = [b"x" * (1 << 19) for _ in range(8)]  # as of a message; 4 MiB
+
+stream()
+before = faults()
+stream()
+print(faults() - before)
+"""
+
+
+def test_a_stream_of_pieces_takes_its_memory_once() -> None:
+    """Page faults of the second hundred of messages, each of 1,024 pages."""
+
+    def faults(how: str) -> int:
+        command = [sys.executable, "-c", _STREAM, how]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        return
+    assert faults("kept") < 1_024 < faults("by itself")

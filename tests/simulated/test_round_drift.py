@@ -14,7 +14,10 @@ import pytest
 from sqlalchemy import select
 
 from coordinator import store as db
+from coordinator.aggregate import LazyTensors
+from coordinator.blobs import FilePayload
 from coordinator.round_drift import NAME, drift_note
+from fedsilo.treaty.wire.codec import FactorsReader
 from tests.policies.setting import SCHEMA
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.test_aggregate import drawn, factors
@@ -213,3 +216,36 @@ def test_a_payload_that_cannot_be_read_costs_the_note_alone(tmp_path: Path) -> N
     assert house.driver.drift.note() is True and house.driver.drift.note() is False
     assert drifts(house) == {} and not house.driver.halted
     house.close()
+
+
+def test_what_was_averaged_leaves_memory_when_its_drift_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base and the uploads of the round: a run reads them no more. The new adapter stays: it is read next."""
+    left: list[str] = []
+    leave = FilePayload.leave_memory
+    monkeypatch.setattr(FilePayload, "leave_memory", lambda payload: left.append(payload.digest) or leave(payload))
+    house, _ = one_round_committed(tmp_path)
+    [due] = house.driver.runs["run-1"].undrifted
+    assert left == [] and len(due.uploads) == len(SILOS)
+    assert house.driver.drift.note() is True
+    assert sorted(left) == sorted([due.base_digest, *due.uploads])
+    assert all(house.blobs.get(digest).read_at(0, 8) for digest in left)
+    house.close()
+
+
+def test_whether_a_payload_has_a_tensor_is_known_without_reading_it() -> None:
+    payload = factors(drawn(0), "")
+    reads: list[int] = []
+
+    class Counting:
+        def read_at(self, offset: int, length: int) -> bytes:
+            reads.append(offset)
+            return payload.read_at(offset, length)
+
+    tensors = LazyTensors(FactorsReader(Counting(), payload.size_bytes))
+    opened = len(reads)
+    assert all(name in tensors for name in drawn(0)) and "another" not in tensors
+    assert len(reads) == opened
+    assert np.array_equal(tensors[MODULES[0] + ".lora_A"], drawn(0)[MODULES[0] + ".lora_A"])
+    assert len(reads) == opened + 1

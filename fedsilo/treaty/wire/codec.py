@@ -145,10 +145,12 @@ def from_bfloat16_bits(bits: Array) -> Array:
 
 @dataclass(frozen=True)
 class Factors:
-    """A parsed tensor payload: header and float32 arrays by name (bfloat16 is widened on reading)."""
+    """A parsed tensor payload: header, float32 arrays by name (bfloat16 is widened on reading), and the bytes behind
+    them."""
 
     header: pb.Factors
     tensors: Mapping[str, Array]
+    payload: Buffer
 
 
 def encode_factors(
@@ -181,13 +183,27 @@ def joined_factors(
     payload_bytes: int,
     tensors: Mapping[str, Array],
     fit: Callable[[Array], Array] | None = None,
+    into: memoryview | None = None,
 ) -> memoryview:
     """The payload of a header from `factors_head`, read-only: written into one buffer of its final size, so it is held
     once. numpy asks the kernel for huge pages, which takes half the time of `bytes`; the payload starts on a page, so
-    that a disk can take it from there."""
-    room, end = np.empty(payload_bytes + _PAGE_BYTES, np.uint8), 0
-    start = -room.__array_interface__["data"][0] % _PAGE_BYTES
-    payload = room[start : start + payload_bytes]
+    that a disk can take it from there.
+
+    Args:
+        header: from `factors_head`.
+        payload_bytes: from `factors_head`.
+        tensors: float32 arrays by name.
+        fit: as `encode_factors`.
+        into: so many bytes, in place of a buffer of its own.
+
+    Raises:
+        ValueError: the tensors are not what the header says.
+    """
+    if into is None:
+        room = np.empty(payload_bytes + _PAGE_BYTES, np.uint8)
+        start = -room.__array_interface__["data"][0] % _PAGE_BYTES
+        into = room[start : start + payload_bytes].data
+    payload, end = np.frombuffer(into, np.uint8), 0
     for piece in factors_pieces(header, tensors, fit):
         begin, end = end, end + memoryview(piece).nbytes
         payload[begin:end] = np.frombuffer(piece, np.uint8)
@@ -208,12 +224,17 @@ def factors_head(
     return header, _LENGTH_PREFIX_BYTES + header.ByteSize() + elements * DTYPE_ITEM_BYTES[dtype]
 
 
+def factors_start(header: pb.Factors) -> bytes:
+    """What a tensor payload has before its values."""
+    head = encode(header)
+    return len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head
+
+
 def factors_pieces(
     header: pb.Factors, tensors: Mapping[str, Array], fit: Callable[[Array], Array] | None = None
 ) -> Iterator[bytes | memoryview]:
     """The payload's bytes from front to back, as `encode_factors` joins them; for who only hashes them."""
-    head = encode(header)
-    yield len(head).to_bytes(_LENGTH_PREFIX_BYTES, "little") + head
+    yield factors_start(header)
     for entry in header.tensors:
         for tile in tiles(tensors[entry.name]):
             values = canonical_values(tile if fit is None else fit(tile))
@@ -327,7 +348,7 @@ class FactorsReader:
 def decode_factors(payload: Buffer) -> Factors:
     """Whole tensor payload in memory; float32 arrays are read-only views of it. Raises PeerError as the reader does."""
     reader = FactorsReader(_Viewed(memoryview(payload)), len(payload))
-    return Factors(reader.header, dict(reader.tensors()))
+    return Factors(reader.header, dict(reader.tensors()), payload)
 
 
 # ---- frames ----------------------------------------------------------------------------------------
