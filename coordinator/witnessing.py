@@ -8,10 +8,12 @@ silo believes another's checkpoint by that silo's own signature and the proofs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Table, and_, bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
@@ -38,6 +40,34 @@ log = logging.getLogger("fedsilo.coordinator")
 STEPS_MAX = 16  # of one log in one reply; whoever is further behind catches up over several
 ANSWER_BYTES_MAX = 30_000  # shipped policies let control messages in up to 32,768
 CHAIN_MAX = 10_000  # steps kept of one log while some silo lags behind
+
+# As in `store`: made once, and past the unit of work.
+_SHOWN_ROWS, _SIGNED_ROWS = cast(Table, db.ShownCheckpoint.__table__), cast(Table, db.Countersigned.__table__)
+_SHOWN = select(_SHOWN_ROWS.c.silo, _SHOWN_ROWS.c.size, _SHOWN_ROWS.c.note).where(
+    tuple_(_SHOWN_ROWS.c.silo, _SHOWN_ROWS.c.size).in_(bindparam("wanted", expanding=True))
+)
+_NEWEST = select(_SHOWN_ROWS.c.silo, func.max(_SHOWN_ROWS.c.size).label("size")).group_by(_SHOWN_ROWS.c.silo)
+_SIGNED = select(_SIGNED_ROWS.c.silo, _SIGNED_ROWS.c.size).where(_SIGNED_ROWS.c.witness == bindparam("witness"))
+_COSIGNATURES = (
+    select(_SIGNED_ROWS.c.size, _SIGNED_ROWS.c.note)
+    .where(_SIGNED_ROWS.c.silo == bindparam("owner"))
+    .order_by(_SIGNED_ROWS.c.witness)
+)
+_SIGN_FIRST = insert(_SIGNED_ROWS)
+_SIGN = (
+    update(_SIGNED_ROWS)
+    .where(_SIGNED_ROWS.c.silo == bindparam("its_silo"), _SIGNED_ROWS.c.witness == bindparam("its_witness"))
+    .values(size=bindparam("its_size"), note=bindparam("its_note"))
+)
+_FURTHER = (
+    select(
+        _SHOWN_ROWS, func.row_number().over(partition_by=_SHOWN_ROWS.c.silo, order_by=_SHOWN_ROWS.c.size).label("place")
+    )
+    .join(_SIGNED_ROWS, and_(_SIGNED_ROWS.c.silo == _SHOWN_ROWS.c.silo, _SIGNED_ROWS.c.witness == bindparam("witness")))
+    .where(_SHOWN_ROWS.c.silo.in_(bindparam("owners", expanding=True)), _SHOWN_ROWS.c.size > _SIGNED_ROWS.c.size)
+    .subquery()
+)
+_UNSEEN = select(_FURTHER).where(_FURTHER.c.place <= STEPS_MAX).order_by(_FURTHER.c.silo, _FURTHER.c.size)
 
 
 class Relay:
@@ -110,14 +140,8 @@ class Relay:
         self.waiting.discard(peer.name)
         if taken is not None and _keep_step(session, self._steps, peer, _offer_of(theirs), taken.size):
             self.waiting |= set(others)
-        owners = set[str]()
-        for note in theirs.countersigned:
-            try:
-                owners.add(_keep_cosignature(session, peer, note, others))
-            except VerificationError as error:
-                log.warning("a cosignature by %s is worth nothing: %s", peer.spiffe_id, error.message)
-        self.waiting |= owners - {""}
-        session.flush()
+        owners = _keep_cosignatures(session, peer, theirs.countersigned, others)
+        self.waiting |= owners
         _prune(session, owners)
         answer = pb.Checkpoint(
             note=ours.note,
@@ -128,8 +152,8 @@ class Relay:
         )
         while answer.ByteSize() > ANSWER_BYTES_MAX and answer.countersigned:
             del answer.countersigned[0]  # of the oldest checkpoint; witnesses countersign a later one, too
-        for silo, seen in _news_for(session, peer.name, others):
-            shown = _for_witness(session, silo, seen)
+        news = _news_for(session, peer.name, others)
+        for silo, (seen, shown) in _for_witness(session, peer.name, news).items():
             if seen is None and (peer.name, silo) in self._introduced:
                 # Nothing came of it. At a first contact it is taken as it is, so this is none: the database, being an
                 # older one, does not know of a cosignature, and whoever gave it follows from where that was.
@@ -190,30 +214,57 @@ def _keep_step(session: Session, steps: ShownSteps, peer: PeerIdentity, offer: O
     return True
 
 
-def _keep_cosignature(session: Session, witness: PeerIdentity, text: str, others: tuple[str, ...]) -> str:
-    """Keep a cosignature for the log's owner, and return that one's name; empty where it is not a later one.
+def _keep_cosignatures(
+    session: Session, witness: PeerIdentity, texts: Iterable[str], others: Collection[str]
+) -> set[str]:
+    """Keep a witness's cosignatures for the logs' owners. Returns whose were later ones than those that were kept.
 
-    Raises:
-        VerificationError: not a cosignature by this witness of a checkpoint that its owner showed.
+    One that is none by this witness, of a checkpoint that its owner showed, is told of and passed over. Few statements
+    for all of them: N silos bring N - 1 each in a round.
     """
-    checkpoint = parse_checkpoint(parse_note(text).text)
     domain = witness.spiffe_id.rpartition("/silo/")[0]
-    owner = next((silo for silo in others if f"{domain}/silo/{silo}" == checkpoint.origin), "")
-    shown = session.get(db.ShownCheckpoint, (owner, checkpoint.size)) if owner else None
-    row = session.get(db.Countersigned, (owner, witness.name)) if owner else None
-    key = cosigner_key(witness.spiffe_id, witness.signing_public_key)
-    if shown is None:
-        if row is not None and row.size >= checkpoint.size:
-            return ""  # an older one, sent again
-        raise VerificationError(f"no such checkpoint of {checkpoint.origin} was carried")
-    if cosigned_at(text, key) is None:
-        raise VerificationError("it is not signed by the sender")
-    if row is not None and checkpoint.size <= row.size:
-        return ""
-    note = merge_signatures(shown.note, only_signed_by(text, [key]))  # of the very text that was shown, or an error
-    session.merge(db.Countersigned(silo=owner, witness=witness.name, size=checkpoint.size, note=note))
-    session.flush()
-    return owner
+    origins = {f"{domain}/silo/{silo}": silo for silo in others}
+    parsed = list[tuple[str, Checkpoint, str]]()
+    for text in texts:
+        with _worth_nothing_is_told(witness):
+            checkpoint = parse_checkpoint(parse_note(text).text)
+            parsed.append((origins.get(checkpoint.origin, ""), checkpoint, text))
+    if not parsed:
+        return set()
+    connection, key = session.connection(), cosigner_key(witness.spiffe_id, witness.signing_public_key)
+    wanted = [(owner, checkpoint.size) for owner, checkpoint, _ in parsed]
+    shown = {(row.silo, row.size): row.note for row in connection.execute(_SHOWN, {"wanted": wanted})}
+    before = {row.silo: row.size for row in connection.execute(_SIGNED, {"witness": witness.name})}
+    later = dict[str, tuple[int, str]]()
+    for owner, checkpoint, text in parsed:
+        with _worth_nothing_is_told(witness):
+            newest = later[owner][0] if owner in later else before.get(owner, -1)
+            if (owner, checkpoint.size) not in shown:
+                if newest >= checkpoint.size:
+                    continue  # an older one, sent again
+                raise VerificationError(f"no such checkpoint of {checkpoint.origin} was carried")
+            if cosigned_at(text, key) is None:
+                raise VerificationError("it is not signed by the sender")
+            if newest < checkpoint.size:
+                # of the very text that was shown, or an error
+                note = merge_signatures(shown[owner, checkpoint.size], only_signed_by(text, [key]))
+                later[owner] = checkpoint.size, note
+    rows = [
+        {"silo": owner, "witness": witness.name, "size": size, "note": note} for owner, (size, note) in later.items()
+    ]
+    if first := [row for row in rows if row["silo"] not in before]:
+        connection.execute(_SIGN_FIRST, first)
+    if further := [{f"its_{name}": value for name, value in row.items()} for row in rows if row["silo"] in before]:
+        connection.execute(_SIGN, further)
+    return set(later)
+
+
+@contextlib.contextmanager
+def _worth_nothing_is_told(witness: PeerIdentity) -> Iterator[None]:
+    try:
+        yield
+    except VerificationError as error:
+        log.warning("a cosignature by %s is worth nothing: %s", witness.spiffe_id, error.message)
 
 
 def _prune(session: Session, owners: Collection[str]) -> None:
@@ -227,39 +278,40 @@ def _prune(session: Session, owners: Collection[str]) -> None:
     )
 
 
-def _news_for(session: Session, witness: str, others: Sequence[str]) -> list[tuple[str, int | None]]:
+def _news_for(session: Session, witness: str, others: Sequence[str]) -> dict[str, int | None]:
     """Whose log has something for `witness` to countersign, and what it has countersigned of it; None: nothing yet."""
-    signed, shown = db.Countersigned, db.ShownCheckpoint
-    by_witness = session.execute(select(signed.silo, signed.size).where(signed.witness == witness))
-    seen = {row.silo: row.size for row in by_witness}
-    newest = session.execute(select(shown.silo, func.max(shown.size).label("size")).group_by(shown.silo))
-    sizes = {row.silo: row.size for row in newest}
-    return [(each, seen.get(each)) for each in others if each in sizes and sizes[each] > seen.get(each, -1)]
+    connection = session.connection()
+    seen = {row.silo: row.size for row in connection.execute(_SIGNED, {"witness": witness})}
+    sizes = {row.silo: row.size for row in connection.execute(_NEWEST)}
+    return {each: seen.get(each) for each in others if each in sizes and sizes[each] > seen.get(each, -1)}
 
 
-def _for_witness(session: Session, owner: str, seen: int | None) -> pb.PeerLog:
-    """What may be countersigned of the log of `owner`. seen: its size that was countersigned before, if any."""
-    query = select(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner)
-    if seen is None:
-        steps = list(session.scalars(query.order_by(db.ShownCheckpoint.size.desc()).limit(1)))
-    else:
-        query = query.where(db.ShownCheckpoint.size > seen).order_by(db.ShownCheckpoint.size)
-        steps = list(session.scalars(query.limit(STEPS_MAX)))
-    certificate = session.get(db.ShownCertificate, owner) if seen is None else None
-    return pb.PeerLog(
-        certificate_pem=certificate.pem if certificate else "",
-        steps=[
-            pb.LogStep(note=step.note, previous_size=step.previous_size, consistency=_hashes(step.consistency))
-            for step in steps
-        ],
-    )
+def _for_witness(
+    session: Session, witness: str, news: Mapping[str, int | None]
+) -> dict[str, tuple[int | None, pb.PeerLog]]:
+    """What may be countersigned of each log. news: from `_news_for`, in whose order they are."""
+    known = [owner for owner, seen in news.items() if seen is not None]
+    found = {owner: (seen, pb.PeerLog()) for owner, seen in news.items()}
+    rows = session.connection().execute(_UNSEEN, {"witness": witness, "owners": known}) if known else ()
+    for row in rows:
+        found[row.silo][1].steps.append(_step(row))
+    for owner, (seen, shown) in found.items():
+        if seen is None:
+            query = select(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner)
+            shown.steps.append(_step(session.scalars(query.order_by(db.ShownCheckpoint.size.desc()).limit(1)).one()))
+            certificate = session.get(db.ShownCertificate, owner)
+            shown.certificate_pem = certificate.pem if certificate else ""
+    return found
+
+
+def _step(row: Any) -> pb.LogStep:
+    return pb.LogStep(note=row.note, previous_size=row.previous_size, consistency=_hashes(row.consistency))
 
 
 def _for_owner(session: Session, owner: str) -> list[str]:
     """The cosignatures of its log that others gave last: one note for each checkpoint."""
     notes: dict[int, str] = {}
-    query = select(db.Countersigned).where(db.Countersigned.silo == owner).order_by(db.Countersigned.witness)
-    for row in session.scalars(query):
+    for row in session.connection().execute(_COSIGNATURES, {"owner": owner}):
         notes[row.size] = merge_signatures(notes[row.size], row.note) if row.size in notes else row.note
     return [notes[size] for size in sorted(notes)]
 
