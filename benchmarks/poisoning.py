@@ -152,7 +152,7 @@ class Guard:
 
     def offer(self, delta: Delta, place: Place) -> bytes | None:
         """The bytes that leave; None where the policy does not let them."""
-        header, size = factors_header(KIND, SCHEMA, pb.Factors(base_digest=place.base_digest), delta)
+        header, size, _ = factors_header(KIND, SCHEMA, pb.Factors(base_digest=place.base_digest), delta)
         offered = Message("egress", KIND, place.plan.run, place.round, 0, peer(self.number), size, header, delta)
         facts, verdict = self._judge(offered, place, OFFERED)
         if verdict == "deny":
@@ -288,7 +288,7 @@ def federation(
                 delta = task.trained(base, own, draw)
                 norms.append(norm_of(delta) / block.clip_l2)
             if hostile and mode == "silo":
-                header, size = factors_header(KIND, SCHEMA, pb.Factors(base_digest=master.digest), delta)
+                header, size, _ = factors_header(KIND, SCHEMA, pb.Factors(base_digest=master.digest), delta)
                 payload: bytes | None = bytes(codec.joined_factors(header, size, delta))
             else:
                 payload = guards[silo].offer(delta, place)

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.edge.room import Room
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, encode, factors_head, joined_factors
 from silo.link import LinkClosed, LinkMessage, MessageLink
+from silo.room import Room
 from silo.trainer.fences import set_offline
 from silo.trainer.walls import run_probes
 from silo.trainer.worker import dial_patiently

@@ -71,7 +71,8 @@ class FilePayload:
     def leave_memory(self) -> None:
         """It has been read for what may be the last time: what the machine holds of it in memory goes back now."""
         if "file" in self.filesystem.protocol:
-            leave_page_cache(self._descriptor)
+            with contextlib.suppress(OSError):
+                leave_page_cache(self._descriptor)
 
     @functools.cached_property
     def _descriptor(self) -> int:

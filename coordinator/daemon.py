@@ -399,7 +399,7 @@ def run_coordinator(
     Raises:
         FedSiloError: it cannot start; the message names the cause.
     """
-    long_lived.few_heaps()
+    long_lived.bound_heaps()
     config = load_config(config_path)
     logging.getLogger("fedsilo").setLevel(config.log_level.upper())
     whose = {"party": "coordinator", "federation": config.federation, "name": config.coordinator}

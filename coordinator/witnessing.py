@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 
-from sqlalchemy import Table, and_, bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import Table, bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
@@ -59,15 +59,13 @@ _SIGN = (
     .where(_SIGNED_ROWS.c.silo == bindparam("its_silo"), _SIGNED_ROWS.c.witness == bindparam("its_witness"))
     .values(size=bindparam("its_size"), note=bindparam("its_note"))
 )
-_FURTHER = (
-    select(
-        _SHOWN_ROWS, func.row_number().over(partition_by=_SHOWN_ROWS.c.silo, order_by=_SHOWN_ROWS.c.size).label("place")
-    )
-    .join(_SIGNED_ROWS, and_(_SIGNED_ROWS.c.silo == _SHOWN_ROWS.c.silo, _SIGNED_ROWS.c.witness == bindparam("witness")))
-    .where(_SHOWN_ROWS.c.silo.in_(bindparam("owners", expanding=True)), _SHOWN_ROWS.c.size > _SIGNED_ROWS.c.size)
-    .subquery()
+_UNSEEN = (
+    select(_SHOWN_ROWS)
+    .where(_SHOWN_ROWS.c.silo == bindparam("owner"), _SHOWN_ROWS.c.size > bindparam("seen"))
+    .order_by(_SHOWN_ROWS.c.size)
+    .limit(STEPS_MAX)
 )
-_UNSEEN = select(_FURTHER).where(_FURTHER.c.place <= STEPS_MAX).order_by(_FURTHER.c.silo, _FURTHER.c.size)
+_LAST = select(_SHOWN_ROWS).where(_SHOWN_ROWS.c.silo == bindparam("owner")).order_by(_SHOWN_ROWS.c.size.desc()).limit(1)
 
 
 class Relay:
@@ -152,8 +150,8 @@ class Relay:
         )
         while answer.ByteSize() > ANSWER_BYTES_MAX and answer.countersigned:
             del answer.countersigned[0]  # of the oldest checkpoint; witnesses countersign a later one, too
-        news = _news_for(session, peer.name, others)
-        for silo, (seen, shown) in _for_witness(session, peer.name, news).items():
+        for silo, seen in _news_for(session, peer.name, others):
+            shown = _for_witness(session, silo, seen)
             if seen is None and (peer.name, silo) in self._introduced:
                 # Nothing came of it. At a first contact it is taken as it is, so this is none: the database, being an
                 # older one, does not know of a cosignature, and whoever gave it follows from where that was.
@@ -278,34 +276,25 @@ def _prune(session: Session, owners: Collection[str]) -> None:
     )
 
 
-def _news_for(session: Session, witness: str, others: Sequence[str]) -> dict[str, int | None]:
+def _news_for(session: Session, witness: str, others: Sequence[str]) -> list[tuple[str, int | None]]:
     """Whose log has something for `witness` to countersign, and what it has countersigned of it; None: nothing yet."""
     connection = session.connection()
     seen = {row.silo: row.size for row in connection.execute(_SIGNED, {"witness": witness})}
     sizes = {row.silo: row.size for row in connection.execute(_NEWEST)}
-    return {each: seen.get(each) for each in others if each in sizes and sizes[each] > seen.get(each, -1)}
+    return [(each, seen.get(each)) for each in others if each in sizes and sizes[each] > seen.get(each, -1)]
 
 
-def _for_witness(
-    session: Session, witness: str, news: Mapping[str, int | None]
-) -> dict[str, tuple[int | None, pb.PeerLog]]:
-    """What may be countersigned of each log. news: from `_news_for`, in whose order they are."""
-    known = [owner for owner, seen in news.items() if seen is not None]
-    found = {owner: (seen, pb.PeerLog()) for owner, seen in news.items()}
-    rows = session.connection().execute(_UNSEEN, {"witness": witness, "owners": known}) if known else ()
-    for row in rows:
-        found[row.silo][1].steps.append(_step(row))
-    for owner, (seen, shown) in found.items():
-        if seen is None:
-            query = select(db.ShownCheckpoint).where(db.ShownCheckpoint.silo == owner)
-            shown.steps.append(_step(session.scalars(query.order_by(db.ShownCheckpoint.size.desc()).limit(1)).one()))
-            certificate = session.get(db.ShownCertificate, owner)
-            shown.certificate_pem = certificate.pem if certificate else ""
-    return found
-
-
-def _step(row: Any) -> pb.LogStep:
-    return pb.LogStep(note=row.note, previous_size=row.previous_size, consistency=_hashes(row.consistency))
+def _for_witness(session: Session, owner: str, seen: int | None) -> pb.PeerLog:
+    """What may be countersigned of the log of `owner`. seen: its size that was countersigned before, if any."""
+    its: dict[str, Any] = {"owner": owner} if seen is None else {"owner": owner, "seen": seen}
+    certificate = session.get(db.ShownCertificate, owner) if seen is None else None
+    return pb.PeerLog(
+        certificate_pem=certificate.pem if certificate else "",
+        steps=[
+            pb.LogStep(note=row.note, previous_size=row.previous_size, consistency=_hashes(row.consistency))
+            for row in session.connection().execute(_LAST if seen is None else _UNSEEN, its)
+        ],
+    )
 
 
 def _for_owner(session: Session, owner: str) -> list[str]:

@@ -3,7 +3,8 @@
 A frame is a 4-byte big-endian header length, an 8-byte body length, a JSON header, a body of bytes. The trainer
 dials the guard: a unix socket with a path (peer credentials checked), or TLS under the site CA when it runs on
 another host (`silo.link_tls`). The guard listens only while it waits for a trainer, and speaks first: a probe, or why
-it refuses. What the trainer sends are values to be parsed; the guard rebuilds every byte that goes further (B4).
+it refuses. What the trainer sends are values to be parsed: what goes further the guard rebuilds, or has found to be
+what it would make of them (B4).
 What the framing does not stop: anything the values themselves say; that is the gate's work.
 """
 
@@ -21,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsilo.edge.room import Room
 from fedsilo.treaty.errors import OperationError, UsageError
+from silo.room import Room
 
 HEADER_BYTES_MAX = 1 << 20
 BODY_BYTES_MAX = 4 << 30  # of what a trainer takes from its guard; the guard sets a bound of its own
@@ -180,7 +181,8 @@ class Link:
         return room
 
     def _read_body(self, size_bytes: int) -> bytes | memoryview:
-        """A large body lies in pages of its own, held once; it takes up what has come of it, not what is told."""
+        """A large body lies in pages of its own, held once; they take up what has come, of it or the last one, not what
+        is told."""
         if size_bytes < LARGE_BODY_BYTES:
             return bytes(self._read(size_bytes))
         room = self._room.take(size_bytes)

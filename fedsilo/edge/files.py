@@ -329,10 +329,11 @@ def leave_page_cache(descriptor: int) -> None:
     The kernel would keep it for as long as there is memory that nobody uses, and that is the dearest to take: on a
     virtual machine whose host gives memory at its first touch, a page costs ten times what copying into it does.
     What was given back is taken again by the next file and costs the copy alone. A hint: pages that are mapped, or
-    not on the disk yet, stay. Where the system has no such call, all do.
+    not on the disk yet, stay. Where the system has no such call, or refuses it, all do.
     """
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def fsync_directory(path: Path) -> None:

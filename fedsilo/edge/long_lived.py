@@ -5,8 +5,9 @@ leave behind refers to itself in circles, and waits for the collector. Some hund
 stay in any case, would be walked each time; so they are set apart first.
 
 glibc keeps a heap for each of up to eight threads a core, and each keeps what its largest moment took. With few heaps
-threads wait for each other a little, and a coordinator of 16 silos holds 350 MiB in place of 460. By itself glibc gives
-the end of a heap back whenever 128 KiB of it are free, and a stream of pieces takes it anew many times a second.
+threads wait for each other a little, and a coordinator of 16 silos holds 350 MiB in place of 460. What is free
+at the end of a heap is kept up to a bound of ours: glibc's own, which moves with what is freed, may have a stream of
+pieces take its memory anew many times a second.
 
 Does not find: what is really kept; `python -m benchmarks.soak` shows the slope of a daemon's memory.
 """
@@ -25,7 +26,7 @@ PIECE_BYTES_MAX = 4 << 20  # in a heap; what is larger has pages of its own, whi
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 
 
-def few_heaps() -> None:
+def bound_heaps() -> None:
     """For what this process takes from here on. Nothing happens where the C library has no such options."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_ARENA_MAX, HEAPS_MAX)

@@ -215,11 +215,11 @@ class AdapterStore:
             path.unlink()
             del self._known[path.name]
             self._hashed.pop(path.name, None)
+        write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)
         for path in kept[-max(ADAPTERS_KEPT, len(needed)) :]:
             if path.name != digest:  # the run goes on from the newest
-                with path.open("rb") as file:
+                with contextlib.suppress(OSError), path.open("rb") as file:
                     leave_page_cache(file.fileno())
-        write_durably(self._known_path, json.dumps(self._known).encode(), mode=0o600)
 
     def has_file(self, digest: str) -> bool:
         """Whether there is a file of that name, whole or not."""

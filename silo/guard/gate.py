@@ -4,8 +4,8 @@
     -> outcome
 
 Every outbound message goes through `Gate`: polls, hello and error codes like factors. Payload bytes are rebuilt from
-parsed values (threat model B4); what is denied is recorded with every rule's verdict and nothing of the reason is sent
-(B6). The decision record is on disk before the first byte leaves (P2), and the count against every limit before that.
+parsed values (threat model B4), or are found to be the same; what is denied is recorded with every rule's verdict, and
+nothing of the reason is sent (B6). The decision is on disk before a byte leaves (P2), and the count before that.
 What comes back goes through the entrance (`entrance.py`); what both directions rest on is in `judge.py`.
 
 Does not stop: information in the allowed values themselves (N1), and private text that no screen knows (N3).
@@ -187,7 +187,7 @@ class Gate:
             round_number: of the envelope.
             step: of the envelope.
             tensors: float32 arrays by wire name, for a tensor kind; `body` is then its header.
-            read_from: the bytes that header and tensors are views of, if nobody else can write to them.
+            read_from: a payload that both are read from here, in memory that nobody else can write to; or none.
 
         Raises:
             LogFullError, OperationError: it cannot be recorded; the gate is halted and nothing is sent.
@@ -214,7 +214,7 @@ class Gate:
             read_from: as `offer`.
         """
         kind, run, round_number, step = place
-        header, payload_bytes = factors_header(kind, self._site.schema, body, tensors)
+        header, payload_bytes, tensors = factors_header(kind, self._site.schema, body, tensors, read_from)
         message = Message("egress", kind, run, round_number, step, self._site.spiffe_id, payload_bytes, header, tensors)
         facts, decision = self._judge.judge(message, stage=OFFERED)
         as_offered = codec.factors_pieces(header, tensors)  # made as they are read, by one of the lines below

@@ -137,19 +137,35 @@ class Counters:
 
 
 def factors_header(
-    kind: str, schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array]
-) -> tuple[pb.Factors, int]:
-    """Header rebuilt from values (B4), and bytes of the whole payload; of the trainer's header only what the rules
-    judge is taken over."""
+    kind: str, schema: LoraSchema, header: pb.Factors, tensors: Mapping[str, Array], read_from: Buffer = b""
+) -> tuple[pb.Factors, int, Mapping[str, Array]]:
+    """Header rebuilt from values (B4), bytes of the whole payload, and the values; of the trainer's header only what
+    the rules judge is taken over.
+
+    Args:
+        kind: of the update.
+        schema: of the run's base model.
+        header: the trainer's.
+        tensors: float32 arrays by wire name.
+        read_from: a payload that header and values are read from, in place of those two.
+
+    Raises:
+        PeerError: it is no payload.
+    """
+    if read_from:
+        factors = decoded_factors(read_from)
+        header, tensors = factors.header, factors.tensors
     if kind in REFT_KINDS:
         # No schema names these tensors: the policy does, and its rules compare rank, dtype and base.
-        return codec.factors_head(
+        made = codec.factors_head(
             tensors, base_digest=header.base_digest, schema_sha256="", rank=header.rank, scale=1.0, dtype=header.dtype
         )
-    return codec.factors_head(
-        tensors, base_digest=header.base_digest, schema_sha256=schema.digest, rank=schema.rank, scale=schema.scale,
-        dtype=schema.dtype,
-    )  # fmt: skip
+    else:
+        made = codec.factors_head(
+            tensors, base_digest=header.base_digest, schema_sha256=schema.digest, rank=schema.rank, scale=schema.scale,
+            dtype=schema.dtype,
+        )  # fmt: skip
+    return *made, tensors
 
 
 def is_rebuilt(read_from: Buffer, header: pb.Factors, payload_bytes: int, facts: Facts) -> bool:
@@ -158,7 +174,7 @@ def is_rebuilt(read_from: Buffer, header: pb.Factors, payload_bytes: int, facts:
     and what was measured of them holds.
 
     Args:
-        read_from: what `decoded_factors` took header and values from.
+        read_from: what `factors_header` read the values from.
         header: from `factors_header`.
         payload_bytes: from `factors_header`.
         facts: of these values.

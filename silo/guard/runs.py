@@ -335,7 +335,7 @@ class RunKeeper:
                 read_from=read_from,
             )  # fmt: skip
         except PeerError as error:
-            # Our own bytes, rebuilt from the trainer's values, are no message.
+            # Bytes rebuilt from the trainer's values are no message.
             raise OperationError(
                 f"what the trainer offers is no {action.kind}: {error.message}", code="TRAINER_CONFUSED"
             ) from error

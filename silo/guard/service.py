@@ -166,7 +166,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
     Raises:
         FedSiloError: why it did not start, or why it ended by itself.
     """
-    long_lived.few_heaps()
+    long_lived.bound_heaps()
     try:
         site = load_site_parts(config)
         with contextlib.ExitStack() as stack:

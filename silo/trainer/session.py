@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.edge.room import Room
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.method import (
     AnswerAhead,
@@ -32,6 +31,7 @@ from fedsilo.treaty.randomness import generator, private_seed_of, seed_of
 from fedsilo.treaty.wire.codec import Buffer, decode_factors, encode, factors_head, joined_factors
 from silo.budgets import CACHE_BYTES, MICROBATCH_TOKENS
 from silo.measuring import MeasureHoldout
+from silo.room import Room
 from silo.trainer import evaluation
 from silo.trainer.adapters.lora import LoraAdapter, LoraShape
 from silo.trainer.agreement import Limits
@@ -375,9 +375,9 @@ class Session:
             scale=run.adapter.shape.scale,
             dtype="float32",
         )
-        return Done(
-            {"drift": run.adapter.drift()}, joined_factors(header, size_bytes, delta, into=self._room.take(size_bytes))
-        )
+        # what any other process than the first of a group makes goes nowhere, and is not kept room for
+        into = self._room.take(size_bytes) if self._group is None else None
+        return Done({"drift": run.adapter.drift()}, joined_factors(header, size_bytes, delta, into=into))
 
     def _evaluate(self, run: _Run, task: Evaluate, body: Buffer) -> Done:
         self._on_phase(task.round, 0, "rollout")

@@ -272,3 +272,15 @@ def test_any_bytes_are_the_frame_that_protobuf_reads(data: bytes) -> None:
 
 def test_a_length_written_in_more_bytes_than_it_takes_is_read_too() -> None:
     assert codec.frame_of(b"\x12\x83\x00abc").chunk == b"abc"
+
+
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_T03_a_payload_fills_the_room_it_is_given_to_the_last_byte(extra: int) -> None:
+    tensors = {"a.lora_A": np.ones((2, 3), np.float32)}
+    header, size = codec.factors_head(tensors, base_digest="", schema_sha256="", rank=2, scale=1.0, dtype="float32")
+    room = memoryview(bytearray(b"S" * size))
+    assert bytes(codec.joined_factors(header, size, tensors, into=room)) == bytes(
+        codec.joined_factors(header, size, tensors)
+    )
+    with pytest.raises(ValueError, match="there is room for"):
+        codec.joined_factors(header, size, tensors, into=memoryview(bytearray(size + extra)))

@@ -216,6 +216,10 @@ def in_memory(path: Path) -> bool:
         return os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            pytest.skip(f"the file system of {path} does not tell what is in memory")
+        raise
     finally:
         os.close(descriptor)
 
@@ -239,3 +243,12 @@ def test_what_is_not_on_the_disk_yet_is_not_lost_by_it(tmp_path: Path) -> None:
         file.write(b"x" * (1 << 20))
         leave_page_cache(file.fileno())
     assert path.read_bytes() == b"x" * (1 << 20)
+
+
+def test_a_system_that_refuses_to_give_memory_back_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    with (tmp_path / "file").open("wb") as file:
+        leave_page_cache(file.fileno())

@@ -301,7 +301,7 @@ def factors_held(loop: Loop, plan: Plan) -> Release:
     loop.bench.gate.view = scratch.gate.view.__class__.from_json(plan, scratch.gate.view.to_json())
     scratch.close()
     header = pb.Factors(base_digest=setting.BASE_DIGEST)
-    loop.guard.keeper.offer(Offer("lora.factors", 1, 0, header), small_factors())
+    loop.guard.keeper.offer(Offer("lora.factors", 1, 0, header), codec.Factors(header, small_factors(), b""))
     return held(loop, plan.run)
 
 

@@ -3,12 +3,15 @@ flushed with the name in it, and a file in a folder does if each folder above it
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from coordinator import blobs as blobs_module
 from coordinator.blobs import Blobs, BytesPayload, FilePayload
+from fedsilo.treaty.errors import OperationError
 
 
 class Disk:
@@ -60,3 +63,26 @@ def test_T39_a_payload_whose_names_a_kill_left_unflushed_is_flushed_when_it_come
     kept = Blobs(tmp_path).keep(payload)
     assert isinstance(kept, FilePayload) and kept.read_at(0, kept.size_bytes) == payload.data
     assert disk.outlives(place, tmp_path)
+
+
+def test_T39_a_disk_that_fails_while_a_payload_is_spooled_is_told_of_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of a fault once, to the flush that runs while more comes: it gets no name all the same."""
+    monkeypatch.setattr(blobs_module, "FLUSHED_BYTES", 1 << 14)
+    faults = iter([OSError(errno.EIO, os.strerror(errno.EIO))])
+
+    def flush(_descriptor: int) -> None:
+        for fault in faults:
+            raise fault
+
+    monkeypatch.setattr(os, "fdatasync", flush)
+    blobs = Blobs(tmp_path)
+    with blobs.spool() as spool:
+        spool.write(b"x" * 20_000)
+        with pytest.raises(OperationError, match="Input/output"):
+            spool.finish()
+    assert not any(blobs.arriving.iterdir())
+    with blobs.spool() as spool:  # its counterpart
+        spool.write(b"x" * 20_000)
+        assert blobs.keep(spool.finish()).size_bytes == 20_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from silo.guard.trainer_environment import trainer_environment
@@ -142,8 +144,9 @@ def test_a_large_body_that_is_held_stays_and_one_that_is_not_makes_room(pair: tu
     """Memory is used again for the next body only where nobody looks at the last one."""
     _, near, far = pair
     held: list[memoryview] = []
+    places: list[int] = []
     for number in range(6):
-        body = bytes([number]) * (LARGE_BODY_BYTES + number)
+        body = bytes([number]) * (LARGE_BODY_BYTES + 7)
         thread = threading.Thread(
             target=near.send, args=(LinkMessage("task", {"task": "Evaluate"}, body),), daemon=True
         )
@@ -151,10 +154,12 @@ def test_a_large_body_that_is_held_stays_and_one_that_is_not_makes_room(pair: tu
         came = far.receive().body
         thread.join()
         assert isinstance(came, memoryview) and came.readonly and came == body
+        places.append(int(np.frombuffer(came, np.uint8).__array_interface__["data"][0]))
         if number % 2:
             held.append(came[3:])
         del came
     assert [set(bytes(each)) for each in held] == [{1}, {3}, {5}]
+    assert [one == two for one, two in itertools.pairwise(places)] == [True, False, True, False, True]
 
 
 def test_a_trainer_that_comes_anew_is_given_the_body_again(pair: tuple[Counting, Link, Link]) -> None:

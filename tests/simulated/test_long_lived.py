@@ -49,7 +49,7 @@ import ctypes, re, sys, threading
 from fedsilo.edge import long_lived
 
 if sys.argv[1] == "few":
-    long_lived.few_heaps()
+    long_lived.bound_heaps()
 together = threading.Barrier(16)
 
 def take():
@@ -88,7 +88,7 @@ import sys
 from fedsilo.edge import long_lived
 
 if sys.argv[1] == "kept":
-    long_lived.few_heaps()
+    long_lived.bound_heaps()
 
 def faults():
     return int(open("/proc/self/stat").read().rpartition(")")[2].split()[7])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsilo.treaty.errors import PeerError
 from fedsilo.treaty.wire import codec
 from policies import facts_tensors
 from policies.bit_patterns import BitPatterns
@@ -87,28 +88,39 @@ def raw(tensors: Tensors, **changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("policy", "body", "read_from"),
+    ("policy", "body"),
     [
-        (FLOAT32, raw(minus_zero(drawn())), None),
-        (FLOAT32, raw(denormal(drawn())), None),
-        (FLOAT32, body_of(drawn(10.0)), None),  # clipped
-        (BFLOAT16, body_of(drawn()), None),  # rounded
-        (FLOAT32, body_of(drawn(), schema_sha256=""), None),  # of the header only what the rules judge is taken over
-        (FLOAT32, body_of(drawn(), scale=setting.SCHEMA.scale * 2), None),
-        (FLOAT32, body_of(drawn()), body_of(drawn()) + b"\0"),
-        (FLOAT32, body_of(drawn()), body_of(drawn())[:-1]),
+        (FLOAT32, raw(minus_zero(drawn()))),
+        (FLOAT32, raw(denormal(drawn()))),
+        (FLOAT32, body_of(drawn(10.0))),  # clipped
+        (BFLOAT16, body_of(drawn())),  # rounded
+        (FLOAT32, body_of(drawn(), schema_sha256="")),  # of the header only what the rules judge is taken over
+        (FLOAT32, body_of(drawn(), scale=setting.SCHEMA.scale * 2)),
     ],
-    ids=["T04-minus-zero", "T04-denormal", "clipped", "rounded", "schema", "scale", "T03-longer", "T03-shorter"],
+    ids=["T04-minus-zero", "T04-denormal", "clipped", "rounded", "schema", "scale"],
 )
-def test_T03_T04_anything_else_is_rebuilt(tmp_path: Path, policy: Policy, body: bytes, read_from: bytes | None) -> None:
-    made, record = offered(tmp_path / "offered", policy, body, read_from)
+def test_T03_T04_anything_else_is_rebuilt(tmp_path: Path, policy: Policy, body: bytes) -> None:
+    made, record = offered(tmp_path / "offered", policy, body, None)
     again, rebuilt = offered(tmp_path / "again", policy, body, b"")
-    assert type(made) is type(again)
+    assert isinstance(made, Allowed) and isinstance(again, Allowed)
     assert record == rebuilt
-    if isinstance(made, Denied):
-        return
-    given = body if read_from is None else read_from
-    assert made.payload is not given and bytes(made.payload) == bytes(again.payload) != given
+    assert made.payload is not body and bytes(made.payload) == bytes(again.payload) != body
+
+
+@pytest.mark.parametrize("change", [lambda body: body + b"\0", lambda body: body[:-1]], ids=["longer", "shorter"])
+def test_T03_what_is_no_payload_is_not_sent(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    body = body_of(drawn())
+    with pytest.raises(PeerError, match="its header says"):
+        offered(tmp_path / "offered", FLOAT32, body, change(body))
+
+
+def test_T04_what_is_judged_is_what_the_bytes_hold_and_nothing_that_is_said_of_them(tmp_path: Path) -> None:
+    """Other values than were named beside the bytes are those that are judged."""
+    tensors = drawn()
+    tensors[min(tensors)].flat[1] = np.nan
+    made, record = offered(tmp_path / "offered", FLOAT32, body_of(drawn()), raw(tensors))
+    assert isinstance(made, Denied)
+    assert any("FINITE" in reason for reason in record["reasons"])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

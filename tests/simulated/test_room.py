@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.edge.room import Room
+from silo.room import Room
 
 PAGE_BYTES = 4096
 

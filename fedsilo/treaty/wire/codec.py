@@ -204,6 +204,8 @@ def joined_factors(
         start = -room.__array_interface__["data"][0] % _PAGE_BYTES
         into = room[start : start + payload_bytes].data
     payload, end = np.frombuffer(into, np.uint8), 0
+    if len(payload) != payload_bytes:
+        raise ValueError(f"the header says {payload_bytes} bytes, there is room for {len(payload)}")
     for piece in factors_pieces(header, tensors, fit):
         begin, end = end, end + memoryview(piece).nbytes
         payload[begin:end] = np.frombuffer(piece, np.uint8)

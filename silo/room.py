@@ -18,7 +18,8 @@ class Room:
         self._pages: mmap.mmap | None = None
 
     def take(self, size_bytes: int) -> memoryview:
-        """So many bytes, at least one, to be written to; they hold anything. What takes up memory is what is written.
+        """So many bytes, at least one, to be written to; they hold anything. What takes up memory is what is written,
+        now or when they were taken before.
 
         Where somebody still holds a view of what was taken last, this is other memory, and that stays as it is.
         """
@@ -27,5 +28,6 @@ class Room:
                 self._pages.resize(size_bytes)
                 return memoryview(self._pages)
         self._pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared: seldom huge
-        self._pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without
+            self._pages.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(self._pages)
