@@ -3,6 +3,7 @@
     gate_seconds                   offer of a 69.6 MB set of factors (392 float32 arrays) to the real gate: measure,
                                    rules, rebuild, hash, rules again, payload and record on disk; until it may be sent
     clipped_seconds                the same where the policy's clip_l2 shortens it: scaled, and hashed as offered too
+    as_it_came_seconds             the same where a trainer's bytes are what would be made of them: measured once
     gate_extra_payloads            memory beyond the offered arrays while that happens, in payloads
     audit_append_median_seconds    one record, flushed to disk
     audit_verify_million_seconds   a log of 10^6 records, by the verifier that an auditor runs
@@ -33,6 +34,7 @@ import numpy as np
 from benchmarks.audit_log import append_median_seconds, verify_million_seconds
 from benchmarks.screens import screen_seconds
 from fedsilo.edge.files import write_durably
+from fedsilo.treaty.wire.codec import decode_factors, encode_factors
 from policies.schema import LoraSchema
 from tests.policies import setting
 from tests.simulated.guarded import Bench
@@ -71,6 +73,22 @@ def bench(folder: Path, pinned: LoraSchema, clip_l2: float) -> Bench:
     return Bench(folder, setting.policy_of(text), schema=pinned)
 
 
+def of_values(party: Bench, _pinned: LoraSchema, tensors: dict[str, Any]) -> Callable[[], Any]:
+    return lambda: party.factors(tensors)
+
+
+def of_bytes(party: Bench, pinned: LoraSchema, tensors: dict[str, Any]) -> Callable[[], Any]:
+    """As a trainer of the product writes them."""
+    body = encode_factors(
+        tensors, base_digest=setting.BASE_DIGEST, schema_sha256=pinned.digest, rank=pinned.rank, scale=pinned.scale,
+        dtype=pinned.dtype,
+    )  # fmt: skip
+    factors = decode_factors(body)
+    return lambda: party.gate.offer(
+        "lora.factors", factors.header, round_number=1, tensors=factors.tensors, read_from=factors.payload
+    )
+
+
 def gate_figures(folder: Path) -> dict[str, Any]:
     pinned = schema()
     generator = np.random.default_rng(0)
@@ -81,7 +99,9 @@ def gate_figures(folder: Path) -> dict[str, Any]:
     parties = {
         "within": bench(folder / "within", pinned, 2 * norm),
         "clipped": bench(folder / "clipped", pinned, norm / 2),
+        "as_it_came": bench(folder / "as_it_came", pinned, 2 * norm),
     }
+    offers = {"within": of_values, "clipped": of_values, "as_it_came": of_bytes}
     work: dict[str, Callable[[], object]] = {
         "sha256": lambda: hashlib.sha256(payload).digest(),
         "copy": lambda: bytes(payload),
@@ -92,8 +112,9 @@ def gate_figures(folder: Path) -> dict[str, Any]:
         for name, party in parties.items():
             first = next(iter(tensors.values()))
             first.flat[0] += 0.001  # other bytes than before: nothing is on the disk yet
+            offer = offers[name](party, pinned, tensors)
             begun = time.perf_counter()
-            offered = party.factors(tensors)
+            offered = offer()
             seconds[name].append(time.perf_counter() - begun)
             assert type(offered).__name__ == "Allowed", offered
             party.ledger.settle_outbox(offered.outbox_id, "sent")
@@ -106,10 +127,11 @@ def gate_figures(folder: Path) -> dict[str, Any]:
     for name, values in seconds.items():
         figures[f"{name}_seconds"] = round(statistics.median(values), 4)
     for name, party in parties.items():
+        offer = offers[name](party, pinned, tensors)
         gc.collect()
         tracemalloc.start()
         held = tracemalloc.get_traced_memory()[0]
-        offered = party.factors(tensors)
+        offered = offer()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         figures[f"{name}_extra_payloads"] = round((peak - held) / pinned.payload_bytes, 3)
