@@ -327,7 +327,7 @@ def leave_page_cache(descriptor: int) -> None:
     """Of a file that nobody here is likely to read again soon, give its memory back now.
 
     The kernel would keep it for as long as there is memory that nobody uses, and that is the dearest to take: on a
-    virtual machine whose host gives memory at its first touch, a page costs ten times what copying into it does.
+    virtual machine whose host gives memory at its first touch, a page costs several times what copying into it does.
     What was given back is taken again by the next file and costs the copy alone. A hint: pages that are mapped, or
     not on the disk yet, stay. Where the system has no such call, or refuses it, all do.
     """
