@@ -7,9 +7,12 @@ is in no upload and is copied from master to master byte for byte.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +27,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import (
     Array,
     FactorsReader,
+    TensorPlace,
     canonical_values,
     factors_head,
     factors_pieces,
@@ -32,6 +36,7 @@ from fedsilo.treaty.wire.codec import (
 from policies.schema import LoraSchema
 
 TILE_ELEMENTS = 1 << 18  # one of every upload is held at a time: 1 MiB each
+WRITTEN_BEHIND = 2  # tiles of a new master that may wait for the disk
 
 
 class AggregateRefusedError(OperationError):
@@ -112,8 +117,12 @@ def aggregate(
     *,
     freeze: str = "none",
     tile_elements: int = TILE_ELEMENTS,
+    norm: L2Sum | None = None,
 ) -> FilePayload:
     """The next master: `combine(master tile, upload tiles)` over every trained tensor, kept under its digest.
+
+    A tile goes over the ends of tensors, which are many and small. While one is combined, the one before is hashed and
+    written.
 
     Args:
         blobs: where the result is kept.
@@ -122,6 +131,7 @@ def aggregate(
         combine: (tile [n], tiles [n] each) -> tile [n], float32.
         freeze: of the plan; the uploads hold exactly the tensors that it leaves free.
         tile_elements: n at most; the result does not depend on it.
+        norm: takes in the new master's values.
 
     Raises:
         AggregateRefusedError: no upload, one against another base or with other tensors, or a result not finite.
@@ -142,36 +152,76 @@ def aggregate(
     header = pb.Factors()
     header.CopyFrom(base.header)
     header.base_digest, header.dtype = "", "float32"
-    with blobs.spool() as spool:
+
+    def written(values: Array) -> None:
+        spool.write(values.astype("<f4", copy=False).data)
+        if norm is not None:
+            norm.add(values)
+
+    with blobs.spool() as spool, ThreadPoolExecutor(1) as behind:
         spool.write(factors_start(header))
-        given = [{upload.name: upload for upload in reader.places} for reader in readers]
-        for place in base.places:
-            for start in range(0, place.elements, tile_elements):
-                stop = min(start + tile_elements, place.elements)
-                if is_frozen(place.name, freeze):
-                    spool.write(base.tile(place, start, stop).tobytes())
-                    continue
-                tiles = [
-                    reader.tile(places[place.name], start, stop) for reader, places in zip(readers, given, strict=True)
-                ]
-                combined = np.asarray(combine(base.tile(place, start, stop), tiles), dtype=np.float32)
-                if not np.isfinite(combined).all():
-                    raise AggregateRefusedError(
-                        f"the aggregate of {place.name} is not finite; the round is not committed"
-                    )
-                spool.write(canonical_values(combined).astype("<f4", copy=False).data)  # as encode_factors does (T4)
+        waiting = deque[Future[None]]()
+        for values in _combined(base, readers, combine, freeze, tile_elements):
+            waiting.append(behind.submit(written, values))
+            while len(waiting) > WRITTEN_BEHIND:
+                waiting.popleft().result()
+        for each in waiting:
+            each.result()
         return blobs.keep(spool.finish())
 
 
+def _combined(
+    base: FactorsReader, readers: Sequence[FactorsReader], combine: Combine, freeze: str, tile_elements: int
+) -> Iterator[Array]:
+    """The new master's values from front to back, canonical."""
+    in_uploads = 0  # elements of the uploads that are passed: they hold the trained tensors in the same order
+    for frozen, group in itertools.groupby(base.places, lambda place: is_frozen(place.name, freeze)):
+        places = list(group)
+        elements = sum(place.elements for place in places)
+        for start in range(0, elements, tile_elements):
+            stop = min(start + tile_elements, elements)
+            tile = base.tile(places[0], start, stop)
+            if frozen:
+                yield tile
+                continue
+            given = [reader.tile(reader.places[0], in_uploads + start, in_uploads + stop) for reader in readers]
+            combined = np.asarray(combine(tile, given), dtype=np.float32)
+            if not np.isfinite(combined).all():
+                name = _place_of(places, start + int(np.argmin(np.isfinite(combined)))).name
+                raise AggregateRefusedError(f"the aggregate of {name} is not finite; the round is not committed")
+            yield canonical_values(combined)  # as encode_factors does (T4)
+        in_uploads += 0 if frozen else elements
+
+
+def _place_of(places: Sequence[TensorPlace], element: int) -> TensorPlace:
+    """The tensor that an element of neighbouring ones is in."""
+    ends = itertools.accumulate(place.elements for place in places)
+    return next(place for place, end in zip(places, ends, strict=True) if element < end)
+
+
+class L2Sum:
+    """L2 norm of what was added, accumulated in float64: of the same tiles the same number, of others one that may
+    differ in its last digits."""
+
+    def __init__(self) -> None:
+        self._squares = 0.0
+
+    def add(self, values: Array) -> None:
+        wide = values.astype(np.float64)
+        self._squares += float(np.dot(wide, wide))
+
+    @property
+    def norm(self) -> float:
+        return float(np.sqrt(self._squares))
+
+
 def l2_norm(payload: AnyPayload) -> float:
-    """L2 norm over all tensors, accumulated in float64 one tile at a time."""
-    reader = read_factors(payload)
-    total = 0.0
-    for place in reader.places:
-        for start in range(0, place.elements, TILE_ELEMENTS):
-            tile = reader.tile(place, start, min(start + TILE_ELEMENTS, place.elements)).astype(np.float64)
-            total += float(np.dot(tile, tile))
-    return float(np.sqrt(total))
+    """L2 norm over all tensors, one tile at a time."""
+    reader, total = read_factors(payload), L2Sum()
+    elements = sum(place.elements for place in reader.places)
+    for start in range(0, elements, TILE_ELEMENTS):
+        total.add(reader.tile(reader.places[0], start, min(start + TILE_ELEMENTS, elements)))
+    return total.norm
 
 
 def _write_safetensors(file: BinaryIO, reader: FactorsReader) -> None:

@@ -87,6 +87,7 @@ class Driver:
                 self.parts.ingress.policy.file.federation.min_peers,
                 self.pending.record,
             ),
+            note_norm=self._places.note_norm,
         )  # fmt: skip
 
     # ---- life ----------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from coordinator.runs import ActiveRun
 from fedsilo.treaty.donor_pool import rows_answered
 from policies.asked import Asked
 
+NORMS_KEPT = 16  # a round's adapter of each of so many runs
+
 
 class Places:
     """Used under the driver's lock.
@@ -60,9 +62,13 @@ class Places:
             known = self._asked[run] = number, row.base_digest, steps
         return known[1], known[2]
 
+    def note_norm(self, digest: str, norm: float) -> None:
+        """L2 of an adapter that was just made: it need not be read for it."""
+        self._norms = {**dict(list(self._norms.items())[1 - NORMS_KEPT :]), digest: norm}
+
     def _norm(self, digest: str) -> float | None:
         if not digest:
             return None
         if digest not in self._norms:
-            self._norms = {digest: l2_norm(self._blobs.get(digest))}
+            self.note_norm(digest, l2_norm(self._blobs.get(digest)))
         return self._norms[digest]

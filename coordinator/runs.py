@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from certs.identity import PeerIdentity
 from coordinator import agreement
 from coordinator import store as db
-from coordinator.aggregate import AggregateRefusedError, aggregate
+from coordinator.aggregate import AggregateRefusedError, L2Sum, aggregate
 from coordinator.blobs import Blobs, whole
 from coordinator.round_drift import NAME as DRIFT
 from coordinator.round_drift import Undrifted
@@ -62,6 +62,7 @@ class Surroundings:
         checkpoint: closes a round in the audit log.
         finished: writes adapter folder and run record of a run that ended.
         agreements: what is signed before a round begins.
+        note_norm: told the L2 of a new adapter.
     """
 
     blobs: Blobs
@@ -72,6 +73,7 @@ class Surroundings:
     checkpoint: Callable[[], None]
     finished: Callable[[Session, db.Run], None]
     agreements: agreement.Agreements
+    note_norm: Callable[[str, float], None]
 
 
 @dataclass
@@ -404,21 +406,20 @@ class ActiveRun:
         combine = self.method.combine_under(self.plan, action.silos)
         try:
             base = blobs.get(row.base_digest)
-            adapter = aggregate(blobs, base, uploads, combine, freeze=self.plan.lora.freeze)
+            adapter = aggregate(blobs, base, uploads, combine, freeze=self.plan.lora.freeze, norm=(norm := L2Sum()))
         except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})
             return [rounds.RoundAbandoned(action.round), rounds.GivenUp(error.code)]
         self._note_later(action, row)
+        self.around.note_norm(adapter.digest, norm.norm)
         row.adapter_digest = adapter.digest
         row.participants = db.as_json(list(action.silos))
         self._row(session).adapter_digest = adapter.digest
         self.around.checkpoint()
-        seconds = self._seconds(action.round)
-        self.around.publish(
-            "round.committed",
-            {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": seconds},
-        )
+        number, seconds = action.round, self._seconds(action.round)
+        told = {"run": self.name, "round": number, "silos": list(action.silos), "seconds": seconds}
+        self.around.publish("round.committed", told)
         return [Committed(action.round, adapter.digest)]
 
     def _note_later(self, commit: Commit, row: db.Round) -> None:

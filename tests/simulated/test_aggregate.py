@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from safetensors import safe_open
 import coordinator.aggregate as aggregate_module
 from coordinator.aggregate import (
     AggregateRefusedError,
+    L2Sum,
     aggregate,
     initial_adapter,
     l2_norm,
     read_factors,
     write_peft_folder,
 )
-from coordinator.blobs import Blobs, BytesPayload, DiskFullError
+from coordinator.blobs import Blobs, BytesPayload, DiskFullError, Spool
 from fedsilo.treaty.averaging import initial_factors, mean_delta
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire import codec
@@ -168,3 +170,45 @@ def test_a_payload_on_a_local_disk_is_opened_once_and_closed_with_its_object(tmp
     assert opened() == 1
     del kept
     assert opened() == 0
+
+
+def test_the_norm_of_what_is_made_is_that_of_what_is_read(tmp_path: Path) -> None:
+    master = factors(drawn(0), "")
+    made = aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], mean_delta, norm=(norm := L2Sum()))
+    assert norm.norm == l2_norm(made) > 0
+    # in other tiles the sums are rounded elsewhere: a few units of the last of 53 bits
+    others = L2Sum()
+    aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], mean_delta, tile_elements=5, norm=others)
+    assert others.norm == pytest.approx(norm.norm, rel=1e-14)
+
+
+def test_a_number_that_is_not_finite_is_told_of_its_own_tensor(tmp_path: Path) -> None:
+    master = factors({name: np.zeros(shape, np.float32) for name, shape in SCHEMA.tensors}, "")
+    for name, shape in SCHEMA.tensors:
+        for place in (0, -1):
+            bad = {each: np.zeros(other, np.float32) for each, other in SCHEMA.tensors}
+            bad[name] = np.zeros(shape, np.float32)
+            bad[name].reshape(-1)[place] = np.inf
+            with pytest.raises(AggregateRefusedError, match=re.escape(f"the aggregate of {name} is")):
+                aggregate(Blobs(tmp_path), master, [factors(bad, master.digest)], mean_delta)
+
+
+def test_a_disk_that_fills_up_while_a_tile_is_written_behind_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, blobs = factors(drawn(0), ""), Blobs(tmp_path)
+    upload, real, calls = factors(drawn(1, 1e-3), master.digest), Spool.write, list[int]()
+
+    def write(spool: Spool, chunk: codec.Buffer) -> None:
+        calls.append(1)
+        if len(calls) == 3:  # the header is the first
+            spool.drop()
+            raise DiskFullError("no space left")
+        real(spool, chunk)
+
+    monkeypatch.setattr(Spool, "write", write)
+    with pytest.raises(DiskFullError):
+        aggregate(blobs, master, [upload], mean_delta, tile_elements=5)
+    assert list(blobs.arriving.iterdir()) == []
+    monkeypatch.undo()
+    assert aggregate(blobs, master, [upload], mean_delta, tile_elements=5).size_bytes == len(master.data)

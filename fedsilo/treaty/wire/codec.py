@@ -336,7 +336,8 @@ class FactorsReader:
         self.places = tuple(places)
 
     def tile(self, place: TensorPlace, start: int, stop: int) -> Array:
-        """Elements [start, stop) of a tensor in row-major order, float32, shape [stop - start]."""
+        """Elements [start, stop) of a tensor in row-major order, float32, shape [stop - start]. Tensors lie one behind
+        the other, so that `stop` may be in a later one."""
         raw = self._source.read_at(place.offset + start * self._item_bytes, (stop - start) * self._item_bytes)
         if self.header.dtype == "bfloat16":
             return from_bfloat16_bits(np.frombuffer(raw, dtype="<u2"))
