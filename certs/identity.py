@@ -43,6 +43,7 @@ _USAGE_OF_ROLE = {
     "trainer": ExtendedKeyUsageOID.CLIENT_AUTH,
 }
 _USAGE_NAME = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
+KNOWN_PEERS_MAX = 256
 _RENEW = "get a fresh one: `fedsilo certs invite`, `renew` (with the same keys) or `request`, `sign`"
 
 
@@ -126,6 +127,31 @@ def peer_identity(certificate_pem: bytes, trust_root_pem: bytes, now: datetime, 
         not_after=certificate.not_valid_after_utc,
         certificate_pem=certificate.public_bytes(Encoding.PEM),
     )
+
+
+class KnownPeers:
+    """Certificates that were judged: parsing one and verifying its signatures takes as long as judging a small message.
+    A verdict stands while the certificate and its root last and no clock goes back; what is refused is not remembered.
+
+    Args:
+        trust_root_pem: the federation CA.
+        role: what the peers must be.
+    """
+
+    def __init__(self, trust_root_pem: bytes, role: PartyRole) -> None:
+        self._trust_root_pem = trust_root_pem
+        self._role: PartyRole = role
+        self._judged: dict[bytes, tuple[datetime, datetime, PeerIdentity]] = {}  # by PEM: from when, until when
+
+    def judge(self, certificate_pem: bytes, now: datetime) -> PeerIdentity:
+        """As `peer_identity`, by this class's root and role."""
+        if (known := self._judged.get(certificate_pem)) is not None and known[0] <= now <= known[1]:
+            return known[2]
+        peer = peer_identity(certificate_pem, self._trust_root_pem, now, role=self._role)
+        until = min(peer.not_after, read_root(self._trust_root_pem).certificate.not_valid_after_utc)
+        others = dict(list(self._judged.items())[1 - KNOWN_PEERS_MAX :])
+        self._judged = {**others, certificate_pem: (now, until, peer)}
+        return peer
 
 
 def operator_identity(certificate_pem: bytes, site_ca_pem: bytes, now: datetime) -> OperatorIdentity:

@@ -26,7 +26,7 @@ from typing import Any
 
 import grpc
 
-from certs.identity import Identity, PeerIdentity, peer_identity
+from certs.identity import Identity, KnownPeers, PeerIdentity
 from coordinator.blobs import AnyPayload, Blobs, BytesPayload, chunks, whole
 from coordinator.config import Limits
 from coordinator.driver import Driver
@@ -169,7 +169,7 @@ class FederationService:
     ) -> None:
         self._driver = driver
         self.uploads = Uploads(blobs)
-        self._trust_root_pem = trust_root_pem
+        self._known = KnownPeers(trust_root_pem, "silo")
         self._limits = limits
         self._now = now
         self._calls: Counter[str] = Counter()
@@ -290,7 +290,7 @@ class FederationService:
             certificates = list(properties.get("x509_pem_cert", ()))
             if len(certificates) != 1:
                 raise NotAllowedError("it presents no certificate", hint="silos dial with the certificate in id/")
-            return peer_identity(certificates[0], self._trust_root_pem, self._now(), role="silo")
+            return self._known.judge(certificates[0], self._now())
         except NotAllowedError as error:
             raise NotAllowedError(f"{address_of(context.peer())}: {error.message}", hint=error.hint) from error
 

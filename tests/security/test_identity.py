@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from certs.authority import create_ca, load_ca
 from certs.encoding import private_key_pem, signing_key_sha256
-from certs.identity import operator_identity, own_identity, peer_identity
+from certs.identity import KNOWN_PEERS_MAX, KnownPeers, operator_identity, own_identity, peer_identity
 from certs.names import coordinator_dns_name, parse_spiffe_id
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 from tests.security.people import CLIENT, NOW, SERVER, forge, new_keys
@@ -116,6 +116,46 @@ def test_T26_validity_is_judged_at_the_moment_given() -> None:
         peer_identity(issued.certificate_pem, root, NOW - timedelta(minutes=5, seconds=1), role="silo")
     with pytest.raises(NotAllowedError, match="federation CA 'cardio-net' expired"):
         peer_identity(issued.certificate_pem, root, NOW + timedelta(days=400), role="silo")
+
+
+def test_T26_a_certificate_that_is_known_is_judged_again_when_time_is_no_longer_what_it_was() -> None:
+    issued = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW, lifetime=timedelta(hours=24))
+    known, pem = KnownPeers(FEDERATION.certificate_pem, "silo"), issued.certificate_pem
+    first = known.judge(pem, NOW)
+    assert first == peer_identity(pem, FEDERATION.certificate_pem, NOW, role="silo")
+    assert known.judge(pem, NOW + timedelta(hours=24)) is first
+    with pytest.raises(NotAllowedError, match="expired at 2026-12-02T12:00:00Z"):
+        known.judge(pem, NOW + timedelta(hours=24, seconds=1))
+    with pytest.raises(NotAllowedError, match="not yet valid"):
+        known.judge(pem, NOW - timedelta(minutes=5, seconds=1))
+    assert known.judge(pem, NOW - timedelta(minutes=5)) == first
+
+    renewed = FEDERATION.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem
+    assert known.judge(renewed, NOW).fingerprint != first.fingerprint
+    for foreign in (OTHER.issue_silo(new_keys()[2], silo="a", now=NOW).certificate_pem, b"", pem + renewed):
+        for _ in range(2):  # a refusal is not remembered, and is none of what is known
+            with pytest.raises(NotAllowedError):
+                known.judge(foreign, NOW)
+
+
+def test_T26_a_known_certificate_ends_with_its_root() -> None:
+    half_an_hour = timedelta(minutes=30)
+    short = create_ca("cardio-net", kind="federation", not_before=NOW - DAY + half_an_hour, days=1)
+    pem = forge(short, uris=[SILO])  # a genuine signature, and a longer life than the root's
+    known = KnownPeers(short.certificate_pem, "silo")
+    assert known.judge(pem, NOW).not_after > NOW + half_an_hour
+    assert known.judge(pem, NOW + half_an_hour).spiffe_id == SILO
+    with pytest.raises(NotAllowedError, match="federation CA 'cardio-net' expired"):
+        known.judge(pem, NOW + half_an_hour + timedelta(seconds=1))
+
+
+def test_T26_the_oldest_of_too_many_known_certificates_is_judged_anew() -> None:
+    known = KnownPeers(FEDERATION.certificate_pem, "silo")
+    pems = [forge(FEDERATION, uris=[f"{SILO}{number}"]) for number in range(KNOWN_PEERS_MAX + 1)]
+    first, *_, last = [known.judge(pem, NOW) for pem in pems]
+    assert known.judge(pems[-1], NOW) is last
+    again = known.judge(pems[0], NOW)
+    assert again == first and again is not first
 
 
 def test_T26_a_leaf_never_outlives_its_root() -> None:

@@ -319,18 +319,18 @@ class FactorsReader:
         self._item_bytes = DTYPE_ITEM_BYTES[self.header.dtype]
         offset = _LENGTH_PREFIX_BYTES + head_length
         places: list[TensorPlace] = []
+        before = ""
         for entry in self.header.tensors:
-            if places and entry.name <= places[-1].name:
+            name, shape = entry.name, tuple(entry.shape)
+            if places and name <= before:
                 raise PeerError(WireCode.MALFORMED, "tensor names are not sorted and unique")
-            if (
-                len(entry.shape) > TENSOR_SIDES_MAX
-                or math.prod(max(1, side) for side in entry.shape) > TENSOR_ELEMENTS_MAX
-            ):
+            elements = math.prod(shape) if len(shape) <= TENSOR_SIDES_MAX else TENSOR_ELEMENTS_MAX + 1
+            if (elements or math.prod(max(1, side) for side in shape)) > TENSOR_ELEMENTS_MAX:
                 # Asked before anything is made of it: an empty tensor may claim any sides, and no array has them all.
                 raise PeerError(WireCode.MALFORMED, "a tensor's shape is none that an array can have")
-            elements = math.prod(entry.shape)
-            places.append(TensorPlace(entry.name, tuple(entry.shape), offset, elements))
+            places.append(TensorPlace(name, shape, offset, elements))
             offset += elements * self._item_bytes
+            before = name
         if offset != payload_bytes:
             raise PeerError(WireCode.MALFORMED, f"tensor payload has {payload_bytes} bytes, its header says {offset}")
         self.places = tuple(places)
