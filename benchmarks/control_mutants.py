@@ -151,7 +151,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "tensor names need no order",
         CODEC,
-        "if places and entry.name <= places[-1].name:",
+        "if places and name <= before:",
         "if False:",
     ),
     ("bytes behind the last tensor are read over", CODEC, "if offset != payload_bytes:", "if False:"),
