@@ -11,6 +11,8 @@ environment of its own, made as `transport_nvflare` and `transport_flower` say; 
     ratio_flower_n4                 the same of Flower with 392 arrays; ratio_flower_one_array_n4: the same bytes in one
     cpu_seconds_per_gb              of our server, 69.6 MB, the worse N; GB: 10^9 payload bytes, up and down together
     base_mib, peak_mib_n4, ..._n16  of our server's processes, before a run and at most in it
+    least_n4_seconds, ..._n16       what streams and hashes of a round of 69.6 MB alone take here (`least_seconds`), and
+    n4_over_least, n16_over_least   how many times as long a round takes: machines differ less in these
     empty_round_seconds             N=4, 14 arrays of 448 bytes in all
     small_...                       the same with 6.96 MB
     light_seconds                   the empty round with as many silos as --light says, of ours
@@ -42,6 +44,7 @@ from benchmarks.transport_payload import EMPTY, SHAPES
 from benchmarks.transport_report import (
     FEW,
     LARGE,
+    MANY,
     REQUIRED_LEAST,
     REQUIRED_MOST,
     SMALL,
@@ -49,6 +52,7 @@ from benchmarks.transport_report import (
     Place,
     figures_of,
     kept_of,
+    least_seconds,
     memory_of,
 )
 from fedsilo.treaty.errors import FedSiloError
@@ -121,8 +125,14 @@ def measured(given: argparse.Namespace, root: Path) -> dict[str, Any]:
         "blas_threads": 1, "absent": absent, "failed": failed, "required_most": REQUIRED_MOST,
         "required_least": REQUIRED_LEAST, "kept": kept_of(figures, SHAPES[LARGE].payload_bytes),
     }  # fmt: skip
+    machine, cores = limits(), os.cpu_count() or 1
+    for silos in (FEW, MANY):
+        least = least_seconds(machine, SHAPES[LARGE].payload_bytes, silos, cores)
+        figures[f"least_n{silos}_seconds"] = round(least, 3)
+        taken = figures[f"n{silos}_seconds"]
+        figures[f"n{silos}_over_least"] = round(taken / least, 2) if taken else None
     figures["sides"] = {place.name: [job.row() for job in found] for place, found in jobs.items()}
-    return {"name": "transport", "figures": figures, "limits": limits(), "conditions": conditions}
+    return {"name": "transport", "figures": figures, "limits": machine, "conditions": conditions}
 
 
 def runners(given: argparse.Namespace) -> tuple[dict[str, Callable[[Path, float, int], Job]], dict[str, str]]:

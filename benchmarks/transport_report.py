@@ -122,6 +122,21 @@ def memory_of(jobs: Mapping[Place, Sequence[Job]], payload_bytes: Mapping[float,
     }
 
 
+def least_seconds(limits: Mapping[str, float], payload_bytes: int, silos: int, cores: int) -> float:
+    """What a round takes at least on this machine: each payload crosses up and down once over mTLS, and has its SHA-256
+    taken by who lets it out and by who takes it in (an adapter that goes to all, once), with all cores busy throughout.
+
+    Args:
+        limits: of `transport_limits`.
+        payload_bytes: of one update, and of one adapter.
+        silos: N.
+        cores: that the processes share.
+    """
+    streams = limits["raw_grpc_receiver_cpu_seconds_per_gb"] + limits["raw_grpc_sender_cpu_seconds_per_gb"]
+    hashed = (3 * silos + 1) / limits["sha256_gb_per_second"]
+    return payload_bytes / GB * (2 * silos * streams + hashed) / cores
+
+
 def kept_of(figures: Mapping[str, Any], payload_bytes: int) -> dict[str, bool]:
     """Whether each goal whose figure is there was reached."""
     kept = {name: figures[name] <= most for name, most in REQUIRED_MOST.items() if figures.get(name) is not None}

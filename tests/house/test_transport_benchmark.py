@@ -17,7 +17,7 @@ from benchmarks.transport_nvflare import seconds_of_rounds as seconds_of_log
 from benchmarks.transport_ours import seconds_of_rounds
 from benchmarks.transport_payload import SHAPES, constant_of, mean_of, write_model_folder
 from benchmarks.transport_process import Watched, cpu_seconds
-from benchmarks.transport_report import Job, Place, figures_of, kept_of, memory_of
+from benchmarks.transport_report import Job, Place, figures_of, kept_of, least_seconds, memory_of
 from benchmarks.transport_trainer import ConstantTrainer, measured
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import decode_factors, encode_factors, sha256_hex
@@ -239,3 +239,13 @@ def test_the_light_round_is_the_empty_one_of_so_many_silos() -> None:
     figures = figures_of(jobs, light=64)
     assert (figures["empty_round_seconds"], figures["light_seconds"]) == (0.5, 5.0)
     assert figures_of(jobs)["light_seconds"] is None
+
+
+def test_the_least_that_a_round_takes_is_its_streams_and_hashes_on_all_cores() -> None:
+    machine = {
+        "raw_grpc_receiver_cpu_seconds_per_gb": 1.0, "raw_grpc_sender_cpu_seconds_per_gb": 0.5,
+        "sha256_gb_per_second": 2.0,
+    }  # fmt: skip
+    # 4 silos, 0.1 GB: 8 crossings of 0.15 s each; 12 hashes at the silos' lines and one of the new adapter, 0.05 s each
+    assert least_seconds(machine, 10**8, 4, 2) == pytest.approx((8 * 0.15 + 13 * 0.05) / 2)
+    assert least_seconds(machine, 10**8, 4, 1) == pytest.approx(2 * least_seconds(machine, 10**8, 4, 2))
