@@ -106,7 +106,7 @@ class Identity:
 
 
 def peer_identity(certificate_pem: bytes, trust_root_pem: bytes, now: datetime, *, role: PartyRole) -> PeerIdentity:
-    """Judge the certificate a peer presented. Called for every RPC, since a connection outlives a certificate (T26).
+    """Judge the certificate a peer presented.
 
     Args:
         certificate_pem: the leaf.
@@ -144,7 +144,8 @@ class KnownPeers:
         self._judged: dict[bytes, tuple[datetime, datetime, PeerIdentity]] = {}  # by PEM: from when, until when
 
     def judge(self, certificate_pem: bytes, now: datetime) -> PeerIdentity:
-        """As `peer_identity`, by this class's root and role."""
+        """As `peer_identity`, by this class's root and role. Asked for every RPC, since a connection outlives a
+        certificate (T26). What it does not know of is revocation (T27), which is to be asked beside it each time."""
         if (known := self._judged.get(certificate_pem)) is not None and known[0] <= now <= known[1]:
             return known[2]
         peer = peer_identity(certificate_pem, self._trust_root_pem, now, role=self._role)

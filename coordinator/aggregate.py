@@ -1,8 +1,9 @@
 """Arithmetic on adapters, tile by tile: the first one, the next one, and the folder people load.
 
 The master is float32 whatever the wire dtype, uploads are deltas against it, and they are combined in roster order,
-because float addition is not associative (methods 1.1, 2.2). Memory stays at one tile per upload. What the run freezes
-is in no upload and is copied from master to master byte for byte.
+because float addition is not associative (methods 1.1, 2.2). Held at a time are a tile of each upload, at most
+`TILES_ELEMENTS` together, what combining them takes, and `WRITTEN_BEHIND` tiles of the result. What the run freezes is
+in no upload and is copied from master to master byte for byte.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from fedsilo.treaty.wire.codec import (
 )
 from policies.schema import LoraSchema
 
-TILE_ELEMENTS = 1 << 18  # one of every upload is held at a time: 1 MiB each
-WRITTEN_BEHIND = 2  # tiles of a new master that may wait for the disk
+TILE_ELEMENTS = 1 << 18  # at most, of each upload: 1 MiB
+TILES_ELEMENTS = 1 << 22  # at most, of all uploads together: 16 MiB
+SUMMED_ELEMENTS = 1 << 16  # in float64 half a MiB, which stays in the processor's cache
+WRITTEN_BEHIND = 2  # tiles of a new master that are combined, and not yet hashed and written
 
 
 class AggregateRefusedError(OperationError):
@@ -116,21 +119,22 @@ def aggregate(
     combine: Combine,
     *,
     freeze: str = "none",
-    tile_elements: int = TILE_ELEMENTS,
+    tile_elements: int | None = None,
     norm: L2Sum | None = None,
 ) -> FilePayload:
     """The next master: `combine(master tile, upload tiles)` over every trained tensor, kept under its digest.
 
-    A tile goes over the ends of tensors, which are many and small. While one is combined, the one before is hashed and
+    A tile goes over the ends of tensors, which are many and small. While one is combined, those before are hashed and
     written.
 
     Args:
         blobs: where the result is kept.
         master: float32 `global.adapter` payload.
         uploads: payloads of updates in roster order, float32 or bfloat16, all against this master.
-        combine: (tile [n], tiles [n] each) -> tile [n], float32.
+        combine: (tile [n], tiles [n] each) -> tile [n], float32. Element by element, since a tile may hold parts of
+            several tensors; into memory that it does not touch again.
         freeze: of the plan; the uploads hold exactly the tensors that it leaves free.
-        tile_elements: n at most; the result does not depend on it.
+        tile_elements: n at most; the result does not depend on it. By default what the constants of this module say.
         norm: takes in the new master's values.
 
     Raises:
@@ -153,7 +157,7 @@ def aggregate(
     header.CopyFrom(base.header)
     header.base_digest, header.dtype = "", "float32"
 
-    def written(values: Array) -> None:
+    def write(values: Array) -> None:
         spool.write(values.astype("<f4", copy=False).data)
         if norm is not None:
             norm.add(values)
@@ -161,12 +165,18 @@ def aggregate(
     with blobs.spool() as spool, ThreadPoolExecutor(1) as behind:
         spool.write(factors_start(header))
         waiting = deque[Future[None]]()
+        tile_elements = tile_elements or max(1, min(TILE_ELEMENTS, TILES_ELEMENTS // len(uploads)))
         for values in _combined(base, readers, combine, freeze, tile_elements):
-            waiting.append(behind.submit(written, values))
-            while len(waiting) > WRITTEN_BEHIND:
+            while len(waiting) >= WRITTEN_BEHIND:
                 waiting.popleft().result()
-        for each in waiting:
-            each.result()
+            try:
+                waiting.append(behind.submit(write, values))
+            except RuntimeError:  # no thread is to be had, or this process ends: written here, behind those before
+                while waiting:
+                    waiting.popleft().result()
+                write(values)
+        while waiting:
+            waiting.popleft().result()
         return blobs.keep(spool.finish())
 
 
@@ -200,19 +210,28 @@ def _place_of(places: Sequence[TensorPlace], element: int) -> TensorPlace:
 
 
 class L2Sum:
-    """L2 norm of what was added, accumulated in float64: of the same tiles the same number, of others one that may
-    differ in its last digits."""
+    """L2 norm of what was added, accumulated in float64; in whatever pieces it came, the same number."""
 
     def __init__(self) -> None:
         self._squares = 0.0
+        self._room, self._filled = np.empty(SUMMED_ELEMENTS), 0
 
     def add(self, values: Array) -> None:
-        wide = values.astype(np.float64)
-        self._squares += float(np.dot(wide, wide))
+        start = 0
+        while start < values.size:
+            count = min(values.size - start, self._room.size - self._filled)
+            self._room[self._filled : self._filled + count] = values[start : start + count]
+            start, self._filled = start + count, self._filled + count
+            if self._filled == self._room.size:
+                self._squares, self._filled = self._squares + self._rest(), 0
+
+    def _rest(self) -> float:
+        filled = self._room[: self._filled]
+        return float(np.dot(filled, filled))
 
     @property
     def norm(self) -> float:
-        return float(np.sqrt(self._squares))
+        return float(np.sqrt(self._squares + self._rest()))
 
 
 def l2_norm(payload: AnyPayload) -> float:

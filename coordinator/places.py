@@ -15,7 +15,7 @@ from coordinator.runs import ActiveRun
 from fedsilo.treaty.donor_pool import rows_answered
 from policies.asked import Asked
 
-NORMS_KEPT = 16  # a round's adapter of each of so many runs
+NORMS_KEPT = 16  # of adapters that were noted last; any other is read for its norm
 
 
 class Places:

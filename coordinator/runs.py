@@ -403,10 +403,10 @@ class ActiveRun:
         row = session.get_one(db.Round, (self.name, action.round))
         blobs = self.around.blobs
         uploads = [blobs.get(digest) for digest in action.upload_digests]
-        combine = self.method.combine_under(self.plan, action.silos)
+        combine, norm = self.method.combine_under(self.plan, action.silos), L2Sum()
         try:
             base = blobs.get(row.base_digest)
-            adapter = aggregate(blobs, base, uploads, combine, freeze=self.plan.lora.freeze, norm=(norm := L2Sum()))
+            adapter = aggregate(blobs, base, uploads, combine, freeze=self.plan.lora.freeze, norm=norm)
         except AggregateRefusedError as error:
             # the ingress check lets no such upload in; if one is there, the old adapter stays and people must look
             self.around.publish("round.refused", {"run": self.name, "round": action.round, "reason": error.message})

@@ -283,7 +283,8 @@ class Method:
             policy: a kind must be named by both.
         ruleset: the shipped ruleset this method runs under.
         combine: the coordinator's arithmetic on one tile: (master tile [n], tiles of the uploads in silo order,
-            each [n], all float32) -> new master tile [n].
+            each [n], all float32) -> new master tile [n], in memory that it does not touch again. Element by element:
+            a tile may hold parts of several tensors.
         sends_wrong_answers: whether it lives on answers to public prompts that do not verify as well, so that a
             policy that lets only verified ones out cannot serve it.
         exchanges: the values of the plan's `exchange` that its halves carry out; a plan with another is refused.

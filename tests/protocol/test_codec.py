@@ -284,3 +284,16 @@ def test_T03_a_payload_fills_the_room_it_is_given_to_the_last_byte(extra: int) -
     )
     with pytest.raises(ValueError, match="there is room for"):
         codec.joined_factors(header, size, tensors, into=memoryview(bytearray(size + extra)))
+
+
+def test_T23_a_tensor_of_more_sides_than_an_array_has_is_refused_by_their_number() -> None:
+    def read(shape: list[int]) -> codec.FactorsReader:
+        header = pb.Factors(dtype="float32", tensors=[pb.TensorEntry(name="a.lora_A", shape=shape)])
+        start = codec.factors_start(header)
+        return codec.FactorsReader(codec.InMemory(start), len(start))
+
+    assert read([0] * codec.TENSOR_SIDES_MAX).places[0].elements == 0
+    with pytest.raises(PeerError, match="more sides"):
+        read([0] * (codec.TENSOR_SIDES_MAX + 1))
+    with pytest.raises(PeerError, match="shape is none"):
+        read([0, 2**31, 2**31])  # empty, and larger than any array in what it claims

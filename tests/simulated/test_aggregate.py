@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from coordinator.aggregate import (
 from coordinator.blobs import Blobs, BytesPayload, DiskFullError, Spool
 from fedsilo.treaty.averaging import initial_factors, mean_delta
 from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.methods import METHODS
 from fedsilo.treaty.wire import codec
 from tests.policies.setting import SCHEMA
 
@@ -176,10 +181,84 @@ def test_the_norm_of_what_is_made_is_that_of_what_is_read(tmp_path: Path) -> Non
     master = factors(drawn(0), "")
     made = aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], mean_delta, norm=(norm := L2Sum()))
     assert norm.norm == l2_norm(made) > 0
-    # in other tiles the sums are rounded elsewhere: a few units of the last of 53 bits
     others = L2Sum()
     aggregate(Blobs(tmp_path), master, [factors(drawn(1), master.digest)], mean_delta, tile_elements=5, norm=others)
-    assert others.norm == pytest.approx(norm.norm, rel=1e-14)
+    assert others.norm == norm.norm, "in whatever tiles"
+
+
+@pytest.mark.parametrize("room", [1, 7, 64, 1 << 16])
+def test_a_norm_does_not_depend_on_the_pieces_it_is_given(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    monkeypatch.setattr(aggregate_module, "SUMMED_ELEMENTS", room)
+    values = np.random.default_rng(4).normal(0, 1, 200).astype(np.float32)
+    whole = L2Sum()
+    whole.add(values)
+    for cuts in ([0, 200], [0, 1, 64, 65, 200], list(range(201)), [0, 0, 13, 13, 200]):
+        pieces = L2Sum()
+        for start, stop in itertools.pairwise(cuts):
+            pieces.add(values[start:stop])
+        assert pieces.norm == whole.norm
+    # 200 products and sums, each right to 2^-53 of itself
+    assert whole.norm == pytest.approx(math.sqrt(math.fsum(float(value) ** 2 for value in values)), rel=1e-13)
+
+
+def test_where_no_thread_is_to_be_had_what_is_made_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    master = factors(drawn(0), "")
+    upload, norms = factors(drawn(1, 1e-3), master.digest), (L2Sum(), L2Sum())
+    expected = aggregate(Blobs(tmp_path / "one"), master, [upload], mean_delta, tile_elements=5, norm=norms[0])
+    real, calls = ThreadPoolExecutor.submit, list[int]()
+
+    def submit(pool: ThreadPoolExecutor, *call: Any) -> Any:
+        calls.append(1)
+        if len(calls) % 2:  # others are still to be written when one is refused
+            return real(pool, *call)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    made = aggregate(Blobs(tmp_path / "other"), master, [upload], mean_delta, tile_elements=5, norm=norms[1])
+    assert len(calls) > 3 and made.digest == expected.digest and norms[0].norm == norms[1].norm
+
+
+def test_arithmetic_that_fails_while_tiles_are_written_leaves_nothing(tmp_path: Path) -> None:
+    master, blobs, threads = factors(drawn(0), ""), Blobs(tmp_path), threading.active_count()
+    calls: list[int] = []
+
+    def failing(tile: Any, deltas: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ZeroDivisionError
+        return mean_delta(tile, deltas)
+
+    with pytest.raises(ZeroDivisionError):
+        aggregate(blobs, master, [factors(drawn(1), master.digest)], failing, tile_elements=2)
+    assert list(blobs.arriving.iterdir()) == [] and threading.active_count() == threads
+
+
+def test_many_uploads_have_smaller_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate_module, "TILE_ELEMENTS", 8)
+    monkeypatch.setattr(aggregate_module, "TILES_ELEMENTS", 24)
+    master, held = factors(drawn(0), ""), list[int]()
+
+    def noted(tile: Any, deltas: Any) -> Any:
+        held.append(sum(delta.size for delta in deltas))
+        return mean_delta(tile, deltas)
+
+    for silos, most in ((1, 8), (3, 24), (6, 24), (40, 40)):  # one number of each is the least
+        held.clear()
+        aggregate(Blobs(tmp_path), master, [factors(drawn(seed), master.digest) for seed in range(silos)], noted)
+        assert max(held) == most
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_s_arithmetic_goes_element_by_element_into_memory_of_its_own(name: str) -> None:
+    draw = np.random.default_rng(6)
+    combine = METHODS[name].combine
+    tiles = [draw.normal(0, 1, (4, size)).astype(np.float32) for size in (6, 3)]
+    apart = [combine(tile[0], list(tile[1:])) for tile in tiles]
+    together = np.concatenate(tiles, axis=1)
+    kept = apart[0].copy()
+    assert np.array_equal(combine(together[0], list(together[1:])), np.concatenate(apart))
+    assert np.array_equal(apart[0], kept), "what it returned is not written to again"
+    assert not any(np.shares_memory(apart[0], other) for other in (apart[1], *tiles[0]))
 
 
 def test_a_number_that_is_not_finite_is_told_of_its_own_tensor(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from certs.encoding import public_key_pem
+from coordinator import places
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
 from coordinator.record import run_record
@@ -169,6 +170,32 @@ def test_a_silo_that_is_slow_and_goes_on_is_waited_for(tmp_path: Path) -> None:
     first = house.rows(lambda session: session.get_one(db.Round, ("run-1", 1)))
     assert (first.state, json.loads(first.participants)) == ("committed", list(SILOS))
     house.close()
+
+
+def test_the_norm_of_a_round_s_adapter_is_known_and_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, silos = federation(tmp_path)
+    house.submit()
+    for silo in silos:
+        silo.join()
+    real, read = places.l2_norm, list[str]()
+    monkeypatch.setattr(places, "l2_norm", lambda payload: read.append(payload.digest) or real(payload))
+    until_quiet(silos)
+    run = house.run()
+    assert run.state == "finished" and run.adapter_digest != run.base_digest
+    assert read == [run.base_digest], "the first one alone, which nobody averaged"
+
+
+def test_of_many_adapters_the_norms_noted_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = places.Places(None, {})  # type: ignore[arg-type]  # nothing is read
+    for number in range(places.NORMS_KEPT + 1):
+        known.note_norm(str(number), float(number))
+    assert [known._norm(str(number)) for number in range(1, places.NORMS_KEPT + 1)] == list(
+        range(1, places.NORMS_KEPT + 1)
+    )
+    with pytest.raises(AttributeError):  # the oldest would be read
+        known._norm("0")
 
 
 def test_declining_the_round_does_not_make_the_others_wait(tmp_path: Path) -> None:

@@ -321,12 +321,15 @@ class FactorsReader:
         places: list[TensorPlace] = []
         before = ""
         for entry in self.header.tensors:
-            name, shape = entry.name, tuple(entry.shape)
+            name = entry.name
             if places and name <= before:
                 raise PeerError(WireCode.MALFORMED, "tensor names are not sorted and unique")
-            elements = math.prod(shape) if len(shape) <= TENSOR_SIDES_MAX else TENSOR_ELEMENTS_MAX + 1
+            # Asked before anything is made of it: an empty tensor may claim any sides, and no array has them all.
+            if len(entry.shape) > TENSOR_SIDES_MAX:
+                raise PeerError(WireCode.MALFORMED, "a tensor has more sides than an array can have")
+            shape = tuple(entry.shape)
+            elements = math.prod(shape)
             if (elements or math.prod(max(1, side) for side in shape)) > TENSOR_ELEMENTS_MAX:
-                # Asked before anything is made of it: an empty tensor may claim any sides, and no array has them all.
                 raise PeerError(WireCode.MALFORMED, "a tensor's shape is none that an array can have")
             places.append(TensorPlace(name, shape, offset, elements))
             offset += elements * self._item_bytes
