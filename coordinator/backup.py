@@ -309,11 +309,12 @@ def restore_backup(
     """
     if manifest["origin"] != kept.origin:
         raise UsageError(f"{folder} is a backup of {manifest['origin']}, and this is {kept.origin}")
+    backed_up = _log_of(folder / "audit", kept.origin, key)
+    for path in seen:  # before anything is made
+        _require_not_behind(path, backed_up, kept.origin, key)
     make_private_directory(kept.state_dir)
     with lock_exclusively(kept.state_dir / "lock"):
-        backed_up = _log_of(folder / "audit", kept.origin, key)
-        notes = [*seen, *(kept.state_dir / "audit" / "checkpoints").glob("*.note")]
-        for path in notes:
+        for path in (kept.state_dir / "audit" / "checkpoints").glob("*.note"):
             _require_not_behind(path, backed_up, kept.origin, key)
         for name in _STATE:
             if (kept.state_dir / name).exists():

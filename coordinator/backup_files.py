@@ -11,7 +11,7 @@ What this does not stop: who has the backup has all that silos sent, and the key
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from coordinator.config import CoordinatorConfig
@@ -78,6 +78,17 @@ def take_out(backup: Path, folder: Path) -> list[Path]:
             write_private(folder / place, read_regular(source))
             written.append(folder / place)
     return written
+
+
+def take_back(written: Sequence[Path], folder: Path) -> None:
+    """Remove what `take_out` wrote into a folder: with it a coordinator could be started anew, under the same key and
+    with a history of its own (T38)."""
+    for path in written:
+        path.unlink(missing_ok=True)
+        for parent in path.parents:
+            if parent == folder or any(parent.iterdir()):
+                break
+            parent.rmdir()
 
 
 def _found(backup: Path) -> Iterator[tuple[Path, Path]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedsilo.edge.files import read_regular
 from fedsilo.edge.verifier_names import OwnPartsVerifier
@@ -19,6 +19,7 @@ from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.plan import Name, Sha256
 
+PORT_MAX = 65535
 UNIX_PATH_BYTES_MAX = 107  # a unix socket's address is a C string of 108 bytes, the closing zero among them
 
 
@@ -100,6 +101,13 @@ class CoordinatorConfig(_Closed):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"  # of standard error
     source: Path = Field(Path(), exclude=True)  # not a key of the file
+
+    @field_validator("listen")
+    @classmethod
+    def _port_exists(cls, value: str) -> str:
+        if int(value.rpartition(":")[2]) > PORT_MAX:  # gRPC would take what is left of it after 65536
+            raise ValueError(f"a port is 0 to {PORT_MAX}")
+        return value
 
     @property
     def spiffe_id(self) -> str:

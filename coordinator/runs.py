@@ -417,8 +417,7 @@ class ActiveRun:
         row.participants = db.as_json(list(action.silos))
         self._row(session).adapter_digest = adapter.digest
         self.around.checkpoint()
-        number, seconds = action.round, self._seconds(action.round)
-        told = {"run": self.name, "round": number, "silos": list(action.silos), "seconds": seconds}
+        told = {"run": self.name, "round": action.round, "silos": list(action.silos), "seconds": self._seconds(row)}
         self.around.publish("round.committed", told)
         return [Committed(action.round, adapter.digest)]
 
@@ -439,11 +438,12 @@ class ActiveRun:
             session.flush()
 
     def _close(self, row: db.Round) -> None:
-        row.closed_at, row.seconds = self.around.now(), self._seconds(row.number)
+        row.closed_at, row.seconds = self.around.now(), self._seconds(row)
 
-    def _seconds(self, number: int) -> float:
-        """Since a round was opened; 0 where that was before a restart."""
-        return round(self.around.monotonic() - self._opened_at.get(number, self.around.monotonic()), 3)
+    def _seconds(self, row: db.Round) -> float:
+        """Since a round was opened; by the clock where that was before a restart."""
+        opened, now = self._opened_at.get(row.number), self.around.monotonic()
+        return row.seconds_until(self.around.now()) if opened is None else round(now - opened, 3)
 
     def _row(self, session: Session) -> db.Run:
         run = session.get(db.Run, self.name)

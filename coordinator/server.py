@@ -10,6 +10,7 @@ What this does not stop: a network attacker who drops or delays packets.
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import hashlib
 import logging
@@ -407,6 +408,10 @@ def _refuse_port_in_use(listen: str) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConflictError(
+                f"cannot listen on {listen}: {error.strerror}", hint="no interface here has it; `ip address` lists them"
+            ) from error
         raise ConflictError(
             f"cannot listen on {listen}: {error.strerror}",
             hint=f"port {port} is taken; stop what holds it (`ss -ltnp 'sport = :{port}'`) or choose another `listen:`",

@@ -153,6 +153,11 @@ def _named_errors() -> Iterator[None]:
             if found is None:
                 raise
             raise found from error
+        if any(word in str(error.orig) for word in ("file is not a database", "malformed")):
+            raise OperationError(
+                f"the coordinator's database is damaged: {error.orig}", code="DATABASE_DAMAGED",
+                hint="keep it, it is evidence, and take state_dir from a backup: docs/how-to/backup.md",
+            ) from error  # fmt: skip
         if not isinstance(error, OperationalError):
             raise
         if "disk is full" in str(error.orig) or "disk I/O" in str(error.orig):

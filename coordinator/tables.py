@@ -6,6 +6,8 @@ sorted by its characters' numbers on both, never by a server's language.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from sqlalchemy import BigInteger, Boolean, Float, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeEngine
@@ -56,6 +58,10 @@ class Round(Base):
     opened_at: Mapped[str] = mapped_column(_characters(32))
     closed_at: Mapped[str] = mapped_column(_characters(32), default="")
     seconds: Mapped[float] = mapped_column(Float, default=0.0)
+
+    def seconds_until(self, moment: str) -> float:
+        """Since it was opened, by the clocks of both moments (ISO 8601); 0 where the clock went back in between."""
+        return max(0.0, (datetime.fromisoformat(moment) - datetime.fromisoformat(self.opened_at)).total_seconds())
 
 
 class RoundTranscript(Base):

@@ -78,7 +78,9 @@ def restore(
     witnessed: Annotated[
         list[Path] | None,
         typer.Option(
-            "--witnessed", metavar="NOTE", help="A silo's audit/witnessed/coordinator note: nothing older is restored."
+            "--witnessed",
+            metavar="NOTE",
+            help="This coordinator's .note in audit/witnessed/ of a silo's state_dir: nothing older is restored.",
         ),
     ] = None,
     json_output: JsonOption = False,
@@ -88,15 +90,19 @@ def restore(
     Be sure that the first coordinator has ended: two of them would sign two histories, and silos stop at that.
     """
     from coordinator.backup import restore_backup, verified_backup
-    from coordinator.backup_files import private_files, take_out
+    from coordinator.backup_files import private_files, take_back, take_out
     from coordinator.config import load_config
     from fedsilo.edge.identity_files import load_coordinator_key
 
     public_key = load_coordinator_key(key or config.parent / "id" / "coordinator.pub")
     manifest = verified_backup(folder, public_key)
     written = take_out(folder, config.parent) if not config.is_file() else []
-    loaded = load_config(config)
-    restore_backup(folder, manifest, _kept(loaded), public_key, seen=witnessed or ())
+    try:
+        loaded = load_config(config)
+        restore_backup(folder, manifest, _kept(loaded), public_key, seen=witnessed or ())
+    except BaseException:
+        take_back(written, config.parent)
+        raise
     missing = [str(path) for path in private_files(loaded) if not path.is_file()]
     warnings = [f"{path} is missing: bring it before `coordinator start`, mode 0600" for path in missing]
     if manifest["running"]:

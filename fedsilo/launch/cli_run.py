@@ -135,13 +135,16 @@ def watch(
     Each has a sequence; a watch that broke off goes on with --since. Events that the coordinator has forgotten since,
     or that came faster than they were read, are said to be missing, with their number where it is known.
     """
-    from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told
+    from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told, up_to
     from fedsilo.treaty.errors import OperationError
 
     with _client(config, socket) as client:
-        state = client.query("run", {"run": run})["state"]
-        if state not in ENDED:
-            for event in gaps_told(client.watch(since), since):
+        state, told = client.query("run", {"run": run})["state"], False
+        over, newest = state in ENDED, client.snapshot().sequence
+        # who goes on after a break is told what came since, also of a run that ended meanwhile
+        if not over or since not in (0, newest):
+            events = gaps_told(client.watch(since), since)
+            for event in up_to(events, newest) if over else events:
                 if event.fields.get("run") not in (None, run):
                     continue
                 details = facts_text({key: value for key, value in event.fields.items() if key != "run"})
@@ -149,13 +152,13 @@ def watch(
                 lost = event.name == EVENTS_MISSED
                 words = f"{gap_text(event.fields['missed'])}: fedsilo run show {run}" if lost else details
                 emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {words}")
-                if event.name == "run.ended" and event.fields.get("run") == run:
+                if told := event.name == "run.ended" and event.fields.get("run") == run:
                     break
                 # its end may be among them, and nothing of this run would come any more
-                if lost and (state := client.query("run", {"run": run})["state"]) in ENDED:
+                if lost and not over and (state := client.query("run", {"run": run})["state"]) in ENDED:
                     break
         record = client.query("run", {"run": run})
-        if state in ENDED:
+        if state in ENDED and not told:
             # Its events may be gone from the coordinator's memory; how it ended stands in its record.
             fields = {"run": run, "outcome": state, "reason": record["reason"]}
             data = {"sequence": None, "time": record["ended_at"], "name": "run.ended", "fields": fields}

@@ -23,6 +23,14 @@ def gap_text(missed: int) -> str:
     return f"{'an unknown number of events is' if missed < 0 else f'{missed} events are'} missing here"
 
 
+def up_to(events: Iterable[Event], newest: int) -> Iterator[Event]:
+    """What there is already: the events to the one of that sequence, without waiting for another."""
+    for event in events:
+        yield event
+        if event.sequence >= newest:
+            return
+
+
 def gaps_told(events: Iterable[Event], since: int) -> Iterator[Event]:
     """The events, each once, and before one that does not follow the last an `events.missed` with the number.
 

@@ -59,13 +59,13 @@ class Ledger(RoundLedger):
         super().__init__()
         self._read_only = read_only
         try:
-            if read_only:
-                self._database = sqlite3.connect(read_only_address(path), uri=True, isolation_level=None)
-                self._database.row_factory = sqlite3.Row
-                return
-            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            path.chmod(0o600)
+            place = read_only_address(path) if read_only else path
+            self._database = sqlite3.connect(place, uri=read_only, check_same_thread=read_only, isolation_level=None)
             self._database.row_factory = sqlite3.Row
+            self._database.execute("PRAGMA schema_version")  # what is no database is found out here
+            if read_only:
+                return
+            path.chmod(0o600)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(SCHEMA)
@@ -73,7 +73,7 @@ class Ledger(RoundLedger):
             self._make_finding_key()
             self.take_back_count()
         except sqlite3.Error as error:
-            raise OperationError(f"cannot open {path}: {error}") from error
+            raise OperationError(f"cannot open {path}: {error}", hint="keep it, it is evidence") from error
         self.payloads = Payloads(path.parent / FOLDER)
         # Written just before a kill: without a row that refers to them they never left and never will.
         self.drop_payloads(self.payloads.sizes)

@@ -198,8 +198,9 @@ class Orders:
         if shown is not None and shown != here:
             now = f"in run {here!r}" if here else "in no run"
             raise ConflictError(
-                f"this silo is {now}, the order is of {str(shown)[:64]!r}", hint="look again", code="STALE_VIEW"
-            )
+                f"this silo is {now}, the order is of {str(shown)[:64]!r}", code="STALE_VIEW",
+                hint="look again: `silo status`" if here else "an order about a run is given while it is open here",
+            )  # fmt: skip
 
     def recorded(
         self, event: str, command: VerifiedCommand, *, needed: bool, detail: Mapping[str, Any] | None = None

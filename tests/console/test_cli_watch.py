@@ -139,6 +139,36 @@ def test_a_gap_on_the_way_is_told_where_it_is_and_a_watch_goes_on_after_what_it_
     assert (anew.name, anew.fields, first.sequence) == ("events.missed", {"missed": -1}, 1)
 
 
+def of_run(site: Site, since: int) -> list[tuple[str, Any]]:
+    answer = CliRunner().invoke(
+        cli_fedsilo.app, ["run", "watch", "r", "--socket", str(site.socket), "--since", str(since), "--json"]
+    )
+    assert answer.exit_code == 0, answer.output
+    rows = [json.loads(line)["data"] for line in answer.stdout.splitlines()]
+    return [(row["name"], row["fields"].get("round", row["fields"].get("missed"))) for row in rows]
+
+
+def test_a_watch_goes_on_after_what_it_knows_also_of_a_run_that_ended_meanwhile(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = {"run": "r", "state": "finished", "reason": "", "ended_at": "2027-01-15T08:00:00Z", "silo_errors": {}}
+    site.desk.register_query("run", lambda arguments: ended)
+    assert of_run(site, 0) == [("run.ended", None)], "of a daemon that has told nothing since its start"
+    assert of_run(site, 7) == [("events.missed", -1), ("run.ended", None)], "nor has one that was started anew"
+    for name, run, number in (("opened", "r", 1), ("opened", "s", 1), ("committed", "r", 1), ("opened", "r", 2)):
+        site.desk.publish(f"round.{name}", {"run": run, "round": number})
+    site.desk.publish("run.ended", {"run": "r", "outcome": "finished"})
+    site.desk.publish("round.opened", {"run": "s", "round": 2})
+    assert of_run(site, 0) == [("run.ended", None)]
+    after = [("round.opened", 1), ("round.committed", 1), ("round.opened", 2), ("run.ended", None)]
+    for since in (1, 2, 3, 4):
+        assert of_run(site, since) == after[len(after) - {1: 3, 2: 3, 3: 2, 4: 1}[since] :]
+    assert of_run(site, 5) == of_run(site, 6) == [("run.ended", None)], "its end stands in its record, too"
+    assert of_run(site, 99) == [("events.missed", -1), *after], "of a daemon that was started anew, what it has"
+    monkeypatch.setattr(site.desk, "_events", type(site.desk._events)(list(site.desk._events)[-3:], maxlen=3))
+    assert of_run(site, 1) == [("events.missed", 2), *after[-2:]]
+
+
 def test_one_daemon_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happened: Site) -> None:
     monkeypatch.chdir(tmp_path / "..")
     monkeypatch.setenv("FEDSILO_CONTEXTS", str(tmp_path / "contexts.yaml"))

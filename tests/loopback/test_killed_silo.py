@@ -95,6 +95,10 @@ def test_T29_a_standby_made_from_a_backup_ends_a_run_of_a_killed_coordinator_wit
     known = ("--key", first.folder / "id" / "coordinator.pub")
     witnessed = list(sites.site(silo).audit_log.glob("witnessed/*coordinator*.note"))
     assert witnessed
+    refused = command("coordinator", "restore", tmp_path / "backup", "--config", config, *known,
+                      "--witnessed", tmp_path / "mistyped.note")  # fmt: skip
+    assert refused.exit_code == 8, refused.envelope
+    assert not list(config.parent.rglob("*")), "nothing with which a coordinator could be started anew"
     answer = command("coordinator", "restore", tmp_path / "backup", "--config", config, *known,
                      "--witnessed", *witnessed)  # fmt: skip
     assert answer.data["log_root"] == ended["log_root"] and len(answer.data["missing"]) == 2

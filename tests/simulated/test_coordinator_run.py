@@ -458,6 +458,26 @@ def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
     house.close()
 
 
+def test_a_round_s_seconds_are_counted_over_a_restart(tmp_path: Path) -> None:
+    house, silos = joined(tmp_path)
+    silos[-1].mute = {"lora.factors"}
+    until_quiet(silos)
+    assert house.run().state == "running"
+    house.close()
+    house.clock.seconds += 75.0
+    house = House(tmp_path, clock=house.clock)
+    for silo in silos:
+        silo.house = house
+    silos[-1].mute = set()
+    silos[-1].say("lora.factors", silos[-1].delta_payload(1), run="run-1", number=1)
+    until_quiet(silos)
+    rounds = house.rows(lambda session: session.scalars(select(db.Round).order_by(db.Round.number)).all())
+    assert [row.state for row in rounds] == ["committed", "committed"]
+    assert 75.0 <= rounds[0].seconds < 80.0 and rounds[1].seconds < 5.0
+    assert rounds[0].seconds_until("2000-01-01T00:00:00Z") == 0.0, "a clock that went back"
+    house.close()
+
+
 def test_a_paused_run_delivers_nothing_and_lets_no_deadline_pass(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     for silo in silos:

@@ -24,6 +24,38 @@ def test_a_port_in_use_is_named(place: Place) -> None:
     assert f"port {port} is taken" in done.hint and f"sport = :{port}" in done.hint
 
 
+def test_a_port_that_there_is_not_and_an_address_of_another_machine_are_named(place: Place) -> None:
+    text, other = place.coordinator.read_text(), place.coordinator.with_name("elsewhere.yaml")
+    listen = f"127.0.0.1:{place.port}"
+    [line] = [number for number, row in enumerate(text.splitlines(), 1) if row.startswith("listen:")]
+    for verb in ("check", "start"):
+        other.write_text(text.replace(listen, "127.0.0.1:99999"))  # which is 34463 to who takes 16 bits of it
+        done = command("coordinator", verb, "--config", other)
+        assert done.exit_code == 2 and f"elsewhere.yaml:{line}: listen: " in done.error, done.error
+        assert "a port is 0 to 65535" in done.error
+    other.write_text(text.replace(listen, f"203.0.113.7:{place.port}"))  # RFC 5737: no machine has it
+    done = command("coordinator", "start", "--config", other)
+    assert done.exit_code == 6 and "Cannot assign requested address" in done.error
+    assert "no interface here has it" in done.hint
+    other.unlink()
+
+
+def test_a_database_that_is_none_is_named_as_damaged_and_stays_as_it_is(place: Place) -> None:
+    state = place.coordinator.parent / "state"
+    database, rubbish = state / "coordinator.db", b"this is no database, and was one " * 200
+    state.mkdir(exist_ok=True)
+    before = database.read_bytes() if database.exists() else None
+    database.write_bytes(rubbish)
+    try:
+        done = command("coordinator", "start", "--config", place.coordinator)
+        assert done.exit_code == 1 and "damaged: file is not a database [DATABASE_DAMAGED]" in done.error
+        assert "docs/how-to/backup.md" in done.hint and database.read_bytes() == rubbish
+    finally:
+        database.unlink()
+        if before is not None:
+            database.write_bytes(before)
+
+
 def test_a_second_coordinator_on_one_state_folder_and_a_stop_of_none(place: Place) -> None:
     none = command("coordinator", "stop", "--config", place.coordinator)
     assert none.exit_code == 3 and "no coordinator is running" in none.error
