@@ -36,8 +36,8 @@ from fedsilo.treaty.wire.codec import (
 )
 from policies.schema import LoraSchema
 
-TILE_ELEMENTS = 1 << 18  # at most, of each upload: 1 MiB
-TILES_ELEMENTS = 1 << 22  # at most, of all uploads together: 16 MiB
+TILE_ELEMENTS = 1 << 17  # at most, of each upload: 512 KiB, which takes no longer than more at a time
+TILES_ELEMENTS = 1 << 21  # at most, of all uploads together: 8 MiB
 SUMMED_ELEMENTS = 1 << 16  # in float64 half a MiB, which stays in the processor's cache
 WRITTEN_BEHIND = 2  # tiles of a new master that are combined, and not yet hashed and written
 

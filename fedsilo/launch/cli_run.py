@@ -140,7 +140,8 @@ def watch(
 
     with _client(config, socket) as client:
         state, told = client.query("run", {"run": run})["state"], False
-        over, newest = state in ENDED, client.snapshot().sequence
+        over = state in ENDED
+        newest = client.snapshot().sequence if over and since else 0
         # who goes on after a break is told what came since, also of a run that ended meanwhile
         if not over or since not in (0, newest):
             events = gaps_told(client.watch(since), since)
