@@ -458,7 +458,9 @@ def test_T31_a_key_of_another_certificate_and_a_key_that_others_may_read_are_ref
     # a key replaced under a running silo: its next dial is refused here as well
     with pytest.raises(NotAllowedError, match=f"own files cannot be used: {other.certificate}, {other.key}.*mismatch"):
         GrpcChannel(place.address, other).exchange(pb.Envelope(), b"", wait_seconds=0.0, reply_bytes_max=1)
-    assert [line for line in place.process.lines[since:] if "call" in line] == []
+    # what the coordinator says of the forged name, which dialled before, may come this late
+    heard = [line for line in place.process.lines[since:] if "halted: forged" not in line]
+    assert [line for line in heard if "call" in line] == []
 
 
 # ---- the coordinator's certificate -------------------------------------------------------------------------
