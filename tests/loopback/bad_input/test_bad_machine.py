@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.loopback.bad_input.place import Place, command, daemon
 
 # ---- the machine ----------------------------------------------------------------------------------------
@@ -153,3 +155,18 @@ def test_the_demo_refuses_a_folder_that_is_not_empty_an_unknown_method_and_a_dat
     assert not out.exists()  # nothing is left behind by what was refused
     done = command("fedsilo", "demo", "--no-console", "--out", "/proc/fedsilo-demo")
     assert done.exit_code == 2 and "cannot make /proc/fedsilo-demo: " in done.error and "--out" in done.hint
+
+
+def test_a_ledger_that_is_no_database_is_named_by_check_as_by_start(tmp_path: Path) -> None:
+    from fedsilo.treaty.errors import OperationError
+    from silo.guard.ledger import Ledger
+
+    path, rubbish = tmp_path / "ledger.sqlite3", b"this is no database, and was one " * 200
+    path.write_bytes(rubbish)
+    for read_only in (True, False):
+        with pytest.raises(OperationError, match=r"cannot open .*ledger.sqlite3: file is not a database") as caught:
+            Ledger(path, read_only=read_only)
+        assert "evidence" in caught.value.hint and path.read_bytes() == rubbish
+    path.unlink()
+    Ledger(path).close()
+    Ledger(path, read_only=True).close()  # the counterpart
