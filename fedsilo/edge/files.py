@@ -67,23 +67,76 @@ def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644, *, ta
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        try:
-            os.fchmod(descriptor, mode)
-            if len(data) >= _LARGE_BYTES:
-                write_past_cache(descriptor, data)
-            else:
-                write_all(descriptor, data)
-            write_all(descriptor, tail)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _write_new(temporary, data, mode, tail)
         temporary.replace(path)
         fsync_directory(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OperationError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _write_new(path: Path, data: bytes | memoryview, mode: int, tail: bytes = b"") -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(descriptor, mode)
+        if len(data) >= _LARGE_BYTES:
+            write_past_cache(descriptor, data)
+        else:
+            write_all(descriptor, data)
+        write_all(descriptor, tail)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class WrittenAhead:
+    """Bytes that go to the disk, in a thread of their own, while it is still found out whether they are kept.
+
+    Args:
+        folder: where they are to be kept; until then they have a name there as `write_durably` gives, .*.tmp.
+        data: nobody changes it until `keep` or `abandon` has returned.
+        mode: of the file.
+    """
+
+    def __init__(self, folder: Path, data: bytes | memoryview, mode: int) -> None:
+        self.data = data
+        self._mode = mode
+        self._temporary = folder / f".{secrets.token_hex(8)}.tmp"
+        self._fault: OSError | None = None
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._begun = False
+        with contextlib.suppress(RuntimeError):  # no thread is to be had: `keep` writes it
+            self._thread.start()
+            self._begun = True
+
+    def keep(self, path: Path) -> None:
+        """As `write_durably` does, in the same folder. Raises OperationError: the disk refused."""
+        if self._begun:
+            self._thread.join()
+        else:
+            self._write()
+        try:
+            if self._fault is not None:
+                raise self._fault
+            self._temporary.replace(path)
+            fsync_directory(path.parent)
+        except OSError as error:
+            self.abandon()
+            raise OperationError(f"cannot write {path}: {error.strerror}") from error
+
+    def abandon(self) -> None:
+        """Nothing is written any more at return, and nothing of it is left."""
+        if self._begun:
+            self._thread.join()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        try:
+            _write_new(self._temporary, self.data, self._mode)
+        except OSError as error:
+            self._fault = error
 
 
 def remove_durably(path: Path) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from google.protobuf import json_format
@@ -24,6 +25,8 @@ from fedsilo.treaty.errors import NotAllowedError, NotFoundError, OperationError
 from fedsilo.treaty.wire.codec import Buffer
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from policies.load import Policy
+from policies.model import LoraFactors
+from policies.transform import changes_bytes, transform_factors
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import parsed
 from silo.guard.payload_view import require_readable
@@ -88,6 +91,31 @@ class Archive:
 
     # ---- keeping -----------------------------------------------------------------------------------
 
+    @contextmanager
+    def ahead(self, offered: Buffer, block: LoraFactors | None, dtype: str) -> Iterator[None]:
+        """While an update is judged, what will most likely leave goes to the disk, which else all would wait for
+        afterwards. What is not kept in the meantime is no more there at the end.
+
+        Args:
+            offered: its bytes, in memory that nobody changes until then; or none.
+            block: of the policy, for updates of this kind.
+            dtype: of the update.
+        """
+        # clipping is for a few: it is likely to leave as it came where nothing else is done to its values
+        if block is None or not changes_bytes(transform_factors(0.0, block, secrets.token_bytes)[1], dtype):
+            self.begin(offered)
+        try:
+            yield
+        finally:
+            self._ledger.payloads.drop_begun()
+
+    def begin(self, payload: Buffer) -> Buffer:
+        """Inside `ahead`: these bytes are what leaves if anything does; returns them. They do not go to the disk yet
+        where room would have to be made first."""
+        if sum(self._ledger.payloads.sizes.values()) + len(payload) <= self._limit():
+            self._ledger.payloads.begin(payload)
+        return payload
+
     def keep(self, payload: Buffer, digest: str) -> bool:
         """Make room for a message that is about to be sent, and write it; whether the policy wants it archived.
 
@@ -100,7 +128,7 @@ class Archive:
         return self._policy().file.audit.payload_archive
 
     def _make_room(self, needed: int) -> None:
-        limit, sizes = self._policy().file.retention.outbox_max_gb * _GB, self._ledger.payloads.sizes
+        limit, sizes = self._limit(), self._ledger.payloads.sizes
         excess = sum(sizes.values()) + needed - limit
         if excess <= 0:
             return
@@ -119,6 +147,9 @@ class Archive:
                 code=FULL,
             )
         self._drop(dropped, "space")
+
+    def _limit(self) -> float:
+        return self._policy().file.retention.outbox_max_gb * _GB
 
     def _waiting(self) -> set[str]:
         """Digests of what is not answered yet, by the coordinator or by persons."""

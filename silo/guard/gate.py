@@ -1,7 +1,6 @@
 """The only way out of a site.
 
-    parse -> measure -> decide -> clip and quantise, screens -> measure and decide again -> approval -> record -> send
-    -> outcome
+    parse -> measure -> decide -> clip, quantise, screen -> measure, decide -> approval -> record -> send -> outcome
 
 Every outbound message goes through `Gate`: polls, hello and error codes like factors. Payload bytes are rebuilt from
 parsed values (threat model B4), or are found to be the same; what is denied is recorded with every rule's verdict, and
@@ -194,7 +193,8 @@ class Gate:
         """
         run = self.view.run if run is None else run
         if tensors is not None and isinstance(body, pb.Factors):
-            return self._offer_update((kind, run, round_number, step), body, tensors, read_from)
+            with self._archive.ahead(read_from, self.policy.file.egress.updates.get(kind), body.dtype):
+                return self._offer_update((kind, run, round_number, step), body, tensors, read_from)
         payload = codec.encode(body)
         message = self._message(kind, run, round_number, step, payload)
         if self._judge.screens_asked(message):
@@ -232,7 +232,7 @@ class Gate:
         if not changed and is_rebuilt(read_from, header, payload_bytes, facts):
             payload, readings = read_from, Readings(measured=facts)
         else:
-            payload = codec.joined_factors(header, payload_bytes, tensors, fit)
+            payload = self._archive.begin(codec.joined_factors(header, payload_bytes, tensors, fit))
         digest = sha256_hex(payload)
         original = Original(payload_bytes, facts, transform, sha256_of(as_offered) if changed else digest)
         return self.decide_payload(*place, payload, original=original, readings=readings, digest=digest)

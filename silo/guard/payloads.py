@@ -12,11 +12,12 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from fedsilo.edge.files import make_private_directory, remove_durably, write_durably
+from fedsilo.edge.files import WrittenAhead, make_private_directory, remove_durably, write_durably
 from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationError
 from fedsilo.treaty.wire.codec import Buffer, sha256_hex
 
 FOLDER = "payloads"  # beside the ledger
+AHEAD_BYTES_MIN = 1 << 20  # what is smaller is on the disk sooner than a thread is made
 UNWRITABLE, UNREADABLE = "PAYLOADS_UNWRITABLE", "PAYLOAD_UNREADABLE"
 
 
@@ -31,6 +32,7 @@ class Payloads:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._ahead: WrittenAhead | None = None
         make_private_directory(folder)
         for leftover in folder.glob(".*.tmp"):  # of a write that a kill interrupted
             leftover.unlink()
@@ -45,13 +47,32 @@ class Payloads:
         with self._lock:
             return dict(self._sizes)
 
+    def begin(self, payload: Buffer) -> None:
+        """These very bytes may be given to `write` soon: they begin to go to the disk while they are looked at.
+        Whatever was begun before is dropped. `drop_begun` is to be called before anybody changes them."""
+        if self._ahead is not None and self._ahead.data is payload:
+            return
+        self.drop_begun()
+        if len(payload) >= AHEAD_BYTES_MIN:
+            self._ahead = WrittenAhead(self._folder, payload, 0o600)
+
+    def drop_begun(self) -> None:
+        """What was begun and not written is no more on the disk; nothing where all was."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.abandon()
+
     def write(self, digest: str, payload: Buffer) -> None:
         """Durable at return. Raises OperationError: the disk refused (`PAYLOADS_UNWRITABLE`)."""
         with self._lock:
             if digest in self._sizes:
                 return
             try:
-                write_durably(self._folder / digest, payload, mode=0o600)
+                if (ahead := self._ahead) is not None and ahead.data is payload:
+                    self._ahead = None
+                    ahead.keep(self._folder / digest)
+                else:
+                    write_durably(self._folder / digest, payload, mode=0o600)
             except OperationError as error:
                 raise OperationError(error.message, hint="is the disk full?", code=UNWRITABLE) from error
             self._sizes[digest] = len(payload)
