@@ -11,7 +11,6 @@ from fedsilo.treaty.wire.codec import SMALLEST_NORMAL_BITS
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
-_LOWER_HALF = np.uint32(0x0000FFFF)
 
 
 @dataclass
@@ -29,18 +28,23 @@ class BitPatterns:
     off_bfloat16: int = 0
     # memory that is new for each tile costs as much as what is looked for in it
     _room: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32), repr=False, compare=False)
+    _lower: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16), repr=False, compare=False)
 
-    def add(self, values: npt.NDArray[np.float32]) -> None:
-        """Count in contiguous values of any length. One look at the extremes first: mostly there is nothing."""
+    def add(self, values: npt.NDArray[np.float32], *, finite: bool = False) -> None:
+        """Count in contiguous values of any length. One look at the extremes first: mostly there is nothing.
+
+        finite: they are known to be.
+        """
         if not values.size:
             return
         bits = values.view(np.uint32)
         if self._room.size < bits.size:
-            self._room = np.empty(bits.size, np.uint32)
+            self._room, self._lower = np.empty(bits.size, np.uint32), np.empty(bits.size, np.uint16)
         magnitude = np.bitwise_and(bits, _MAGNITUDE, out=self._room[: bits.size].reshape(bits.shape))
-        if magnitude.max() >= _INFINITY:
+        if not finite and magnitude.max() >= _INFINITY:
             self.not_finite += int(np.count_nonzero(magnitude >= _INFINITY))
         if magnitude.min() < SMALLEST_NORMAL_BITS:
             self.not_canonical += int(np.count_nonzero((magnitude < SMALLEST_NORMAL_BITS) & (bits != 0)))
-        if np.bitwise_or.reduce(bits) & _LOWER_HALF:
-            self.off_bfloat16 += int(np.count_nonzero(bits & _LOWER_HALF))
+        lower = self._lower[: bits.size].reshape(bits.shape)
+        np.copyto(lower, bits, casting="unsafe")  # drops the upper half of the bits
+        self.off_bfloat16 += int(np.count_nonzero(lower))

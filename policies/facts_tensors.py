@@ -63,10 +63,11 @@ def tensor_facts(message: Message, context: Context) -> Facts:
         step.start(entry.name, array.shape)
         for start in range(0, flat.size, _TILE_ELEMENTS):
             tile = flat[start : start + _TILE_ELEMENTS]
-            patterns.add(tile)
             wide = room[: tile.size]
             wide[:] = tile
-            square += float(np.dot(wide, wide))
+            of_tile = float(np.dot(wide, wide))  # which no finite values overflow
+            square += of_tile
+            patterns.add(tile, finite=math.isfinite(of_tile))
             step.add(wide, start)
             if is_kept:
                 frozen.add(tile)

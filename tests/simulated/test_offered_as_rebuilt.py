@@ -59,7 +59,9 @@ def test_T03_canonical_bytes_leave_as_they_came_and_the_record_is_the_same(
 ) -> None:
     passes = []
     add = BitPatterns.add
-    monkeypatch.setattr(facts_tensors.BitPatterns, "add", lambda self, values: passes.append(add(self, values)))
+    monkeypatch.setattr(
+        facts_tensors.BitPatterns, "add", lambda self, values, **known: passes.append(add(self, values, **known))
+    )
     body = body_of(drawn())
     once, record = offered(tmp_path / "once", FLOAT32, body, None)
     measured_once = len(passes)
