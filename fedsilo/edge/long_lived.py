@@ -9,6 +9,9 @@ threads wait for each other a little, and a coordinator of 16 silos holds 350 Mi
 at the end of a heap is kept up to a bound of ours: glibc's own, which moves with what is freed, may have a stream of
 pieces take its memory anew many times a second.
 
+numpy's library for sums and products would have a thread for each core, which spins while it waits for its part of a
+tile: what a round's drift took of two cores was twice as much, and no sooner there. Tiles here are small; one does.
+
 Does not find: what is really kept; `python -m benchmarks.soak` shows the slope of a daemon's memory.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import MutableMapping
 
 GARBAGE_THRESHOLDS = (1_000, 10, 10)  # about Python's own
 
@@ -24,6 +28,12 @@ HEAPS_MAX = 4
 HEAP_END_BYTES_MAX = 16 << 20  # free at the end of each heap
 PIECE_BYTES_MAX = 4 << 20  # in a heap; what is larger has pages of its own, which go back with it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt(3)
+
+
+def one_thread_for_sums(environment: MutableMapping[str, str]) -> None:
+    """To be called before numpy is loaded; what people say of it themselves holds."""
+    if not environment.keys() & {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}:
+        environment["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def bound_heaps() -> None:

@@ -179,8 +179,10 @@ def start(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
     from coordinator.native_log import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)
+    from fedsilo.edge.long_lived import one_thread_for_sums
     from fedsilo.launch.own_names import refuse_foreign_names
 
+    one_thread_for_sums(os.environ)
     refuse_foreign_names()
     from coordinator.daemon import run_coordinator
 

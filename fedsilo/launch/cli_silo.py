@@ -265,8 +265,10 @@ def start(
     """Run guard and trainer in the foreground until Ctrl-C, SIGTERM or `silo stop`."""
     # gRPC's own lines on stderr would stand beside ours, which name the cause; it reads this when it loads.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from fedsilo.edge.long_lived import one_thread_for_sums
     from fedsilo.launch.own_names import refuse_foreign_names
 
+    one_thread_for_sums(os.environ)
     refuse_foreign_names()
     from fedsilo.launch.silo_text import private_text
     from silo.guard.service import prepare_logging, serve

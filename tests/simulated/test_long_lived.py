@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from fedsilo.edge import long_lived
 
@@ -114,3 +117,37 @@ def test_a_stream_of_pieces_takes_its_memory_once() -> None:
     if not hasattr(ctypes.CDLL(None), "mallopt"):
         return
     assert faults("kept") < 1_024 < faults("by itself")
+
+
+_THREADS = """
+import os
+from fedsilo.edge import long_lived
+
+if os.environ.pop("ASKED"):
+    long_lived.one_thread_for_sums(os.environ)
+import numpy
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+def threads_with_numpy(*, asked: bool, **environment: str) -> int:
+    own = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS], check=True, capture_output=True, text=True, timeout=60,
+        env=own | {"ASKED": "yes" if asked else ""} | environment,
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core numpy has one thread in any case")
+def test_sums_have_one_thread_unless_people_say_otherwise() -> None:
+    assert threads_with_numpy(asked=True) == 1 < threads_with_numpy(asked=False)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        assert threads_with_numpy(asked=True, **{name: "2"}) == 2
+
+
+def test_no_start_of_a_daemon_has_loaded_numpy_when_it_asks_for_one_thread() -> None:
+    asks = "import sys, fedsilo.launch.cli_coordinator, fedsilo.launch.cli_silo, coordinator.native_log\n"
+    asks += "import fedsilo.edge.long_lived, fedsilo.launch.cli\nprint('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asks], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"
