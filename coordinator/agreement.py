@@ -40,6 +40,8 @@ from fedsilo.treaty.wire.codec import encode
 
 log = logging.getLogger("fedsilo.coordinator")
 
+_COUNTERSIGNED = select(db.Countersigned.silo, db.Countersigned.witness)
+
 ROUND_SHARE = 4  # the part of a round's time that signing it may take, at most
 
 
@@ -169,20 +171,9 @@ class Agreements:
         self.record(session, "round.agreed", run=plan.run, round=number, kind="round.agreed", detail=detail)
         # Also who had fewer of them before: its own policy may ask for more than the plan does.
         receivers = [each.silo for each in signed if each.silo not in out] + sorted(by_files)
-        return [(silo, self._agreed(session, row, signed, silo)) for silo in receivers]
-
-    def _agreed(
-        self, session: Session, row: db.RoundTranscript, signed: list[db.RoundSignature], receiver: str
-    ) -> bytes:
-        body = pb.RoundAgreed(transcript_sha256=row.digest)
-        for each in signed:
-            # who has countersigned a silo's log knows its key
-            known = each.silo == receiver or session.get(db.Countersigned, (each.silo, receiver)) is not None
-            body.countersignatures.add(
-                silo=each.silo, transcript_sha256=row.digest, signature=each.signature,
-                certificate_pem="" if known else each.certificate,
-            )  # fmt: skip
-        return encode(body)
+        # who has countersigned a silo's log knows its key
+        known = {(each.silo, each.witness) for each in session.execute(_COUNTERSIGNED)}
+        return [(silo, _agreed(row, signed, known, silo)) for silo in receivers]
 
     # ---- a round ends --------------------------------------------------------------------------------
 
@@ -219,6 +210,20 @@ class Agreements:
             detail = signed.to_detail()
             self.record(session, "round.result", run=plan.run, round=number, kind="round.result", detail=detail)
         return whole
+
+
+def _agreed(
+    row: db.RoundTranscript, signed: list[db.RoundSignature], known: set[tuple[str, str]], receiver: str
+) -> bytes:
+    """known: (silo, receiver) where the receiver needs no certificate of the silo."""
+    body = pb.RoundAgreed(transcript_sha256=row.digest)
+    for each in signed:
+        needless = each.silo == receiver or (each.silo, receiver) in known
+        body.countersignatures.add(
+            silo=each.silo, transcript_sha256=row.digest, signature=each.signature,
+            certificate_pem="" if needless else each.certificate,
+        )  # fmt: skip
+    return encode(body)
 
 
 def signatures(session: Session, run: str, number: int) -> list[db.RoundSignature]:

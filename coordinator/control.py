@@ -6,6 +6,7 @@ Changes arrive as commands signed by an operator or approver of the coordinator'
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,8 +54,10 @@ class Control:
         self._changed = True
         self._shown: dict[str, Any] = {}
         self._shown_at = 0.0
+        self._looking = threading.Lock()
         self.address = ""
         self.log_broken: Callable[[], dict[str, Any] | None] = lambda: None
+        desk.before_snapshot = self.bring_up_to_date
         desk.register_query("runs", lambda _: self.runs())
         desk.register_query("run", self.run)
         desk.register_query("silos", lambda _: self.silos())
@@ -69,6 +72,15 @@ class Control:
     def publish(self, name: str, fields: Mapping[str, Any]) -> None:
         self._changed = True
         self._desk.publish(name, fields)
+
+    def bring_up_to_date(self) -> None:
+        """Before somebody looks, and for nobody else: with each message something changes."""
+        with self._looking:
+            try:
+                self.refresh_if_changed()
+            except OperationError as error:
+                self._driver.halt(error)
+                self.show_halted()
 
     def refresh_if_changed(self) -> None:
         """After an event at once; what changes without one, such as when a silo was last seen, every

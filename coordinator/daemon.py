@@ -58,6 +58,7 @@ log = logging.getLogger("fedsilo.coordinator")
 TICK_SECONDS = 0.2
 DRAIN_SECONDS = 5.0
 SWEEP_SECONDS = 3_600.0  # between two looks for uploads that nobody goes on with
+ASK_SECONDS = 1.0  # until a database that went away is noticed, though nobody sends anything
 # kinds whose payload nobody can guess; of all others the log keeps a keyed digest (T40)
 _UNGUESSABLE = TENSOR_KINDS | {"control.hello", "control.checkpoint"}
 
@@ -367,20 +368,21 @@ class Coordinator:
         return NativeLog(refused, presented=presented, monotonic=monotonic)
 
     def work(self) -> None:
-        """Let deadlines pass and keep the snapshot fresh, until asked to stop."""
-        swept_at = -math.inf
+        """Let deadlines pass, until asked to stop."""
+        swept_at = asked_at = -math.inf
         while not self._stopped.wait(TICK_SECONDS):
             try:
                 self.driver.tick()
                 self.submissions.look()
-                self.control.refresh_if_changed()
                 self._watchdog.look()
+                if time.monotonic() > asked_at + ASK_SECONDS:
+                    self.driver.parts.store.ask()
+                    asked_at = time.monotonic()
                 if time.monotonic() > swept_at + SWEEP_SECONDS:
                     self._uploads.sweep()
                     swept_at = time.monotonic()
             except OperationError as error:
                 self.driver.halt(error)
-                self.control.show_halted()
 
 
 def run_coordinator(

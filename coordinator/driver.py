@@ -21,10 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
+from coordinator import outbox
 from coordinator import store as db
 from coordinator.agreement import Agreements
 from coordinator.blobs import AnyPayload, BytesPayload
@@ -74,9 +75,10 @@ class Driver:
         self.replies = self.parts.replies(*names, key, self.parts.store.once_undone)
         self._places = Places(self.parts.blobs, self.runs)
         self._past: dict[str, rounds.Life] = {}  # a few runs that have ended, for retries of what came last
+        self._books: dict[str, HistoryBook] = {}
         self.pending = Pending(self.parts.store, self.parts.audit)
         self.refusals = Refusals(self.parts.audit.append, self.parts.monotonic)
-        self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all)
+        self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all, self.replies.last_sequence)
         self.drift = DriftNotes(self.parts.blobs, self.parts.store, self.runs, self._changed, self._is_over, self.halt)
         self.around = Surroundings(
             blobs=self.parts.blobs, now=self.parts.now, monotonic=self.parts.monotonic, publish=self.parts.publish,
@@ -197,7 +199,7 @@ class Driver:
             def is_over() -> bool:
                 nonlocal waits, seen
                 # every message wakes all who wait, and of most of them nothing has changed
-                found = self.parts.store.queued[silo], [run.name for run in self._paused()]
+                found = self.parts.store.outboxes.queued[silo], [run.name for run in self._paused()]
                 if found != seen:
                     seen, waits = found, self._has_pending(silo)
                 return waits or self.stopping or bool(self.halted)
@@ -212,67 +214,69 @@ class Driver:
         if self.stopping:
             raise PeerError(WireCode.HALTED, "the coordinator is stopping")
         silo, envelope = arrived.silo, arrived.envelope
-        with self.parts.store.transaction() as session:
-            if not self._is_new(session, arrived):
-                # the first one was recorded, counted and folded; only its answer was lost (T29)
-                db.raise_sequence(session, silo, envelope.run, envelope.sequence)
-                return ack()
-            if envelope.run and envelope.run not in self.runs and session.get(db.Run, envelope.run) is None:
-                # before anything is stored under a name that the sender made up
-                raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} names a run {envelope.run[:64]!r} that never was")
-            book = self._book(session, silo)
-            place = self._places.of(session, arrived)
-        ruling = self.parts.ingress.judge(arrived, place, book)
-        prepared, failure = self._prepared(peer, arrived, ruling)
-        decision, objection = ruling.decision, prepared.objection
-        refused = () if decision.verdict == "allow" else decision.reasons or (WireCode.INGRESS_DENIED.value,)
-        refused = refused if objection is None else (objection.code,)
-        told = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
-        number = self._record(arrived, ruling, objection) if told else 0
+        ruling: Ruling | None = None
         try:
-            if failure is not None:
-                raise failure
-            return self._settle(peer, arrived, ruling, book, place, prepared, told=told, number=number)
+            with self.parts.store.transaction() as session:
+                if not self._is_new(session, arrived):
+                    # the first one was recorded, counted and folded; only its answer was lost (T29)
+                    db.raise_sequence(session, silo, envelope.run, envelope.sequence)
+                    return ack()
+                if envelope.run and envelope.run not in self.runs and session.get(db.Run, envelope.run) is None:
+                    # before anything is stored under a name that the sender made up
+                    raise PeerError(WireCode.NO_SUCH_RUN, f"{silo} names a run {envelope.run[:64]!r} that never was")
+                book, place = self._book(session, silo), self._places.of(session, arrived)
+                ruling = self.parts.ingress.judge(arrived, place, book)
+                prepared, failure = self._prepared(session, peer, arrived, ruling)
+                decision, objection = ruling.decision, prepared.objection
+                refused = () if decision.verdict == "allow" else decision.reasons or (WireCode.INGRESS_DENIED.value,)
+                refused = refused if objection is None else (objection.code,)
+                told = not refused or self.refusals.may_record(peer.spiffe_id, list(refused))
+                number = self._record(arrived, ruling, objection) if told else 0
+                if failure is not None:
+                    raise failure
+                return self._settle(session, peer, arrived, ruling, book, place, prepared, told=told, number=number)
         except OperationError:
             raise
         except Exception:
+            if ruling is None:
+                raise
             # It was judged and recorded: an error that nobody thought of must not be a way past the rates (T11, T23).
             with self.parts.store.transaction() as session:
                 db.raise_sequence(session, silo, envelope.run, envelope.sequence)
                 self._counted(session, silo, ruling, self._book(session, silo))
             raise
 
-    def _prepared(self, peer: PeerIdentity, arrived: Arrived, ruling: Ruling) -> tuple[Prepared, Exception | None]:
+    def _prepared(
+        self, session: Session, peer: PeerIdentity, arrived: Arrived, ruling: Ruling
+    ) -> tuple[Prepared, Exception | None]:
         """Of an allowed message, what stands against it, and what failed on the way to know: it is recorded first."""
         if ruling.decision.verdict != "allow":
             return Prepared(), None
         try:
-            with self._storing() as session:
-                return self.effects.prepare(session, peer, arrived), None
+            return self.effects.prepare(session, peer, arrived), None
         except OperationError:
             raise
         except Exception as error:  # noqa: BLE001  # raised again once the message is on record
             return Prepared(), error
 
     def _settle(
-        self, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook, place: OpenPlace,
-        prepared: Prepared, *, told: bool, number: int,
+        self, session: Session, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook,
+        place: OpenPlace, prepared: Prepared, *, told: bool, number: int,
     ) -> Taken:  # fmt: skip
-        """Count a message that was judged, do what it asks for if it may, and seal the answer: one transaction."""
+        """Count a message that was judged, do what it asks for if it may, and seal the answer."""
         silo, envelope = arrived.silo, arrived.envelope
-        with self.parts.store.transaction() as session:
-            db.raise_sequence(session, silo, envelope.run, envelope.sequence)
-            in_round = min(envelope.round, place.round)  # a round of its own making has no row of its own
-            self._count(session, silo, envelope.run, in_round, envelope.kind, "in", arrived.payload.size_bytes)
-            db.set_log_size(session, self.parts.audit.origin, self.parts.audit.size)
-            taken = self._done(session, peer, arrived, ruling, book, prepared, told=told)
-            if isinstance(taken.body, pb.Ack):
-                taken.body.record, taken.body.acknowledged_sequence = number, envelope.sequence
-            if isinstance(arrived.body, pb.Poll):
-                taken.reply = self._delivered(session, silo)
-            elif not isinstance(arrived.body, pb.Hello):  # after which more happens before it is answered
-                taken.reply = self._sealed(session, silo, taken)
-            return taken
+        db.raise_sequence(session, silo, envelope.run, envelope.sequence)
+        in_round = min(envelope.round, place.round)  # a round of its own making has no row of its own
+        self._count(session, silo, envelope.run, in_round, envelope.kind, "in", arrived.payload.size_bytes)
+        db.set_log_size(session, self.parts.audit.origin, self.parts.audit.size)
+        taken = self._done(session, peer, arrived, ruling, book, prepared, told=told)
+        if isinstance(taken.body, pb.Ack):
+            taken.body.record, taken.body.acknowledged_sequence = number, envelope.sequence
+        if isinstance(arrived.body, pb.Poll):
+            taken.reply = self._delivered(session, silo)
+        elif not isinstance(arrived.body, pb.Hello):  # after which more happens before it is answered
+            taken.reply = self._sealed(session, silo, taken)
+        return taken
 
     def _done(
         self, session: Session, peer: PeerIdentity, arrived: Arrived, ruling: Ruling, book: HistoryBook,
@@ -295,9 +299,9 @@ class Driver:
                 log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
             return self._refusal(error, envelope)
 
-    @staticmethod
-    def _counted(session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
+    def _counted(self, session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
         if ruling.decision.verdict == "allow":
+            self.parts.store.once_undone(lambda: self._books.pop(silo, None))
             book.record(ruling.facts)
             db.set_counts(session, silo, db.as_json(book.to_json()))
 
@@ -369,10 +373,7 @@ class Driver:
             return None
         taken = Taken(item.kind, None, BytesPayload(item.payload), item.run, item.round, item.step)
         reply = self._sealed(session, silo, taken)
-        # the first delivery counts: whoever acknowledges its sequence, or a later one, has taken the item in
-        if item.delivered_sequence <= 0:
-            item.delivered_sequence = reply.envelope.sequence
-        db.count_as_lost(session, silo, but=[item])
+        outbox.give(session, silo, item.id, reply.envelope.sequence)
         return reply
 
     def _reply(self, silo: str, taken: Taken) -> Reply:
@@ -389,7 +390,7 @@ class Driver:
             round_number=taken.round, step=taken.step,
         )  # fmt: skip
         # a refusal names the round that was asked for, which need not be one
-        number = taken.round if taken.run and db.is_round(session, taken.run, taken.round) else 0
+        number = taken.round if taken.run and self._is_round(session, taken.run, taken.round) else 0
         self._count(session, silo, taken.run, number, taken.kind, "out", reply.payload.size_bytes)
         return reply
 
@@ -427,17 +428,24 @@ class Driver:
             return self._is_pending(session, silo)
 
     def _is_pending(self, session: Session, silo: str) -> bool:
-        return self._next_item(session, silo) is not None if self._paused() else db.is_waiting(session, silo)
+        return self._next_item(session, silo) is not None if self._paused() else outbox.is_waiting(session, silo)
 
-    def _next_item(self, session: Session, silo: str) -> db.OutboxItem | None:
-        return db.first_outbox_item(session, silo, except_runs=[run.name for run in self._paused()])
+    def _next_item(self, session: Session, silo: str) -> Row[Any] | None:
+        return outbox.first_item(session, silo, but=[run.name for run in self._paused()])
+
+    def _is_round(self, session: Session, name: str, number: int) -> bool:
+        run = self.runs.get(name)
+        return 0 < number <= run.life.round if run is not None else db.is_round(session, name, number)
 
     def _paused(self) -> list[ActiveRun]:
         return [run for run in self.runs.values() if run.life.paused_at is not None]
 
     def _book(self, session: Session, silo: str) -> HistoryBook:
-        counts = db.counts_of(session, silo)
-        return HistoryBook.from_json(json.loads(counts)) if counts else HistoryBook()
+        """Kept in memory as it is in the database; read again where a transaction that counted on failed."""
+        if silo not in self._books:
+            counts = db.counts_of(session, silo)
+            self._books[silo] = HistoryBook.from_json(json.loads(counts)) if counts else HistoryBook()
+        return self._books[silo]
 
     def _count(
         self, session: Session, silo: str, run: str, number: int, kind: str, direction: str, payload_bytes: int

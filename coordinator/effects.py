@@ -6,11 +6,13 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
+from coordinator import outbox
 from coordinator import store as db
 from coordinator.aggregate import l2_norm
 from coordinator.blobs import AnyPayload
@@ -36,11 +38,13 @@ class Prepared:
         objection: why the message cannot be carried out; None where it can.
         taken: of a checkpoint, what was countersigned.
         l2: of tensors, their norm as the rules measured it; None where they did not.
+        adapter: that a silo may fetch.
     """
 
     objection: PeerError | None = None
     taken: Checkpoint | None = None
     l2: float | None = None
+    adapter: AnyPayload | None = None
 
 
 def contribution_of(arrived: Arrived) -> rounds.Contribution:
@@ -59,15 +63,18 @@ class Effects:
         runs: the driver's runs that have not ended, by name.
         seen: what each silo was last seen doing.
         notify: wakes waiting polls.
+        last_sent: the highest sequence that was given to a silo, or a higher one.
     """
 
     def __init__(
-        self, parts: Parts, runs: dict[str, ActiveRun], seen: dict[str, MemberState], notify: Callable[[], None]
-    ) -> None:
+        self, parts: Parts, runs: dict[str, ActiveRun], seen: dict[str, MemberState], notify: Callable[[], None],
+        last_sent: Callable[[Session, str], int],
+    ) -> None:  # fmt: skip
         self._parts = parts
         self._runs = runs
         self._seen = seen
         self._notify = notify
+        self._last_sent = last_sent
         self.relay = Relay(parts.audit, parts.silos)
 
     def prepare(self, session: Session, peer: PeerIdentity, arrived: Arrived) -> Prepared:
@@ -87,7 +94,7 @@ class Effects:
             case pb.Hello():
                 check_hello(body, self._parts.agreed)
             case pb.Fetch():
-                self._adapter(session, body)
+                return Prepared(adapter=self._adapter(session, body))
             case pb.Checkpoint():
                 return Prepared(taken=self.relay.take_in(peer, body))
             case pb.Declined() | pb.Abstain():
@@ -117,7 +124,7 @@ class Effects:
                     self._countersign(session, peer, body.countersignature)
                 return ack()
             case pb.Fetch():
-                return Taken("global.adapter", None, self._adapter(session, body), envelope.run, envelope.round)
+                return Taken("global.adapter", None, prepared.adapter, envelope.run, envelope.round)
             case pb.Checkpoint():
                 return Taken("control.checkpoint", self.relay.answer(session, peer, body, prepared.taken))
             case pb.Progress():
@@ -181,13 +188,9 @@ class Effects:
         member = session.get(db.Member, silo)
         rung = json.loads(member.hello)["isolation"] if member is not None else ""
         if rung and rung != (db.isolation_of(session, run.name).get(silo) or [""])[-1]:
-            session.add(
-                db.Figure(
-                    run=run.name, round=run.life.open_round, step=0, silo=silo, name=db.ISOLATION,
-                    fields=db.as_json({"silo": silo, "rung": rung}),
-                )
-            )  # fmt: skip
-            session.flush()
+            fields = db.as_json({"silo": silo, "rung": rung})
+            where = {"run": run.name, "round": run.life.open_round, "step": 0, "silo": silo}
+            db.keep_figures(session, [where | {"name": db.ISOLATION, "fields": fields}])
 
     def _adapter(self, session: Session, fetch: pb.Fetch) -> AnyPayload:
         payload = self._parts.blobs.find(fetch.digest) if db.is_adapter(session, fetch.digest) else None
@@ -214,19 +217,10 @@ class Effects:
         run = self._run_of(envelope, silo)
         kept = self._parts.blobs.keep(arrived.payload)
         norm = l2 or (l2_norm(kept) if arrived.tensors is not None else 0.0)
-        session.add(
-            db.Upload(
-                run=run.name,
-                round=envelope.round,
-                step=envelope.step,
-                kind=envelope.kind,
-                silo=silo,
-                digest=kept.digest,
-                payload_bytes=kept.size_bytes,
-                norm=norm,
-                received_at=self._parts.now(),
-            )
-        )
+        db.keep_upload(
+            session, run=run.name, round=envelope.round, step=envelope.step, kind=envelope.kind, silo=silo,
+            digest=kept.digest, payload_bytes=kept.size_bytes, norm=norm, received_at=self._parts.now(),
+        )  # fmt: skip
         if isinstance(arrived.body, pb.MetricsEval):
             self._keep_metrics(session, run.name, silo, envelope.round, arrived.body)
         log.info(
@@ -244,24 +238,20 @@ class Effects:
 
     def _keep_metrics(self, session: Session, run: str, silo: str, number: int, body: pb.MetricsEval) -> None:
         fields = {"split": body.split, "adapter_digest": body.adapter_digest}
+        figures, where = list[dict[str, Any]](), {"run": run, "round": number, "step": 0, "silo": silo}
         for metric in body.metrics:
             values = fields | {"topic": metric.topic, "value": metric.value}
-            session.add(
-                db.Figure(
-                    run=run, round=number, step=0, silo=silo, name=f"metric.{metric.name}", fields=db.as_json(values)
-                )
-            )
+            figures.append(where | {"name": f"metric.{metric.name}", "fields": db.as_json(values)})
             if not metric.topic:
                 self._parts.publish(
                     "metric", {"run": run, "round": number, "silo": silo, "name": metric.name, "value": metric.value}
                 )
+        db.keep_figures(session, figures)
 
     def _acknowledge(self, session: Session, silo: str, sequence: int) -> None:
         """Drop what the silo has taken in; a plan that is taken in is accepted unless it is declined."""
-        sent = db.sequence_of(session, silo, "", "out")  # whatever number it names, it took in no more than that
-        for item in db.delivered_outbox_items(session, silo, min(sequence, sent)):
-            session.delete(item)
-            session.flush()
+        # whatever number it names, it took in no more than was sent to it
+        for item in outbox.take_in(session, silo, min(sequence, self._last_sent(session, silo))):
             run = self._runs.get(item.run)
             if item.kind == "run.plan" and run is not None:
                 self._note_isolation(session, run, silo)

@@ -72,11 +72,15 @@ class Replies:
         envelope.signature = self._key.sign(codec.signing_bytes(envelope))
         return Reply(envelope, content)
 
-    def _next_sequence(self, session: Session, silo: str) -> int:
-        """One counter per silo over all runs: strictly increasing within each run as well."""
+    def last_sequence(self, session: Session, silo: str) -> int:
+        """The highest that was given to a silo, or, after a restart, a higher one."""
         if silo not in self._last:
             self._last[silo] = self._reserved[silo] = db.sequence_of(session, silo, "", "out")
-        self._last[silo] += 1
+        return self._last[silo]
+
+    def _next_sequence(self, session: Session, silo: str) -> int:
+        """One counter per silo over all runs: strictly increasing within each run as well."""
+        self._last[silo] = self.last_sequence(session, silo) + 1
         if self._last[silo] > (before := self._reserved[silo]):
             self._undone(lambda: self._reserved.update({silo: before}))
             self._reserved[silo] = self._last[silo] + RESERVED_SEQUENCES - 1

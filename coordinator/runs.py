@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from google.protobuf.message import Message
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
-from coordinator import agreement
+from coordinator import agreement, outbox
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError, L2Sum, aggregate
 from coordinator.blobs import Blobs, whole
@@ -118,7 +118,7 @@ class ActiveRun:
         """Queue the signed plan for every silo of the roster."""
         body = encode(pb.RunPlan(canonical_json=self.plan.canonical()))
         for silo in self.plan.silos:
-            queue(session, silo=silo, run=self.name, round_number=0, step=0, kind="run.plan", payload=body)
+            outbox.queue(session, silo=silo, run=self.name, round_number=0, step=0, kind="run.plan", payload=body)
         self.apply(session, StartDeadline(rounds.JOIN, self.plan.join_deadline_seconds))
 
     def abort(self, session: Session) -> None:
@@ -274,7 +274,7 @@ class ActiveRun:
                 follow = self._note_round(session, action)
                 action = self._with_transcript(session, action)
                 self._note_asked(action)
-                queue(
+                outbox.queue(
                     session,
                     silo=action.silo,
                     run=self.name,
@@ -288,11 +288,8 @@ class ActiveRun:
                 return self._must(session, action)
             case Note(name, number, step, fields):
                 silo = str(fields.get("silo", ""))
-                session.add(
-                    db.Figure(
-                        run=self.name, round=number, step=step, silo=silo, name=name, fields=db.as_json(dict(fields))
-                    )
-                )
+                where = {"run": self.name, "round": number, "step": step, "silo": silo}
+                db.keep_figures(session, [where | {"name": name, "fields": db.as_json(dict(fields))}])
                 self.around.publish(f"note.{name}", {"run": self.name, "round": number, "step": step, **fields})
                 return []
             case Commit() | FinishRun():
@@ -347,10 +344,10 @@ class ActiveRun:
                 self.around.publish("run.started", {"run": self.name, "silos": list(silos)})
             case Effect.WITHDRAW, rounds.PlanDeclined(silo) | SiloLeft(silo):
                 self.around.publish("silo.left", {"run": self.name, "silo": silo})
-                withdraw(session, silo, self.name)
+                outbox.withdraw(session, silo, self.name)
             case Effect.NOTE_DECLINED, rounds.PlanDeclined(silo) | SiloLeft(silo):
-                figure = db.Figure(run=self.name, round=0, step=0, silo=silo, name=db.PLAN_DECLINED, fields="{}")
-                session.add(figure)
+                where = {"run": self.name, "round": 0, "step": 0, "silo": silo}
+                db.keep_figures(session, [where | {"name": db.PLAN_DECLINED, "fields": "{}"}])
             case Effect.AGREE, _:
                 self.look_who_signed(session, deadline_passed=isinstance(event, DeadlinePassed))
             case Effect.INVITE, rounds.RoundOpened(number):
@@ -374,7 +371,9 @@ class ActiveRun:
         """Let the open round begin at those who signed, once nobody is left to wait for."""
         number, out, agreements = self.life.open_round, self.life.absent(), self.around.agreements
         for silo, payload in agreements.look(session, self.plan, number, out=out, deadline_passed=deadline_passed):
-            queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="round.agreed", payload=payload)
+            outbox.queue(
+                session, silo=silo, run=self.name, round_number=number, step=0, kind="round.agreed", payload=payload
+            )
             self._must(session, rounds.DeadlineDropped(f"{rounds.AGREEMENT}{number}"))
             self.around.publish("round.agreed", {"run": self.name, "round": number, "silo": silo})
 
@@ -384,10 +383,12 @@ class ActiveRun:
         """
         body = encode(pb.RunEnd(outcome=outcome, adapter_digest=self._row(session).adapter_digest))
         for silo in silos:
-            knows = not never_given(session, silo, self.name, "run.plan")
-            withdraw(session, silo, self.name)
+            knows = not outbox.never_given(session, silo, self.name, "run.plan")
+            outbox.withdraw(session, silo, self.name)
             if knows:
-                queue(session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body)
+                outbox.queue(
+                    session, silo=silo, run=self.name, round_number=number, step=0, kind="run.end", payload=body
+                )
 
     def _record(self, session: Session, reason: str, before: rounds.Life) -> None:
         if before.round_state not in ROUND_OVER and before.round:
@@ -433,9 +434,8 @@ class ActiveRun:
         self.around.undone(lambda: setattr(self, "undrifted", before))
         self.undrifted = tuple(each for each in before if each != due)
         if fields is not None:
-            text = db.as_json(fields)
-            session.add(db.Figure(run=self.name, round=due.round, step=0, silo="", name=DRIFT, fields=text))
-            session.flush()
+            where = {"run": self.name, "round": due.round, "step": 0, "silo": ""}
+            db.keep_figures(session, [where | {"name": DRIFT, "fields": db.as_json(fields)}])
 
     def _close(self, row: db.Round) -> None:
         row.closed_at, row.seconds = self.around.now(), self._seconds(row)
@@ -450,29 +450,6 @@ class ActiveRun:
         if run is None:
             raise OperationError(f"run {self.name} is not in the database")
         return run
-
-
-# ---- outbox -----------------------------------------------------------------------------------------
-
-
-def queue(session: Session, *, silo: str, run: str, round_number: int, step: int, kind: str, payload: bytes) -> None:
-    session.add(db.OutboxItem(silo=silo, run=run, round=round_number, step=step, kind=kind, payload=payload))
-    session.flush()
-    session.info["queued"][silo] += 1
-
-
-def never_given(session: Session, silo: str, run: str, kind: str) -> bool:
-    """Whether a message of this kind waits for a silo and was in no answer to it yet."""
-    item = db.OutboxItem
-    waiting = select(item.id).where(
-        item.silo == silo, item.run == run, item.kind == kind, item.delivered_sequence == 0
-    )  # fmt: skip
-    return session.scalar(waiting.limit(1)) is not None
-
-
-def withdraw(session: Session, silo: str, run: str) -> None:
-    """Take back what a silo has not been given of a run."""
-    session.execute(delete(db.OutboxItem).where(db.OutboxItem.silo == silo, db.OutboxItem.run == run))
 
 
 # ---- the journal ------------------------------------------------------------------------------------

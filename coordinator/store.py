@@ -13,12 +13,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, bindparam, create_engine, event, insert, select, update
+from sqlalchemy import bindparam, create_engine, event, insert, select, text, update
 from sqlalchemy import func as sql
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -27,6 +26,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from coordinator import postgres
 from coordinator.blobs import DiskFullError
 from coordinator.database_url import POSTGRESQL, database_url, shown_url
+from coordinator.outbox import Known
 from coordinator.tables import ISOLATION as ISOLATION
 from coordinator.tables import PLAN_DECLINED as PLAN_DECLINED
 from coordinator.tables import SILO_ERROR as SILO_ERROR
@@ -52,6 +52,9 @@ from coordinator.tables import ShownCheckpoint as ShownCheckpoint
 from coordinator.tables import Traffic as Traffic
 from coordinator.tables import Transition as Transition
 from coordinator.tables import Upload as Upload
+from coordinator.tables import its as its
+from coordinator.tables import table_of as table_of
+from coordinator.tables import where_its as where_its
 from fedsilo.treaty.errors import OperationError, UsageError, WireCode
 
 
@@ -67,7 +70,7 @@ class Store:
         OperationError: it cannot be opened.
 
     Attributes:
-        queued: how often something was put into a silo's outbox by this process, by silo.
+        outboxes: what is known of them without asking.
     """
 
     def __init__(self, url: str) -> None:
@@ -84,8 +87,10 @@ class Store:
         except BaseException:
             self._engine.dispose()
             raise
-        self.queued = Counter[str]()
-        self._sessions = sessionmaker(self._engine, expire_on_commit=False, info={"queued": self.queued})
+        self.outboxes = Known()
+        self._sessions = sessionmaker(self._engine, expire_on_commit=False, info={"outboxes": self.outboxes})
+        event.listen(self._sessions, "loaded_as_persistent", _hold)
+        event.listen(self._sessions, "pending_to_persistent", _hold)
         self._thread = threading.local()
 
     @contextmanager
@@ -103,7 +108,10 @@ class Store:
         try:
             with _named_errors(), self._sessions.begin() as session:
                 yield session
+                if counted := session.info.get("traffic"):
+                    session.connection().execute(_COUNT, counted)
         except BaseException:
+            self.outboxes.undone()
             for call in reversed(undo):
                 call()
             raise
@@ -125,8 +133,18 @@ class Store:
         """Call if this thread's transaction fails, the last one first: memory is then what the database is."""
         self._thread.undo.append(call)
 
+    def ask(self) -> None:
+        """Whether the database answers. Raises OperationError: it does not; what a transaction would say."""
+        with self.transaction() as session:
+            session.connection().execute(_ANYTHING)
+
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _hold(session: Session, row: object) -> None:
+    """A session forgets rows that nobody refers to, and would ask for them again."""
+    session.info.setdefault("held", []).append(row)
 
 
 def _use_wal(connection: sqlite3.Connection, _record: object) -> None:
@@ -175,118 +193,75 @@ def _named_errors() -> Iterator[None]:
 # ---- queries that more than one caller needs --------------------------------------------------------
 
 
-LOST = -1  # as a delivered sequence: it was given, and no number that a silo acknowledges tells of it
-
-# Each message is numbered, counted and looked up here, so these go past the unit of work (a third of the time).
-
-
-def _row(*columns: Any) -> ColumnElement[bool]:
-    """That each column has the value given under its own name."""
-    return and_(*(column == bindparam(f"its_{column.key}") for column in columns))
-
-
-def _its(**values: Any) -> dict[str, Any]:
-    return {f"its_{name}": value for name, value in values.items()}
-
-
-def _table(rows: type[Base]) -> Table:
-    return cast(Table, rows.__table__)
-
-
-_ITS_COUNTER = _row(SequenceCounter.silo, SequenceCounter.run, SequenceCounter.direction)
+_ANYTHING = text("SELECT 1")
+_ITS_COUNTER = where_its(SequenceCounter.silo, SequenceCounter.run, SequenceCounter.direction)
 _SEQUENCE = select(SequenceCounter.value).where(_ITS_COUNTER)
-_NUMBER = update(_table(SequenceCounter)).where(_ITS_COUNTER).values(value=bindparam("value"))
+_NUMBER = update(table_of(SequenceCounter)).where(_ITS_COUNTER).values(value=bindparam("value"))
 _RAISE = _NUMBER.where(SequenceCounter.value < bindparam("value"))
-_FIRST_NUMBER = insert(_table(SequenceCounter))
-_COUNT = (
-    update(_table(Traffic))
-    .where(_row(Traffic.silo, Traffic.run, Traffic.round, Traffic.kind, Traffic.direction))
-    .values(messages=Traffic.messages + 1, payload_bytes=Traffic.payload_bytes + bindparam("more_bytes"))
+_FIRST_NUMBER = insert(table_of(SequenceCounter))
+# Both databases take it so, and SQLAlchemy has a form of it for each.
+_COUNT = text(
+    "INSERT INTO traffic (silo, run, round, kind, direction, messages, payload_bytes)"
+    " VALUES (:silo, :run, :round, :kind, :direction, 1, :payload_bytes)"
+    " ON CONFLICT (silo, run, round, kind, direction) DO UPDATE SET"
+    " messages = traffic.messages + 1, payload_bytes = traffic.payload_bytes + excluded.payload_bytes"
 )
-_FIRST_COUNT = insert(_table(Traffic))
-_WAITS = select(OutboxItem.id).where(_row(OutboxItem.silo)).limit(1)
-_TAKEN_IN = _WAITS.where(OutboxItem.delivered_sequence.between(1, bindparam("sequence")))
-_COUNT_AS_LOST = (
-    update(_table(OutboxItem))
-    .where(
-        _row(OutboxItem.silo), OutboxItem.delivered_sequence > 0, OutboxItem.id.not_in(bindparam("but", expanding=True))
-    )
-    .values(delivered_sequence=LOST)
-)
-_COUNTS = select(Book.counts).where(_row(Book.silo))
-_COUNT_ON = update(_table(Book)).where(_row(Book.silo)).values(counts=bindparam("counts"))
-_FIRST_COUNTS = insert(_table(Book))
-_LOG_PLACE = update(_table(LogPlace)).where(_row(LogPlace.origin)).values(size=bindparam("value"))
-_KEEP_TRANSITION = insert(_table(Transition))
-_MEMBER_STATE = select(Member.state).where(_row(Member.silo))
-_IS_ROUND = select(Round.number).where(_row(Round.run, Round.number))
+_COUNTS = select(Book.counts).where(where_its(Book.silo))
+_COUNT_ON = update(table_of(Book)).where(where_its(Book.silo)).values(counts=bindparam("counts"))
+_FIRST_COUNTS = insert(table_of(Book))
+_LOG_PLACE = update(table_of(LogPlace)).where(where_its(LogPlace.origin)).values(size=bindparam("value"))
+_KEEP_TRANSITION = insert(table_of(Transition))
+_KEEP_FIGURES = insert(table_of(Figure))
+_KEEP_UPLOAD = insert(table_of(Upload))
+_MEMBER_STATE = select(Member.state).where(where_its(Member.silo))
+_IS_ROUND = select(Round.number).where(where_its(Round.run, Round.number))
 
 
 def sequence_of(session: Session, silo: str, run: str, direction: str) -> int:
-    its = _its(silo=silo, run=run, direction=direction)
-    return session.connection().execute(_SEQUENCE, its).scalar() or 0
+    return session.connection().execute(_SEQUENCE, its(silo=silo, run=run, direction=direction)).scalar() or 0
 
 
 def set_sequence(session: Session, silo: str, run: str, direction: str, value: int) -> None:
     connection, key = session.connection(), {"silo": silo, "run": run, "direction": direction}
-    if not connection.execute(_NUMBER, _its(**key) | {"value": value}).rowcount:
+    if not connection.execute(_NUMBER, its(**key) | {"value": value}).rowcount:
         connection.execute(_FIRST_NUMBER, key | {"value": value})
 
 
 def raise_sequence(session: Session, silo: str, run: str, value: int) -> None:
     """Remember the highest sequence taken from a silo in a run; a retry's older one changes nothing."""
-    its = _its(silo=silo, run=run, direction="in")
-    raised = session.connection().execute(_RAISE, its | {"value": value}).rowcount
+    key = its(silo=silo, run=run, direction="in")
+    raised = session.connection().execute(_RAISE, key | {"value": value}).rowcount
     if not raised and value > sequence_of(session, silo, run, "in"):
         set_sequence(session, silo, run, "in", value)  # the first one
 
 
 def counts_of(session: Session, silo: str) -> str:
     """What the rules count of a silo, as JSON; empty before its first message."""
-    return session.connection().execute(_COUNTS, _its(silo=silo)).scalar() or ""
+    return session.connection().execute(_COUNTS, its(silo=silo)).scalar() or ""
 
 
 def set_counts(session: Session, silo: str, counts: str) -> None:
     connection = session.connection()
-    if not connection.execute(_COUNT_ON, _its(silo=silo) | {"counts": counts}).rowcount:
+    if not connection.execute(_COUNT_ON, its(silo=silo) | {"counts": counts}).rowcount:
         connection.execute(_FIRST_COUNTS, {"silo": silo, "counts": counts})
 
 
 def set_log_size(session: Session, origin: str, size: int) -> None:
     """That this audit log has so many records, with what the caller's transaction makes of the newest."""
-    session.connection().execute(_LOG_PLACE, _its(origin=origin) | {"value": size})
+    session.connection().execute(_LOG_PLACE, its(origin=origin) | {"value": size})
 
 
 def is_round(session: Session, run: str, number: int) -> bool:
     """Whether a run has opened a round of that number."""
-    return session.connection().execute(_IS_ROUND, _its(run=run, number=number)).scalar() is not None
+    return session.connection().execute(_IS_ROUND, its(run=run, number=number)).scalar() is not None
 
 
 def count_message(
     session: Session, *, silo: str, run: str, round_number: int, kind: str, direction: str, payload_bytes: int
 ) -> None:
-    connection = session.connection()
+    """Counted when the transaction ends: with most messages there is an answer to be counted, too."""
     key = {"silo": silo, "run": run, "round": round_number, "kind": kind, "direction": direction}
-    if not connection.execute(_COUNT, _its(**key) | {"more_bytes": payload_bytes}).rowcount:
-        connection.execute(_FIRST_COUNT, key | {"messages": 1, "payload_bytes": payload_bytes})
-
-
-def is_waiting(session: Session, silo: str) -> bool:
-    """Whether anything waits for a silo, of a paused run, too."""
-    return session.connection().execute(_WAITS, _its(silo=silo)).scalar() is not None
-
-
-def first_outbox_item(session: Session, silo: str, *, except_runs: Sequence[str] = ()) -> OutboxItem | None:
-    if not is_waiting(session, silo):
-        return None  # as mostly
-    query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(except_runs)))
-    return session.scalars(query.order_by(OutboxItem.id).limit(1)).first()
-
-
-def outbox_items(session: Session, silo: str, *, except_runs: Sequence[str] = ()) -> list[OutboxItem]:
-    """All that waits for a silo, oldest first."""
-    query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(except_runs)))
-    return list(session.scalars(query.order_by(OutboxItem.id)))
+    session.info.setdefault("traffic", []).append(key | {"payload_bytes": payload_bytes})
 
 
 def carried_silos(session: Session) -> frozenset[str]:
@@ -294,29 +269,23 @@ def carried_silos(session: Session) -> frozenset[str]:
     return frozenset(session.scalars(select(CarriedSilo.silo)))
 
 
-def delivered_outbox_items(session: Session, silo: str, sequence: int) -> list[OutboxItem]:
-    """What a silo has taken in when it acknowledges a sequence, oldest first, whatever else waits in between."""
-    if session.connection().execute(_TAKEN_IN, _its(silo=silo) | {"sequence": sequence}).scalar() is None:
-        return []  # as of most polls
-    delivered = OutboxItem.delivered_sequence.between(1, sequence)
-    query = select(OutboxItem).where(OutboxItem.silo == silo, delivered).order_by(OutboxItem.id)
-    return list(session.scalars(query))
-
-
-def count_as_lost(session: Session, silo: str, *, but: Sequence[OutboxItem]) -> None:
-    """What waits for a silo, was given to it once and is not in what it is given at this moment (`but`): a silo
-    acknowledges numbers, what it takes in now has a higher one, and that would tell of these as well. If they did
-    arrive, they come twice."""
-    session.flush()
-    session.connection().execute(_COUNT_AS_LOST, _its(silo=silo) | {"but": [item.id for item in but]})
-
-
 def keep_transition(session: Session, run: str, ordinal: int, event: str) -> None:
     session.connection().execute(_KEEP_TRANSITION, {"run": run, "ordinal": ordinal, "event": event})
 
 
+def keep_figures(session: Session, rows: Iterable[Mapping[str, Any]]) -> None:
+    """rows: values of all columns of `Figure` but `id`."""
+    if kept := list(rows):
+        session.connection().execute(_KEEP_FIGURES, kept)
+
+
+def keep_upload(session: Session, **values: Any) -> None:
+    """values: of all columns of `Upload`."""
+    session.connection().execute(_KEEP_UPLOAD, values)
+
+
 def has_joined(session: Session, silo: str) -> bool:
-    return session.connection().execute(_MEMBER_STATE, _its(silo=silo)).scalar() == "joined"
+    return session.connection().execute(_MEMBER_STATE, its(silo=silo)).scalar() == "joined"
 
 
 def next_ordinal(session: Session, run: str) -> int:

@@ -7,8 +7,22 @@ sorted by its characters' numbers on both, never by a server's language.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any, cast
 
-from sqlalchemy import BigInteger, Boolean, Float, Index, Integer, LargeBinary, String, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    and_,
+    bindparam,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeEngine
 
@@ -24,6 +38,22 @@ def _characters(number: int) -> TypeEngine[str]:
 
 class Base(DeclarativeBase):
     pass
+
+
+# What each message asks is asked in statements that are made once, past the unit of work (a third of the time).
+
+
+def table_of(rows: type[Base]) -> Table:
+    return cast(Table, rows.__table__)
+
+
+def where_its(*columns: Any) -> ColumnElement[bool]:
+    """That each column has the value that `its` gives under the column's name."""
+    return and_(*(column == bindparam(f"its_{column.key}") for column in columns))
+
+
+def its(**values: Any) -> dict[str, Any]:
+    return {f"its_{name}": value for name, value in values.items()}
 
 
 class Run(Base):

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from certs.commands import VerifiedCommand
 from certs.identity import PeerIdentity, peer_identity
+from coordinator import outbox
 from coordinator import store as db
 from coordinator.blobs import AnyPayload, BytesPayload, chunks
 from coordinator.driver import Driver
@@ -229,7 +230,7 @@ class Transfers:
         in a part of either."""
         replies, listed, adapters = list[Reply](), list[db.OutboxItem](), dict[str, str]()
         paused = [run.name for run in self._driver.runs.values() if run.life.paused_at is not None]
-        for item in db.outbox_items(session, silo, except_runs=paused):
+        for item in outbox.items(session, silo, but=paused):
             reply = self._driver.replies.seal(
                 session, silo, kind=item.kind, body=None, payload=BytesPayload(item.payload), run=item.run,
                 round_number=item.round, step=item.step,
@@ -238,7 +239,7 @@ class Transfers:
             listed.append(item)
             replies.append(reply)
             adapters |= dict.fromkeys(_adapters_named(session, item), item.run)
-        db.count_as_lost(session, silo, but=listed)
+        outbox.count_as_lost(session, silo, but=listed)
         for digest, run in adapters.items():
             if digest and db.is_adapter(session, digest):
                 payload = self._parts.blobs.get(digest)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import Table, bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
@@ -42,7 +42,7 @@ ANSWER_BYTES_MAX = 30_000  # shipped policies let control messages in up to 32,7
 CHAIN_MAX = 10_000  # steps kept of one log while some silo lags behind
 
 # As in `store`: made once, and past the unit of work.
-_SHOWN_ROWS, _SIGNED_ROWS = cast(Table, db.ShownCheckpoint.__table__), cast(Table, db.Countersigned.__table__)
+_SHOWN_ROWS, _SIGNED_ROWS = db.table_of(db.ShownCheckpoint), db.table_of(db.Countersigned)
 _SHOWN = select(_SHOWN_ROWS.c.silo, _SHOWN_ROWS.c.size, _SHOWN_ROWS.c.note).where(
     tuple_(_SHOWN_ROWS.c.silo, _SHOWN_ROWS.c.size).in_(bindparam("wanted", expanding=True))
 )
@@ -64,6 +64,15 @@ _UNSEEN = (
     .where(_SHOWN_ROWS.c.silo == bindparam("owner"), _SHOWN_ROWS.c.size > bindparam("seen"))
     .order_by(_SHOWN_ROWS.c.size)
     .limit(STEPS_MAX)
+)
+_CHAIN = select(
+    func.min(_SHOWN_ROWS.c.size).label("oldest"), func.max(_SHOWN_ROWS.c.size).label("newest"),
+    func.count().label("steps"),
+).where(_SHOWN_ROWS.c.silo == bindparam("owner"))  # fmt: skip
+_SHOW = insert(_SHOWN_ROWS)
+_SLOWEST = select(func.min(_SIGNED_ROWS.c.size)).where(_SIGNED_ROWS.c.silo == _SHOWN_ROWS.c.silo).scalar_subquery()
+_PRUNE = delete(_SHOWN_ROWS).where(
+    _SHOWN_ROWS.c.silo.in_(bindparam("owners", expanding=True)), _SHOWN_ROWS.c.size < _SLOWEST
 )
 _LAST = select(_SHOWN_ROWS).where(_SHOWN_ROWS.c.silo == bindparam("owner")).order_by(_SHOWN_ROWS.c.size.desc()).limit(1)
 
@@ -182,33 +191,38 @@ def _keep_step(session: Session, steps: ShownSteps, peer: PeerIdentity, offer: O
     """Add a checkpoint that was countersigned to its silo's chain; whether it was not in it."""
     session.merge(db.ShownCertificate(silo=peer.name, pem=peer.certificate_pem.decode("ascii")))
 
+    connection = session.connection()
+    chain = connection.execute(_CHAIN, {"owner": peer.name}).one()
+
     def is_known(end: int) -> bool:
-        return session.get(db.ShownCheckpoint, (peer.name, end)) is not None
+        if not chain.steps or end > chain.newest:
+            return False  # as mostly
+        return end == chain.newest or session.get(db.ShownCheckpoint, (peer.name, end)) is not None
 
     if is_known(size):
         return False
     own = db.ShownCheckpoint.silo == peer.name
     offered = pb.LogStep(note=offer.note, previous_size=offer.previous_size, consistency=offer.consistency)
     lacking = steps.leading_to(peer.name, size, since=is_known) or [(size, offered)]
-    newest = session.scalar(select(func.max(db.ShownCheckpoint.size)).where(own))
-    if newest is not None and newest != lacking[0][1].previous_size:
+    if chain.steps and chain.newest != lacking[0][1].previous_size:
         # Across a hole there is no proof, so the chain begins behind it. Nobody needs what is before: steps are removed
         # once all have gone on.
         session.execute(delete(db.ShownCheckpoint).where(own))
-    for end, step in lacking:
-        packed = b"".join(step.consistency)
-        session.add(
-            db.ShownCheckpoint(
-                silo=peer.name, size=end, previous_size=step.previous_size, note=step.note, consistency=packed
-            )
-        )
-    session.flush()
-    # also where nobody countersigns it: its owner alone decides how often it shows one
-    chain = select(db.ShownCheckpoint.size).where(own)
-    oldest = session.scalar(chain.order_by(db.ShownCheckpoint.size.desc()).offset(CHAIN_MAX - 1).limit(1)) or 0
-    session.execute(delete(db.ShownCheckpoint).where(own, db.ShownCheckpoint.size < oldest))
+    connection.execute(
+        _SHOW,
+        [
+            {"silo": peer.name, "size": end, "previous_size": step.previous_size, "note": step.note,
+             "consistency": b"".join(step.consistency)}
+            for end, step in lacking
+        ],
+    )  # fmt: skip
+    if chain.steps + len(lacking) > CHAIN_MAX:
+        # also where nobody countersigns it: its owner alone decides how often it shows one
+        newest = select(db.ShownCheckpoint.size).where(own).order_by(db.ShownCheckpoint.size.desc())
+        oldest = session.scalar(newest.offset(CHAIN_MAX - 1).limit(1)) or 0
+        session.execute(delete(db.ShownCheckpoint).where(own, db.ShownCheckpoint.size < oldest))
     _prune(session, {peer.name})
-    steps.forget(peer.name, session.scalar(select(func.min(db.ShownCheckpoint.size)).where(own)) or 0)
+    steps.forget(peer.name, connection.execute(_CHAIN, {"owner": peer.name}).one().oldest or 0)
     return True
 
 
@@ -268,12 +282,8 @@ def _worth_nothing_is_told(witness: PeerIdentity) -> Iterator[None]:
 def _prune(session: Session, owners: Collection[str]) -> None:
     """Keep of each chain what the slowest witness still needs, and its end. One statement: N silos bring N - 1
     cosignatures each in a round."""
-    shown, signed = db.ShownCheckpoint, db.Countersigned
-    slowest = select(func.min(signed.size)).where(signed.silo == shown.silo).scalar_subquery()
-    session.execute(
-        delete(shown).where(shown.silo.in_(sorted(owners)), shown.size < slowest),
-        execution_options={"synchronize_session": False},
-    )
+    if owners:
+        session.connection().execute(_PRUNE, {"owners": sorted(owners)})
 
 
 def _news_for(session: Session, witness: str, others: Sequence[str]) -> list[tuple[str, int | None]]:

@@ -74,6 +74,10 @@ class ControlDesk:
         roles: what each may do.
         clock: UTC time, timezone-aware.
         journal: remembers requests over a restart; without one, only in this process.
+
+    Attributes:
+        before_snapshot: called before the state is read, in the asking thread, so that it need not be made up for
+            nobody; it may call `set_state`.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class ControlDesk:
         self._state_json = "{}"
         self._policy_digest = ""
         self._closed = False
+        self.before_snapshot: Callable[[], None] = lambda: None
         self._commanding = threading.Lock()
         self._queries: dict[str, QueryHandler] = {}
         self._commands: dict[str, _Command] = {}
@@ -130,6 +135,7 @@ class ControlDesk:
 
     def snapshot(self) -> control_pb2.Snapshot:
         """The state and the sequence of the last event it may already contain; watch from there on."""
+        self.before_snapshot()
         time = _text(self._clock())
         with self._reading:
             return control_pb2.Snapshot(

@@ -19,8 +19,9 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from coordinator import outbox
 from coordinator import store as db
-from coordinator.runs import never_given, queue, stored_events, stored_life, withdraw
+from coordinator.runs import stored_events, stored_life
 from coordinator.store import Store
 from fedsilo.treaty import rounds
 from fedsilo.treaty.errors import OperationError, UsageError
@@ -37,7 +38,7 @@ def run_row(name: str = "run-1", **changes: Any) -> db.Run:
 
 
 def item(session: Session, silo: str, kind: str, run: str = "run-1") -> None:
-    queue(session, silo=silo, run=run, round_number=0, step=0, kind=kind, payload=b"\x00\xff" + kind.encode())
+    outbox.queue(session, silo=silo, run=run, round_number=0, step=0, kind=kind, payload=b"\x00\xff" + kind.encode())
 
 
 class StoreSuite:
@@ -214,18 +215,66 @@ class StoreSuite:
             for silo, kind in (("a", "run.plan"), ("b", "run.plan"), ("a", "round.open"), ("a", "run.end")):
                 item(session, silo, kind)
         with opened().transaction() as session:
-            first = db.first_outbox_item(session, "a")
+            first = outbox.first_item(session, "a")
             assert first is not None and (first.kind, first.payload) == ("run.plan", b"\x00\xffrun.plan")
-            assert db.first_outbox_item(session, "a", except_runs=["run-1"]) is None
-            assert never_given(session, "a", "run-1", "run.plan")
-            first.delivered_sequence = 7
+            assert outbox.first_item(session, "a", but=["run-1"]) is None
+            assert outbox.never_given(session, "a", "run-1", "run.plan")
+            outbox.give(session, "a", first.id, 7)
         with opened().transaction() as session:
-            assert not never_given(session, "a", "run-1", "run.plan")
-            assert db.delivered_outbox_items(session, "a", 6) == []
-            assert [each.kind for each in db.delivered_outbox_items(session, "a", LARGEST)] == ["run.plan"]
-            withdraw(session, "a", "run-1")
+            assert not outbox.never_given(session, "a", "run-1", "run.plan")
+            assert outbox.take_in(session, "a", 6) == []
+            assert [each.kind for each in outbox.take_in(session, "a", LARGEST)] == ["run.plan"]
+            assert outbox.take_in(session, "a", LARGEST) == [], "it is gone"
+            outbox.withdraw(session, "a", "run-1")
         with opened().transaction() as session:
-            assert db.first_outbox_item(session, "a") is None and db.first_outbox_item(session, "b") is not None
+            assert outbox.first_item(session, "a") is None and outbox.first_item(session, "b") is not None
+
+    def test_the_first_answer_that_held_an_item_counts_and_what_is_not_in_the_newest_is_lost(self, opened: Any) -> None:
+        with opened().transaction() as session:
+            for kind in ("run.plan", "round.open", "run.end"):
+                item(session, "a", kind)
+            item(session, "b", "run.plan")
+            of_a, of_b = ([each.id for each in outbox.items(session, silo)] for silo in "ab")
+            outbox.give(session, "b", of_b[0], 1)
+            for number, place in enumerate((of_a[0], of_a[0], of_a[1]), start=4):
+                outbox.give(session, "a", place, number)
+                given = [each.delivered_sequence for each in session.scalars(select(db.OutboxItem).execution_options(
+                    populate_existing=True).where(db.OutboxItem.silo == "a").order_by(db.OutboxItem.id))]  # fmt: skip
+                assert given == {4: [4, 0, 0], 5: [4, 0, 0], 6: [outbox.LOST, 6, 0]}[number]
+            outbox.give(session, "a", of_a[0], 7)  # given again, it has a number again
+        with opened().transaction() as session:
+            assert [each.id for each in outbox.take_in(session, "a", 7)] == [of_a[0]]
+            assert [each.id for each in outbox.take_in(session, "b", 1)] == of_b, "another silo's is left alone"
+
+    def test_what_is_known_of_an_outbox_is_what_is_in_it(self, opened: Any) -> None:
+        """Whether it is empty is kept in memory; each way in which that could be wrong."""
+        store = opened()
+
+        def waits() -> bool:
+            with store.transaction() as session:
+                says = outbox.is_waiting(session, "a")
+                assert says == (outbox.first_item(session, "a") is not None)
+                return says
+
+        assert not waits() and not waits()
+        with store.transaction() as session:
+            item(session, "a", "run.plan")
+        assert waits()
+        with pytest.raises(ZeroDivisionError), store.transaction() as session:
+            outbox.withdraw(session, "a", "run-1")
+            assert not outbox.is_waiting(session, "a")
+            raise ZeroDivisionError
+        assert waits(), "that it was taken out was undone"
+        with store.transaction() as session:
+            outbox.withdraw(session, "a", "run-1")
+        assert not waits()
+        with pytest.raises(ZeroDivisionError), store.transaction() as session:
+            item(session, "a", "run.end")
+            raise ZeroDivisionError
+        assert not waits(), "that it was put in was undone"
+        with store.transaction() as session:
+            item(session, "b", "run.plan")
+        assert not waits()
 
     def test_numbers_of_rows_grow_also_across_a_restart(self, opened: Any) -> None:
         with opened().transaction() as session:

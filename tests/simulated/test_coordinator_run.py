@@ -16,11 +16,11 @@ from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from certs.encoding import public_key_pem
-from coordinator import places
+from coordinator import outbox, places
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
+from coordinator.outbox import queue
 from coordinator.record import run_record
-from coordinator.runs import queue
 from fedsilo.launch import cli_run
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.transcript_checks import verify_record
@@ -369,8 +369,8 @@ def test_an_item_behind_a_paused_runs_is_acknowledged(tmp_path: Path, monkeypatc
         [first, _] = session.scalars(select(db.OutboxItem).order_by(db.OutboxItem.id)).all()
     silo.join()
 
-    def next_but_paused(session: Session, name: str) -> db.OutboxItem | None:
-        return db.first_outbox_item(session, name, except_runs=["run-1"])
+    def next_but_paused(session: Session, name: str) -> Any:
+        return outbox.first_item(session, name, but=["run-1"])
 
     monkeypatch.setattr(house.driver, "_next_item", next_but_paused)
     item = silo.say("control.poll", pb.Poll())
@@ -395,9 +395,8 @@ def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
     silo.join()
     silo.say("control.poll", pb.Poll())  # of run-1; the silo never sees it
     with monkeypatch.context() as patched:
-        first_item = db.first_outbox_item
         patched.setattr(
-            house.driver, "_next_item", lambda session, name: first_item(session, name, except_runs=["run-1"])
+            house.driver, "_next_item", lambda session, name: outbox.first_item(session, name, but=["run-1"])
         )
         assert isinstance(silo.say("control.poll", pb.Poll()), pb.RunEnd)
         newest = silo.heard[-1][0].sequence

@@ -18,6 +18,7 @@ from coordinator.daemon import Coordinator, check
 from fedsilo.edge.audit_segments import segments
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.launch.provision import init_ca, provision_site
+from fedsilo.treaty.errors import OperationError
 from tests.coordinator_folder import write_coordinator
 from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation
 from tests.simulated.queries import settled
@@ -80,6 +81,36 @@ def test_the_runs_are_read_after_an_event_and_not_every_second(joined: Any, monk
     made.publish("run.submitted", {"run": "run-1"})
     made.refresh_if_changed()
     assert read == [1] and [row["run"] for row in shown(desk)["runs"]] == ["run-1"]
+
+
+def test_the_state_is_made_up_when_somebody_looks_and_once_for_all_that_happened(
+    joined: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, _, made, desk = joined
+    house.submit()
+    read, whole = list[int](), made.runs
+    monkeypatch.setattr(made, "runs", lambda: read.append(1) or whole())
+    for name in ("run.submitted", "silo.joined", "run.started"):
+        made.publish(name, {})
+    assert read == []
+    assert [row["run"] for row in shown(desk)["runs"]] == ["run-1"] and read == [1]
+    assert [row["run"] for row in shown(desk)["runs"]] == ["run-1"] and read == [1], "nothing happened since"
+
+
+def test_where_the_database_cannot_be_read_what_was_shown_last_says_that_all_has_halted(
+    joined: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, _, made, desk = joined
+    before = shown(desk)
+    assert before["halted"] == ""
+
+    def lost() -> Any:
+        raise OperationError("the database went away", code="DATABASE_LOST")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made, "runs", lost)
+        made.publish("run.submitted", {})
+        assert shown(desk) == {**before, "halted": "DATABASE_LOST"} and house.driver.halted == "DATABASE_LOST"
 
 
 def test_T38_a_break_that_a_verification_found_is_in_the_state(joined: Any) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from certs.authority import create_ca
 from certs.identity import peer_identity
 from coordinator import store as db
-from coordinator.runs import queue
+from coordinator.outbox import queue
 from coordinator.transfer import Transfers
 from fedsilo.edge.transfer_file import Carried, Header, TransferBroken, TransferFile, TransferWriter
 from fedsilo.treaty.errors import (

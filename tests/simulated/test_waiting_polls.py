@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from coordinator import store as db
 from coordinator.driver import Driver
-from coordinator.runs import queue
+from coordinator.outbox import queue
 from tests.simulated.coordinator_parts import House, house_in_round
 
 WAIT_SECONDS = 60.0  # far above what anything here takes

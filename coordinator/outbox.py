@@ -1,0 +1,144 @@
+"""What waits for each silo until it says that it took it in: at least once, oldest first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Row, bindparam, case, delete, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from coordinator.tables import OutboxItem, its, table_of, where_its
+
+LOST = -1  # as a delivered sequence: it was given, and no number that a silo acknowledges tells of it
+
+_ITEMS = table_of(OutboxItem)
+_QUEUE = insert(_ITEMS)
+_FIRST = select(_ITEMS).where(where_its(OutboxItem.silo)).order_by(OutboxItem.id).limit(1)
+_FIRST_BUT = _FIRST.where(OutboxItem.run.not_in(bindparam("but", expanding=True)))
+_WAITS = select(OutboxItem.id).where(where_its(OutboxItem.silo)).limit(1)
+_NEVER_GIVEN = _WAITS.where(where_its(OutboxItem.run, OutboxItem.kind), OutboxItem.delivered_sequence == 0)
+_TAKEN_IN = (
+    delete(_ITEMS)
+    .where(where_its(OutboxItem.silo), OutboxItem.delivered_sequence.between(1, bindparam("sequence")))
+    .returning(OutboxItem.id, OutboxItem.run, OutboxItem.kind)
+)
+_WITHDRAW = delete(_ITEMS).where(where_its(OutboxItem.silo, OutboxItem.run))
+_GIVE = (
+    update(_ITEMS)
+    .where(where_its(OutboxItem.silo), or_(where_its(OutboxItem.id), OutboxItem.delivered_sequence > 0))
+    .values(
+        delivered_sequence=case(
+            (OutboxItem.id != bindparam("its_id"), LOST),
+            (OutboxItem.delivered_sequence > 0, OutboxItem.delivered_sequence),
+            else_=bindparam("sequence"),
+        )
+    )
+)
+_COUNT_AS_LOST = (
+    update(_ITEMS)
+    .where(
+        where_its(OutboxItem.silo), OutboxItem.delivered_sequence > 0,
+        OutboxItem.id.not_in(bindparam("but", expanding=True)),
+    )
+    .values(delivered_sequence=LOST)
+)  # fmt: skip
+
+
+@dataclass
+class Known:
+    """What is known of the outboxes without asking the database, which nobody else changes.
+
+    Attributes:
+        queued: how often something was put into a silo's by this process, by silo.
+        empty: silos in whose outbox nothing was, with that number at the time.
+    """
+
+    queued: Counter[str] = field(default_factory=Counter)
+    empty: dict[str, int] = field(default_factory=dict)
+
+    def is_empty(self, silo: str) -> bool:
+        return self.empty.get(silo) == self.queued[silo]
+
+    def note_empty(self, silo: str) -> None:
+        self.empty[silo] = self.queued[silo]
+
+    def undone(self) -> None:
+        """A transaction failed: what it took out may be there."""
+        self.empty.clear()
+
+
+def _known(session: Session) -> Known:
+    known: Known = session.info["outboxes"]
+    return known
+
+
+def queue(session: Session, *, silo: str, run: str, round_number: int, step: int, kind: str, payload: bytes) -> None:
+    place = {"silo": silo, "run": run, "round": round_number, "step": step}
+    session.connection().execute(_QUEUE, place | {"kind": kind, "payload": payload, "delivered_sequence": 0})
+    _known(session).queued[silo] += 1
+
+
+def is_waiting(session: Session, silo: str) -> bool:
+    """Whether anything waits for a silo, of a paused run, too."""
+    known = _known(session)
+    if known.is_empty(silo):
+        return False  # as mostly
+    waits = session.connection().execute(_WAITS, its(silo=silo)).scalar() is not None
+    if not waits:
+        known.note_empty(silo)
+    return waits
+
+
+def first_item(session: Session, silo: str, *, but: Sequence[str] = ()) -> Row[Any] | None:
+    """What waits longest for a silo, of a run that is not among `but`; a row of `OutboxItem`."""
+    known = _known(session)
+    if known.is_empty(silo):
+        return None
+    if but:
+        return session.connection().execute(_FIRST_BUT, its(silo=silo) | {"but": list(but)}).first()
+    found = session.connection().execute(_FIRST, its(silo=silo)).first()
+    if found is None:
+        known.note_empty(silo)
+    return found
+
+
+def items(session: Session, silo: str, *, but: Sequence[str] = ()) -> list[OutboxItem]:
+    """All that waits for a silo, oldest first."""
+    query = select(OutboxItem).where(OutboxItem.silo == silo, OutboxItem.run.not_in(list(but)))
+    return list(session.scalars(query.order_by(OutboxItem.id)))
+
+
+def give(session: Session, silo: str, item_id: int, sequence: int) -> None:
+    """That an item is in the answer of this number; the first one counts: whoever acknowledges it, or a later one, has
+    taken the item in. Whatever else was given to the silo and waits still is lost, as in `count_as_lost`."""
+    session.connection().execute(_GIVE, its(silo=silo, id=item_id) | {"sequence": sequence})
+
+
+def count_as_lost(session: Session, silo: str, *, but: Iterable[OutboxItem]) -> None:
+    """What waits for a silo, was given to it once and is not in what it is given at this moment (`but`): a silo
+    acknowledges numbers, what it takes in now has a higher one, and that would tell of these as well. If they did
+    arrive, they come twice."""
+    session.flush()
+    session.connection().execute(_COUNT_AS_LOST, its(silo=silo) | {"but": [item.id for item in but]})
+
+
+def take_in(session: Session, silo: str, sequence: int) -> list[Row[int, str, str]]:
+    """Take out what a silo has taken in when it acknowledges a sequence, whatever else waits in between: id, run and
+    kind of each, oldest first."""
+    if _known(session).is_empty(silo):
+        return []
+    gone = session.connection().execute(_TAKEN_IN, its(silo=silo) | {"sequence": sequence}).all()
+    return sorted(gone, key=lambda row: int(row.id))
+
+
+def never_given(session: Session, silo: str, run: str, kind: str) -> bool:
+    """Whether a message of this kind waits for a silo and was in no answer to it yet."""
+    return session.connection().execute(_NEVER_GIVEN, its(silo=silo, run=run, kind=kind)).scalar() is not None
+
+
+def withdraw(session: Session, silo: str, run: str) -> None:
+    """Take back what a silo has not been given of a run."""
+    session.connection().execute(_WITHDRAW, its(silo=silo, run=run))
