@@ -303,6 +303,7 @@ class Driver:
         if ruling.decision.verdict == "allow":
             self.parts.store.once_undone(lambda: self._books.pop(silo, None))
             book.record(ruling.facts)
+            book.forget_runs_but(self.runs)
             db.set_counts(session, silo, db.as_json(book.to_json()))
 
     def _why_denied(self, arrived: Arrived, ruling: Ruling) -> PeerError:

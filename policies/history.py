@@ -3,17 +3,22 @@
 `HistoryBook` is plain data that the party persists; `History` is the small view of it that one decision needs. The
 view is JSON, so a log that holds facts and view replays each decision exactly.
 A retry of bytes already allowed is the same release: its sender neither decides nor records it again.
+
+A book does not grow with a run: of rounds long before its newest nothing is counted, and nothing more fits into them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from policies.message import Facts
 
 MINUTE_SECONDS = 60.0
+ROUNDS_KEPT = 8  # newest ones of a run with counts of their own: they are stored anew with each message
+FULL = 1 << 53  # as a count: more than any policy allows
 _DAYS_KEPT = 3
 
 
@@ -78,7 +83,8 @@ class HistoryBook:
     """Counts of allowed messages of one sender (a coordinator keeps one book for each silo).
 
     Attributes:
-        counts: "run/round[/step]/name" -> number; "run/rounds/kind" -> rounds in which the kind was allowed.
+        counts: "run/round[/step]/name" -> number; "run/rounds/kind" -> rounds in which the kind was allowed;
+            "run/first" -> the oldest round with counts of its own, where there were older ones.
         days: UTC date -> payload bytes.
         units: UTC date -> kind -> scores or answers.
         recent: bucket -> UTC seconds of the messages of the last minute.
@@ -98,6 +104,8 @@ class HistoryBook:
         kind, now = facts["kind"], facts["now"]
         times = self.recent.get(bucket_of(kind), [])
         count = self.counts.get
+        if self._is_past(facts):
+            return self._full(facts, approvals)
         in_round = count(f"{round_key}/{kind}", 0)
         return History(
             messages_in_round=in_round,
@@ -117,6 +125,20 @@ class HistoryBook:
             approvals=approvals,
         )
 
+    def _is_past(self, facts: Facts) -> bool:
+        """Of a round without counts of its own any more. Control messages are bounded by the minute."""
+        first = self.counts.get(f"{facts['run']}/first", 0)
+        return 0 < facts["round"] < first and bucket_of(facts["kind"]) == "content"
+
+    def _full(self, facts: Facts, approvals: tuple[Approval, ...]) -> History:
+        """Of a round that nothing more fits into: a coordinator that goes back to it gets nothing for it (T11)."""
+        return History(
+            messages_in_round=FULL, messages_in_step=FULL, messages_in_match=FULL, units_in_day=FULL,
+            messages_in_minute=FULL, responses=FULL, tokens=FULL, text_bytes=FULL, round_bytes=FULL,
+            rounds_released=self.counts.get(_rounds_key(facts), 0), day_bytes=self.days.get(_day(facts["now"]), 0),
+            screen_halted=facts["kind"] in self.screen_halts, approvals=approvals,
+        )  # fmt: skip
+
     def record(self, facts: Facts) -> None:
         """Count an allowed message. Call it once per release, durably before the bytes leave."""
         round_key, step_key = _keys(facts)
@@ -124,6 +146,7 @@ class HistoryBook:
         self._add(f"{round_key}/{kind}", 1)
         if self.counts[f"{round_key}/{kind}"] == 1 and not kind.startswith("control."):
             self._add(_rounds_key(facts), 1)
+            self._forget_rounds(facts["run"], facts["round"] + 1 - ROUNDS_KEPT)
         if step_key != round_key:
             self._add(f"{step_key}/{kind}", 1)
         if not kind.startswith("control."):
@@ -174,6 +197,22 @@ class HistoryBook:
     def forget_run(self, run: str) -> None:
         """Drop the counts of a run that has ended; its rounds cannot be open again."""
         self.counts = {key: value for key, value in self.counts.items() if not key.startswith(f"{run}/")}
+
+    def forget_runs_but(self, runs: Collection[str]) -> None:
+        """Drop the counts of all other runs, which have ended."""
+        if any(run and run not in runs for run in {key.partition("/")[0] for key in self.counts}):
+            self.counts = {key: value for key, value in self.counts.items() if key.partition("/")[0] in {"", *runs}}
+
+    def _forget_rounds(self, run: str, before: int) -> None:
+        if before <= max(1, self.counts.get(f"{run}/first", 0)):
+            return
+
+        def is_older(key: str) -> bool:
+            of_run, number, *_ = key.split("/")
+            return of_run == run and number.isdecimal() and 0 < int(number) < before
+
+        self.counts = {key: value for key, value in self.counts.items() if not is_older(key)}
+        self.counts[f"{run}/first"] = before
 
     def _add(self, key: str, amount: int) -> None:
         self.counts[key] = self.counts.get(key, 0) + amount
