@@ -138,6 +138,11 @@ def load_config(path: Path) -> CoordinatorConfig:
     except NotFoundError as error:
         raise NotFoundError(error.message, hint="`coordinator init` writes a commented one") from error
     document = strict_yaml.load(text, str(path))
+    if isinstance(document.value, Mapping) and "silo" in document.value and "silos" not in document.value:
+        raise UsageError(
+            f"{path}:{document.line_of(('silo',))}: this is a silo's configuration, not a coordinator's",
+            hint="`silo ... --config` takes it; a coordinator's lists its `silos:`",
+        )
     if isinstance(document.value, Mapping) and "source" in document.value:
         raise UsageError(f"{path}:{document.line_of(('source',))}: unknown key 'source'", hint="remove it")
     config = _resolved(strict_yaml.validate(CoordinatorConfig, document), path.absolute())

@@ -27,6 +27,7 @@ from silo.measuring import PromptSet
 LoadType = Literal["fp32", "bf16", "nf4", "fp8"]
 # A unix socket's address is a C string of 108 bytes, the closing zero among them.
 UNIX_PATH_BYTES_MAX = 107
+PORT_MAX = 65535
 _PROXY_URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\]):\d{1,5}/?")
 
 
@@ -44,6 +45,13 @@ class CoordinatorPlace(_Closed):
     # How long nothing may cross while an answer is awaited before a ping does: less than what a firewall, a proxy or a
     # NAT takes for dead. The coordinator takes no more than one in 10 seconds.
     keepalive_seconds: float = Field(20.0, ge=15, le=3600)
+
+    @field_validator("address")
+    @classmethod
+    def _port_exists(cls, value: str) -> str:
+        if value != "files" and not 0 < int(value.rpartition(":")[2]) <= PORT_MAX:
+            raise ValueError(f"a port to dial is 1 to {PORT_MAX}")
+        return value
 
     @model_validator(mode="after")
     def _dials_or_not(self) -> CoordinatorPlace:
@@ -216,7 +224,7 @@ class Trainer(_Closed):
                 right = ipaddress.ip_address(host[1:-1] if bracketed else host).version == (6 if bracketed else 4)
             except ValueError:
                 right = False
-            if not right or "%" in host or kind not in ("tcp", "udp") or not port.isdecimal() or int(port) > 65535:
+            if not right or "%" in host or kind not in ("tcp", "udp") or not port.isdecimal() or int(port) > PORT_MAX:
                 raise ValueError(f"{each!r} is not tcp:ADDRESS:PORT or udp:ADDRESS:PORT, with [ADDRESS] for IPv6")
         return tuple(value) if isinstance(value, list) else value
 
@@ -305,6 +313,11 @@ def load_config(path: Path) -> SiloConfig:
 def config_from(text: bytes, path: Path) -> SiloConfig:
     """A site's configuration that is, or will be, in a file. Raises UsageError as `load_config`."""
     document = strict_yaml.load(text, str(path))
+    if isinstance(document.value, Mapping) and "silo" not in document.value and "silos" in document.value:
+        raise UsageError(
+            f"{path}:{document.line_of(('silos',))}: this is a coordinator's configuration, not a silo's",
+            hint="`coordinator ... --config` takes it; a silo's begins with `silo: NAME`",
+        )
     if isinstance(document.value, Mapping) and "source" in document.value:
         raise UsageError(f"{path}:{document.line_of(('source',))}: unknown key 'source'", hint="remove it")
     config = strict_yaml.validate(SiloConfig, document)

@@ -377,8 +377,9 @@ def thread_warning(config: SiloConfig) -> str:
     wanted = config.threads * trainers
     if wanted <= cores:
         return ""
+    threads, several = config.threads, "trainer processes" if config.trainer.processes > 1 else "silos"
     return (
-        f"{config.threads} threads x {trainers} {'trainer processes' if config.trainer.processes > 1 else 'silos'} on "
-        f"this host = {wanted} on {cores} cores: "
-        "they wait for each other by spinning, several times slower; set trainer.threads lower"
+        f"{threads} {'thread' if threads == 1 else 'threads'} x {trainers} {several} on this host = {wanted} on "
+        f"{cores} cores: they wait for each other by spinning, several times slower; "
+        + ("set trainer.threads lower" if threads > 1 else "less of them at once would be faster")
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from coordinator import config as coordinator_config
 from fedsilo.treaty.errors import UsageError
 from silo.config import config_from
+from silo.guard.startup import thread_warning
+from tests.coordinator_folder import write_coordinator
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "hospital_a.yaml").read_text()
 
@@ -56,3 +60,40 @@ def test_T52_the_public_held_out_set_needs_no_private_rows_and_without_the_secti
     assert found is not None and found.prompts == ("held_out",)
     start, end = EXAMPLE.index("acceptance:"), EXAMPLE.index("\ntrainer:")
     assert config_from((EXAMPLE[:start] + EXAMPLE[end:]).encode(), Path("/site/silo.yaml")).acceptance is None
+
+
+@pytest.mark.parametrize("port", [0, 65_536, 99_999])
+def test_a_port_that_nobody_can_dial_is_named_with_its_line(port: int) -> None:
+    text = EXAMPLE.replace("coordinator.example.org:8443", f"coordinator.example.org:{port}")
+    assert text != EXAMPLE
+    with pytest.raises(
+        UsageError, match=r"^/site/silo\.yaml:\d+: coordinator\.address: .*a port to dial is 1 to 65535"
+    ):
+        config_from(text.encode(), Path("/site/silo.yaml"))
+    last = EXAMPLE.replace("coordinator.example.org:8443", "coordinator.example.org:65535")
+    assert config_from(last.encode(), Path("/site/silo.yaml")).coordinator.address.endswith(":65535")
+
+
+def test_the_file_of_the_other_party_is_told_for_what_it_is(tmp_path: Path) -> None:
+    own = write_coordinator(tmp_path, ["hospital_a"])
+    with pytest.raises(UsageError, match=r"^/site/c\.yaml:\d+: this is a coordinator's configuration, not a silo's"):
+        config_from(own.read_bytes(), Path("/site/c.yaml"))
+    (tmp_path / "silo.yaml").write_text(EXAMPLE)
+    with pytest.raises(UsageError, match=r"silo\.yaml:\d+: this is a silo's configuration, not a coordinator's"):
+        coordinator_config.load_config(tmp_path / "silo.yaml")
+    assert coordinator_config.load_config(own).silos == ("hospital_a",)  # the counterpart
+
+
+@pytest.mark.parametrize(
+    ("threads", "silos", "said"),
+    [(1, 1, ""), (2, 3, "2 threads x 3 silos"), (1, 3, "1 thread x 3 silos")],
+)
+def test_the_warning_of_too_many_threads_says_what_can_be_set(
+    monkeypatch: pytest.MonkeyPatch, threads: int, silos: int, said: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    text = EXAMPLE.replace("  threads: auto", f"  threads: {threads}")
+    text = text.replace("silos_on_this_host: 1", f"silos_on_this_host: {silos}")
+    warning = thread_warning(config_from(text.encode(), Path("/site/silo.yaml")))
+    assert warning.startswith(said) and bool(warning) == bool(said)
+    assert ("set trainer.threads lower" in warning) == (threads > 1)
