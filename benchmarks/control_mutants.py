@@ -50,8 +50,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "deltas are neither clipped nor rounded",
         GATE,
-        "payload = codec.joined_factors(header, payload_bytes, tensors, fit)",
-        "payload = codec.joined_factors(header, payload_bytes, tensors)",
+        "codec.joined_factors(header, payload_bytes, tensors, fit)",
+        "codec.joined_factors(header, payload_bytes, tensors)",
     ),
     (
         "answers with a hit are not withheld",
