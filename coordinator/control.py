@@ -26,6 +26,7 @@ from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 
 REFRESH_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # for a state that is being made up
 
 
 class Control:
@@ -74,13 +75,17 @@ class Control:
         self._desk.publish(name, fields)
 
     def bring_up_to_date(self) -> None:
-        """Before somebody looks, and for nobody else: with each message something changes."""
-        with self._looking:
-            try:
-                self.refresh_if_changed()
-            except OperationError as error:
-                self._driver.halt(error)
-                self.show_halted()
+        """Before somebody looks, and for nobody else: with each message something changes. While another one waits for
+        the database, what was shown last is shown: who looks holds up nobody who has something to say."""
+        if not self._looking.acquire(timeout=LOOK_SECONDS):
+            return
+        try:
+            self.refresh_if_changed()
+        except OperationError as error:
+            self._driver.halt(error)
+            self.show_halted()
+        finally:
+            self._looking.release()
 
     def refresh_if_changed(self) -> None:
         """After an event at once; what changes without one, such as when a silo was last seen, every

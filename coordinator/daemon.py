@@ -376,8 +376,8 @@ class Coordinator:
                 self.submissions.look()
                 self._watchdog.look()
                 if time.monotonic() > asked_at + ASK_SECONDS:
-                    self.driver.parts.store.ask()
                     asked_at = time.monotonic()
+                    self.driver.parts.store.ask()
                 if time.monotonic() > swept_at + SWEEP_SECONDS:
                     self._uploads.sweep()
                     swept_at = time.monotonic()

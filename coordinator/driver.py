@@ -240,7 +240,7 @@ class Driver:
         except Exception:
             if ruling is None:
                 raise
-            # It was judged and recorded: an error that nobody thought of must not be a way past the rates (T11, T23).
+            # It was judged: an error that nobody thought of must not be a way past the rates (T11, T23).
             with self.parts.store.transaction() as session:
                 db.raise_sequence(session, silo, envelope.run, envelope.sequence)
                 self._counted(session, silo, ruling, self._book(session, silo))
@@ -253,7 +253,8 @@ class Driver:
         if ruling.decision.verdict != "allow":
             return Prepared(), None
         try:
-            return self.effects.prepare(session, peer, arrived), None
+            with db.named_errors():
+                return self.effects.prepare(session, peer, arrived), None
         except OperationError:
             raise
         except Exception as error:  # noqa: BLE001  # raised again once the message is on record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable
@@ -278,5 +279,6 @@ class Effects:
         return run
 
     def forget_ended(self) -> None:
-        for name in [name for name, run in self._runs.items() if run.life.over]:
-            del self._runs[name]
+        for run in [run for run in self._runs.values() if run.life.over]:
+            del self._runs[run.name]
+            self._parts.store.once_undone(functools.partial(self._runs.setdefault, run.name, run))

@@ -121,7 +121,6 @@ def count_as_lost(session: Session, silo: str, *, but: Iterable[OutboxItem]) -> 
     """What waits for a silo, was given to it once and is not in what it is given at this moment (`but`): a silo
     acknowledges numbers, what it takes in now has a higher one, and that would tell of these as well. If they did
     arrive, they come twice."""
-    session.flush()
     session.connection().execute(_COUNT_AS_LOST, its(silo=silo) | {"but": [item.id for item in but]})
 
 

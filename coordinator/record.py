@@ -85,6 +85,7 @@ def _certificates(session: Session, run: str) -> list[str]:
 
 def _round_figures(session: Session, run: str, number: int) -> dict[str, Any]:
     """One round; number 0 is what came before the first: the base model's evaluation, the plan."""
+    db.write_counts(session)
     row = session.get(db.Round, (run, number))
     uploads = select(db.Upload).where(db.Upload.run == run, db.Upload.round == number)
     figures = select(db.Figure).where(db.Figure.run == run, db.Figure.round == number).order_by(db.Figure.id)

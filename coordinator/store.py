@@ -82,7 +82,7 @@ class Store:
             event.listen(self._engine, "connect", _use_wal)
         event.listen(self._engine, "before_cursor_execute", _refuse_nul)
         try:
-            with _named_errors():
+            with named_errors():
                 Base.metadata.create_all(self._engine)
         except BaseException:
             self._engine.dispose()
@@ -106,10 +106,9 @@ class Store:
         undo: list[Callable[[], object]] = []
         self._thread.afterwards, self._thread.undo = afterwards, undo
         try:
-            with _named_errors(), self._sessions.begin() as session:
+            with named_errors(), self._sessions.begin() as session:
                 yield session
-                if counted := session.info.get("traffic"):
-                    session.connection().execute(_COUNT, counted)
+                write_counts(session)
         except BaseException:
             self.outboxes.undone()
             for call in reversed(undo):
@@ -130,8 +129,10 @@ class Store:
             afterwards.append(call)
 
     def once_undone(self, call: Callable[[], object]) -> None:
-        """Call if this thread's transaction fails, the last one first: memory is then what the database is."""
-        self._thread.undo.append(call)
+        """Call if this thread's transaction fails, the last one first: memory is then what the database is. Without a
+        transaction there is nothing that could fail."""
+        if (undo := getattr(self._thread, "undo", None)) is not None:
+            undo.append(call)
 
     def ask(self) -> None:
         """Whether the database answers. Raises OperationError: it does not; what a transaction would say."""
@@ -162,7 +163,8 @@ def _refuse_nul(_connection: object, _cursor: object, _statement: str, parameter
 
 
 @contextmanager
-def _named_errors() -> Iterator[None]:
+def named_errors() -> Iterator[None]:
+    """What the database has against a statement, as an error of ours."""
     try:
         yield
     except DBAPIError as error:
@@ -193,7 +195,7 @@ def _named_errors() -> Iterator[None]:
 # ---- queries that more than one caller needs --------------------------------------------------------
 
 
-_ANYTHING = text("SELECT 1")
+_ANYTHING = select(LogPlace.size).limit(1)  # of a table, or SQLite would not look at its file
 _ITS_COUNTER = where_its(SequenceCounter.silo, SequenceCounter.run, SequenceCounter.direction)
 _SEQUENCE = select(SequenceCounter.value).where(_ITS_COUNTER)
 _NUMBER = update(table_of(SequenceCounter)).where(_ITS_COUNTER).values(value=bindparam("value"))
@@ -259,9 +261,15 @@ def is_round(session: Session, run: str, number: int) -> bool:
 def count_message(
     session: Session, *, silo: str, run: str, round_number: int, kind: str, direction: str, payload_bytes: int
 ) -> None:
-    """Counted when the transaction ends: with most messages there is an answer to be counted, too."""
+    """Counted with `write_counts`, when the transaction ends: most messages have an answer, which is counted, too."""
     key = {"silo": silo, "run": run, "round": round_number, "kind": kind, "direction": direction}
     session.info.setdefault("traffic", []).append(key | {"payload_bytes": payload_bytes})
+
+
+def write_counts(session: Session) -> None:
+    """What `count_message` was told in this transaction; before anybody reads it here."""
+    if counted := session.info.pop("traffic", None):
+        session.connection().execute(_COUNT, counted)
 
 
 def carried_silos(session: Session) -> frozenset[str]:
@@ -302,6 +310,7 @@ def is_adapter(session: Session, digest: str) -> bool:
 
 def traffic_table(session: Session, run: str | None = None) -> list[dict[str, Any]]:
     """Payload bytes by silo, direction and kind, summed over rounds, of one run or of everything."""
+    write_counts(session)
     rows: dict[tuple[str, str, str], list[int]] = {}
     query = select(Traffic) if run is None else select(Traffic).where(Traffic.run == run)
     for row in session.scalars(query):

@@ -203,7 +203,7 @@ class OutboxItem(Base):
     step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str] = mapped_column(_characters(32))
     payload: Mapped[bytes] = mapped_column(LargeBinary)
-    delivered_sequence: Mapped[int] = mapped_column(BigInteger, default=0)  # 0: never given; below: `store.LOST`
+    delivered_sequence: Mapped[int] = mapped_column(BigInteger, default=0)  # 0: never given; below: `outbox.LOST`
 
 
 class CarriedSilo(Base):

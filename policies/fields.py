@@ -75,8 +75,9 @@ def epoch_seconds(utc: str) -> int:
     return calendar.timegm(time.strptime(utc, "%Y-%m-%dT%H:%M:%SZ"))
 
 
-Integer = Annotated[int, BeforeValidator(plain_integer), Field(ge=0, le=2**53 - 1)]  # RFC 8785 carries no larger one
-Positive = Annotated[int, BeforeValidator(plain_integer), Field(ge=1, le=2**53 - 1)]
+# RFC 8785 carries twice as much: what a message adds to a count that is at its limit fits, too.
+Integer = Annotated[int, BeforeValidator(plain_integer), Field(ge=0, le=2**52 - 1)]
+Positive = Annotated[int, BeforeValidator(plain_integer), Field(ge=1, le=2**52 - 1)]
 Number = Annotated[float, BeforeValidator(plain_number)]
 NotNegative = Annotated[float, BeforeValidator(plain_number), Field(ge=0)]
 Boolean = Annotated[bool, BeforeValidator(_plain_boolean)]

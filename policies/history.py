@@ -4,7 +4,8 @@
 view is JSON, so a log that holds facts and view replays each decision exactly.
 A retry of bytes already allowed is the same release: its sender neither decides nor records it again.
 
-A book does not grow with a run: of rounds long before its newest nothing is counted, and nothing more fits into them.
+A book does not grow with a run's rounds: of those long before its newest nothing is counted, and nothing more fits into
+them. It does grow with its matches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from policies.message import Facts
 
 MINUTE_SECONDS = 60.0
 ROUNDS_KEPT = 8  # newest ones of a run with counts of their own: they are stored anew with each message
-FULL = 1 << 53  # as a count: more than any policy allows
+FULL = 1 << 52  # as a count: more than any policy allows, and with what a message adds to it JSON carries it still
 _DAYS_KEPT = 3
 
 
@@ -136,6 +137,7 @@ class HistoryBook:
             messages_in_round=FULL, messages_in_step=FULL, messages_in_match=FULL, units_in_day=FULL,
             messages_in_minute=FULL, responses=FULL, tokens=FULL, text_bytes=FULL, round_bytes=FULL,
             rounds_released=self.counts.get(_rounds_key(facts), 0), day_bytes=self.days.get(_day(facts["now"]), 0),
+            screen_hits_in_day=self.screen_hits.get(_day(facts["now"]), {}).get(facts["kind"], 0),
             screen_halted=facts["kind"] in self.screen_halts, approvals=approvals,
         )  # fmt: skip
 

@@ -128,7 +128,7 @@ class LoraFactors(Closed):
     max_total_l2: NormLimit
     quantise: Quantise
     randomise_low_bits: Annotated[Integer, Field(le=MANTISSA_BITS["float32"]), lattice.LARGEST] = 0
-    min_records: Least = 2**53 - 1
+    min_records: Least = 2**52 - 1
     max_local_epochs: Limit = 0
     max_steps: Limit = 0
     per_round: Limit

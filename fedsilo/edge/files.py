@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -76,16 +76,25 @@ def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644, *, ta
         raise OperationError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _write_new(path: Path, data: bytes | memoryview, mode: int, tail: bytes = b"") -> None:
+def _write_new(
+    path: Path, data: bytes | memoryview, mode: int, tail: bytes = b"", wanted: Callable[[], bool] = lambda: True
+) -> bool:
+    """Whether all of it is on the disk: not, where it is `wanted` no more in the meantime."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         os.fchmod(descriptor, mode)
-        if len(data) >= _LARGE_BYTES:
-            write_past_cache(descriptor, data)
-        else:
-            write_all(descriptor, data)
+        view = memoryview(data)
+        for start in range(0, len(view), FLUSHED_BYTES):
+            if not wanted():
+                return False
+            piece = view[start : start + FLUSHED_BYTES]
+            if len(view) >= _LARGE_BYTES:
+                write_past_cache(descriptor, piece)
+            else:
+                write_all(descriptor, piece)
         write_all(descriptor, tail)
         os.fsync(descriptor)
+        return True
     finally:
         os.close(descriptor)
 
@@ -104,21 +113,23 @@ class WrittenAhead:
         self._mode = mode
         self._temporary = folder / f".{secrets.token_hex(8)}.tmp"
         self._fault: OSError | None = None
+        self._is_wanted, self._is_whole, self._has_begun = True, False, False
         self._thread = threading.Thread(target=self._write, daemon=True)
-        self._begun = False
         with contextlib.suppress(RuntimeError):  # no thread is to be had: `keep` writes it
             self._thread.start()
-            self._begun = True
+            self._has_begun = True
 
     def keep(self, path: Path) -> None:
         """As `write_durably` does, in the same folder. Raises OperationError: the disk refused."""
-        if self._begun:
+        if self._has_begun:
             self._thread.join()
         else:
             self._write()
         try:
             if self._fault is not None:
                 raise self._fault
+            if not self._is_whole:  # whatever ended the thread, a part of it is not kept for the whole
+                raise OSError(errno.EIO, "it was not written to its end")
             self._temporary.replace(path)
             fsync_directory(path.parent)
         except OSError as error:
@@ -127,16 +138,23 @@ class WrittenAhead:
 
     def abandon(self) -> None:
         """Nothing is written any more at return, and nothing of it is left."""
-        if self._begun:
+        self._is_wanted = False
+        if self._has_begun:
             self._thread.join()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
+        self._remove()
 
     def _write(self) -> None:
         try:
-            _write_new(self._temporary, self.data, self._mode)
+            self._is_whole = _write_new(self._temporary, self.data, self._mode, wanted=lambda: self._is_wanted)
         except OSError as error:
             self._fault = error
+        finally:
+            if not self._is_whole:  # what it holds of a full disk is needed for the record of it
+                self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
 
 
 def remove_durably(path: Path) -> None:

@@ -11,7 +11,8 @@ from policies.rules.base import Judgement, block_of, holds, none_of, not_applica
 
 _UPDATES = tuple(sorted(UPDATE_KINDS))
 _OFFERS = tuple(sorted(kind for kind in OUTBOUND_KINDS if not kind.startswith("control.")))
-# Where in a run a message belongs: a round as a whole, an open step, or (as these may be late) any round until now.
+# Where in a run a message belongs: a round as a whole, an open step, or (as these may be late) any round until now, of
+# those that its sender's book still counts (`policies.history.ROUNDS_KEPT`).
 _OF_A_ROUND = (
     *_UPDATES,
     "reft.intervention",

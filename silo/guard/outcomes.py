@@ -47,6 +47,7 @@ class Outcomes:
         Raises:
             LogFullError, OperationError: not recorded; the gate is halted.
         """
+        self._ledger.payloads.drop_begun()  # or what is denied would take the room that its record needs
         try:
             self._judge.record_decision(facts, decision, digests, **recorded)
         except RecordError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator import runs as runs_module
+from coordinator import outbox
 from coordinator import store as db
 from coordinator.agreement import Agreements
 from fedsilo.edge.audit_log import AuditLog
@@ -281,14 +281,14 @@ def test_T20_T39_killed_before_a_rounds_transaction_is_committed(
 ) -> None:
     house, silos = joined(tmp_path, monkeypatch.undo)
     kind = {"round.transcript": "round.open"}.get(event, event)
-    queue = runs_module.queue
+    queue = outbox.queue
 
     def dies(session: Any, **item: Any) -> None:
         queue(session, **item)
         if (item["kind"], item["round_number"]) == (kind, number):
             raise Killed("killed")
 
-    monkeypatch.setattr(runs_module, "queue", dies)
+    monkeypatch.setattr(outbox, "queue", dies)
     until_quiet(silos)
     assert silos[0].house is not house  # it was killed
     one_story(silos[0].house, silos)

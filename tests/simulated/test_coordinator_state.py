@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator import control
 from coordinator.config import load_config
 from coordinator.control import REFRESH_SECONDS, Control
 from coordinator.daemon import Coordinator, check
@@ -111,6 +112,18 @@ def test_where_the_database_cannot_be_read_what_was_shown_last_says_that_all_has
         patched.setattr(made, "runs", lost)
         made.publish("run.submitted", {})
         assert shown(desk) == {**before, "halted": "DATABASE_LOST"} and house.driver.halted == "DATABASE_LOST"
+
+
+def test_who_looks_while_a_state_is_being_made_up_sees_the_last_one(
+    joined: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, made, desk = joined
+    before = shown(desk)
+    monkeypatch.setattr(control, "LOOK_SECONDS", 0.01)
+    made.publish("run.submitted", {})
+    with made._looking:
+        assert shown(desk) == before
+    assert made._changed, "nobody has looked yet"
 
 
 def test_T38_a_break_that_a_verification_found_is_in_the_state(joined: Any) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import String, func, select, text
 
 from coordinator import store as db
 from coordinator.blobs import DiskFullError
+from fedsilo.treaty.errors import OperationError
 from tests.simulated.coordinator_parts import joined, until_quiet
 from tests.simulated.store_suite import StoreSuite, run_row
 
@@ -37,6 +38,18 @@ class TestSqlite(StoreSuite):
             session.add(run_row("run-2", request="x" * 1_000_000))
         with sqlite3.connect(tmp_path / "coordinator.db") as plain:
             assert plain.execute("SELECT name FROM runs").fetchall() == [("run-1",)]
+
+    def test_whether_it_answers_is_asked_of_its_file(self, opened: Any, tmp_path: Path) -> None:
+        store = opened()
+        store.ask()
+        store.close()  # what a connection has read it may answer from
+        for leftover in tmp_path.glob("coordinator.db-*"):
+            leftover.unlink()
+        path = tmp_path / "coordinator.db"
+        path.write_bytes(b"\xff" * path.stat().st_size)
+        with pytest.raises(OperationError) as told:
+            store.ask()
+        assert told.value.code == "DATABASE_DAMAGED"
 
 
 def test_what_a_whole_run_writes_fits_the_width_of_its_columns(tmp_path: Path) -> None:

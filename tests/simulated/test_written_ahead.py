@@ -96,6 +96,43 @@ def test_T39_a_full_disk_is_told_when_it_is_to_be_kept_and_not_before(
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("threads", [True, False], ids=["thread", "no-thread"])
+def test_T39_a_part_is_never_kept_for_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
+    def cut_short(path: Path, data: bytes, *_: object, **__: object) -> bool:
+        path.write_bytes(data[:10])
+        raise MemoryError
+
+    monkeypatch.setattr(files, "_write_new", cut_short)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    if not threads:
+        no_thread(monkeypatch)
+    written = WrittenAhead(tmp_path, DATA, 0o600)
+    with pytest.raises(OperationError if threads else MemoryError):
+        written.keep(tmp_path / "name")
+    assert names(tmp_path) == []
+
+
+def test_what_nobody_wants_any_more_is_not_written_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, goes_on, pieces = threading.Event(), threading.Event(), list[int]()
+
+    def slow(_descriptor: int, piece: Any) -> None:
+        pieces.append(len(piece))
+        began.set()
+        assert goes_on.wait(30)
+
+    monkeypatch.setattr(files, "write_past_cache", slow)
+    monkeypatch.setattr(files, "FLUSHED_BYTES", 1 << 20)
+    written = WrittenAhead(tmp_path, DATA, 0o600)
+    assert began.wait(30)
+    ending = threading.Thread(target=written.abandon)
+    ending.start()
+    while written._is_wanted:
+        assert ending.is_alive()
+    goes_on.set()
+    ending.join(30)
+    assert pieces == [1 << 20] and names(tmp_path) == []
+
+
 # ---- payloads ----------------------------------------------------------------------------------------
 
 
@@ -160,6 +197,24 @@ def nothing_finite() -> bytes:
     return body_of(tensors)
 
 
+def test_T39_what_is_denied_is_off_the_disk_before_that_is_recorded(
+    tmp_path: Path, ahead: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "a", FLOAT32)
+    record, there = bench.gate._judge.record_decision, list[list[str]]()
+
+    def recorded(*of: Any, **more: Any) -> Any:
+        there.append(names(bench.folder / "payloads"))
+        return record(*of, **more)
+
+    monkeypatch.setattr(bench.gate._judge, "record_decision", recorded)
+    assert isinstance(offer(bench, nothing_finite()), Denied)
+    assert there == [[]] and len(ahead) == 1
+    assert isinstance(offer(bench, body_of(drawn())), Allowed)  # the counterpart: what leaves is there by then
+    assert len(there[1]) == 1
+    bench.close()
+
+
 @pytest.mark.parametrize("policy", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 def test_T39_of_what_is_denied_nothing_is_left(tmp_path: Path, ahead: list[bytes], policy: Any) -> None:
     bench = Bench(tmp_path / "a", policy)
@@ -176,12 +231,12 @@ def test_T39_a_disk_that_refuses_it_halts_the_gate(
     bench = Bench(tmp_path / "a", FLOAT32)
     body = body_of(drawn())
 
-    def full(path: Path, *_: object) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "_write_new", full)
-        with pytest.raises(OperationError) as raised:
+        with pytest.raises(OperationError, match="No space left") as raised:
             offer(bench, body)
     assert raised.value.code == "PAYLOADS_UNWRITABLE" == bench.gate.halt_code
     assert names(bench.folder / "payloads") == [] and bench.channel.sent == []
