@@ -75,7 +75,7 @@ class Arriving:
             yield
         except OSError as error:
             self._file.drop()
-            raise OperationError(f"cannot keep adapter {self.digest[:12]}: {error.strerror}") from error
+            raise _not_kept(self.digest, self._file.path.parent, error) from error
 
 
 class AdapterStore:
@@ -162,7 +162,7 @@ class AdapterStore:
                     other.unlink()
             file = PartialFile(path, whole_bytes=bytes_max, hashed=False)
         except OSError as error:
-            raise OperationError(f"cannot keep adapter {digest[:12]}: {error.strerror}") from error
+            raise _not_kept(digest, self._folder, error) from error
         arriving = Arriving(file, digest)
         try:
             yield arriving
@@ -229,6 +229,13 @@ class AdapterStore:
         """L2 norm over all factors, as measured when it came in."""
         l2: float | None = self._known.get(digest, {}).get("l2")
         return l2
+
+
+def _not_kept(digest: str, folder: Path, error: OSError) -> OperationError:
+    return OperationError(
+        f"cannot keep adapter {digest[:12]} in {folder}: {error.strerror}",
+        hint="free space there, then start this silo again",
+    )
 
 
 def _state(file: BinaryIO) -> _State:

@@ -3,6 +3,7 @@ service and the silo's keeping are the real ones, the line is in memory."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from coordinator.aggregate import initial_adapter
 from coordinator.blobs import BytesPayload
-from fedsilo.treaty.errors import PeerError, UnreachableError, WireCode
+from fedsilo.treaty.errors import OperationError, PeerError, UnreachableError, WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo.guard.adapters import AdapterStore
@@ -173,3 +174,22 @@ def test_T29_what_lies_there_under_an_adapters_name_is_kept_only_as_it_came(plac
     (place.folder / f"{DIGEST}.partial").write_bytes(bytes(len(ADAPTER)))
     place.adapters.keep(DIGEST, ADAPTER, 1.0)
     assert place.adapters.find(DIGEST) == ADAPTER and list(place.folder.glob("*.partial")) == []
+
+
+def test_T39_a_disk_that_takes_no_adapter_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = AdapterStore(tmp_path / "adapters")
+
+    def full(_descriptor: int, _data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, store.arriving(DIGEST, len(ADAPTER)) as arriving:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OperationError, match=rf"in {tmp_path / 'adapters'}: No space left on device") as told:
+            arriving.write(ADAPTER)
+    assert "free space there" in told.value.hint
+    assert list((tmp_path / "adapters").glob("*.partial")) == []
+    with store.arriving(DIGEST, len(ADAPTER)) as arriving:  # the counterpart
+        arriving.write(ADAPTER)
+        assert arriving.size_bytes == len(ADAPTER)
