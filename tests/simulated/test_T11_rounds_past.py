@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from coordinator import store as db
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -46,3 +47,21 @@ def test_T11_a_gate_denies_and_records_it(tmp_path: Path) -> None:
     bench.gate._judge.book.counts["run-1/first"] = 1  # the counterpart
     assert isinstance(bench.factors(), Allowed)
     bench.close()
+
+
+def test_of_a_run_that_ended_no_counts_are_left_and_the_rates_are(tmp_path: Path) -> None:
+    house, silos = joined(tmp_path)
+    silo = silos[0]
+
+    def book() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(house.rows(lambda session: db.counts_of(session, silo.name)))
+        return found
+
+    of_run = set[str]()
+    while sum(each.live() for each in silos):  # every silo has its turn
+        of_run |= {key for key in book()["counts"] if key.startswith("run-1/")}
+    assert of_run, "while it goes on there are"
+    silo.poll()
+    assert not [key for key in book()["counts"] if key.startswith("run-1/")]
+    assert book()["recent"]["content"] and book()["days"]
+    house.close()

@@ -408,24 +408,6 @@ def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
     house.close()
 
 
-def test_of_a_run_that_ended_no_counts_are_left_and_the_rates_are(tmp_path: Path) -> None:
-    house, silos = joined(tmp_path)
-    silo = silos[0]
-
-    def book() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(house.rows(lambda session: db.counts_of(session, silo.name)))
-        return found
-
-    of_run = set[str]()
-    while sum(each.live() for each in silos):  # every silo has its turn
-        of_run |= {key for key in book()["counts"] if key.startswith("run-1/")}
-    assert of_run, "while it goes on there are"
-    silo.poll()
-    assert not [key for key in book()["counts"] if key.startswith("run-1/")]
-    assert book()["recent"]["content"] and book()["days"]
-    house.close()
-
-
 def test_run_verify_takes_the_signed_record_and_no_other(tmp_path: Path) -> None:
     house, silos = joined(tmp_path)
     until_quiet(silos)
