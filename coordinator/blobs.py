@@ -9,7 +9,6 @@ What this does not do: encrypt, or delete old rounds.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import os
@@ -24,17 +23,11 @@ from typing import Any
 
 import fsspec
 
-from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, fsync_directory, leave_page_cache
+from fedsilo.edge.files import FLUSHED_BYTES, EarlyFlush, disk_error, fsync_directory, leave_page_cache
 from fedsilo.treaty.errors import OperationError, PeerError, WireCode
 from fedsilo.treaty.wire.codec import CHUNK_BYTES_MAX, SMALL_PAYLOAD_BYTES_MAX, Buffer, sha256_hex
 
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
-
-
-class DiskFullError(OperationError):
-    """No space in `state_dir`: nothing is acknowledged any more (threat T39)."""
-
-    default_code = "DISK_FULL"
 
 
 @dataclass(frozen=True)
@@ -115,14 +108,14 @@ class Spool:
             self._stream = self.path.open("xb")
             self._flush = EarlyFlush(self._stream.fileno())
         except OSError as error:
-            raise disk_error(error, self.path) from error
+            raise not_kept(error, self.path) from error
 
     def write(self, chunk: Buffer) -> None:
         try:
             self._stream.write(chunk)
         except OSError as error:
             self.drop()
-            raise disk_error(error, self.path) from error
+            raise not_kept(error, self.path) from error
         self._hash.update(chunk)
         before, self.size_bytes = self.size_bytes, self.size_bytes + memoryview(chunk).nbytes
         if before // FLUSHED_BYTES != self.size_bytes // FLUSHED_BYTES:
@@ -136,7 +129,7 @@ class Spool:
             self._stream.close()
         except OSError as error:
             self.drop()
-            raise disk_error(error, self.path) from error
+            raise not_kept(error, self.path) from error
         return FilePayload(fsspec.filesystem("file"), str(self.path), self._hash.hexdigest(), self.size_bytes)
 
     def drop(self) -> None:
@@ -198,7 +191,7 @@ class Blobs:
                 fsync_directory(Path(place).parent)
                 fsync_directory(Path(self._root))
         except OSError as error:
-            raise disk_error(error, Path(place)) from error
+            raise not_kept(error, Path(place)) from error
         return kept
 
     def find(self, digest: str) -> FilePayload | None:
@@ -218,8 +211,6 @@ class Blobs:
         return f"{self._root}/{digest[:2]}/{digest}"
 
 
-def disk_error(error: OSError, path: Path) -> OperationError:
-    """What a disk's refusal is called."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(f"no space left for {path}", hint="free space in state_dir, then start again")
-    return OperationError(f"cannot write {path}: {error.strerror}")
+def not_kept(error: OSError, path: Path) -> OperationError:
+    """What a disk's refusal is called: where there is no space, nothing is acknowledged any more (threat T39)."""
+    return disk_error(f"cannot write {path}", error, if_full="free space in state_dir, then start again")

@@ -28,7 +28,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as Failed
 
-from coordinator.blobs import DiskFullError
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
 
 log = logging.getLogger("fedsilo.coordinator")

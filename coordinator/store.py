@@ -24,7 +24,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 from coordinator import postgres
-from coordinator.blobs import DiskFullError
 from coordinator.database_url import POSTGRESQL, database_url, shown_url
 from coordinator.outbox import Known
 from coordinator.tables import ISOLATION as ISOLATION
@@ -55,6 +54,7 @@ from coordinator.tables import Upload as Upload
 from coordinator.tables import its as its
 from coordinator.tables import table_of as table_of
 from coordinator.tables import where_its as where_its
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import OperationError, UsageError, WireCode
 
 

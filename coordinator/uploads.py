@@ -23,7 +23,7 @@ import fsspec
 from sqlalchemy import select
 
 from coordinator import store as db
-from coordinator.blobs import AnyPayload, Blobs, FilePayload, disk_error
+from coordinator.blobs import AnyPayload, Blobs, FilePayload, not_kept
 from fedsilo.edge.partial_file import PartialFile
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import Buffer
@@ -78,7 +78,7 @@ class Upload:
             yield
         except OSError as error:
             self._file.drop()
-            raise disk_error(error, self._file.path) from error
+            raise not_kept(error, self._file.path) from error
 
 
 class Uploads:
@@ -164,7 +164,7 @@ class Uploads:
         try:
             file = PartialFile(path, whole_bytes=announced)
         except OSError as error:
-            raise disk_error(error, path) from error
+            raise not_kept(error, path) from error
         try:
             yield Upload(file)
         finally:

@@ -26,7 +26,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedsilo.edge.audit_loading import TornTail, load
 from fedsilo.edge.audit_segments import (
     RESERVE_BYTES,
-    DiskFullError,
     SegmentWriter,
     read_records,
     read_records_of,
@@ -34,7 +33,14 @@ from fedsilo.edge.audit_segments import (
 )
 from fedsilo.edge.audit_segments import LogFullError as LogFullError
 from fedsilo.edge.audit_witness import Witnessed, store_note
-from fedsilo.edge.files import FileLock, lock_exclusively, make_private_directory, remove_durably, write_durably
+from fedsilo.edge.files import (
+    DiskFullError,
+    FileLock,
+    lock_exclusively,
+    make_private_directory,
+    remove_durably,
+    write_durably,
+)
 from fedsilo.treaty.audit.checkpoint import Checkpoint, cosigner_key, log_key, sign_checkpoint
 from fedsilo.treaty.audit.merkle import leaf_hash
 from fedsilo.treaty.audit.record import SALT_BYTES, link_of, record_line

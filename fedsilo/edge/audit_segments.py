@@ -16,7 +16,6 @@ write and one fdatasync. Reading needs no lock: it sees complete lines only.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import fsync_directory, write_all
+from fedsilo.edge.files import FULL, disk_error, fsync_directory, write_all
 from fedsilo.treaty.audit.merkle import HASH_BYTES, leaf_hash
 from fedsilo.treaty.audit.record import LINE_BYTES_MAX, parse_record
 from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationError
@@ -33,14 +32,6 @@ RESERVE_BYTES = 16 << 20
 LEAVES_BYTES_MAX = 64 << 20  # of one segment: more than a segment of 64 MiB can have records for
 _SEGMENT_NAME = re.compile(r"(\d{12})\.jsonl")
 _LEAVES_NAME = re.compile(r"(\d{12})\.leaves")
-# EFBIG: a file-size limit of the process; for the log it is the same as a full disk
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-class DiskFullError(OperationError):
-    """The line was not written; the segment is as it was before."""
-
-    default_code = "DISK_FULL"
 
 
 class LogFullError(OperationError):
@@ -275,6 +266,4 @@ class SegmentWriter:
 
 
 def _error_of(error: OSError, path: Path) -> OperationError:
-    if error.errno in FULL:
-        return DiskFullError(f"{path}: {error.strerror}", hint="free space; nothing is sent until records fit again")
-    return OperationError(f"{path}: {error.strerror}")
+    return disk_error(str(path), error, if_full="free space; nothing is sent until records fit again")

@@ -22,8 +22,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedsilo.edge.audit_loading import read_note
-from fedsilo.edge.audit_segments import FULL, LogFullError, file_stem
-from fedsilo.edge.files import write_durably
+from fedsilo.edge.audit_segments import LogFullError, file_stem
+from fedsilo.edge.files import DiskFullError, write_durably
 from fedsilo.treaty.audit.checkpoint import (
     Checkpoint,
     VerifierKey,
@@ -56,10 +56,8 @@ def store_note(path: Path, data: bytes) -> None:
     """Write a note durably. Raises LogFullError where only space is lacking, else OperationError."""
     try:
         write_durably(path, data)
-    except OperationError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
-            raise LogFullError(f"no space to store a checkpoint: {error.message}") from error
-        raise
+    except DiskFullError as error:
+        raise LogFullError(f"no space to store a checkpoint: {error.message}") from error
 
 
 class Witnessed(ABC):

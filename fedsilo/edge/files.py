@@ -22,9 +22,29 @@ from types import TracebackType
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 
 PRIVATE_MODE = 0o600
+# EFBIG: a file-size limit of the process, which to whoever writes is the same as a full disk
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LARGE_BYTES, _PAGE_BYTES = 1 << 20, 4096
 FLUSHED_BYTES = 8 << 20  # of a file that grows, when `EarlyFlush` begins anew
 _INPUT_BYTES_MAX = 1 << 30
+
+
+class DiskFullError(OperationError):
+    """There is no room for it, and nothing of it was written."""
+
+    default_code = "DISK_FULL"
+
+
+def disk_error(what: str, error: OSError, if_full: str = "") -> OperationError:
+    """A disk's refusal, to be raised.
+
+    Args:
+        what: could not be done, and to which file.
+        error: of the system.
+        if_full: hint where it is space that is lacking.
+    """
+    said = f"{what}: {error.strerror}"
+    return DiskFullError(said, hint=if_full) if error.errno in FULL else OperationError(said)
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -41,7 +61,7 @@ def write_private(path: Path, data: bytes) -> None:
             f"{path} exists already", hint="move the old file away first; private files are never replaced"
         ) from error
     except OSError as error:
-        raise OperationError(f"cannot create {path}: {error.strerror}") from error
+        raise disk_error(f"cannot create {path}", error) from error
     try:
         try:
             os.fchmod(descriptor, PRIVATE_MODE)
@@ -52,7 +72,7 @@ def write_private(path: Path, data: bytes) -> None:
         fsync_directory(path.parent)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise OperationError(f"cannot write {path}: {error.strerror}") from error
+        raise disk_error(f"cannot write {path}", error) from error
 
 
 def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644, *, tail: bytes = b"") -> None:
@@ -73,7 +93,7 @@ def write_durably(path: Path, data: bytes | memoryview, mode: int = 0o644, *, ta
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise OperationError(f"cannot write {path}: {error.strerror}") from error
+        raise disk_error(f"cannot write {path}", error) from error
 
 
 def _write_new(
@@ -134,7 +154,7 @@ class WrittenAhead:
             fsync_directory(path.parent)
         except OSError as error:
             self.abandon()
-            raise OperationError(f"cannot write {path}: {error.strerror}") from error
+            raise disk_error(f"cannot write {path}", error) from error
 
     def abandon(self) -> None:
         """Nothing is written any more at return, and nothing of it is left."""
@@ -327,7 +347,7 @@ def make_private_directory(path: Path) -> None:
     except FileExistsError as error:
         raise UsageError(f"{path} exists and is not a directory") from error
     except OSError as error:
-        raise OperationError(f"cannot create {path}: {error.strerror}") from error
+        raise disk_error(f"cannot create {path}", error) from error
     if path.is_symlink():
         raise UsageError(f"{path} is a link; name the directory itself")
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsilo.edge.files import fsync_directory, leave_page_cache, make_private_directory, write_durably
+from fedsilo.edge.files import disk_error, fsync_directory, leave_page_cache, make_private_directory, write_durably
 from fedsilo.edge.partial_file import PartialFile
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import Array, Buffer, decode_factors, sha256_hex
@@ -232,10 +232,8 @@ class AdapterStore:
 
 
 def _not_kept(digest: str, folder: Path, error: OSError) -> OperationError:
-    return OperationError(
-        f"cannot keep adapter {digest[:12]} in {folder}: {error.strerror}",
-        hint="free space there, then start this silo again",
-    )
+    hint = "free space there, then start this silo again"
+    return disk_error(f"cannot keep adapter {digest[:12]} in {folder}", error, if_full=hint)
 
 
 def _state(file: BinaryIO) -> _State:

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog, LogFullError
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
@@ -35,6 +36,7 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.calls import Calls, Exchange
 from silo.guard.conversation import Conversation
+from silo.guard.disk_space import require_space, where_trainer_tells
 from silo.guard.events import Command, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
@@ -203,8 +205,8 @@ class Guard:
             _log.critical("checkpoint: %s", error.message)
             self._gate.halt(error.message, error.code)
         except OperationError as error:
-            if isinstance(error, LogFullError):
-                self._gate.halted = self._gate.halted or error.message
+            if isinstance(error, LogFullError | DiskFullError) and not self._gate.halted:
+                self._gate.halt(error.message, error.code)
             if self._gate.halted:
                 self._halt()
             else:
@@ -260,7 +262,7 @@ class Guard:
             case TrainerGone(status):
                 raise OperationError(
                     f"the trainer is gone (exit status {status})" if status is not None else "the trainer is gone",
-                    hint=f"{self._trainer_log}, or where it was started", code="TRAINER_DIED",
+                    hint=self._trainer_log, code="TRAINER_DIED",
                 )  # fmt: skip
             case TrainerSaid(message):
                 try:
@@ -327,11 +329,15 @@ class Guard:
 
     @property
     def _trainer_log(self) -> str:
-        return f"see {self._site.config.state_dir / 'logs' / 'trainer.log'}"
+        return where_trainer_tells(self._site.config)
 
     def _trainer_failed(self, error: OperationError) -> None:
-        """The run goes on without us: say so, then end with the cause."""
+        """The run goes on without us: say so, then end with the cause.
+
+        Raises DiskFullError: that is the cause, or hides it; the run is not left, but gone on with after a restart.
+        """
         _log.error("%s", error.message)
+        require_space(self._site.config)
         self.panel.publish("trainer.failed", {"code": error.code})
         run = self._gate.view.run
         if run and self._talk.joined:

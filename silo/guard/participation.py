@@ -269,6 +269,11 @@ def plan_message(plan: Plan, schema: LoraSchema, *, resume: bool) -> LinkMessage
     return LinkMessage("plan", fields | ({"resume": True} if resume else {}))
 
 
-def skipped_body(task: TrainerTask) -> pb.PublicResponses | None:
+def skipped_body(task: TrainerTask) -> pb.PublicResponses | pb.MetricsEval | None:
     """What stands for the answer to a task that is not given again: of it nothing is offered any more."""
-    return pb.PublicResponses() if isinstance(task, GeneratePublic) else None
+    match task:
+        case GeneratePublic():
+            return pb.PublicResponses()
+        case Evaluate():
+            return pb.MetricsEval()
+    return None

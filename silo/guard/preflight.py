@@ -17,6 +17,7 @@ from policies.compare import compare
 from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard import isolation, rollout_checks, site_checks
+from silo.guard.disk_space import require_space
 from silo.guard.gate import coordinator_leaf
 from silo.guard.in_force import Seen, step_to
 from silo.guard.ledger import Ledger
@@ -163,6 +164,7 @@ def preflight(
         run(name, lambda place=place: rows(place))  # type: ignore[misc]
     run("policy", policy)
     run("certificate", certificate)
+    run("disk", lambda: require_space(config))
     run("policy against the one last in force", change, needs=("policy",))
     run(PINNED, load, needs=("policy", "certificate"))
     run(BASE_MODEL, base_model)

@@ -7,7 +7,8 @@
 
 The method's half is pure, the rows of each step are drawn again from the site's secret (`silo.sampling`), and the
 trainer's answers follow from seeds: so the round comes out as it would have, and every message leaves once. Where the
-trainer kept nothing, it does the round over, with the same result.
+trainer kept nothing, it does the round over, with the same result. What was measured and offered once is neither
+measured nor offered again, in whichever round or process the method asks for it next.
 
 A round that this silo left (an orderly stop, a refused adapter, a transcript that differs) is not gone on with: the
 coordinator was told so. Nor is one that was agreed on under another policy than the restart's, or other sets.
@@ -18,7 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsilo.treaty.method import GeneratePublic, LoadAdapter, MessageArrived, PrivateStep, PublicStep, TrainerTask
+from fedsilo.treaty.method import (
+    Evaluate,
+    GeneratePublic,
+    LoadAdapter,
+    MessageArrived,
+    PrivateStep,
+    PublicStep,
+    TrainerTask,
+)
+from fedsilo.treaty.rounds import EVALUATION
 from fedsilo.treaty.transcript import transcript_from_canonical
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import INBOUND_KINDS
@@ -123,6 +133,9 @@ class RoundAgain:
         Of answers to public prompts only if what became of them is known too, or the step that uses them is done; else
         the trainer is asked for them again, and gives the same.
         """
+        if isinstance(task, Evaluate) and self._ledger.became_of(EVALUATION, self._gate.view.run, task.round, 0):
+            self._passed_over.add((EVALUATION, task.round, 0))
+            return True
         place = _PLACES.get(type(task))
         if self._stands is None or place is None or task.round != self._round:
             return False
@@ -132,8 +145,8 @@ class RoundAgain:
         return here < stands or (here == stands and not isinstance(task, GeneratePublic))
 
     def became_of(self, kind: str, run: str, round_number: int, step: int) -> str:
-        """As the ledger's, of what the open round offered before the kill; empty: it was not offered."""
-        if run != self._run or round_number not in (0, self._round - 1, self._round):  # a round's figures may be late
+        """As the ledger's, of what the open round offered before the kill, and of figures; empty: it was not."""
+        if kind != EVALUATION and (run, round_number) != (self._run, self._round):
             return ""
         found = self._ledger.became_of(kind, run, round_number, step)
         return found or ("denied" if (kind, round_number, step) in self._passed_over else "")

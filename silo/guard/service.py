@@ -36,6 +36,7 @@ from silo.guard.archive import Archive
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
 from silo.guard.daemon import Guard
+from silo.guard.disk_space import require_space
 from silo.guard.events import Command, Event
 from silo.guard.gate import Gate, open_channel
 from silo.guard.in_force import take_over
@@ -168,6 +169,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
     """
     long_lived.bound_heaps()
     try:
+        require_space(config)
         site = load_site_parts(config)
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock_exclusively(config.state_dir / LOCK))

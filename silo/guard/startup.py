@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +26,7 @@ from fedsilo.edge.own_verifiers import find_verifier, own_verifiers_sha256
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.site_policy import read_effective, read_pinned_schema
 from fedsilo.edge.task_files import TaskFile, read_tasks
-from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
+from fedsilo.treaty.errors import NotAllowedError, UsageError
 from fedsilo.treaty.isolation import rung_at_least
 from fedsilo.treaty.methods import require_exchange
 from fedsilo.treaty.plan import Plan
@@ -41,7 +40,6 @@ from silo.guard.trainer_link import key_files
 AUDIT = "audit"  # below state_dir
 LEDGER = "ledger.sqlite3"  # below state_dir
 LOCK = "lock"  # below state_dir; held by the daemon
-DISK_BYTES_MIN = 64 << 20
 SITE_SECRET_BYTES = 32
 
 
@@ -78,7 +76,7 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     Raises:
         UsageError: a missing or wrong policy, a public set or model that is not the pinned one.
         NotAllowedError, NotFoundError: keys and certificates.
-        OperationError: the disk is too full to keep a record.
+        OperationError: the disk refused the site secret.
     """
     policy = effective_policy(config)
     files = config.identity
@@ -92,13 +90,6 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     schema = site_schema(config, policy)
     _check_verifiers(config, policy)
     make_private_directory(config.state_dir)
-    free_bytes = shutil.disk_usage(config.state_dir).free
-    if free_bytes < DISK_BYTES_MIN:
-        raise OperationError(
-            f"{config.state_dir} has {free_bytes} bytes left; {DISK_BYTES_MIN} are needed to keep a record",
-            hint="free some space: what cannot be recorded cannot be sent",
-            code="DISK_FULL",
-        )
     secret = site_secret(config, make=make_secret)
     return Site(
         config, policy, identity, coordinator_key, site_ca_pem, roles, schema, fingerprints, public, held_out, secret

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import sys
@@ -63,7 +64,8 @@ class KeptState:
         try:
             self._file.save(dataclasses.replace(self._session.state(), given=given))
         except OperationError as error:
-            sys.stderr.write(f"warning: the session's state is not kept: {error.message}\n")
+            with contextlib.suppress(OSError):  # the log may lie on the same disk
+                sys.stderr.write(f"warning: the session's state is not kept: {error.message}\n")
 
 
 def kept_state(

@@ -385,7 +385,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             link.close()
     except FedSiloError as error:
-        sys.stderr.write(f"error: {error.message} [{error.code}]\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        said = f"error: {error.message} [{error.code}]\n" + (f"hint: {error.hint}\n" if error.hint else "")
+        with contextlib.suppress(OSError):  # a full disk under the log
+            sys.stderr.write(said)
         return error.exit_code
     return 0
 
@@ -413,7 +415,8 @@ def follow(place: Place) -> None:
 
 if __name__ == "__main__":
     status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     # What is left has no end of its own; to take torch apart piece by piece would cost a second of processor time.
     os._exit(status)

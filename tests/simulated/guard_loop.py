@@ -150,7 +150,7 @@ class Loop:
             silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder, spiffe_id=setting.SILO,
             model=SimpleNamespace(load=self.load),
             coordinator=CoordinatorPlace(address="files" if self.by_files else "host:1"),
-            identity=SimpleNamespace(certificate=self.folder / "own.crt"),
+            identity=SimpleNamespace(certificate=self.folder / "own.crt"), trainer=SimpleNamespace(launch="child"),
             data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="choice")),
             held_out_verifier="choice", acceptance=self.acceptance,
         )  # fmt: skip

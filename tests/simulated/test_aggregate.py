@@ -25,7 +25,8 @@ from coordinator.aggregate import (
     read_factors,
     write_peft_folder,
 )
-from coordinator.blobs import Blobs, BytesPayload, DiskFullError, Spool
+from coordinator.blobs import Blobs, BytesPayload, Spool
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.averaging import initial_factors, mean_delta
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.methods import METHODS

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator import store as db
-from coordinator.blobs import DiskFullError
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.grading import Verdict
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb

@@ -13,13 +13,13 @@ from sqlalchemy import select, text
 
 from coordinator import postgres
 from coordinator import store as db
-from coordinator.blobs import DiskFullError
 from coordinator.curve_view import curves_answer
 from coordinator.postgres import CONNECTIONS, DatabaseLostError
 from coordinator.record import run_record
 from coordinator.sent_view import SentView
 from coordinator.store import Store
 from fedsilo.edge.audit_segments import segments
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
 from tests.postgres_server import PostgresServer
 from tests.simulated.coordinator_parts import RUN_YAML, House, federation, until_quiet

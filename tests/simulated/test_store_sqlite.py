@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import String, func, select, text
 
 from coordinator import store as db
-from coordinator.blobs import DiskFullError
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import OperationError
 from tests.simulated.coordinator_parts import joined, until_quiet
 from tests.simulated.store_suite import StoreSuite, run_row

@@ -121,6 +121,9 @@ def test_T39_a_full_disk_in_state_dir_halts_clearly_and_nothing_is_sent(place: P
             assert re.search(
                 r"state has \d+ bytes left; 67108864 are needed to keep a record \[DISK_FULL\]", done.error
             )
+            done = command("silo", "check", "--offline", "--config", place.config, "--json")
+            rows = {row["check"]: row["ok"] for row in json.loads(done.stdout)["data"]["checks"]}
+            assert rows["disk"] is False and rows["pinned files"] is True
 
 
 def limit_files(process_id: int) -> None:
