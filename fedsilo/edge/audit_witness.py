@@ -40,7 +40,7 @@ from fedsilo.treaty.audit.checkpoint import (
 )
 from fedsilo.treaty.audit.merkle import MerkleTree
 from fedsilo.treaty.audit.witness import LogStep, Offer, TreeHead, judge
-from fedsilo.treaty.errors import ConflictError, OperationError, VerificationError
+from fedsilo.treaty.errors import ConflictError, VerificationError
 
 OWN_HISTORY_LOST = "OWN_HISTORY_LOST"  # code: others countersigned records that our own log does not have
 EVIDENCE_MAX = 16  # notes of one party: one proves it, and a party that lies can sign any number
