@@ -129,11 +129,11 @@ class Control:
             return [self._summary(session, run) for run in session.scalars(select(db.Run).order_by(db.Run.ordinal))]
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """One run in full: the run record's content as far as it has come."""
+        """One run in full: the run record's content as far as it has come, and what was asked for."""
         with self._driver.parts.store.transaction() as session:
             run = self._row(session, arguments)
             record = run_record(session, run, charter_digest=self._charter_digest)
-            return record | {"folder": self._folder(run)}
+            return record | {"folder": self._folder(run), "request": json.loads(run.request)}
 
     def silos(self) -> list[dict[str, Any]]:
         with self._driver.parts.store.transaction() as session:
@@ -141,6 +141,7 @@ class Control:
         rows = []
         for silo in self._config.silos:
             member, seen = members.get(silo), self._driver.seen.get(silo)
+            at = (seen.round, seen.step) if seen and seen.run in self._driver.runs else (0, 0)
             rows.append(
                 {
                     "silo": silo,
@@ -148,8 +149,8 @@ class Control:
                     "since": member.since if member else "",
                     "last_seen": seen.last_seen if seen else "",
                     "certificate_until": seen.certificate_until if seen else "",
-                    "round": seen.round if seen else 0,
-                    "step": seen.step if seen else 0,
+                    "round": at[0],
+                    "step": at[1],
                     "error": seen.error if seen else "",
                     "hello": json.loads(member.hello) if member else {},
                     "refusal": json.loads(member.refusal) if member and member.refusal else None,

@@ -129,8 +129,8 @@ class Effects:
             case pb.Checkpoint():
                 return Taken("control.checkpoint", self.relay.answer(session, peer, body, prepared.taken))
             case pb.Progress():
-                state.round, state.step = body.round, body.step
                 if (run := self._runs.get(envelope.run)) is not None:
+                    state.run, state.round, state.step = run.name, body.round, body.step
                     run.apply(session, rounds.Progressed(silo, body.round, body.step))
                 self._parts.publish(
                     "silo.progress", {"silo": silo, "run": envelope.run, "round": body.round, "step": body.step}

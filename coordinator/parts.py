@@ -52,6 +52,7 @@ class MemberState:
     """What a silo was last seen doing; for people only."""
 
     last_seen: str = ""
+    run: str = ""  # of its round and step
     round: int = 0
     step: int = 0
     error: str = ""

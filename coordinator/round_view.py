@@ -94,7 +94,10 @@ class RoundView:
         moment = parts.monotonic() if since is None else since
         return Live(
             parts.now(), {name: max(at - moment, 0.0) for name, at in deadlines.items()}, since is not None,
-            {silo: (each.last_seen, each.round, each.step) for silo, each in seen.items()},
+            {
+                silo: (each.last_seen, *((each.round, each.step) if each.run == run.name else (0, 0)))
+                for silo, each in seen.items()
+            },
         )  # fmt: skip
 
 

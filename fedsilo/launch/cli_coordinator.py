@@ -10,7 +10,7 @@ import typer
 from fedsilo.launch import cli_backup, cli_coordinator_messages, cli_transfer, doctor
 from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
 from fedsilo.launch.daemons import ContextOption, context_daemon
-from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
+from fedsilo.launch.desk_answers import seen_text, silent_for, with_fresh_silos
 from fedsilo.launch.output import (
     JsonOption,
     PersonOption,
@@ -342,8 +342,8 @@ def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
             (
                 row["silo"],
                 how(row),
-                row["last_seen"] or "-",
-                f"{row['round']}.{row['step']}",
+                seen_text(row["last_seen"], now),
+                f"{row['round']}.{row['step']}" if row["round"] else "-",
                 _reason(row["refusal"]),
             )
             for row in rows

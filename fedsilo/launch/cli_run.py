@@ -362,10 +362,10 @@ def _reason(run: dict[str, Any]) -> str:
 def _record_text(record: dict[str, Any]) -> str:
     from fedsilo.launch.silo_text import isolation_text
 
-    plan = record["plan"] or {}
+    plan = record["plan"] or record["request"]  # it has no plan before it begins
     lines = [
         f"run {record['run']}: {record['state']} {_reason(record)}".rstrip(),
-        f"method {plan.get('method', '-')}, seed {record['seed']}, submitted by {record['submitted_by']}",
+        f"method {plan.get('method', '-')}, seed {plan.get('seed', '-')}, submitted by {record['submitted_by']}",
         f"walls around the trainers: {isolation_text(record['isolation'])}",
     ]
     if record["rounds"]:

@@ -192,11 +192,21 @@ def silent_for(last_seen: str, now: str) -> str:
     """
     if not last_seen:
         return "not seen since start"
+    seconds = _seconds_between(last_seen, now)
+    return "" if seconds is None or seconds < SILENT_SECONDS else f"silent for {int(seconds) // 60} min"
+
+
+def seen_text(last_seen: str, now: str) -> str:
+    """How long ago that was. Arguments as of `silent_for`."""
+    seconds = _seconds_between(last_seen, now) if last_seen else None
+    return last_seen or "-" if seconds is None else f"{max(int(seconds), 0)} s ago"
+
+
+def _seconds_between(earlier: str, later: str) -> float | None:
     try:
-        seconds = (datetime.fromisoformat(now) - datetime.fromisoformat(last_seen)).total_seconds()
+        return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
     except (ValueError, TypeError):
-        return ""
-    return f"silent for {int(seconds) // 60} min" if seconds >= SILENT_SECONDS else ""
+        return None
 
 
 def emit_status(command: str, data: Mapping[str, Any], json_output: bool) -> None:

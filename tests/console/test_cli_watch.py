@@ -20,7 +20,7 @@ from fedsilo.launch import cli_bundle, cli_fedsilo
 from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, without_paths
 from fedsilo.launch.common_options import Common
 from fedsilo.launch.daemons import Daemon
-from fedsilo.launch.desk_answers import silent_for
+from fedsilo.launch.desk_answers import seen_text, silent_for
 from fedsilo.launch.event_gaps import gaps_told
 from fedsilo.treaty.errors import UnreachableError
 from tests.console.states import POLICY_DIGEST, coordinator
@@ -103,6 +103,7 @@ def test_how_long_a_silo_was_silent() -> None:
     at = "2027-01-01T12:00:00Z"
     assert silent_for("", at) == "not seen since start" and silent_for("2027-01-01T11:58:01Z", at) == ""
     assert silent_for("2027-01-01T11:57:30Z", at) == "silent for 2 min"
+    assert [seen_text(seen, at) for seen in ("", "2027-01-01T11:59:48Z", "no time")] == ["-", "12 s ago", "no time"]
 
 
 def test_a_gap_is_told_with_its_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,15 @@ from coordinator import control
 from coordinator.config import load_config
 from coordinator.control import REFRESH_SECONDS, Control
 from coordinator.daemon import Coordinator, check
+from coordinator.round_view import RoundView
 from fedsilo.edge.audit_segments import segments
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.launch import cli_run
 from fedsilo.launch.provision import init_ca, provision_site
 from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.coordinator_folder import write_coordinator
-from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation
+from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, federation, until_quiet
 from tests.simulated.queries import settled
 from tests.simulated.test_coordinator_queries import desk_of
 
@@ -148,3 +151,38 @@ def test_a_coordinator_shows_what_its_own_verification_found(tmp_path: Path) -> 
         settled(lambda _: json.loads(coordinator.desk.query("audit.status", "").data_json))
         broken = coordinator.control.state()["audit"]["broken"]
         assert broken is not None and broken["seq"] == 0
+
+
+def test_where_a_silo_stands_is_told_of_a_run_that_goes_on_and_of_no_other(joined: Any) -> None:
+    house, silos, made, _ = joined
+
+    def places() -> list[tuple[int, int]]:
+        return [(row["round"], row["step"]) for row in made.silos()]
+
+    def progress(run: str) -> None:
+        silos[0].say("control.progress", pb.Progress(round=1, step=2), run=run, number=1, step=2)
+
+    silos[0].mute = {"lora.factors", "public.responses"}  # so that the round stays open
+    house.submit()
+    until_quiet(silos)
+    progress("no-such-run")
+    assert places() == [(0, 0)] * len(SILOS)
+    progress("run-1")
+    assert places() == [(1, 2)] + [(0, 0)] * (len(SILOS) - 1)
+    view = RoundView(house.driver, "").round({"run": "run-1"})
+    assert [row["step"] for row in view["silos"]] == [2] + [None] * (len(SILOS) - 1)
+    while house.driver.runs:  # its rounds end by their deadlines
+        house.advance(1000.0)
+        until_quiet(silos)
+    assert places() == [(0, 0)] * len(SILOS)
+
+
+def test_a_run_that_waits_tells_what_was_asked_for(tmp_path: Path) -> None:
+    house, _ = federation(tmp_path)
+    with closing(house):
+        made = Control(desk_of(), house.driver, house.submissions, SimpleNamespace(), CONFIG, "c" * 64)  # type: ignore[arg-type]
+        house.submit()
+        record = made.run({"run": "run-1"})
+        assert record["state"] == "waiting" and record["plan"] is None
+        text = cli_run._record_text(record)
+        assert f"method {record['request']['method']}, seed {record['request'].get('seed', '-')}, submitted by" in text
