@@ -244,11 +244,17 @@ def export(
     from importlib.util import find_spec
 
     from fedsilo.edge.files import removed_on_failure
-    from fedsilo.treaty.errors import ConflictError
+    from fedsilo.treaty.errors import ConflictError, UnreachableError
 
-    with _client(config, socket) as client:
-        record = client.query("run", {"run": run})
-        curves = client.query("curves", {"run": run})
+    try:
+        with _client(config, socket) as client:
+            record = client.query("run", {"run": run})
+            curves = client.query("curves", {"run": run})
+    except UnreachableError as error:
+        if socket is None and (folder := _runs_folder(config) / run).is_dir() and folder.parent == _runs_folder(config):
+            hint = f"start the coordinator, or copy {folder}: adapter and signed record of the run lie there"
+            raise UnreachableError(error.message, hint=hint) from error
+        raise
     if not record["folder"]:
         raise ConflictError(f"run {run} has not ended: it is {record['state']}")
     if out.exists() and any(out.iterdir()):
@@ -334,6 +340,12 @@ def _client(config: Path, socket: Path | None) -> ControlClient:
 
         socket = load_config(config).control.socket
     return ControlClient(socket)
+
+
+def _runs_folder(config: Path) -> Path:
+    from coordinator.config import load_config
+
+    return load_config(config).state_dir / "runs"
 
 
 def _execute(

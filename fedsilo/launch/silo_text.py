@@ -25,7 +25,7 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
     trainer, policy, link = state.get("trainer", {}), state.get("policy", {}), state.get("coordinator", {})
     rows = [
         ("silo", f"{state.get('silo')} ({state.get('role')}) of {state.get('federation')}"),
-        ("state", f"{state.get('phase')}{': ' + state['halted'] if state.get('halted') else ''}"),
+        ("state", _phase_text(state)),
         (
             "run",
             f"{state.get('run') or '-'} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}"
@@ -42,7 +42,10 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
         ("audit", _audit_text(state.get("audit", {}))),
     ]
     rows += _figure_rows(state.get("metrics", {}))
-    rows += [("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes") for row in state.get("left", ())]
+    rows += [
+        ("left", f"{row['messages']} {row['kind']}, {row['bytes']} bytes since it was started")
+        for row in state.get("left", ())
+    ]
     rows += [
         ("HELD", f"{row['id']} {row['leaves']['bytes']} bytes: silo approvals show {row['id']}{reached_by}")
         for row in state["held"]
@@ -50,6 +53,14 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
     if state.get("adapter_held"):
         rows.append(("HELD", f"adapter {state['adapter_held'][:12]}: silo adapters list{reached_by}"))
     return table(("what", "now"), rows)
+
+
+def _phase_text(state: Mapping[str, Any]) -> str:
+    if state.get("halted"):
+        return f"{state.get('phase')}: {state['halted']}"
+    # while a release is held, or a task is finished, the phase is that
+    paused = state.get("paused") and state.get("phase") != "paused"
+    return f"{state.get('phase')}{', paused: no further step is begun' if paused else ''}"
 
 
 # What the trainer reports of its newest task of each sort, in words; none of it leaves by being shown.

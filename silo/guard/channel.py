@@ -192,7 +192,8 @@ class GrpcChannel:
             return ExchangeInterrupted("the exchange was given up")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
             return connection_fault(self._address, self._files, self._proxy) or UnreachableError(
-                f"coordinator {self._address}: it answers, but the call ended as {code.name}", hint=_ITS_LOG
+                f"coordinator {self._address}: it answers, but the call ended as {code.name}",
+                hint=f"it may have been stopped just then; else {_ITS_LOG}",
             )
         if code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
             refused = _certificate_refused(self._files, f"the call ended as {code.name}")

@@ -425,7 +425,8 @@ class Supervisor:
         with self._talking:
             self._reviving = False
             if self._given.task is not None and self._link is not None:
-                self._link.send(self._given.task)
+                with contextlib.suppress(LinkClosed):  # it died again: the reader sees it, too, and starts the next
+                    self._link.send(self._given.task)
         return len(repeated)
 
     def _exit_status(self) -> int | None:

@@ -18,7 +18,7 @@ from silo.config import SiloConfig, load_config
 from silo.guard import isolation, trainer_link
 from silo.guard.supervisor import RESTARTS_MAX, Supervisor, TrainerGone, TrainerSaid
 from silo.guard.trainer_revival import Given, Restart
-from silo.link import LinkMessage
+from silo.link import LinkClosed, LinkMessage
 from tests.security.link_harness import write_config
 
 PLAN = LinkMessage("plan", {"canonical_json": '{"optimiser":{"state":"reset"}}'})
@@ -222,6 +222,34 @@ def test_one_that_comes_back_behind_lower_walls_is_not_taken(
         assert isinstance(site.events.get(timeout=60), TrainerGone)
         assert [restart.code for restart in site.restarts] == ["ISOLATION"]
     assert "its walls are waived, and were" in caplog.text
+
+
+@pytest.mark.parametrize(("dies", "goes_on"), [(1, True), (RESTARTS_MAX, True), (RESTARTS_MAX + 1, False)])
+def test_one_that_dies_again_before_it_hears_its_task_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: int, goes_on: bool
+) -> None:
+    """Between its word on the plan and the task: whether the line is known to be closed then is a matter of time."""
+
+    class DeadLink:
+        def send(self, message: LinkMessage) -> None:
+            raise LinkClosed("it is gone")
+
+        def close(self) -> None: ...
+
+    restarts: list[Restart] = []
+    supervisor = Supervisor(load_config(write_config(tmp_path)), queue.SimpleQueue().put, restarted=restarts.append)
+
+    def bring_up(check: object) -> dict[str, Any]:
+        supervisor._link = DeadLink()  # type: ignore[assignment]
+        return supervisor.state.ready
+
+    monkeypatch.setattr(supervisor, "_bring_up", bring_up)
+    monkeypatch.setattr(supervisor, "_ask", lambda *asked: {"resumed": stands_at(LOAD)})
+    supervisor._given = given(LOAD, doing=STEP)
+    assert [supervisor._revived() for _ in range(dies)] == [True] * (dies - 1) + [goes_on]
+    assert [(each.number, each.code) for each in restarts] == [
+        (number + 1, "") for number in range(dies - (not goes_on))
+    ]
 
 
 def test_a_supervisor_that_has_ended_its_trainer_lets_go_of_the_adapters(tmp_path: Path) -> None:

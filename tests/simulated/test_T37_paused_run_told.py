@@ -167,3 +167,19 @@ def test_T37_a_guard_that_is_told_so_does_what_it_does_untold(tmp_path: Path, mo
     untold = story(tmp_path / "untold", monkeypatch, paused=False)
     assert story(tmp_path / "told", monkeypatch, paused=True) == untold
     assert "lora.factors" in [kind for kind, *_ in untold[0]], "the update left"
+
+
+@pytest.mark.parametrize(("phase", "paused", "shown_as"), [
+    ("held: approval", True, "held: approval, paused: no further step is begun"),
+    ("held: approval", False, "held: approval"),
+    ("paused", True, "paused"),
+])  # fmt: skip
+def test_a_pause_of_this_site_is_seen_whatever_else_it_waits_for(phase: str, paused: bool, shown_as: str) -> None:
+    state = {
+        "phase": phase,
+        "paused": paused,
+        "held": [],
+        "left": [{"messages": 2, "kind": "public.responses", "bytes": 9}],
+    }
+    rows = [" ".join(line.split()) for line in status_text(state).splitlines()]
+    assert f"state {shown_as}" in rows and "left 2 public.responses, 9 bytes since it was started" in rows
