@@ -271,6 +271,7 @@ def bench(
             "seed": seed, "part": list(part), "families": list(families), "rounds": ROUNDS, "exchange": exchange,
             "silos": 2, "not_available": unavailable,
             "cases_by_family": dict(Counter(result.case.family for result in results)),
+            "missed": sorted(set(aimed) - covered)[:20],
             "faults_by_kind": dict(Counter(str(one["struck"]) for result in results for one in result.struck)),
             "failed": [
                 {"family": result.case.family, "problems": _wrong(result), "struck": result.struck}

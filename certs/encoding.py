@@ -61,9 +61,7 @@ def load_signing_public_key(pem: bytes) -> Ed25519PublicKey:
         key = serialization.load_pem_public_key(pem)
     except PARSE_ERRORS as error:
         if b"BEGIN CERTIFICATE" in pem:
-            raise NotAllowedError(
-                "a certificate, and no message-signing public key", hint="the coordinator's key is id/coordinator.pub"
-            ) from error
+            raise NotAllowedError("a certificate, and no message-signing public key") from error
         raise NotAllowedError("the message-signing public key is not PEM") from error
     if not isinstance(key, Ed25519PublicKey):
         raise NotAllowedError("the message-signing public key is not an Ed25519 key")

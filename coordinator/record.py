@@ -18,8 +18,7 @@ from coordinator import store as db
 from coordinator.aggregate import write_peft_folder
 from coordinator.blobs import Blobs
 from fedsilo import __version__
-from fedsilo.edge.files import write_durably
-from fedsilo.treaty.errors import OperationError
+from fedsilo.edge.files import disk_error, write_durably
 from fedsilo.treaty.transcript_checks import RECORD_PREFIX
 from fedsilo.treaty.wire.codec import canonical_json
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
@@ -178,7 +177,7 @@ class Outcome:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OperationError(f"cannot create {folder}: {error.strerror}") from error
+            raise disk_error(f"cannot create {folder}", error) from error
         if run.adapter_digest and run.adapter_digest != run.base_digest:
             write_peft_folder(folder / "adapter", self._blobs.get(run.adapter_digest), self._schema, self._base_model)
         record = run_record(session, run, charter_digest=self._charter_digest)

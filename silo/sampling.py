@@ -76,24 +76,27 @@ class PrivateSampler:
     def start_round(self, round_number: int) -> None:
         """Stand where the round started, if it was started before; else remember that it starts here."""
         self._drawn = self._starts.setdefault(str(round_number), self._furthest)
-        self._keep()
+        self._keep(self._furthest)
 
     def draw(self, size: int) -> list[int]:
-        """Indices of the next `size` prompts, or of all where there are fewer."""
-        batch = []
+        """Indices of the next `size` prompts, or of all where there are fewer.
+
+        Raises OperationError: what was drawn cannot be kept, and counts as not drawn.
+        """
+        batch, drawn = [], self._drawn
         for _ in range(min(size, self._count)):
-            number_of_pass, place = divmod(self._drawn, self._count)
+            number_of_pass, place = divmod(drawn, self._count)
             batch.append(self._order(number_of_pass)[place])
-            self._drawn += 1
-        self._furthest = max(self._furthest, self._drawn)
-        self._keep()
+            drawn += 1
+        self._keep(max(self._furthest, drawn))  # before it counts: whoever was refused by the disk draws the same again
+        self._drawn, self._furthest = drawn, max(self._furthest, drawn)
         return batch
 
-    def _keep(self) -> None:
+    def _keep(self, furthest: int) -> None:
         if self._state_path is None:
             return
         make_private_directory(self._state_path.parent)
-        state = json.dumps({"starts": self._starts, "drawn": self._furthest}).encode()
+        state = json.dumps({"starts": self._starts, "drawn": furthest}).encode()
         write_durably(self._state_path, state, mode=0o600)
 
     def _order(self, number_of_pass: int) -> list[int]:

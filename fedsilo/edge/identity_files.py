@@ -118,7 +118,11 @@ def load_site(site_ca: Path, operators: Path, *, site: str) -> tuple[bytes, Role
 
 def load_coordinator_key(path: Path) -> Ed25519PublicKey:
     """The coordinator's message-signing key from `id/coordinator.pub`. Raises NotFoundError, NotAllowedError."""
-    return _naming(path, lambda: load_signing_public_key(read_public(path)))
+    try:
+        return _naming(path, lambda: load_signing_public_key(read_public(path)))
+    except NotAllowedError as error:
+        hint = error.hint or "it is id/coordinator.pub in the folder of any party"
+        raise NotAllowedError(error.message, hint=hint, code=error.code) from error
 
 
 def read_public(path: Path) -> bytes:

@@ -35,7 +35,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from fedsilo.edge.files import fsync_directory
+from fedsilo.edge.files import FULL, disk_error, fsync_directory
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, PeerError, VerificationError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -197,6 +197,8 @@ class TransferWriter:
             raise ConflictError(f"{self.path} is there already", hint="name another file") from error
         except OSError as error:
             self._partial.unlink(missing_ok=True)
+            if error.errno in FULL:
+                raise disk_error(f"cannot write {self.path}", error, if_full="free space there") from error
             hint = "the daemon writes it: name a folder that its user may write to"
             raise OperationError(f"cannot write {self.path}: {error.strerror or error}", hint=hint) from error
 

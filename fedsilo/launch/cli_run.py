@@ -251,8 +251,8 @@ def export(
             record = client.query("run", {"run": run})
             curves = client.query("curves", {"run": run})
     except UnreachableError as error:
-        if socket is None and (folder := _runs_folder(config) / run).is_dir() and folder.parent == _runs_folder(config):
-            hint = f"start the coordinator, or copy {folder}: adapter and signed record of the run lie there"
+        if socket is None and (folder := _ended_run(config, run)) is not None:
+            hint = f"start the coordinator, or copy {folder}: the run's signed record, and its adapter if it has one"
             raise UnreachableError(error.message, hint=hint) from error
         raise
     if not record["folder"]:
@@ -342,10 +342,15 @@ def _client(config: Path, socket: Path | None) -> ControlClient:
     return ControlClient(socket)
 
 
-def _runs_folder(config: Path) -> Path:
+def _ended_run(config: Path, run: str) -> Path | None:
+    """The folder of a run that has ended, where no coordinator runs that could be asked."""
     from coordinator.config import load_config
+    from fedsilo.launch.processes import holder_of
 
-    return load_config(config).state_dir / "runs"
+    state_dir = load_config(config).state_dir
+    folder = state_dir / "runs" / run
+    is_one = folder.parent == state_dir / "runs" and (folder / "run_record.json").is_file()
+    return folder if is_one and not holder_of(state_dir / "lock") else None
 
 
 def _execute(
@@ -374,7 +379,7 @@ def _reason(run: dict[str, Any]) -> str:
 def _record_text(record: dict[str, Any]) -> str:
     from fedsilo.launch.silo_text import isolation_text
 
-    plan = record["plan"] or record["request"]  # it has no plan before it begins
+    plan = record["plan"] or record.get("request", {})  # it has no plan before it begins
     lines = [
         f"run {record['run']}: {record['state']} {_reason(record)}".rstrip(),
         f"method {plan.get('method', '-')}, seed {plan.get('seed', '-')}, submitted by {record['submitted_by']}",

@@ -199,7 +199,10 @@ def silent_for(last_seen: str, now: str) -> str:
 def seen_text(last_seen: str, now: str) -> str:
     """How long ago that was. Arguments as of `silent_for`."""
     seconds = _seconds_between(last_seen, now) if last_seen else None
-    return last_seen or "-" if seconds is None else f"{max(int(seconds), 0)} s ago"
+    if seconds is None:
+        return last_seen or "-"
+    whole = max(int(seconds), 0)
+    return f"{whole} s ago" if whole < SILENT_SECONDS else f"{whole // 60} min ago"
 
 
 def _seconds_between(earlier: str, later: str) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from fedsilo.treaty.errors import FedSiloError, OperationError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-DISK_BYTES_MIN = 64 << 20  # below it a silo does not start
 DISK_BYTES_LOW = 2 << 30  # a few rounds of a small model's adapters and payloads
 CLOCK_BEHIND_SECONDS_MAX = 120.0  # how long a signed command is valid: more, and none is accepted
 SOCKET_SECONDS = 3.0
@@ -162,9 +160,10 @@ def _configured(config: Path | None) -> tuple[BaseModel | None, Finding]:
 
 
 def _disk(folder: Path) -> Finding:
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free = shutil.disk_usage(place).free
-    told = f"{free} bytes free at {place}"
+    from silo.guard.disk_space import DISK_BYTES_MIN, free_bytes
+
+    free = free_bytes(folder)
+    told = f"{free} bytes free for {folder}"
     if free < DISK_BYTES_MIN:
         return Finding("disk", False, told, f"a silo needs {DISK_BYTES_MIN} bytes to start")
     if free < DISK_BYTES_LOW:

@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedsilo.edge.audit_log import AuditLog, LogFullError
+from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
-from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
@@ -36,12 +35,13 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.calls import Calls, Exchange
 from silo.guard.conversation import Conversation
-from silo.guard.disk_space import require_space, where_trainer_tells
+from silo.guard.disk_space import require_space
 from silo.guard.events import Command, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
 from silo.guard.in_force import RECORDS_LOOKED_AT
 from silo.guard.incoming_adapters import AdapterRefused
+from silo.guard.judge import halts
 from silo.guard.ledger import Ledger
 from silo.guard.messages import ExchangeInterrupted, IngressDenied
 from silo.guard.orders import Orders
@@ -51,6 +51,7 @@ from silo.guard.releases import Releases
 from silo.guard.runs import RunKeeper
 from silo.guard.startup import Site
 from silo.guard.supervisor import TrainerGone, TrainerHandle, TrainerSaid
+from silo.guard.trainer_link import where_it_tells
 from silo.guard.trainer_report import ValuesUnusable, plain
 from silo.guard.transcripts import EQUIVOCATION, Agreement
 from silo.guard.transfer import FileExchange
@@ -205,7 +206,7 @@ class Guard:
             _log.critical("checkpoint: %s", error.message)
             self._gate.halt(error.message, error.code)
         except OperationError as error:
-            if isinstance(error, LogFullError | DiskFullError) and not self._gate.halted:
+            if halts(error) and not self._gate.halted:
                 self._gate.halt(error.message, error.code)
             if self._gate.halted:
                 self._halt()
@@ -254,6 +255,8 @@ class Guard:
                     event.result.set_result(event.work())
                 except FedSiloError as error:
                     event.result.set_exception(error)
+                    if halts(error):
+                        raise
             case TrainerGone(_, confused) if confused:
                 raise OperationError(
                     f"the trainer breaks the rules of its link: {plain(confused)}", hint=self._trainer_log,
@@ -329,15 +332,17 @@ class Guard:
 
     @property
     def _trainer_log(self) -> str:
-        return where_trainer_tells(self._site.config)
+        return where_it_tells(self._site.config)
 
     def _trainer_failed(self, error: OperationError) -> None:
         """The run goes on without us: say so, then end with the cause.
 
-        Raises DiskFullError: that is the cause, or hides it; the run is not left, but gone on with after a restart.
+        Raises DiskFullError: one that just ended, where there is no space: that is the cause, or hides it. The run is
+        not left, but gone on with after a restart.
         """
         _log.error("%s", error.message)
-        require_space(self._site.config)
+        if error.code == "TRAINER_DIED" or isinstance(error, LinkClosed):
+            require_space(self._site.config)
         self.panel.publish("trainer.failed", {"code": error.code})
         run = self._gate.view.run
         if run and self._talk.joined:

@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog, LogFullError
+from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import FedSiloError, OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Buffer
@@ -34,6 +35,11 @@ from silo.guard.screens import Screens
 
 # Nothing may leave that cannot be written down, or kept as the policy says.
 _HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", UNWRITABLE})
+
+
+def halts(error: FedSiloError) -> bool:
+    """Whether it says that the disk does not take what this silo must write down (T39)."""
+    return isinstance(error, LogFullError | DiskFullError) or error.code in _HALTING
 
 
 @dataclass(frozen=True)
@@ -282,7 +288,7 @@ class Judge:
         try:
             yield
         except FedSiloError as error:
-            if isinstance(error, LogFullError) or error.code in _HALTING:
+            if halts(error):
                 self.halted, self.halt_code = error.message, error.code
             raise
 

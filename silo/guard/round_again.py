@@ -7,8 +7,9 @@
 
 The method's half is pure, the rows of each step are drawn again from the site's secret (`silo.sampling`), and the
 trainer's answers follow from seeds: so the round comes out as it would have, and every message leaves once. Where the
-trainer kept nothing, it does the round over, with the same result. What was measured and offered once is neither
-measured nor offered again, in whichever round or process the method asks for it next.
+trainer kept nothing, it does the round over, with the same result. Figures that were offered once are neither measured
+nor offered again, in whichever round or process the method asks for them next; unless a rule denied them, of which the
+ledger has no trace: then they are measured, and denied, again.
 
 A round that this silo left (an orderly stop, a refused adapter, a transcript that differs) is not gone on with: the
 coordinator was told so. Nor is one that was agreed on under another policy than the restart's, or other sets.
@@ -133,9 +134,8 @@ class RoundAgain:
         Of answers to public prompts only if what became of them is known too, or the step that uses them is done; else
         the trainer is asked for them again, and gives the same.
         """
-        if isinstance(task, Evaluate) and self._ledger.became_of(EVALUATION, self._gate.view.run, task.round, 0):
-            self._passed_over.add((EVALUATION, task.round, 0))
-            return True
+        if isinstance(task, Evaluate):
+            return bool(self._ledger.became_of(EVALUATION, self._gate.view.run, task.round, 0))
         place = _PLACES.get(type(task))
         if self._stands is None or place is None or task.round != self._round:
             return False

@@ -31,6 +31,7 @@ from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
 from silo.guard.held_plans import HeldPlans
 from silo.guard.incoming_adapters import stored_or_fetched
+from silo.guard.judge import halts
 from silo.guard.leaving import Leaving
 from silo.guard.ledger import Ledger, OutboxItem, Release
 from silo.guard.messages import Denied, Held, Inbound
@@ -190,14 +191,16 @@ class RunKeeper:
             require_part(plan, self._site.config)  # what the rules cannot know
             self._begin(plan)
         except FedSiloError as error:
+            if other_run is None:  # else nothing was begun, and that one goes on
+                self.run = None
+                self._gate.view = RunView()
+                if halts(error):  # the plan comes again when there is space
+                    raise
             _log.error("plan of run %s refused: %s", plan.run, error.message)
             self._gate.record(
                 "ingress.decision", run=plan.run, kind="run.plan", decision="deny", reasons=[error.code],
                 payload=self._gate.digests("run.plan", item.payload), direction="ingress",
             )  # fmt: skip
-            if other_run is None:  # else nothing was begun, and that one goes on
-                self.run = None
-                self._gate.view = RunView()
             self._plans.spend(plan.run, error.code)
             if error.code.startswith("TRAINER"):
                 self._talk.abstain(plan.run, heard=False)
@@ -385,9 +388,8 @@ class RunKeeper:
     @about_its_message
     def retry(self, item: OutboxItem) -> bool:
         """Send what the outbox kept. False: the coordinator still does not answer."""
-        outcome: str | None
         try:
-            outcome = self._outcome_of(item.kind, item.round, lambda: self._gate.retry(item).reply)
+            outcome: str | None = self._outcome_of(item.kind, item.round, lambda: self._gate.retry(item).reply)
         except DeniedError as error:
             outcome = "denied"
             self._declined(item.kind, item.run, item.round, item.step, error.message)
@@ -432,8 +434,7 @@ class RunKeeper:
             self._panel.publish("release.settled", {"release": settled.release.id, "outcome": outcome})
 
     def _settled(self, item: Release | OutboxItem, outcome: str) -> None:
-        offered = (item.kind, item.round, item.step)
-        # What an earlier run left behind says nothing of the same place in this one.
+        offered = (item.kind, item.round, item.step)  # what an earlier run left behind says nothing of it in this one
         if self.run is not None and item.run == self.run.plan.run and offered in self._offered:
             self.run.settled(*offered, outcome)
 

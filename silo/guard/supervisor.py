@@ -28,7 +28,6 @@ from fedsilo.treaty.errors import FedSiloError, OperationError, UsageError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX, Buffer
 from silo.config import SiloConfig
 from silo.guard import isolation, trainer_link
-from silo.guard.disk_space import where_trainer_tells
 from silo.guard.isolation_controls import NO_CONTROLS, Controls
 from silo.guard.rollout_server import RolloutServers
 from silo.guard.startup import own_verifiers
@@ -201,8 +200,8 @@ class Supervisor:
         self.state.probes = self._ask("probe", fields, "probed").get("results", {})
         if not isolation.are_results(self.state.probes):
             raise OperationError(
-                "what the trainer says of its walls is no list of probes", hint=where_trainer_tells(self._config),
-                code="TRAINER_CONFUSED",
+                "what the trainer says of its walls is no list of probes",
+                hint=trainer_link.where_it_tells(self._config), code="TRAINER_CONFUSED",
             )  # fmt: skip
         self.state.probes = trainer_link.believable(self.state.probes, named)
         self.state.controls = controls.still_answering()
@@ -298,7 +297,7 @@ class Supervisor:
             if status is not None:
                 raise OperationError(
                     f"the trainer ended with status {status} before it connected{self._last_words()}",
-                    hint=where_trainer_tells(self._config),
+                    hint=trainer_link.where_it_tells(self._config),
                     code="TRAINER_DIED",
                 )
         raise OperationError(
@@ -326,7 +325,7 @@ class Supervisor:
         except LinkClosed as error:
             raise OperationError(
                 f"the trainer went away while it was asked to {question}{self._last_words()}",
-                hint=where_trainer_tells(self._config),
+                hint=trainer_link.where_it_tells(self._config),
                 code="TRAINER_DIED",
             ) from error
 

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from certs.encoding import public_key_bytes, read_one_certificate
+from fedsilo.edge.files import DiskFullError
 from fedsilo.edge.identity_files import read_public
-from fedsilo.treaty.errors import NotAllowedError, UsageError
+from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
+from silo.guard.disk_space import require_space
 from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates, named
 from silo.link import Listener, host_and_port, user_name
 from silo.link_tls import LinkFiles, LinkTls
@@ -99,6 +101,20 @@ def start_command(config: SiloConfig) -> str:
         name = trainer.name or "trainer"
         command += f" --certificate {name}.crt --key {name}.key --site-ca site_ca.crt"
     return command
+
+
+def where_it_tells(config: SiloConfig) -> str:
+    """Where to look for what a trainer said before it ended, and whether there was space for it."""
+    if config.trainer.launch == "external":
+        return "see its own output, where it was started"
+    told = f"see {config.state_dir / 'logs' / 'trainer.log'}"
+    try:
+        require_space(config)
+    except DiskFullError as error:
+        return f"{told}, where little can have been written: {error.message}"
+    except OperationError:
+        pass  # a hint is no place for another fault
+    return told
 
 
 def probe_fields(config: SiloConfig, guard_process: int) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.edge.files import lock_exclusively
-from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_silo, doctor
+from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_silo
 from fedsilo.launch.contexts import changing
 from fedsilo.launch.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
 from fedsilo.launch.processes import holder_of
-from silo.guard import proxied
+from silo.guard import disk_space, proxied
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
 
@@ -205,7 +205,7 @@ def test_doctor_finds_a_clock_behind_the_log_and_a_full_disk(
     later = log.stat().st_mtime + CLOCK_BEHIND_SECONDS_MAX + 60
     os.utime(log, (later, later))
     assert found("silo", config)["clock"].ok is False
-    monkeypatch.setattr(doctor, "DISK_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr(disk_space, "DISK_BYTES_MIN", 1 << 62)
     answer = CliRunner().invoke(cli_silo.app, ["doctor", "--config", str(config), "--json"])
     told = json.loads(answer.stdout)
     assert answer.exit_code == 1 and "disk" in told["error"]["message"] and "clock" in told["error"]["message"]
@@ -224,13 +224,13 @@ def test_a_check_that_cannot_be_done_is_a_finding_and_the_others_go_on(
     good = found("silo", config)
     assert all(good[name].ok is not False for name in ("configuration", "disk", "clock", "control socket"))
     for check, where, what in (
-        ("disk", doctor.shutil, "disk_usage"), ("clock", Path, "iterdir"),
+        ("disk", disk_space.shutil, "disk_usage"), ("clock", Path, "iterdir"),
         ("configuration", Path, "exists"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(where, what, refused)
             told = found("silo", config)
-        assert told[check].ok is False and told[check].found == "/srv/x: Permission denied" and told[check].hint
+        assert told[check].ok is False and told[check].found.endswith(": Permission denied") and told[check].hint
         assert "isolation of the trainer" in told
 
 

@@ -103,7 +103,12 @@ def test_how_long_a_silo_was_silent() -> None:
     at = "2027-01-01T12:00:00Z"
     assert silent_for("", at) == "not seen since start" and silent_for("2027-01-01T11:58:01Z", at) == ""
     assert silent_for("2027-01-01T11:57:30Z", at) == "silent for 2 min"
-    assert [seen_text(seen, at) for seen in ("", "2027-01-01T11:59:48Z", "no time")] == ["-", "12 s ago", "no time"]
+    assert [seen_text(seen, at) for seen in ("", "2027-01-01T11:59:48Z", "2027-01-01T11:57:30Z", "no time")] == [
+        "-",
+        "12 s ago",
+        "2 min ago",
+        "no time",
+    ]
 
 
 def test_a_gap_is_told_with_its_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +19,14 @@ from fedsilo.edge.files import DiskFullError, disk_error, write_durably
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo import sampling
 from silo.guard import adapters, disk_space
-from silo.guard.disk_space import DISK_BYTES_MIN, free_bytes, where_trainer_tells
+from silo.guard.disk_space import DISK_BYTES_MIN, free_bytes
+from silo.guard.events import Command
 from silo.guard.supervisor import TrainerGone
+from silo.guard.trainer_link import where_it_tells
+from silo.link import LinkMessage
+from silo.trainer.kept_state import KeptState
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
 
@@ -108,8 +115,11 @@ def test_what_was_measured_and_offered_once_is_not_again_after_an_orderly_stop(l
     loop.guard._leave()
     loop.restart()
     loop.trainer_says("planned", overlong={}, private_prompts=40)
+    judged = len(loop.bench.events("egress.decision"))
     loop.open_round(2)
     assert loop.trainer.tasks() == ["LoadAdapter"] and figures(loop) == []
+    kinds = [row["kind"] for row in loop.bench.events("egress.decision")[judged:]]
+    assert "metrics.eval" not in kinds and not loop.coordinator.bodies("control.declined")
 
 
 def test_what_was_not_offered_before_a_stop_is_measured_after_it(loop: Loop) -> None:
@@ -160,7 +170,7 @@ def test_T39_a_trainer_that_ended_where_the_disk_is_full_ends_no_run(
 
 @pytest.mark.parametrize(("launch", "free", "told"), [
     ("child", DISK_BYTES_MIN, r"see \S+/logs/trainer\.log"),
-    ("child", 4096, r"see \S+/logs/trainer\.log, where little can have been written: \S+ has 4096 bytes left"),
+    ("child", 4096, r"see \S+/logs/trainer\.log, where little can have been written: \S+ has 4096 bytes left; .*"),
     ("external", 4096, "see its own output, where it was started"),
 ])  # fmt: skip
 def test_a_trainer_that_ended_is_told_with_where_to_look(
@@ -168,8 +178,100 @@ def test_a_trainer_that_ended_is_told_with_where_to_look(
 ) -> None:
     monkeypatch.setattr(disk_space, "free_bytes", lambda folder: free)
     config: Any = SimpleNamespace(state_dir=tmp_path, trainer=SimpleNamespace(launch=launch))
-    assert re.fullmatch(told, where_trainer_tells(config))
+    assert re.fullmatch(told, where_it_tells(config))
 
 
 def test_the_space_of_a_folder_that_is_not_there_yet_is_that_of_where_it_will_lie(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "not" / "there") == pytest.approx(free_bytes(tmp_path), rel=0.5)  # others write, too
+
+
+def test_T39_a_trainer_that_breaks_the_rules_is_recorded_whatever_space_there_is(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes below the same folder, and could else hide by filling it."""
+    begin(loop)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda folder: 0)
+    loop.events.put(TrainerGone(None, "no message"))
+    loop.turn()
+    denied = [row["reasons"] for row in loop.bench.events("egress.decision") if row["decision"] == "deny"]
+    assert denied == [["TRAINER_CONFUSED"]]
+    assert loop.guard._failure is not None and not loop.bench.gate.halted
+
+
+def test_T39_a_ledger_that_finds_no_room_halts_like_any_other_file(loop: Loop) -> None:
+    begin(loop)
+    database = loop.bench.ledger._database
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count={pages}")
+    number = 0
+    with pytest.raises(OperationError, match="database or disk is full"):
+        while True:
+            number += 1
+            loop.bench.ledger.remember_of_run("run-1", f"filler {number}", "x" * 500)
+    end_round(loop, NEXT)
+    assert "database or disk is full" in loop.bench.gate.halted and loop.guard._failure is None
+    assert not loop.coordinator.bodies("control.abstain")
+    assert [row["reasons"] for row in loop.bench.events("halt")] == [["LEDGER_UNWRITABLE"]]
+
+
+def test_T39_a_full_disk_under_a_persons_order_halts_and_its_rows_are_drawn_again(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(loop)
+    run = loop.guard.keeper.run
+    assert run is not None
+    run.paused = True
+    loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})
+    run.paused = False
+    monkeypatch.setattr(sampling, "write_durably", full)
+    loop.events.put(order := Command(run.advance))
+    loop.turn()
+    assert isinstance(order.result.exception(), DiskFullError) and "No space left" in loop.bench.gate.halted
+    monkeypatch.undo()
+    rows = {"left": run._giver, "whole": None}
+    assert rows["left"] is not None
+    whole = sampling.PrivateSampler(40, b"s" * 32, setting.PLAN.seed)
+    whole.start_round(1)
+    run.advance()
+    assert loop.trainer.told[-1].fields["rows"] == whole.draw(setting.PLAN.prompts_per_step)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_T39_a_plan_that_a_full_disk_keeps_from_beginning_comes_again(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    code = errno.ENOSPC if is_full else errno.EIO
+
+    def refuse(message: object) -> None:
+        raise disk_error("cannot write", OSError(code, os.strerror(code)))
+
+    monkeypatch.setattr(loop.trainer, "send", refuse)
+    loop.offer_plan()
+    assert bool(loop.bench.gate.halted) == is_full == (loop.bench.ledger.run_state("run-1") != "declined")
+    assert bool(loop.coordinator.bodies("control.abstain")) == (not is_full)
+    loop.restart()
+    loop.offer_plan()
+    assert (loop.guard.keeper.run is not None) == is_full
+
+
+def test_T39_a_log_on_a_full_disk_costs_the_trainer_its_words_and_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullLog:
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class FullFile:
+        is_written_here = True
+
+        def save(self, state: object) -> None:
+            raise DiskFullError("no space")
+
+    @dataclass(frozen=True)
+    class State:
+        given: object = None
+
+    session: Any = SimpleNamespace(state=State)
+    monkeypatch.setattr(sys, "stderr", FullLog())
+    kept = KeptState(session, FullFile())  # type: ignore[arg-type]
+    kept.keep(LinkMessage("task", {"task": "PrivateStep"}), LinkMessage("done"))
