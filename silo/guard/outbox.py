@@ -8,6 +8,7 @@ Does not stop: a message that had arrived and was let out by a looser policy; wh
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from google.protobuf.message import Message
 
@@ -15,10 +16,25 @@ from fedsilo.treaty.errors import DeniedError, NotFoundError, OperationError, Ve
 from fedsilo.treaty.wire.codec import Buffer
 from silo.guard.judge import Judge
 from silo.guard.ledger import Ledger, OutboxItem
-from silo.guard.messages import Allowed
+from silo.guard.messages import Allowed, Inbound, NotSent, Sent
 from silo.guard.outcomes import Outcomes
 
 _log = logging.getLogger("fedsilo.silo")
+
+
+def in_turn(allowed: Allowed, ledger: Ledger, transmit: Callable[[Allowed], Sent]) -> Inbound:
+    """Send what was just allowed, unless something that was allowed before it still waits: content leaves in the order
+    in which it was allowed. With the last update the coordinator closes a round, and refuses answers that come later.
+
+    Returns:
+        what the coordinator answers.
+
+    Raises:
+        NotSent: it waits behind that in the outbox, and both go out with the next turn. Further as `transmit`.
+    """
+    if any(item.id < (allowed.outbox_id or 0) for item in ledger.outbox("allowed")):
+        raise NotSent(f"{allowed.kind} of round {allowed.round} waits behind what was allowed before it")
+    return transmit(allowed).reply
 
 
 def once_more(item: OutboxItem, *, judge: Judge, ledger: Ledger, outcomes: Outcomes) -> Allowed:

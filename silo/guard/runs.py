@@ -34,7 +34,8 @@ from silo.guard.incoming_adapters import stored_or_fetched
 from silo.guard.judge import halts
 from silo.guard.leaving import Leaving
 from silo.guard.ledger import Ledger, OutboxItem, Release
-from silo.guard.messages import Denied, Held, Inbound
+from silo.guard.messages import Allowed, Denied, Held, Inbound
+from silo.guard.outbox import in_turn
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation, fields_of, plan_message
 from silo.guard.releases import Releases, Settled
@@ -208,8 +209,8 @@ class RunKeeper:
             self.decline(plan.run)
             return False
         self._plans.end_hold(plan.run, "ACCEPTED")  # another policy than held it asks for no persons
-        detail = {"plan": plan.digest, "isolation": self._trainer.rung}
-        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=detail)
+        told = {"plan": plan.digest, "isolation": self._trainer.rung}
+        self._gate.record("plan.accept", run=plan.run, kind="run.plan", detail=told)
         self._ledger.start_run(plan.run, item.body.canonical_json)
         self._set_view(self._gate.view)
         _log.info("run %s: method %s, %d rounds of %d steps", plan.run, plan.method, plan.rounds, plan.local_steps)
@@ -348,15 +349,13 @@ class RunKeeper:
         if isinstance(offered, Held):
             plan = self._gate.view.plan
             seconds = None if plan is None else plan.hold_seconds(action.step)
-            release = self._releases.hold(
-                action.kind, run, action.round, action.step, offered, deadline_seconds=seconds
-            )
-            _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, release.id)
-            self._panel.publish("release.held", {"release": release.id, "kind": release.kind})
+            held = self._releases.hold(action.kind, run, action.round, action.step, offered, deadline_seconds=seconds)
+            _log.warning("held: %s of round %d waits for approval as %s", action.kind, action.round, held.id)
+            self._panel.publish("release.held", {"release": held.id, "kind": held.kind})
             return None
-        return self._outcome_of(action.kind, action.round, lambda: self._gate.transmit(offered).reply)
+        return self._outcome_of(offered, lambda: in_turn(offered, self._ledger, self._gate.transmit))
 
-    def _outcome_of(self, kind: str, round_number: int, exchange: Callable[[], Inbound]) -> str | None:
+    def _outcome_of(self, content: Allowed | OutboxItem, exchange: Callable[[], Inbound]) -> str | None:
         """Send, and say what became of it; None: it lies in the outbox and goes out when the coordinator answers."""
         try:
             reply = exchange()
@@ -365,13 +364,13 @@ class RunKeeper:
             return None
         except PeerError as error:
             # The answer is worth nothing, but the bytes are out, and they are not offered a second time.
-            _log.error("the answer to %s of round %d was refused: %s", kind, round_number, error.message)
+            _log.error("the answer to %s of round %d was refused: %s", content.kind, content.round, error.message)
             self._talk.back_off(error)
             return "sent"
         self._talk.last_sent = self._monotonic()
         if isinstance(reply.body, pb.Ack) and reply.body.pending:
             self._talk.poll_now = True
-        return self._outcome_said(kind, round_number, reply)
+        return self._outcome_said(content.kind, content.round, reply)
 
     def _outcome_said(self, kind: str, round_number: int, reply: Inbound) -> str:
         self._panel.publish("sent", {"kind": kind, "round": round_number})
@@ -389,7 +388,7 @@ class RunKeeper:
     def retry(self, item: OutboxItem) -> bool:
         """Send what the outbox kept. False: the coordinator still does not answer."""
         try:
-            outcome: str | None = self._outcome_of(item.kind, item.round, lambda: self._gate.retry(item).reply)
+            outcome: str | None = self._outcome_of(item, lambda: self._gate.retry(item).reply)
         except DeniedError as error:
             outcome = "denied"
             self._declined(item.kind, item.run, item.round, item.step, error.message)
@@ -404,9 +403,8 @@ class RunKeeper:
             self._settle_plan(settled)
             return
         self._panel.publish("release.settled", {"release": release.id, "outcome": settled.outcome})
-        outcome: str | None
         if (allowed := settled.allowed) is not None:
-            outcome = self._outcome_of(release.kind, release.round, lambda: self._gate.transmit(allowed).reply)
+            outcome = self._outcome_of(allowed, lambda: in_turn(allowed, self._ledger, self._gate.transmit))
             if outcome is None:
                 return
         elif settled.outcome == "missed":

@@ -382,3 +382,14 @@ def test_figures_of_the_round_before_are_sent_once_over_a_kill(loop: Loop) -> No
     loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=None)
     Work(loop).until()
     assert {kind for kind, _, _ in sent(loop)} == {ANSWERS, UPDATE}, "the figures had left"
+
+
+def test_what_follows_on_a_message_that_waits_does_not_overtake_it(loop: Loop) -> None:
+    """The update closes the round: answers that come behind it are refused, and missing in the next round's pool."""
+    work = opened(loop)
+    work.until("AnswerAhead")
+    loop.coordinator.fails_at(ANSWERS, UnreachableError("cut"))
+    work.until()
+    loop.turn()
+    order = [(kind, step) for kind, step, _ in crossed(loop) if kind in (ANSWERS, UPDATE)]
+    assert order == [(ANSWERS, 2), (ANSWERS, 2), (ANSWERS, 4), (UPDATE, 0)]  # the first try was cut
