@@ -122,7 +122,7 @@ def test_T26_a_silo_whose_own_certificate_is_expired_or_of_another_ca_does_not_s
         checked = command("silo", "check", "--config", place.config, "--json")
         answer = json.loads(checked.stdout)
         assert (checked.exit_code, answer["error"]["code"]) == (4, "NOT_ALLOWED")
-        assert answer["error"]["message"] == "1 of 14 checks failed, 5 not tried: certificate"
+        assert answer["error"]["message"] == "1 of 15 checks failed, 5 not tried: certificate"
         results = {row["check"]: row for row in answer["data"]["checks"]}
         assert [name for name, row in results.items() if row["ok"] is False] == ["certificate"]
         assert words in results["certificate"]["found"]
