@@ -22,6 +22,8 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
         state: as its daemon shows it.
         reached_by: what stands behind a further command so that it reaches this silo.
     """
+    if "held" not in state:  # it answers before it has a state
+        return table(("what", "now"), [("state", "starting: not all of it stands yet")])
     trainer, policy, link = state.get("trainer", {}), state.get("policy", {}), state.get("coordinator", {})
     rows = [
         ("silo", f"{state.get('silo')} ({state.get('role')}) of {state.get('federation')}"),

@@ -183,3 +183,8 @@ def test_a_pause_of_this_site_is_seen_whatever_else_it_waits_for(phase: str, pau
     }
     rows = [" ".join(line.split()) for line in status_text(state).splitlines()]
     assert f"state {shown_as}" in rows and "left 2 public.responses, 9 bytes since it was started" in rows
+
+
+def test_a_silo_that_has_no_state_yet_is_starting() -> None:
+    assert "starting" in status_text({"time": "2026-12-01T00:00:00Z"})
+    assert "starting" not in status_text({"phase": "idle", "held": []})
