@@ -99,8 +99,12 @@ class RoundAgain:
         """What the method was told of a round that this silo was in; it waits to be told again."""
         kept = self._ledger.kept_of_round(run, round_number)
         if any(one["kind"] == "round.open" for one in kept) and not self._is_agreed(run, round_number):
-            self.leave()
-            kept = []
+            if self._waits(run, round_number):
+                # killed as it was agreed on: that comes again, and what came before it (donors) does not
+                kept = [one for one in kept if one["kind"] != "round.open"]
+            else:
+                self.leave()
+                kept = []
         self._run, self._round = (run, round_number) if kept else ("", 0)
         self.waiting = [
             MessageArrived(
@@ -110,6 +114,11 @@ class RoundAgain:
             for one in kept
         ]  # fmt: skip
         return self.waiting
+
+    def _waits(self, run: str, round_number: int) -> bool:
+        """Whether the transcript of the round still waits for signatures, as far as this site knows."""
+        signed = self._ledger.transcript(run, round_number)
+        return bool(signed and signed["opening"] and not signed.get("agreed") and not signed["others"])
 
     def _is_agreed(self, run: str, round_number: int) -> bool:
         """Whether the round had begun, and what it was agreed on is what this site has after the restart (T20)."""

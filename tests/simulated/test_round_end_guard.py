@@ -327,7 +327,13 @@ def test_a_guard_that_was_killed_gives_the_round_again_with_its_donors_and_sends
     assert not loop.coordinator.bodies("control.abstain")
 
 
-def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_donors(loop: Loop) -> None:
+def killed(**_: object) -> None:
+    raise KilledError
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_donors(loop: Loop, times: int) -> None:
+    """times: it was killed so often while it took the agreement in, which therefore comes again; the donors do not."""
     loop.offer_plan(PLAN)
     loop.show_round(2, codec.sha256_hex(ADAPTER), plan=PLAN, pool=POOL)
     loop.coordinator.says(
@@ -335,6 +341,15 @@ def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_do
     )  # fmt: skip
     loop.turn(3)
     shown = loop.shown
+    for _ in range(times):
+        agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
+        loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
+        loop.guard.keeper.agreement._close = killed  # type: ignore[method-assign]
+        with pytest.raises(KilledError):
+            loop.turn(2)
+        loop.restart()
+        loop.trainer_says("planned", overlong={}, private_prompts=40)
+        loop.shown = shown
     loop.restart()
     (plan,) = [message for message in loop.trainer.told if message.type == "plan"]
     assert "resume" not in plan.fields
