@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.freezing import UPDATE_KIND, Freeze
+from fedsilo.treaty.transcript import needed
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 
 PLAN_CHARACTERS_MAX = 65536
@@ -171,6 +172,11 @@ class Plan(_Closed):
     @property
     def digest(self) -> str:
         return sha256_hex(self.canonical().encode())
+
+    @property
+    def silos_min(self) -> int:
+        """With fewer no round begins: the quorum and, where there are others, two signatures (`transcript.needed`)."""
+        return needed(len(self.silos), min_peers=1, quorum=self.quorum)
 
     def steps_of(self, silo: str) -> int:
         """GRPO steps of a silo in a round."""

@@ -179,6 +179,7 @@ class Life:
 
     Attributes:
         silos: of the plan, in its order.
+        silos_min: with fewer no round begins. `quorum`: of fewer updates none is committed.
         standing: silo -> its state in `SILO`.
         round: number of the newest round; 0 before the first. `round_state` is its state in `ROUND`.
         places: silo -> its state in `PLACE`, of the newest round; without those that are outside of it.
@@ -192,6 +193,7 @@ class Life:
 
     silos: tuple[str, ...]
     quorum: int
+    silos_min: int
     update_kind: str
     abstentions_max: int
     steps_max: int
@@ -252,6 +254,7 @@ def first_life(plan: Plan) -> Life:
     return Life(
         plan.silos,
         plan.quorum,
+        plan.silos_min,
         plan.lora.update_kind,
         2 * len(plan.public_steps()) + ABSTENTIONS_MAX,
         plan.local_steps,
@@ -440,9 +443,8 @@ def _then(life: Life, name: str) -> str:
     if life.state != "waiting" or name not in {"plan taken", "plan declined", "leave", "join deadline"}:
         return ""
     ready, asked = life.those("accepted"), life.those("asked")
-    return gather(
-        ready=len(ready), of=len(ready) + len(asked), quorum=life.quorum, deadline_passed=name == "join deadline"
-    )
+    of, late = len(ready) + len(asked), name == "join deadline"
+    return gather(ready=len(ready), of=of, quorum=life.silos_min, deadline_passed=late)
 
 
 # ---- the journal -----------------------------------------------------------------------------------------

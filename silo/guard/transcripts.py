@@ -381,7 +381,7 @@ class Agreement:
                 "TOO_FEW_SIGNATURES",
                 f"{len(signed)} silos signed the transcript of round {item.round}, needed: {least}",
             )
-            if len(signed) < needed(len(plan.silos), min_peers=1, quorum=plan.quorum):
+            if len(signed) < plan.silos_min:
                 raise few  # not enough for the plan either: it is said so only when nobody else is waited for
             if self._short != (item.run, item.round):
                 self._short = (item.run, item.round)

@@ -189,7 +189,7 @@ def test_honest_silos_in_any_order_with_lost_answers_make_one_and_the_same_run(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.data(), st.integers(2, 4), st.booleans())
+@given(st.data(), st.integers(3, 4), st.booleans())
 def test_whatever_comes_of_updates_and_answers_only_both_make_a_donor(
     data: st.DataObject, count: int, leaves: bool
 ) -> None:
@@ -250,6 +250,26 @@ def test_a_method_commits_nothing_below_the_quorum_and_nothing_that_was_not_take
     other.say(update("a", "x"))
     other.say(update("b", "y"))
     assert other.commits == [m.Commit(1, ("a", "b"), ("x", "y"))]
+
+
+@pytest.mark.parametrize(("silos", "goes_on"), [("ab", False), ("abc", True)])
+def test_with_one_silo_of_several_left_no_round_begins_whatever_the_quorum(silos: str, goes_on: bool) -> None:
+    """Its own signature alone is no agreement, so it would take no part in any round that is still to come."""
+    run = opened(silos, quorum=1)
+    run.say(update("a", "x"))
+    run.say(m.SiloLeft(silos[-1]))
+    run.say(update("b", "y"))
+    assert len(run.commits) == 1
+    assert (run.life.state, run.life.open_round) == (("running", 2) if goes_on else ("failed", 0))
+
+
+@pytest.mark.parametrize(("silos", "state"), [("ab", "failed"), ("abc", "running")])
+def test_one_silo_alone_of_several_planned_does_not_begin_a_run(silos: str, state: str) -> None:
+    run = PaperRun(plan_with(silos, quorum=1))
+    for silo in silos[:-1]:
+        run.say(rounds.PlanTaken(silo))
+    run.say(rounds.PlanDeclined(silos[-1]))
+    assert run.life.state == state
 
 
 @pytest.mark.parametrize("kind", [UPDATE, "metrics.eval"])

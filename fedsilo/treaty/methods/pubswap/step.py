@@ -272,8 +272,8 @@ class Coordinator:
             return state, (*results, *actions)
         if state.round < state.plan.rounds:
             state = replace(state, silos=self._everybody(state), came=frozenset())
-            if len(state.silos) < state.plan.quorum:
-                # who left does not come back, so no further round could be committed
+            if len(state.silos) < state.plan.silos_min:
+                # who left does not come back, so no further round could begin
                 state, actions = self._end(state, "failed", "QUORUM_NOT_REACHED")
             else:
                 state, actions = self._open(state, state.round + 1)
