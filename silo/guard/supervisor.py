@@ -118,6 +118,7 @@ class Supervisor:
         self._listener: Listener | None = None
         self._link: Link | None = None
         self._log_file: IO[bytes] | None = None
+        self._log_begins = 0  # where in it the newest trainer's own words begin
         self._rollout: RolloutServers | None = None
         self._ending = False
         self._bring_up: Callable[[Callable[[str], None]], dict[str, Any]] = lambda accepted: {}
@@ -240,9 +241,9 @@ class Supervisor:
 
     def _launch(self, rung: str, socket_path: Path, scratch: Path, never: Sequence[Path]) -> subprocess.Popen[bytes]:
         config = self._config
-        logs = config.state_dir / "logs"
-        logs.mkdir(exist_ok=True, mode=0o700)
-        self._log_file = (logs / "trainer.log").open("ab")
+        trainer_link.log_of(config).parent.mkdir(exist_ok=True, mode=0o700)
+        self._log_file = trainer_link.log_of(config).open("ab")
+        self._log_begins = self._log_file.tell()
         python = str(config.trainer.python or sys.executable)
         readable = [
             config.model.path, *config.data.private, config.data.public.path, config.data.held_out.path,
@@ -436,15 +437,7 @@ class Supervisor:
         return None
 
     def _last_words(self) -> str:
-        """The last line of the child's log, for a local message only: it may hold anything (T8)."""
-        if self._config.trainer.launch == "external":
-            return ""
-        path = self._config.state_dir / "logs" / "trainer.log"
-        try:
-            lines = path.read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
-        except OSError:
-            return ""
-        return f": {''.join(c for c in lines[-1] if c.isprintable())[:300]}" if lines else ""
+        return trainer_link.last_words(self._config, self._log_begins)
 
     # ---- end ---------------------------------------------------------------------------------------
 

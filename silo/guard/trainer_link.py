@@ -103,11 +103,30 @@ def start_command(config: SiloConfig) -> str:
     return command
 
 
+def log_of(config: SiloConfig) -> Path:
+    """What trainers that the guard starts write, one after the other."""
+    return config.state_dir / "logs" / "trainer.log"
+
+
+def last_words(config: SiloConfig, begins: int) -> str:
+    """The last line of a child's log from a place on, for a local message only: it may hold anything (T8)."""
+    if config.trainer.launch == "external":
+        return ""
+    try:
+        with log_of(config).open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(begins, end - 4096))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f": {''.join(c for c in lines[-1] if c.isprintable())[:300]}" if lines else ""
+
+
 def where_it_tells(config: SiloConfig) -> str:
     """Where to look for what a trainer said before it ended, and whether there was space for it."""
     if config.trainer.launch == "external":
         return "see its own output, where it was started"
-    told = f"see {config.state_dir / 'logs' / 'trainer.log'}"
+    told = f"see {log_of(config)}"
     try:
         require_space(config)
     except DiskFullError as error:

@@ -190,11 +190,16 @@ def test_a_child_killed_in_a_step_goes_on_with_the_same_update_until_it_dies_ove
     config: SiloConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One site for all of it, since each start of a trainer takes seconds. Loading an adapter begins a round afresh."""
+    trainer_link.log_of(config).parent.mkdir(exist_ok=True)
+    with trainer_link.log_of(config).open("ab") as file:
+        file.write(b"the words of an earlier trainer\n")
+    assert trainer_link.last_words(config, 0) == ": the words of an earlier trainer"
     with planned(config) as (site, payload, digest):
         undisturbed = update_of(site, config, payload, digest, killed=False)
         assert any(array.any() for array in decode_factors(undisturbed).tensors.values())
         assert update_of(site, config, payload, digest, killed=True) == undisturbed
         assert "goes on where it was" in caplog.text and "starts the round over" not in caplog.text
+        assert "the trainer died" in caplog.text and "an earlier trainer" not in caplog.text
         caplog.clear()
         assert update_of(site, config, payload, digest, killed=True, tear=True) == undisturbed
         assert "starts the round over: the kept state is torn" in caplog.text
