@@ -102,8 +102,8 @@ SILO: Mapping[str, Rule] = {
 
 _RUN_ROW: Mapping[str, Rule] = {
     "run": RELEASED, "state": RELEASED, "reason": LOCAL, "silo_errors": RELEASED, "method": RELEASED,
-    "round": RELEASED, "rounds": RELEASED, "silos": RELEASED, "submitted_at": RELEASED, "started_at": RELEASED,
-    "ended_at": RELEASED, "adapter_sha256": RELEASED, "folder": LOCAL,
+    "round": RELEASED, "rounds": RELEASED, "committed": RELEASED, "silos": RELEASED, "submitted_at": RELEASED,
+    "started_at": RELEASED, "ended_at": RELEASED, "adapter_sha256": RELEASED, "folder": LOCAL,
 }  # fmt: skip
 _MEMBER: Mapping[str, Rule] = {
     "silo": RELEASED, "state": RELEASED, "since": RELEASED, "last_seen": RELEASED, "round": RELEASED, "step": RELEASED,

@@ -258,6 +258,12 @@ def is_round(session: Session, run: str, number: int) -> bool:
     return session.connection().execute(_IS_ROUND, its(run=run, number=number)).scalar() is not None
 
 
+def rounds_committed(session: Session, run: str) -> int:
+    """How many rounds of a run were committed."""
+    of_run = select(sql.count()).where(Round.run == run, Round.state == "committed")
+    return session.execute(of_run).scalar_one()
+
+
 def count_message(
     session: Session, *, silo: str, run: str, round_number: int, kind: str, direction: str, payload_bytes: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, emit, existing, facts_text, guarded, table
 
 if TYPE_CHECKING:
-    from console.client import ControlClient
+    from console.client import ControlClient, Event
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and steer runs of the federation.")
 
@@ -85,12 +86,15 @@ def list_runs(config: ConfigOption = _CONFIG, socket: SocketOption = None, json_
     """All runs, oldest first."""
     with _client(config, socket) as client:
         runs = client.query("runs")
-    rows = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"], _reason(run)) for run in runs]
+    rows = [
+        (run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["committed"], run["method"], _reason(run))
+        for run in runs
+    ]
     emit(
         "run list",
         runs,
         json_output=json_output,
-        text=lambda: table(("run", "state", "round", "method", "reason"), rows) if rows else "no runs yet",
+        text=lambda: table(("run", "state", "round", "committed", "method", "reason"), rows) if rows else "no runs yet",
     )
 
 
@@ -136,6 +140,7 @@ def watch(
     or that came faster than they were read, are said to be missing, with their number where it is known.
     """
     from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told, up_to
+    from fedsilo.launch.standard_streams import write_err
     from fedsilo.treaty.errors import OperationError
 
     with _client(config, socket) as client:
@@ -144,7 +149,7 @@ def watch(
         newest = client.snapshot().sequence if over and since else 0
         # who goes on after a break is told what came since, also of a run that ended meanwhile
         if not over or since not in (0, newest):
-            events = gaps_told(client.watch(since), since)
+            events = gaps_told(_or_how_to_go_on(client.watch(since), run, since), since)
             for event in up_to(events, newest) if over else events:
                 if event.fields.get("run") not in (None, run):
                     continue
@@ -152,7 +157,8 @@ def watch(
                 data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
                 lost = event.name == EVENTS_MISSED
                 words = f"{gap_text(event.fields['missed'])}: fedsilo run show {run}" if lost else details
-                emit("run watch", data, json_output=json_output, text=f"{event.time} {event.name} {words}")
+                text = f"{event.sequence} {event.time} {event.name} {words}"
+                emit("run watch", data, json_output=json_output, text=text)
                 if told := event.name == "run.ended" and event.fields.get("run") == run:
                     break
                 # its end may be among them, and nothing of this run would come any more
@@ -163,13 +169,34 @@ def watch(
             # Its events may be gone from the coordinator's memory; how it ended stands in its record.
             fields = {"run": run, "outcome": state, "reason": record["reason"]}
             data = {"sequence": None, "time": record["ended_at"], "name": "run.ended", "fields": fields}
-            text = f"{record['ended_at']} run.ended outcome={state}; `fedsilo run show {run}` shows its rounds"
+            text = f"- {record['ended_at']} run.ended outcome={state}; `fedsilo run show {run}` shows its rounds"
             emit("run watch", data, json_output=json_output, text=text)
     if record["state"] != "finished":
         raise OperationError(
             f"run {run} has not finished: {record['state']} {_reason(record)}".rstrip(),
             hint="why a silo said no stands in that silo's own log only: silo logs" if record["silo_errors"] else "",
         )
+    if (committed := _committed(record)) != f"{len(record['rounds'])} of {len(record['rounds'])}":
+        write_err(f"warning: {committed} rounds were committed: fedsilo run show {run}\n")
+
+
+def _or_how_to_go_on(events: Iterable[Event], run: str, since: int) -> Iterator[Event]:
+    """The events; where the coordinator ends in between, how to go on with them when it is back."""
+    from fedsilo.treaty.errors import UnreachableError
+
+    last = since
+    try:
+        for event in events:
+            last = event.sequence
+            yield event
+    except UnreachableError as error:
+        hint = f"once it runs again: fedsilo run watch {run} --since {last}"
+        raise UnreachableError(error.message, hint=hint) from error
+
+
+def _committed(record: dict[str, Any]) -> str:
+    """How many rounds of those that there were; an abandoned one changed nothing."""
+    return f"{sum(row['state'] == 'committed' for row in record['rounds'])} of {len(record['rounds'])}"
 
 
 def _steer(verb: str) -> None:
@@ -382,6 +409,7 @@ def _record_text(record: dict[str, Any]) -> str:
     plan = record["plan"] or record.get("request", {})  # it has no plan before it begins
     lines = [
         f"run {record['run']}: {record['state']} {_reason(record)}".rstrip(),
+        f"{_committed(record)} rounds committed",
         f"method {plan.get('method', '-')}, seed {plan.get('seed', '-')}, submitted by {record['submitted_by']}",
         f"walls around the trainers: {isolation_text(record['isolation'])}",
     ]

@@ -99,6 +99,7 @@ def _summary(session: Session, run: db.Run) -> dict[str, Any]:
         "run": run.name, "state": run.state, "reason": run.reason, "silo_errors": db.errors_of(session, run.name),
         "method": plan.get("method") or request.get("method", ""), "round": session.scalar(rounds) or 0,
         "rounds": plan.get("rounds", request.get("rounds", 0)), "silos": plan.get("silos", []),
+        "committed": db.rounds_committed(session, run.name),
         "submitted_at": run.submitted_at, "started_at": run.started_at, "ended_at": run.ended_at,
         "adapter_sha256": run.adapter_digest,
     }  # fmt: skip

@@ -157,7 +157,8 @@ def of_run(site: Site, since: int) -> list[tuple[str, Any]]:
 def test_a_watch_goes_on_after_what_it_knows_also_of_a_run_that_ended_meanwhile(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = {"run": "r", "state": "finished", "reason": "", "ended_at": "2027-01-15T08:00:00Z", "silo_errors": {}}
+    ended = {"run": "r", "state": "finished", "reason": "", "ended_at": "2027-01-15T08:00:00Z"}
+    ended |= {"silo_errors": {}, "rounds": []}
     site.desk.register_query("run", lambda arguments: ended)
     assert of_run(site, 0) == [("run.ended", None)], "of a daemon that has told nothing since its start"
     assert of_run(site, 7) == [("events.missed", -1), ("run.ended", None)], "nor has one that was started anew"

@@ -149,8 +149,8 @@ def test_facts_are_told_in_no_language_of_programmers() -> None:
 class Told:
     """A coordinator's control socket, as far as `run watch` asks."""
 
-    def __init__(self, before: str, after: str) -> None:
-        self.states = [before, after]
+    def __init__(self, before: str, after: str, rounds: tuple[str, ...] = ("committed",)) -> None:
+        self.states, self.rounds = [before, after], rounds
         self.watched: list[int] = []
 
     def __enter__(self) -> Told:
@@ -162,7 +162,7 @@ class Told:
     def query(self, name: str, arguments: dict[str, str]) -> dict[str, Any]:
         state = self.states.pop(0)
         record = {"state": state, "reason": "ABORTED" if state == "aborted" else "", "ended_at": "2026-01-01T00:00:00Z"}
-        return record | {"silo_errors": {}}
+        return record | {"silo_errors": {}, "rounds": [{"state": done} for done in self.rounds]}
 
     def watch(self, after: int) -> Iterator[SimpleNamespace]:
         self.watched.append(after)
@@ -180,16 +180,42 @@ def test_watching_a_run_tells_its_events_and_of_one_that_has_ended_its_end(monke
         result = CliRunner().invoke(cli_run.app, ["watch", "first", *options])
         return result.exit_code, result.stdout, result.stderr
 
-    live = "T run.started silos=hospital_a,hospital_b\nT run.ended outcome=finished reason=-\n"
+    live = "1 T run.started silos=hospital_a,hospital_b\n3 T run.ended outcome=finished reason=-\n"
     assert watched("running", "finished") == (0, live, "")
     code, out, _ = watched("finished", "finished")
     assert (code, out) == (
-        0, "2026-01-01T00:00:00Z run.ended outcome=finished; `fedsilo run show first` shows its rounds\n"
+        0, "- 2026-01-01T00:00:00Z run.ended outcome=finished; `fedsilo run show first` shows its rounds\n"
     )  # fmt: skip
     code, out, _ = watched("finished", "finished", "--json")
     assert json.loads(out)["data"]["fields"] == {"run": "first", "outcome": "finished", "reason": ""}
     code, out, err = watched("aborted", "aborted")
     assert code == 1 and "run.ended outcome=aborted" in out and "has not finished: aborted ABORTED" in err
+
+
+@pytest.mark.parametrize(
+    ("rounds", "warning"),
+    [
+        (("committed", "committed"), ""),
+        (("committed", "abandoned", "abandoned"), "warning: 1 of 3 rounds were committed: fedsilo run show first\n"),
+    ],
+)
+def test_a_run_of_which_rounds_were_abandoned_is_not_said_to_be_whole(
+    monkeypatch: pytest.MonkeyPatch, rounds: tuple[str, ...], warning: str
+) -> None:
+    monkeypatch.setattr(cli_run, "_client", lambda config, socket: Told("running", "finished", rounds))
+    result = CliRunner().invoke(cli_run.app, ["watch", "first"])
+    assert (result.exit_code, result.stderr) == (0, warning)
+
+
+def test_a_watch_whose_coordinator_ends_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Told):
+        def watch(self, after: int) -> Iterator[SimpleNamespace]:
+            yield SimpleNamespace(sequence=1, time="T", name="round.opened", fields={"run": "first", "round": 1})
+            raise UnreachableError("gone")
+
+    monkeypatch.setattr(cli_run, "_client", lambda config, socket: Ended("running", "running"))
+    result = CliRunner().invoke(cli_run.app, ["watch", "first"])
+    assert result.exit_code == 3 and "once it runs again: fedsilo run watch first --since 1" in result.stderr
 
 
 def test_a_run_whose_end_is_among_the_events_that_are_missing_is_watched_to_its_end(
@@ -210,7 +236,7 @@ def test_a_run_whose_end_is_among_the_events_that_are_missing_is_watched_to_its_
     result = CliRunner().invoke(cli_run.app, ["watch", "first", "--since", "2"])
     assert (result.exit_code, told.watched) == (0, [2])
     missing, ended = result.stdout.splitlines()
-    assert missing == "T events.missed 5 events are missing here: fedsilo run show first"
+    assert missing == "7 T events.missed 5 events are missing here: fedsilo run show first"
     assert "run.ended outcome=finished" in ended
 
 
