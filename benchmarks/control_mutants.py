@@ -44,8 +44,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "a halted gate sends",
         GATE,
-        'if self.halted:\n            raise OperationError(f"nothing is sent',
-        'if False:\n            raise OperationError(f"nothing is sent',
+        'if self.halted:\n            raise halted_error("sent"',
+        'if False:\n            raise halted_error("sent"',
     ),
     (
         "deltas are neither clipped nor rounded",
@@ -124,8 +124,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "a log that cannot be written does not halt",
         JUDGE,
-        'if self.halted:\n            raise OperationError(f"nothing is recorded or sent',
-        'if False:\n            raise OperationError(f"nothing is recorded or sent',
+        'if self.halted:\n            raise halted_error("recorded or sent"',
+        'if False:\n            raise halted_error("recorded or sent"',
     ),
     ("the book of counts stays empty", JUDGE, "self.book.record(facts)", "pass"),
     (

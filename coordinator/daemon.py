@@ -41,6 +41,7 @@ from coordinator.transfer import Transfers
 from fedsilo.edge import long_lived
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.disk_space import require_space
 from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.identity_files import load_identity, load_site
@@ -112,6 +113,7 @@ def check(config: CoordinatorConfig) -> Checked:
             f"{config.source}: the certificate is of {identity.spiffe_id}, the configuration of {config.spiffe_id}"
         )
     load_site(files.site_ca, files.operators, site=config.site)
+    require_space(config.state_dir)
     shared = check_shared(config)
     return Checked(config, shared.charter, shared.schema, shared.public, shared.agreed, shared.warnings, identity)
 

@@ -148,6 +148,7 @@ def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
     """Read everything a start needs and compare it; changes nothing."""
     from coordinator.config import load_config
     from coordinator.daemon import check as check_files
+    from fedsilo.edge.disk_space import free_bytes
 
     checked = check_files(load_config(config))
     data = {
@@ -157,6 +158,7 @@ def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
         "lora_schema_sha256": checked.schema.digest,
         "public_rows": len(checked.public.rows),
         "silos": list(checked.config.silos),
+        "disk_free_bytes": free_bytes(checked.config.state_dir),
     }
     emit(
         "coordinator check",
@@ -225,7 +227,8 @@ def status(
     def text() -> str:
         lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
         if state["halted"]:
-            lines.append(f"HALTED: {state['halted']}; nothing is taken from any silo")
+            ends = "nothing is taken from any silo until that is put right and the coordinator started again"
+            lines.append(f"HALTED: {state['halted']}; {ends}")
         lines.append(_silo_table(state["silos"], now))
         runs = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"]) for run in state["runs"]]
         lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.disk_space import require_space
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
@@ -35,7 +36,6 @@ from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.calls import Calls, Exchange
 from silo.guard.conversation import Conversation
-from silo.guard.disk_space import require_space
 from silo.guard.events import Command, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
@@ -342,7 +342,7 @@ class Guard:
         """
         _log.error("%s", error.message)
         if error.code == "TRAINER_DIED" or isinstance(error, LinkClosed):
-            require_space(self._site.config)
+            require_space(self._site.config.state_dir)
         self.panel.publish("trainer.failed", {"code": error.code})
         run = self._gate.view.run
         if run and self._talk.joined:

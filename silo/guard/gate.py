@@ -28,7 +28,6 @@ from fedsilo.treaty.errors import (
     DeniedError,
     FedSiloError,
     NotAllowedError,
-    OperationError,
     PeerError,
     UnreachableError,
     UsageError,
@@ -49,7 +48,7 @@ from silo.guard.context import RunView, SiteView
 from silo.guard.entrance import Entrance
 from silo.guard.file_channel import Export, FileChannel
 from silo.guard.framing import Reply, Sink
-from silo.guard.judge import Judge, Readings
+from silo.guard.judge import Judge, Readings, halted_error
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
     Allowed,
@@ -334,7 +333,7 @@ class Gate:
             PeerError: the answer was refused; the message itself counts as sent.
         """
         if self.halted:
-            raise OperationError(f"nothing is sent: {self.halted}", code="HALTED")
+            raise halted_error("sent", self.halted)
         envelope = envelopes.sealed(
             allowed, federation=self._federation, sender=self._site.spiffe_id, key=self._signing_key
         )

@@ -37,6 +37,12 @@ from silo.guard.screens import Screens
 _HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", UNWRITABLE})
 
 
+def halted_error(what: str, why: str) -> OperationError:
+    """Of what a halted gate does not do any more."""
+    hint = "what ends the halt stands in this silo's log: silo logs"
+    return OperationError(f"nothing is {what}: {why}", hint=hint, code="HALTED")
+
+
 def halts(error: FedSiloError) -> bool:
     """Whether it says that the disk does not take what this silo must write down (T39)."""
     return isinstance(error, LogFullError | DiskFullError) or error.code in _HALTING
@@ -284,7 +290,7 @@ class Judge:
     def halting(self) -> Iterator[None]:
         """Turns a disk that cannot record into a gate that does not send."""
         if self.halted:
-            raise OperationError(f"nothing is recorded or sent: {self.halted}", code="HALTED")
+            raise halted_error("recorded or sent", self.halted)
         try:
             yield
         except FedSiloError as error:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from certs.identity import peer_identity
+from fedsilo.edge.disk_space import require_space
 from fedsilo.edge.identity_files import load_site
 from fedsilo.edge.task_files import TaskFile
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError
@@ -17,7 +18,6 @@ from policies.compare import compare
 from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard import isolation, rollout_checks, site_checks
-from silo.guard.disk_space import require_space
 from silo.guard.gate import coordinator_leaf
 from silo.guard.in_force import Seen, step_to
 from silo.guard.ledger import Ledger
@@ -164,7 +164,7 @@ def preflight(
         run(name, lambda place=place: rows(place))  # type: ignore[misc]
     run("policy", policy)
     run("certificate", certificate)
-    run("disk", lambda: require_space(config))
+    run("disk", lambda: require_space(config.state_dir))
     run("policy against the one last in force", change, needs=("policy",))
     run(PINNED, load, needs=("policy", "certificate"))
     run(BASE_MODEL, base_model)

@@ -20,7 +20,6 @@ from fedsilo.treaty.errors import (
     DeniedError,
     NotAllowedError,
     NotFoundError,
-    OperationError,
     UsageError,
     VerificationError,
 )
@@ -31,6 +30,7 @@ from policies.engine import Decision, Facts
 from policies.fields import Approvals
 from policies.load import Policy
 from silo.guard.gate import Gate
+from silo.guard.judge import halted_error
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, held_plan
 from silo.guard.records import release_fields
@@ -384,7 +384,7 @@ class Releases:
     def _refuse_while_halted(self) -> None:
         """Before anything is written: an answer without a record, or without its effect, would be spent for nothing."""
         if self._gate.halted:
-            raise OperationError(f"nothing is approved or rejected: {self._gate.halted}", code="HALTED")
+            raise halted_error("approved or rejected", self._gate.halted)
 
     def _refuse_second(self, release: Release, command: VerifiedCommand, verdict: str) -> None:
         """Raises ConflictError: the person has answered, and that answer was or will be acted upon."""

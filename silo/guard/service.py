@@ -23,6 +23,7 @@ import fedsilo
 from fedsilo.edge import long_lived
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.disk_space import require_space
 from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.json_log import JsonLines
 from fedsilo.edge.message_index import MessageIndex
@@ -36,7 +37,6 @@ from silo.guard.archive import Archive
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
 from silo.guard.daemon import Guard
-from silo.guard.disk_space import require_space
 from silo.guard.events import Command, Event
 from silo.guard.gate import Gate, open_channel
 from silo.guard.in_force import take_over
@@ -169,7 +169,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
     """
     long_lived.bound_heaps()
     try:
-        require_space(config)
+        require_space(config.state_dir)
         site = load_site_parts(config)
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock_exclusively(config.state_dir / LOCK))

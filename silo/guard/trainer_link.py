@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from certs.encoding import public_key_bytes, read_one_certificate
+from fedsilo.edge.disk_space import require_space
 from fedsilo.edge.files import DiskFullError
 from fedsilo.edge.identity_files import read_public
 from fedsilo.treaty.errors import NotAllowedError, OperationError, UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
-from silo.guard.disk_space import require_space
 from silo.guard.isolation_controls import NO_CONTROLS, Controls, candidates, named
 from silo.link import Listener, host_and_port, user_name
 from silo.link_tls import LinkFiles, LinkTls
@@ -128,7 +128,7 @@ def where_it_tells(config: SiloConfig) -> str:
         return "see its own output, where it was started"
     told = f"see {log_of(config)}"
     try:
-        require_space(config)
+        require_space(config.state_dir)
     except DiskFullError as error:
         return f"{told}, where little can have been written: {error.message}"
     except OperationError:

@@ -15,18 +15,23 @@ from typing import Any
 
 import pytest
 
+from coordinator.config import load_config as load_coordinator_config
+from coordinator.daemon import check as check_coordinator
+from fedsilo.edge import disk_space
+from fedsilo.edge.disk_space import DISK_BYTES_MIN, free_bytes
 from fedsilo.edge.files import DiskFullError, disk_error, write_durably
+from fedsilo.launch.provision import init_ca, provision_site
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from silo import sampling
-from silo.guard import adapters, disk_space
-from silo.guard.disk_space import DISK_BYTES_MIN, free_bytes
+from silo.guard import adapters
 from silo.guard.events import Command
 from silo.guard.supervisor import TrainerGone
 from silo.guard.trainer_link import where_it_tells
 from silo.link import LinkMessage
 from silo.trainer.kept_state import KeptState
+from tests.coordinator_folder import write_coordinator
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
 
@@ -275,3 +280,20 @@ def test_T39_a_log_on_a_full_disk_costs_the_trainer_its_words_and_no_step(
     monkeypatch.setattr(sys, "stderr", FullLog())
     kept = KeptState(session, FullFile())  # type: ignore[arg-type]
     kept.keep(LinkMessage("task", {"task": "PrivateStep"}), LinkMessage("done"))
+
+
+@pytest.mark.parametrize("free", [DISK_BYTES_MIN - 1, DISK_BYTES_MIN])
+def test_T39_a_coordinator_does_not_start_below_what_a_record_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    init_ca(tmp_path / "ca", name="cardio-net", kind="federation")
+    people = {"alice": ["operator"]}
+    provision_site(tmp_path / "main", site="main", federation_ca=tmp_path / "ca", people=people, is_coordinator=True)
+    config = load_coordinator_config(write_coordinator(tmp_path / "main", ("hospital_a", "hospital_b")))
+    monkeypatch.setattr(disk_space, "free_bytes", lambda folder: free)
+    if free >= DISK_BYTES_MIN:
+        assert check_coordinator(config).config == config
+        return
+    with pytest.raises(DiskFullError) as error:
+        check_coordinator(config)
+    assert f"{config.state_dir} has {free} bytes left" in error.value.message and error.value.hint

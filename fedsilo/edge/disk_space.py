@@ -1,4 +1,4 @@
-"""Where a silo's disk stands: below a minimum it does not start, and a trainer that ended may have ended of it.
+"""Where a party's disk stands: below a minimum no daemon starts, and a trainer that ended may have ended of it.
 
 Does not stop: a disk that fills up between this look and the next write; every write tells that by itself (T39). It
 sees the file system, and no quota or file-size limit of a user.
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import OperationError
-from silo.config import SiloConfig
 
 DISK_BYTES_MIN = 64 << 20
 
@@ -27,16 +26,16 @@ def free_bytes(folder: Path) -> int:
         ) from error
 
 
-def require_space(config: SiloConfig) -> str:
-    """What is free, in words.
+def require_space(folder: Path) -> str:
+    """What is free for a state folder, in words.
 
     Raises:
         DiskFullError: too little to keep a record. OperationError: as `free_bytes`.
     """
-    free, folder = free_bytes(config.state_dir), config.state_dir
+    free = free_bytes(folder)
     if free < DISK_BYTES_MIN:
         raise DiskFullError(
             f"{folder} has {free} bytes left; {DISK_BYTES_MIN} are needed to keep a record",
-            hint="free some space: what cannot be recorded cannot be sent",
+            hint="free some space: what cannot be recorded is neither sent nor taken",
         )
     return f"{free} bytes free for {folder}"
