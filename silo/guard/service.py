@@ -168,16 +168,16 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
         FedSiloError: why it did not start, or why it ended by itself.
     """
     long_lived.bound_heaps()
-    try:
-        require_space(config.state_dir)
-        site = load_site_parts(config)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(lock_exclusively(config.state_dir / LOCK))
-            _serve_locked(site, stack, ready)
-    except FedSiloError as error:
-        # The command shows it on stderr; the log must have it too.
-        _log.critical("ended: %s [%s]", error.line, error.code, extra=_FILE_ONLY)
-        raise
+    with lock_exclusively(config.state_dir / LOCK):  # refused here, it says nothing in the log of the one that runs
+        try:
+            require_space(config.state_dir)
+            site = load_site_parts(config)
+            with contextlib.ExitStack() as stack:
+                _serve_locked(site, stack, ready)
+        except FedSiloError as error:
+            # The command shows it on stderr; the log must have it too.
+            _log.critical("ended: %s [%s]", error.line, error.code, extra=_FILE_ONLY)
+            raise
 
 
 def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict[str, Any]], None]) -> None:

@@ -181,6 +181,7 @@ def test_a_few_bad_private_lines_are_counted_and_listed_and_people_are_told_no(p
         assert second.exit_code == 6
         assert f"{place.state}/lock is held by process {silo.process.pid} [CONFLICT]" in second.error
         assert "two at once would fork the state" in second.hint
+        assert "lock is held" not in (place.state / "logs" / "guard.log").read_text(), "the log is the running one's"
 
         may_not = command("silo", "stop", "--operator", "dave", "--config", place.config)
         assert may_not.exit_code == 4
