@@ -311,8 +311,8 @@ def verify(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Check a run record's signature, and those under the transcript of each round, offline. Exit 7 if it is not the
-    record that the coordinator signed, or not what the silos signed.
+    """Check a run record's signature, those under the transcript of each round, and the adapter/ beside it, offline.
+    Exit 7 if it is not the record that the coordinator signed, not what the silos signed, or another adapter.
 
     Without --log and --ca, silo keys are as the coordinator states them: then it may have invented the silos.
     """
@@ -333,6 +333,8 @@ def verify(
         record, signer=signer_of(document), public_key=public_key, keys=keys, exhaustive=ca is not None
     )
     problems += found.problems
+    adapter, wrong = _adapter_beside(file, record)
+    problems += wrong
     data = {name: record.get(name) for name in ("run", "state", "ended_at", "adapter_sha256")}
     sources = " and ".join(["given logs"] * bool(logs) + [f"certificates under {ca}"] * (ca is not None))
     stated = "silo keys as the coordinator states them"
@@ -340,11 +342,14 @@ def verify(
         "transcripts": found.rounds,
         "silo_keys": f"silo keys from {sources}" if sources else stated,
         "keys_not_vouched_for": list(found.unvouched),
+        "adapter": adapter,
         "problems": problems,
     }
     text = [
         f"run {data['run']}, {data['state']} {data['ended_at']}: the record is signed by the key in {key}; "
-        f"{found.rounds} rounds with a transcript that the coordinator and the silos signed; {data['silo_keys']}",
+        f"{_committed(record)} rounds committed, {found.rounds} with a transcript whose signatures verify; "
+        f"{data['silo_keys']}",
+        f"adapter/ beside it: {adapter}",
         *(f"{stated}: {name}" for name in found.unvouched if sources),
         *problems,
     ]
@@ -357,6 +362,23 @@ def verify(
         else None
     )
     emit("run verify", data, json_output=json_output, text="\n".join(text), error=error)
+
+
+def _adapter_beside(file: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
+    """What the folder beside a record is, in words, and what is wrong with it."""
+    from fedsilo.edge.adapter_folder import adapter_sha256
+    from fedsilo.treaty.errors import FedSiloError
+
+    folder, recorded = file.parent / "adapter", record["adapter_sha256"]
+    if not folder.is_dir():
+        return "not there, not looked at", []
+    try:
+        found = adapter_sha256(folder, record["plan"]["lora"]["schema_sha256"]) if record["plan"] else ""
+    except FedSiloError as error:
+        return "it cannot be read", [error.message]
+    if found != recorded:
+        return "another", [f"{folder} holds {found[:12] or 'an adapter'}, the record names {recorded[:12] or 'none'}"]
+    return f"the one of the record, {recorded[:12]}", []
 
 
 def _client(config: Path, socket: Path | None) -> ControlClient:
@@ -409,8 +431,8 @@ def _record_text(record: dict[str, Any]) -> str:
     plan = record["plan"] or record.get("request", {})  # it has no plan before it begins
     lines = [
         f"run {record['run']}: {record['state']} {_reason(record)}".rstrip(),
+        f"method {plan.get('method', '-')}, seed {plan.get('seed', '-')}, submitted by {record['submitted_by']}; "
         f"{_committed(record)} rounds committed",
-        f"method {plan.get('method', '-')}, seed {plan.get('seed', '-')}, submitted by {record['submitted_by']}",
         f"walls around the trainers: {isolation_text(record['isolation'])}",
     ]
     if record["rounds"]:

@@ -431,6 +431,19 @@ def test_run_verify_takes_the_signed_record_and_no_other(tmp_path: Path) -> None
         code, envelope = verify(file, key)
         assert code == 7 and not envelope["ok"], (file, key)
     assert verify(tmp_path / "none.json", own)[0] == NotFoundError.exit_code != 7
+    # the adapter that would be used stands beside it: the same values, others, none that can be read, and none
+    weights = record.parent / "adapter" / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    for data, code, adapter in (
+        (whole, 0, "the one of the record"), (whole[:-1] + bytes([whole[-1] ^ 1]), 7, "another"),
+        (whole[:-1], 7, "it cannot be read"), (b"", 7, "it cannot be read"),
+    ):  # fmt: skip
+        weights.write_bytes(data)
+        found, envelope = verify(record, own)
+        assert found == code and envelope["data"]["adapter"].startswith(adapter)
+    shutil.rmtree(weights.parent)
+    found, envelope = verify(record, own)
+    assert found == 0 and envelope["data"]["adapter"] == "not there, not looked at"
 
 
 def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
