@@ -73,9 +73,11 @@ def export_plan(
 ) -> None:  # fmt: skip
     """Write what waits for a silo into a file for it: answers, plans, rounds and the adapters that they name."""
     data = _command(config, operator, "transfer.export", {"silo": silo, "path": str(out.absolute())}, request_id)
+    warnings = [f"{told}: its beginning is in a file that is written once it is" for told in data["waits_for"]]
+    if not data["messages"]:
+        warnings.append(f"nothing waits for {silo}, so no message is in the file; one that dials needs none")
     emit(
-        "coordinator export-plan", data, json_output=json_output,
-        warnings=[f"{told}: its beginning is in a file that is written once it is" for told in data["waits_for"]],
+        "coordinator export-plan", data, json_output=json_output, warnings=warnings,
         text=lambda: f"{_messages(data)}\nwrote {data['file']}, {data['bytes']} bytes, SHA-256 {data['sha256']}"
         f"{recorded(data)}\nnext: carry it to the people of {silo}: silo import-plan {out.name}",
     )  # fmt: skip

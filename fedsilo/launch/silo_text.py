@@ -28,11 +28,7 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
     rows = [
         ("silo", f"{state.get('silo')} ({state.get('role')}) of {state.get('federation')}"),
         ("state", _phase_text(state)),
-        (
-            "run",
-            f"{state.get('run') or '-'} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}"
-            f"{', paused by the coordinator' if state.get('run_paused') else ''}",
-        ),
+        ("run", _run_text(state)),
         ("trainer", _trainer_text(trainer)),
         ("private", private_text(trainer.get("ready", {}))),
         ("policy", f"{policy.get('name')} {str(policy.get('digest'))[:12]}, DP off"),
@@ -55,6 +51,14 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
     if state.get("adapter_held"):
         rows.append(("HELD", f"adapter {state['adapter_held'][:12]}: silo adapters list{reached_by}"))
     return table(("what", "now"), rows)
+
+
+def _run_text(state: Mapping[str, Any]) -> str:
+    if not state.get("run"):
+        last = state.get("last_run") or {}
+        return f"none is open; {last['run']} has ended: {last['state']}" if last.get("run") else "none is open"
+    at = f"{state['run']} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}"
+    return f"{at}, paused by the coordinator" if state.get("run_paused") else at
 
 
 def _phase_text(state: Mapping[str, Any]) -> str:

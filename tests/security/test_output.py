@@ -256,6 +256,19 @@ def test_status_says_of_which_task_a_figure_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ({"run": "r2", "round": 2, "rounds": 3, "step": 4, "last_run": {}}, "run r2 round 2 of 3 step 4"),
+        ({"run": "", "step": 4, "last_run": {"run": "r1", "state": "left"}}, "run none is open; r1 has ended: left"),
+        ({"run": "", "step": 0, "last_run": {"run": "", "state": ""}}, "run none is open"),
+    ],
+)
+def test_a_silo_in_no_run_shows_no_round_of_it(state: dict[str, Any], line: str) -> None:
+    shown = [" ".join(row.split()) for row in status_text({"held": [], **state}).splitlines()]
+    assert [row for row in shown if row.startswith("run ")] == [line]
+
+
+@pytest.mark.parametrize(
     "words",
     [("polcy", "check"), ("audit", "verify"), ("audit", "tail", "-n", "0"), ("audit", "show", "\x1b[2J")],
     ids=["no such command", "argument missing", "value out of range", "escapes in a value"],
