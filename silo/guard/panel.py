@@ -232,9 +232,10 @@ class Panel:
         }
 
     def _finished_step(self) -> int:
-        """Of the round that stands open or ended last: what it came to is shown while nothing is trained."""
-        run, number, step = self._finished
-        return step if (run, number) == (self._gate.view.run, self._gate.view.round) else 0
+        """Of the round that stands open or ended last: what it came to is shown while nothing is trained; after a
+        restart, the public step that it had come to."""
+        (run, number, step), view = self._finished, self._gate.view
+        return step if (run, number) == (view.run, view.round) else view.open_step
 
     def _phase_word(self, run: Participation | None, held: bool) -> str:
         if self._gate.halted:

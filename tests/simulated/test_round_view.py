@@ -318,6 +318,9 @@ def test_the_last_finished_step_of_a_round_is_shown_until_the_next_round(loop: L
     assert step() == 2
     loop.open_round(2)
     assert loop.guard.panel._gate.view.round == 2 and step() == 0
+    loop.guard.keeper.public_step(2)
+    loop.restart()  # while its answers are held, nothing is at work
+    assert step() == 2
 
 
 def test_a_silos_curves_outlive_a_restart(loop: Loop) -> None:
