@@ -235,12 +235,14 @@ class ActiveRun:
         return [each for action in actions for each in self._act(session, action)]
 
     def replay(self, session: Session) -> None:
-        """Fold the stored events again, without their effects: those are in the database already.
+        """Fold the stored events again, without their effects: those are in the database already. Where the method ends
+        the run by them, and did not when they were stored (as another version), it ends now: nothing else would end it.
 
         Raises:
             OperationError: the events do not make the state that the run and its newest round are in.
         """
         commits: dict[int, Commit] = {}
+        ended: FinishRun | None = None
         for event in stored_events(session, self.name):
             if isinstance(event, Commit):
                 commits[event.round] = event
@@ -253,6 +255,8 @@ class ActiveRun:
                 for action in actions:
                     if isinstance(action, Send):
                         self._note_asked(action)
+                    elif isinstance(action, FinishRun):
+                        ended = action
         noted = set(session.scalars(select(db.Figure.round).where(db.Figure.run == self.name, db.Figure.name == DRIFT)))
         for number in sorted(commits.keys() - noted):
             if (row := session.get_one(db.Round, (self.name, number))).adapter_digest:
@@ -265,6 +269,8 @@ class ActiveRun:
                 f"run {self.name} and its newest round are {said} in the database, {folded} by their stored events",
                 hint="the database was changed by hand, or is of another version: take it from a backup",
             )
+        if ended is not None and not self.life.over:
+            self.apply(session, ended)
 
     # ---- what the method wants -----------------------------------------------------------------------
 

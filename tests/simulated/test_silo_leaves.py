@@ -12,9 +12,10 @@ from sqlalchemy import select
 from coordinator import store as db
 from coordinator.round_view import RoundView
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, UnreachableError
+from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.policies import setting
-from tests.simulated.coordinator_parts import joined, until_quiet
+from tests.simulated.coordinator_parts import RUN_YAML, House, federation, joined, until_quiet
 from tests.simulated.guard_loop import Loop
 from tests.simulated.test_guard_loop import abstained, in_round
 from tests.simulated.test_orders_recorded import Orders, new_desk, orders_in
@@ -113,3 +114,30 @@ def test_a_run_that_too_few_stay_in_fails_at_once(tmp_path: Path) -> None:
     kinds = [reply[0].kind for reply in iter(silos[3].poll, None)]
     assert kinds[-1] == "run.end", "who is left is told"
     house.close()
+
+
+def test_a_run_that_another_version_went_on_with_and_this_one_ends_is_ended_when_it_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else would end it: the method has, and waits for nothing any more."""
+    with monkeypatch.context() as older:
+        older.setattr(Plan, "silos_min", property(lambda plan: plan.quorum))  # one alone may go on
+        house, silos = federation(tmp_path)
+        house.submit(RUN_YAML.replace("quorum: 2", "quorum: 1"))
+        for silo in silos:
+            silo.join()
+            silo.mute = {"lora.factors"}
+        until_quiet(silos)
+        for silo in silos[1:]:
+            silo.say("control.abstain", pb.Abstain(), run="run-1")
+        last = silos[0]
+        last.say("lora.factors", last.delta_payload(1), run="run-1", number=1)
+        life = house.driver.runs["run-1"].life
+        assert (life.state, life.open_round) == ("running", 2)
+        house.close()
+    again = House(tmp_path, clock=house.clock)
+    assert (again.run().state, again.run().reason) == ("failed", "QUORUM_NOT_REACHED")
+    assert again.record()["rounds"][0]["state"] == "committed", "what was committed stays"
+    again.driver.tick()
+    assert not again.driver.runs, "its silos may be in another"
+    again.close()

@@ -273,7 +273,7 @@ class Coordinator:
         if state.round < state.plan.rounds:
             state = replace(state, silos=self._everybody(state), came=frozenset())
             if len(state.silos) < state.plan.silos_min:
-                # who left does not come back, so no further round could begin
+                # who left does not come back, and who was asked and has not come is not waited for
                 state, actions = self._end(state, "failed", "QUORUM_NOT_REACHED")
             else:
                 state, actions = self._open(state, state.round + 1)
