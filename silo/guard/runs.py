@@ -264,6 +264,8 @@ class RunKeeper:
             return  # nothing of the round has begun anywhere
         self._set_view(self._gate.view.settled())
         self._ignored_round = round_number - (begun := self.again.begun)
+        if not begun:
+            self.again.leave()
         _log.warning("run %s is taken up again %s round %d", run, "in" if begun else "after", round_number)
         if round_number and not begun and round_number not in waiting:
             self._talk.abstain(run, round_number, heard=False)

@@ -15,6 +15,7 @@ from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.swap import public_batch
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.transcripts import Agreement
 from tests.policies import setting
 from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.guarded import command, small_factors
@@ -363,6 +364,28 @@ def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_do
     work.until("PublicStep")
     body = pb.PublicDonors.FromString(loop.trainer.told[-1].body)
     assert [donor.origin for row in body.prompts for donor in row.donors] == ["hospital_b"] * 3
+
+
+def test_donors_of_a_round_that_is_not_gone_on_with_are_given_up(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed as the round was agreed on, and after the restart this site differs with its transcript."""
+    loop.offer_plan(PLAN)
+    loop.show_round(2, codec.sha256_hex(ADAPTER), plan=PLAN, pool=POOL)
+    loop.coordinator.says(
+        "control.poll", "public.donors", donors(2, hospital_b="12"), run="run-1", round=2, step=2
+    )  # fmt: skip
+    loop.turn(3)
+    agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
+    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
+    loop.guard.keeper.agreement._close = killed  # type: ignore[method-assign]
+    with pytest.raises(KilledError):
+        loop.turn(2)
+    kinds = [one["kind"] for one in loop.bench.ledger.kept_of_round("run-1", 2)]
+    assert sorted(kinds) == ["public.donors", "round.open"]
+    monkeypatch.setattr(Agreement, "resume", lambda *_: False)
+    loop.restart()
+    assert not loop.bench.ledger.kept_of_round("run-1", 2) and not loop.guard.keeper.again.waiting
+    loop.trainer_says("planned", overlong={}, private_prompts=40)
+    assert not [message for message in loop.trainer.told if message.type == "task"]
 
 
 def test_what_a_trainer_has_behind_it_is_not_given_again_and_its_answers_still_leave(loop: Loop) -> None:
