@@ -20,9 +20,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from coordinator.blobs import AnyPayload, Blobs, FilePayload
+from fedsilo.edge.adapter_folder import CONFIG, WEIGHTS, adapter_config, name_in_folder
 from fedsilo.edge.files import fsync_directory, write_durably
 from fedsilo.treaty.averaging import initial_factors
-from fedsilo.treaty.errors import OperationError, UsageError
+from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.freezing import is_frozen
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import (
@@ -249,9 +250,7 @@ def _write_safetensors(file: BinaryIO, reader: FactorsReader) -> None:
     end = 0
     for place in reader.places:
         start, end = end, end + 4 * place.elements
-        # the layout peft writes: base_model.model.<module path>.lora_A.weight
-        name = f"base_model.model.{place.name}.weight"
-        header[name] = {"dtype": "F32", "shape": list(place.shape), "data_offsets": [start, end]}
+        header[name_in_folder(place.name)] = {"dtype": "F32", "shape": list(place.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
@@ -275,35 +274,15 @@ def write_peft_folder(folder: Path, adapter: AnyPayload, schema: LoraSchema, bas
         OperationError: the disk refused.
     """
     reader = read_factors(adapter)
-    modules: set[str] = set()
-    for place in reader.places:
-        module, _, factor = place.name.rpartition(".")
-        if factor not in ("lora_A", "lora_B"):
-            raise UsageError(f"{place.name!r} is not a LoRA factor")
-        modules.add(module.rpartition(".")[2])
-    config = {
-        "base_model_name_or_path": base_model,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_alpha": schema.alpha,
-        "lora_dropout": 0.0,
-        "modules_to_save": None,
-        "peft_type": "LORA",
-        "r": schema.rank,
-        "target_modules": sorted(modules),
-        "task_type": "CAUSAL_LM",
-        "use_dora": False,
-        "use_rslora": False,
-    }
+    names = (place.name for place in reader.places)
+    config = adapter_config(names, rank=schema.rank, alpha=schema.alpha, base_model=base_model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "adapter_model.safetensors").open("wb") as file:
+        with (folder / WEIGHTS).open("wb") as file:
             _write_safetensors(file, reader)
             file.flush()
             os.fsync(file.fileno())  # on the disk before the database says that the run has ended
         fsync_directory(folder)
     except OSError as error:
         raise OperationError(f"cannot write {folder}: {error.strerror}") from error
-    write_durably(folder / "adapter_config.json", json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
+    write_durably(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")

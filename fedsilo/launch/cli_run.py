@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ from fedsilo.launch.desk_answers import recorded
 from fedsilo.launch.output import JsonOption, emit, existing, facts_text, guarded, table
 
 if TYPE_CHECKING:
-    from console.client import ControlClient, Event
+    from console.client import ControlClient
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and steer runs of the federation.")
 
@@ -141,57 +143,66 @@ def watch(
     """
     from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told, up_to
     from fedsilo.launch.standard_streams import write_err
-    from fedsilo.treaty.errors import OperationError
+    from fedsilo.treaty.errors import OperationError, UnreachableError
 
+    place = _Place(run, since)
     with _client(config, socket) as client:
         state, told = client.query("run", {"run": run})["state"], False
         over = state in ENDED
-        newest = client.snapshot().sequence if over and since else 0
-        # who goes on after a break is told what came since, also of a run that ended meanwhile
-        if not over or since not in (0, newest):
-            events = gaps_told(_or_how_to_go_on(client.watch(since), run, since), since)
-            for event in up_to(events, newest) if over else events:
-                if event.fields.get("run") not in (None, run):
-                    continue
-                details = facts_text({key: value for key, value in event.fields.items() if key != "run"})
-                data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
-                lost = event.name == EVENTS_MISSED
-                words = f"{gap_text(event.fields['missed'])}: fedsilo run show {run}" if lost else details
-                text = f"{event.sequence} {event.time} {event.name} {words}"
-                emit("run watch", data, json_output=json_output, text=text)
-                if told := event.name == "run.ended" and event.fields.get("run") == run:
-                    break
-                # its end may be among them, and nothing of this run would come any more
-                if lost and not over and (state := client.query("run", {"run": run})["state"]) in ENDED:
-                    break
-        record = client.query("run", {"run": run})
-        if state in ENDED and not told:
-            # Its events may be gone from the coordinator's memory; how it ended stands in its record.
-            fields = {"run": run, "outcome": state, "reason": record["reason"]}
-            data = {"sequence": None, "time": record["ended_at"], "name": "run.ended", "fields": fields}
-            text = f"- {record['ended_at']} run.ended outcome={state}; `fedsilo run show {run}` shows its rounds"
-            emit("run watch", data, json_output=json_output, text=text)
-    if record["state"] != "finished":
+        with place.named_where_it_breaks_off():
+            newest = client.snapshot().sequence if over and since else 0
+            # who goes on after a break is told what came since, also of a run that ended meanwhile
+            if not over or since not in (0, newest):
+                events = gaps_told(client.watch(since), since)
+                for event in up_to(events, newest) if over else events:
+                    place.last = event.sequence
+                    if event.fields.get("run") not in (None, run):
+                        continue
+                    details = facts_text({key: value for key, value in event.fields.items() if key != "run"})
+                    data = {"sequence": event.sequence, "time": event.time, "name": event.name, "fields": event.fields}
+                    lost = event.name == EVENTS_MISSED
+                    words = f"{gap_text(event.fields['missed'])}: fedsilo run show {run}" if lost else details
+                    text = f"{event.sequence} {event.time} {event.name} {words}"
+                    emit("run watch", data, json_output=json_output, text=text)
+                    if told := event.name == "run.ended" and event.fields.get("run") == run:
+                        break
+                    # its end may be among them, and nothing of this run would come any more
+                    if lost and not over and client.query("run", {"run": run})["state"] in ENDED:
+                        break
+            record = client.query("run", {"run": run})
+            if (state := record["state"]) not in ENDED:
+                raise UnreachableError("the coordinator ended its events while the run goes on")
+    if not told:
+        # Its events may be gone from the coordinator's memory; how it ended stands in its record.
+        fields = {"run": run, "outcome": state, "reason": record["reason"]}
+        data = {"sequence": None, "time": record["ended_at"], "name": "run.ended", "fields": fields}
+        text = f"- {record['ended_at']} run.ended outcome={state}; `fedsilo run show {run}` shows its rounds"
+        emit("run watch", data, json_output=json_output, text=text)
+    if state != "finished":
         raise OperationError(
-            f"run {run} has not finished: {record['state']} {_reason(record)}".rstrip(),
+            f"run {run} has not finished: {state} {_reason(record)}".rstrip(),
             hint="why a silo said no stands in that silo's own log only: silo logs" if record["silo_errors"] else "",
         )
     if (committed := _committed(record)) != f"{len(record['rounds'])} of {len(record['rounds'])}":
         write_err(f"warning: {committed} rounds were committed: fedsilo run show {run}\n")
 
 
-def _or_how_to_go_on(events: Iterable[Event], run: str, since: int) -> Iterator[Event]:
-    """The events; where the coordinator ends in between, how to go on with them when it is back."""
-    from fedsilo.treaty.errors import UnreachableError
+@dataclass
+class _Place:
+    """Which event of a run was told last."""
 
-    last = since
-    try:
-        for event in events:
-            last = event.sequence
-            yield event
-    except UnreachableError as error:
-        hint = f"once it runs again: fedsilo run watch {run} --since {last}"
-        raise UnreachableError(error.message, hint=hint) from error
+    run: str
+    last: int
+
+    @contextlib.contextmanager
+    def named_where_it_breaks_off(self) -> Iterator[None]:
+        from fedsilo.treaty.errors import UnreachableError
+
+        try:
+            yield
+        except UnreachableError as error:
+            hint = f"go on, once the coordinator answers, with: fedsilo run watch {self.run} --since {self.last}"
+            raise UnreachableError(error.message, hint=hint, code=error.code) from error
 
 
 def _committed(record: dict[str, Any]) -> str:
@@ -366,19 +377,22 @@ def verify(
 
 def _adapter_beside(file: Path, record: dict[str, Any]) -> tuple[str, list[str]]:
     """What the folder beside a record is, in words, and what is wrong with it."""
-    from fedsilo.edge.adapter_folder import adapter_sha256
+    from fedsilo.edge.adapter_folder import adapter_sha256, further_files
     from fedsilo.treaty.errors import FedSiloError
 
     folder, recorded = file.parent / "adapter", record["adapter_sha256"]
     if not folder.is_dir():
         return "not there, not looked at", []
+    if not record["plan"] or recorded == record["base_adapter_sha256"]:
+        return "of no round of this run", [f"{folder} is there, and the record names no adapter of this run"]
     try:
-        found = adapter_sha256(folder, record["plan"]["lora"]["schema_sha256"]) if record["plan"] else ""
+        found = adapter_sha256(folder, record["plan"]["lora"])
     except FedSiloError as error:
-        return "it cannot be read", [error.message]
+        return "not one that can be told", [error.message]
     if found != recorded:
-        return "another", [f"{folder} holds {found[:12] or 'an adapter'}, the record names {recorded[:12] or 'none'}"]
-    return f"the one of the record, {recorded[:12]}", []
+        return "another", [f"{folder} holds {found[:12]}, the record names {recorded[:12]}"]
+    further = further_files(folder)
+    return f"the one of the record, {recorded[:12]}{'; not looked at: ' if further else ''}{', '.join(further)}", []
 
 
 def _client(config: Path, socket: Path | None) -> ControlClient:

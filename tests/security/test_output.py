@@ -207,15 +207,25 @@ def test_a_run_of_which_rounds_were_abandoned_is_not_said_to_be_whole(
     assert (result.exit_code, result.stderr) == (0, warning)
 
 
-def test_a_watch_whose_coordinator_ends_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["gone", "ended its events", "gone before it is asked again"])
+def test_a_watch_whose_coordinator_ends_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Killed, stopped in order, or stopped so that nobody answers what became of the run."""
+
     class Ended(Told):
         def watch(self, after: int) -> Iterator[SimpleNamespace]:
             yield SimpleNamespace(sequence=1, time="T", name="round.opened", fields={"run": "first", "round": 1})
-            raise UnreachableError("gone")
+            if how == "gone":
+                raise UnreachableError("gone")
+
+        def query(self, name: str, arguments: dict[str, str]) -> dict[str, Any]:
+            if how == "gone before it is asked again" and len(self.states) == 1:
+                raise UnreachableError("gone", hint="is it started?")
+            return super().query(name, arguments)
 
     monkeypatch.setattr(cli_run, "_client", lambda config, socket: Ended("running", "running"))
     result = CliRunner().invoke(cli_run.app, ["watch", "first"])
-    assert result.exit_code == 3 and "once it runs again: fedsilo run watch first --since 1" in result.stderr
+    assert result.exit_code == 3 and result.stdout == "1 T round.opened round=1\n"
+    assert "go on, once the coordinator answers, with: fedsilo run watch first --since 1" in result.stderr
 
 
 def test_a_run_whose_end_is_among_the_events_that_are_missing_is_watched_to_its_end(
@@ -259,7 +269,15 @@ def test_status_says_of_which_task_a_figure_is() -> None:
     ("state", "line"),
     [
         ({"run": "r2", "round": 2, "rounds": 3, "step": 4, "last_run": {}}, "run r2 round 2 of 3 step 4"),
-        ({"run": "", "step": 4, "last_run": {"run": "r1", "state": "left"}}, "run none is open; r1 has ended: left"),
+        (
+            {"run": "", "step": 4, "last_run": {"run": "r1", "state": "finished"}},
+            "run none is open; the last: r1, finished",
+        ),
+        ({"run": "", "last_run": {"run": "r1", "state": "left"}}, "run none is open; the last: r1, left by this silo"),
+        (
+            {"run": "", "last_run": {"run": "r1", "state": "running"}},
+            "run r1 is not taken up: this silo starts, or is halted",
+        ),
         ({"run": "", "step": 0, "last_run": {"run": "", "state": ""}}, "run none is open"),
     ],
 )

@@ -9,20 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import load_file
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from typer.testing import CliRunner
 
-from certs.encoding import public_key_pem
 from coordinator import outbox, places
 from coordinator import store as db
 from coordinator.aggregate import AggregateRefusedError
 from coordinator.outbox import queue
 from coordinator.record import run_record
 from fedsilo.launch import cli_run
-from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
+from fedsilo.treaty.errors import ConflictError, OperationError, UsageError
 from fedsilo.treaty.transcript_checks import verify_record
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -406,44 +403,6 @@ def test_what_was_in_a_lost_answer_stays_when_what_is_behind_it_is_acknowledged(
     newest = silo.heard[-1][0].sequence
     assert isinstance(silo.say("control.poll", pb.Poll(acknowledged_sequence=newest)), pb.Ack)
     house.close()
-
-
-def test_run_verify_takes_the_signed_record_and_no_other(tmp_path: Path) -> None:
-    house, silos = joined(tmp_path)
-    until_quiet(silos)
-    house.close()
-    record = tmp_path / "runs" / "run-1" / "run_record.json"
-    own, foreign, changed = tmp_path / "own.pub", tmp_path / "foreign.pub", tmp_path / "changed.json"
-    own.write_bytes(public_key_pem(house.key.public_key()))
-    foreign.write_bytes(public_key_pem(Ed25519PrivateKey.generate().public_key()))
-    text = record.read_text()
-    assert text.count('"quorum": 2') == 1
-    changed.write_text(text.replace('"quorum": 2', '"quorum": 1'))
-
-    def verify(file: Path, key: Path) -> tuple[int, dict[str, Any]]:
-        done = CliRunner().invoke(cli_run.app, ["verify", str(file), "--key", str(key), "--json"])
-        return done.exit_code, json.loads(done.stdout)
-
-    code, envelope = verify(record, own)
-    assert code == 0 and envelope["ok"] and envelope["data"]["state"] == "finished"
-    assert envelope["data"]["adapter_sha256"] == json.loads(text)["record"]["adapter_sha256"]
-    for file, key in ((changed, own), (record, foreign), (own, own)):
-        code, envelope = verify(file, key)
-        assert code == 7 and not envelope["ok"], (file, key)
-    assert verify(tmp_path / "none.json", own)[0] == NotFoundError.exit_code != 7
-    # the adapter that would be used stands beside it: the same values, others, none that can be read, and none
-    weights = record.parent / "adapter" / "adapter_model.safetensors"
-    whole = weights.read_bytes()
-    for data, code, adapter in (
-        (whole, 0, "the one of the record"), (whole[:-1] + bytes([whole[-1] ^ 1]), 7, "another"),
-        (whole[:-1], 7, "it cannot be read"), (b"", 7, "it cannot be read"),
-    ):  # fmt: skip
-        weights.write_bytes(data)
-        found, envelope = verify(record, own)
-        assert found == code and envelope["data"]["adapter"].startswith(adapter)
-    shutil.rmtree(weights.parent)
-    found, envelope = verify(record, own)
-    assert found == 0 and envelope["data"]["adapter"] == "not there, not looked at"
 
 
 def test_a_restarted_coordinator_goes_on_where_it_stood(tmp_path: Path) -> None:
