@@ -158,7 +158,7 @@ def check(config: ConfigOption = CONFIG_DEFAULT, json_output: JsonOption = False
         "lora_schema_sha256": checked.schema.digest,
         "public_rows": len(checked.public.rows),
         "silos": list(checked.config.silos),
-        "disk_free_bytes": free_bytes(checked.config.state_dir),
+        "state_dir_free_bytes": free_bytes(checked.config.state_dir),
     }
     emit(
         "coordinator check",

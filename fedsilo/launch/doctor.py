@@ -165,7 +165,7 @@ def _disk(folder: Path) -> Finding:
     free = free_bytes(folder)
     told = f"{free} bytes free for {folder}"
     if free < DISK_BYTES_MIN:
-        return Finding("disk", False, told, f"a silo needs {DISK_BYTES_MIN} bytes to start")
+        return Finding("disk", False, told, f"a daemon needs {DISK_BYTES_MIN} bytes to start")
     if free < DISK_BYTES_LOW:
         return Finding("disk", None, told, "enough to start; little for payloads, adapters and logs")
     return Finding("disk", True, told)

@@ -53,10 +53,19 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
     return table(("what", "now"), rows)
 
 
+_BY_SILO = ("left", "declined")
+
+
 def _run_text(state: Mapping[str, Any]) -> str:
     if not state.get("run"):
-        last = state.get("last_run") or {}
-        return f"none is open; {last['run']} has ended: {last['state']}" if last.get("run") else "none is open"
+        run, became = (state.get("last_run") or {}).get("run"), (state.get("last_run") or {}).get("state")
+        if became == "running":
+            return f"{run} is not taken up: this silo starts, or is halted"
+        return (
+            f"none is open; the last: {run}, {became}{' by this silo' if became in _BY_SILO else ''}"
+            if run
+            else "none is open"
+        )
     at = f"{state['run']} round {state.get('round')} of {state.get('rounds')} step {state.get('step')}"
     return f"{at}, paused by the coordinator" if state.get("run_paused") else at
 

@@ -39,7 +39,7 @@ _HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", UNWRITABLE})
 
 def halted_error(what: str, why: str) -> OperationError:
     """Of what a halted gate does not do any more."""
-    hint = "what ends the halt stands in this silo's log: silo logs"
+    hint = "put that right, then start this silo again; of two transcripts of a round: silo approvals list"
     return OperationError(f"nothing is {what}: {why}", hint=hint, code="HALTED")
 
 

@@ -28,7 +28,7 @@ from fedsilo.edge.files import lock_exclusively, make_private_directory
 from fedsilo.edge.json_log import JsonLines
 from fedsilo.edge.message_index import MessageIndex
 from fedsilo.edge.one_line import keep_to_one_line
-from fedsilo.treaty.errors import FedSiloError, UnreachableError
+from fedsilo.treaty.errors import ConflictError, FedSiloError, UnreachableError
 from fedsilo.treaty.wire.codec import SMALL_PAYLOAD_BYTES_MAX
 from policies.load import Policy
 from silo.config import SiloConfig
@@ -168,16 +168,16 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
         FedSiloError: why it did not start, or why it ended by itself.
     """
     long_lived.bound_heaps()
-    with lock_exclusively(config.state_dir / LOCK):  # refused here, it says nothing in the log of the one that runs
-        try:
+    lock = None
+    try:
+        with lock_exclusively(config.state_dir / LOCK) as lock, contextlib.ExitStack() as stack:
             require_space(config.state_dir)
-            site = load_site_parts(config)
-            with contextlib.ExitStack() as stack:
-                _serve_locked(site, stack, ready)
-        except FedSiloError as error:
-            # The command shows it on stderr; the log must have it too.
+            _serve_locked(load_site_parts(config), stack, ready)
+    except FedSiloError as error:
+        # The command shows it on stderr; the log must have it too, but not that of another one that runs.
+        if lock is not None or not isinstance(error, ConflictError):
             _log.critical("ended: %s [%s]", error.line, error.code, extra=_FILE_ONLY)
-            raise
+        raise
 
 
 def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict[str, Any]], None]) -> None:
