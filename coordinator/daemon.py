@@ -113,8 +113,8 @@ def check(config: CoordinatorConfig) -> Checked:
             f"{config.source}: the certificate is of {identity.spiffe_id}, the configuration of {config.spiffe_id}"
         )
     load_site(files.site_ca, files.operators, site=config.site)
-    require_space(config.state_dir)
     shared = check_shared(config)
+    require_space(config.state_dir)
     return Checked(config, shared.charter, shared.schema, shared.public, shared.agreed, shared.warnings, identity)
 
 
