@@ -173,6 +173,12 @@ class Witnessed(ABC):
         with self._mutex:
             return parse_checkpoint(parse_note(self._offered).text).size if self._offered else 0
 
+    def was_offered(self, size: int) -> None:
+        """After a restart: the checkpoint of that size was shown last."""
+        with self._mutex:
+            if (path := self._note_path(size)).exists():
+                self._offered = read_note(path)
+
     def take(
         self, offer: Offer, peer: str, *, growing: Callable[[Checkpoint], object] = lambda _checkpoint: None
     ) -> Checkpoint | None:

@@ -238,6 +238,15 @@ class Conversation:
         self._witnessing.take_in(answer)
         self.count_witnesses()
 
+    @property
+    def shown_size(self) -> int:
+        """Of our log, as the coordinator was last shown it."""
+        return self._witnessing.shown_size
+
+    def was_shown(self, size: int) -> None:
+        """A file that was written before a restart showed our log as it was then; who countersigned that counts."""
+        self._witnessing.was_shown(size)
+
     def count_witnesses(self) -> None:
         """Tell the rules how many parties have countersigned our log."""
         self._gate.view = self._gate.view.witnessed(self._witnessing.count())

@@ -86,6 +86,8 @@ class FileExchange:
         self._held: Inbound | None = None
         self._stuck = False
         self.open = False
+        if self._exports:
+            talk.was_shown(self._exports[-1].get("shown_size", 0))
         talk.carrier = self
         talk.joined = True  # as far as can be known here; hello is said with every export
 
@@ -102,6 +104,7 @@ class FileExchange:
             run.advance()
         if (message := self._next()) is None:
             return
+        self._talk.count_witnesses()
         sequence = message.envelope.sequence
         if self._held is None or self._held.sequence != sequence:
             try:
@@ -259,7 +262,8 @@ class FileExchange:
             finally:
                 self.open = False
             rows = file.messages
-            self._exports = [*self._exports, {"written_at": written_at, "messages": rows}][-EXPORTS_REMEMBERED:]
+            export = {"written_at": written_at, "shown_size": self._talk.shown_size, "messages": rows}
+            self._exports = [*self._exports, export][-EXPORTS_REMEMBERED:]
             with self._gate.halting():
                 write_durably(self._exports_path, json.dumps(self._exports).encode(), mode=0o600)
             digest = file.finish()

@@ -172,6 +172,15 @@ class Witnessing:
                 raise
             _log.info("a cosignature was worth nothing: %s", error.message)
 
+    @property
+    def shown_size(self) -> int:
+        """Size of our log as it was last shown; 0 before the first time."""
+        return self._audit.offered_size
+
+    def was_shown(self, size: int) -> None:
+        """After a restart: so was our log as it was last shown."""
+        self._audit.was_offered(size)
+
     def count(self) -> int:
         """How many parties that the policy counts have countersigned our log as it was last shown."""
         counted = self._policy().file.audit.witnesses

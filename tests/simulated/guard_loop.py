@@ -173,7 +173,8 @@ class Loop:
         )  # fmt: skip
         self.guard._talk.joined = True
         bench.audit.append("start")
-        bench.audit.take(self._offer(bench), setting.COORDINATOR)  # as joining does
+        if not self.by_files:
+            bench.audit.take(self._offer(bench), setting.COORDINATOR)  # as joining does
         self.guard._take_up()
 
     def _offer(self, bench: Bench) -> Offer:

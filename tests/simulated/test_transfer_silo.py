@@ -256,8 +256,12 @@ def test_an_answer_to_what_is_not_kept_any_more_settles_it(loop: Loop, post: Pos
     assert [event["reasons"] for event in loop.bench.events("egress.indeterminate")] == [["NOT_FOUND"]]
 
 
-def test_the_pool_of_the_next_round_must_be_what_the_answers_say_was_taken(loop: Loop, post: Post) -> None:
-    """The acks come in the file of the next round, and are taken in before it."""
+@pytest.mark.parametrize("restarted", ["never", "between files", "after the answers"])
+def test_the_pool_of_the_next_round_must_be_what_the_answers_say_was_taken(
+    loop: Loop, post: Post, restarted: str
+) -> None:
+    """The acks come in the file of the next round, and are taken in before it; with them a cosignature of the log as
+    the last export showed it, which counts over a restart."""
     begun(post).until()
     with post.carry_out() as file:
         digests = {
@@ -269,6 +273,14 @@ def test_the_pool_of_the_next_round_must_be_what_the_answers_say_was_taken(loop:
         witnessed = countersigned(loop.coordinator.log, pb.Checkpoint.FromString(file.read(shown)))
         asked = ("", shown.envelope.sequence)
         lines = [*acks(file, ANSWERS, UPDATE), ("control.checkpoint", witnessed, {}, asked)]
+    if restarted == "after the answers":
+        post.carry_in(post.write(*lines))
+        lines = []
+    if restarted != "never":
+        shown_before = loop.shown
+        loop.restart()
+        loop.trainer_says("planned", overlong={}, private_prompts=40, resumed=None)
+        loop.shown = shown_before
     loop.show_round(2, codec.sha256_hex(ADAPTER), plan=PLAN, pool=POOL | {"hospital_a": own})
     post.carry_in(post.write(*lines, adapter=ADAPTER))
     assert loop.guard._agreement.waiting is not None and loop.guard._agreement.waiting.transcript.round == 2
