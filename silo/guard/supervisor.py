@@ -71,6 +71,9 @@ class TrainerState:
     ready: dict[str, Any] = field(default_factory=dict)
 
 
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # of the process itself, of one that waits for it within walls
+
+
 class TrainerHandle(Protocol):
     """What the guard needs of a trainer: started for each run, told, stopped."""
 
@@ -161,7 +164,15 @@ class Supervisor:
             return self._brought_up(site_secret, probe_fields, never, accepted, screen_index)
 
         self._bring_up = bring_up
-        self.state.ready = bring_up(accepted)
+        try:
+            self.state.ready = bring_up(accepted)
+        except OperationError as error:
+            # Killed, as by somebody or for want of memory; one that ends by itself would end again.
+            if error.code != "TRAINER_DIED" or self._exit_status() not in _KILLED:
+                raise
+            _log.warning("the trainer was killed while it started: it is started once more")
+            self._end_process()
+            self.state.ready = bring_up(accepted)
         self._reader = threading.Thread(target=self._read, name="trainer-link", daemon=True)
         self._reader.start()
         return self.state

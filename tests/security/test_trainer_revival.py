@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire.codec import decode_factors
 from silo.config import SiloConfig, load_config
 from silo.guard import isolation, trainer_link
@@ -131,10 +132,7 @@ class Site:
                 return event.message
 
     def kill(self) -> None:
-        for process_id in descendants(self.supervisor._process.pid if self.supervisor._process else 0):
-            words = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
-            if b"silo.trainer.worker" in words:
-                os.kill(process_id, signal.SIGKILL)
+        kill_worker(self.supervisor)
 
     def do(self, body: bytes = b"", *, killed: bool = False, **fields: Any) -> LinkMessage:
         self.supervisor.send(LinkMessage("task", fields, body))
@@ -142,6 +140,13 @@ class Site:
             self.hear("step")
             self.kill()
         return self.hear("done")
+
+
+def kill_worker(supervisor: Supervisor) -> None:
+    for process_id in descendants(supervisor._process.pid if supervisor._process else 0):
+        words = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
+        if b"silo.trainer.worker" in words:
+            os.kill(process_id, signal.SIGKILL)
 
 
 def descendants(process_id: int) -> list[int]:
@@ -211,6 +216,30 @@ def test_a_child_killed_in_a_step_goes_on_with_the_same_update_until_it_dies_ove
         while not isinstance(event := site.events.get(timeout=60), TrainerGone):
             assert event.message.type == "step"
         assert event == TrainerGone(137)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_killed_while_it_is_configured_is_started_once_more(
+    config: SiloConfig, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """As at the beginning of each run but the first, which gets a trainer of its own."""
+    asked, killed = Supervisor._ask, list[int]()
+
+    def ask(self: Supervisor, question: str, *rest: Any) -> dict[str, Any]:
+        if question == "configure" and len(killed) < times:
+            killed.append(1)
+            kill_worker(self)
+        return asked(self, question, *rest)
+
+    monkeypatch.setattr(Supervisor, "_ask", ask)
+    if times == 1:
+        Site(config).end()
+    else:
+        with pytest.raises(OperationError) as error:
+            Site(config)
+        assert error.value.code == "TRAINER_DIED"
+    assert len(killed) == times
 
 
 @pytest.mark.torch
