@@ -24,6 +24,7 @@ from typing import Any
 
 from certs.commands import VerifiedCommand, verify_command
 from certs.roles import ACTIONS, Roles, may
+from fedsilo.edge.files import write_durably
 from fedsilo.edge.json_log import about
 from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.edge.request_journal import RememberedRequest, RequestJournal
@@ -34,6 +35,9 @@ from fedsilo.treaty.wire._generated import control_pb2
 _log = logging.getLogger("fedsilo.control")
 
 EVENTS_KEPT_MAX = 4096
+# Sequences of a daemon that is started for the n-th time begin behind n - 1 times so many: a reader's number is of one
+# life of it, and those of a later one do not pass for what came next.
+EVENTS_A_LIFE = 10**9
 # Refusals logged word for word, of one person or of all whose command does not verify, before they are only counted.
 REFUSALS_LOGGED_MAX = 10
 # Names of events the desk itself makes, for a reader that fell behind or outlived a restart.
@@ -91,7 +95,7 @@ class ControlDesk:
         self._clock = clock
         self._reading = threading.Condition()
         self._events: deque[control_pb2.Event] = deque(maxlen=EVENTS_KEPT_MAX)
-        self._sequence = 0
+        self._sequence = self._before = (_life_of(journal) - 1) * EVENTS_A_LIFE if journal is not None else 0
         self._state_json = "{}"
         self._policy_digest = ""
         self._closed = False
@@ -149,9 +153,10 @@ class ControlDesk:
         with {"missed": n} (-1 when unknown), and should read the snapshot again.
         """
         with self._reading:
-            self._reading.wait_for(lambda: self._sequence != sequence or self._closed, timeout)
-            if sequence > self._sequence:
-                return [self._missed(0, -1), *self._events]
+            self._reading.wait_for(lambda: self._sequence != max(sequence, self._before) or self._closed, timeout)
+            if sequence > self._sequence or 0 < sequence < self._before:
+                return [self._missed(self._before, -1), *self._events]
+            sequence = max(sequence, self._before)
             # from the newest back: whoever keeps up looks at what is new, not at all that is kept
             newer = itertools.takewhile(lambda event: event.sequence > sequence, reversed(self._events))
             found = list(newer)[::-1]
@@ -247,6 +252,15 @@ class ControlDesk:
         return control_pb2.Event(
             sequence=sequence, time=_text(self._clock()), name=EVENTS_MISSED, fields_json=_to_json({"missed": missed})
         )
+
+
+def _life_of(journal: Path) -> int:
+    """How often a daemon was started with this folder, this time counted."""
+    path = journal.with_name("lives")
+    text = path.read_text(encoding="ascii", errors="replace").strip() if path.exists() else ""
+    life = (int(text) if text.isdigit() and len(text) < 10 else 0) + 1
+    write_durably(path, f"{life}\n".encode(), mode=0o600)
+    return life
 
 
 def error_reply(error: FedSiloError) -> control_pb2.CommandReply:

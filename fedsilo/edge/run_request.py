@@ -45,7 +45,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "plan rounds": ("rounds",), "plan local steps": ("local_steps",), "plan prompts per step": ("prompts_per_step",),
     "plan samples per prompt": ("samples_per_prompt",), "plan max new tokens": ("rollout", "max_new_tokens"),
     "plan temperature": ("rollout", "temperature"), "plan learning rate": ("optimiser", "learning_rate"),
-    "plan method": ("method",),
+    "plan method": ("method",), "plan peers": ("silos",),
 }  # fmt: skip
 _RULES = tuple(rule for rule in ingress.RULES if rule.name in _KEYS)
 _ANY_SHA256 = "0" * 64

@@ -145,7 +145,7 @@ def watch(
     from fedsilo.launch.standard_streams import write_err
     from fedsilo.treaty.errors import OperationError, UnreachableError
 
-    place = _Place(run, since)
+    place = _Place(run, since, f" --socket {socket}" if socket else "" if config == _CONFIG else f" --config {config}")
     with _client(config, socket) as client:
         state, told = client.query("run", {"run": run})["state"], False
         over = state in ENDED
@@ -193,6 +193,7 @@ class _Place:
 
     run: str
     last: int
+    coordinator: str  # options that name it
 
     @contextlib.contextmanager
     def named_where_it_breaks_off(self) -> Iterator[None]:
@@ -202,12 +203,14 @@ class _Place:
             yield
         except UnreachableError as error:
             hint = f"go on, once the coordinator answers, with: fedsilo run watch {self.run} --since {self.last}"
+            hint += self.coordinator
             raise UnreachableError(error.message, hint=hint, code=error.code) from error
 
 
 def _committed(record: dict[str, Any]) -> str:
-    """How many rounds of those that there were; an abandoned one changed nothing."""
-    return f"{sum(row['state'] == 'committed' for row in record['rounds'])} of {len(record['rounds'])}"
+    """How many rounds of those that there were, or, while it goes on, are to be; an abandoned one changed nothing."""
+    of = len(record["rounds"]) if record["state"] in ENDED else (record["plan"] or {}).get("rounds", 0)
+    return f"{sum(row['state'] == 'committed' for row in record['rounds'])} of {of}"
 
 
 def _steer(verb: str) -> None:

@@ -346,7 +346,10 @@ def pause(
     """Finish the step at hand and begin no other until `silo resume`."""
     data = command(load_site(config), operator, "pause", {}, request_id)
     text = f"paused: the trainer begins no further step{recorded(data)}"
-    emit("silo pause", data, json_output=json_output, text=text)
+    warnings = [] if "record" in data else ["this silo is halted, so the order is not in its audit log: silo status"]
+    if data.get("until_restart"):
+        warnings.append("nor could it be kept: it ends with the guard")
+    emit("silo pause", data, json_output=json_output, text=text, warnings=warnings)
 
 
 @app.command()

@@ -2,8 +2,9 @@
 
 Sequences count up by one at the daemon (`fedsilo.edge.control_desk`), which says itself what it has forgotten. What is
 lost after that, on the way or by a reader, shows here as a sequence that was left out. A daemon that was started anew
-counts from 1 again and says that an unknown number, -1, is missing.
-Does not notice: a daemon that was started anew and has told more events since than the reader knew of.
+counts from another number and says that an unknown number, -1, is missing.
+Does not notice: that a daemon lost the file in which it counts its lives, where it has told more events since than the
+reader knew of.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from console.client import Event
 
-EVENTS_MISSED = "events.missed"  # as fedsilo/edge/control_desk.py names it, without loading gRPC
+EVENTS_MISSED, EVENTS_A_LIFE = "events.missed", 10**9  # as in fedsilo/edge/control_desk.py, without loading gRPC
 
 
 def gap_text(missed: int) -> str:
@@ -46,6 +47,7 @@ def gaps_told(events: Iterable[Event], since: int) -> Iterator[Event]:
             continue
         if event.sequence <= last:
             continue
+        last = max(last, (event.sequence - 1) // EVENTS_A_LIFE * EVENTS_A_LIFE)  # that of its life before the first
         # a daemon keeps its newest events; one asked from the beginning says itself how many it has let go of
         if event.sequence > last + 1:
             missed = {"missed": event.sequence - last - 1}

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from certs.roles import load_roles
-from console.client import ControlClient
+from certs.roles import Roles, load_roles
+from console.client import ControlClient, Event
+from fedsilo.edge import control_desk
+from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.launch import cli_bundle, cli_fedsilo
 from fedsilo.launch.cli_bundle import SHOWN_TEXTS, collected, without_paths
 from fedsilo.launch.common_options import Common
 from fedsilo.launch.daemons import Daemon
 from fedsilo.launch.desk_answers import seen_text, silent_for
-from fedsilo.launch.event_gaps import gaps_told
+from fedsilo.launch.event_gaps import EVENTS_A_LIFE, gaps_told
 from fedsilo.treaty.errors import UnreachableError
 from tests.console.states import POLICY_DIGEST, coordinator
 from tests.console.test_real_desk import WAIT_SECONDS, Site, site
@@ -143,6 +145,35 @@ def test_a_gap_on_the_way_is_told_where_it_is_and_a_watch_goes_on_after_what_it_
     with ControlClient(site.socket) as client:
         [anew, first] = [event for _, event in zip(range(2), gaps_told(client.watch(90), 90), strict=False)]
     assert (anew.name, anew.fields, first.sequence) == ("events.missed", {"missed": -1}, 1)
+
+
+def test_what_a_daemon_told_before_it_was_started_anew_is_said_to_be_missing_however_much_it_has_told_since(
+    tmp_path: Path,
+) -> None:
+    """Else who goes on after the fifth event is told of the sixth of another life, and takes it for what came next."""
+    assert EVENTS_A_LIFE == control_desk.EVENTS_A_LIFE
+
+    def life(events: int) -> ControlDesk:
+        roles = Roles("hospital_a", {})
+        desk = ControlDesk("hospital_a", b"", roles, lambda: datetime.now(UTC), journal=tmp_path / "requests.jsonl")
+        for _ in range(events):
+            desk.publish("message.decided", {})
+        return desk
+
+    def told(desk: ControlDesk, since: int) -> list[tuple[int, Any]]:
+        rows = [Event(each.sequence, each.time, each.name, json.loads(each.fields_json))
+                for each in desk.events_since(since, 0.0)]  # fmt: skip
+        return [(each.sequence, each.fields.get("missed")) for each in gaps_told(iter(rows), since)]
+
+    first = life(5)
+    assert told(first, 0) == [(number, None) for number in range(1, 6)] and told(first, 5) == []
+    second, base = life(9), EVENTS_A_LIFE
+    anew = [(base + number, None) for number in range(1, 10)]
+    assert told(second, 0) == anew, "who knows of nothing misses nothing"
+    assert told(second, 5) == [(base, -1), *anew] and told(second, base + 7) == anew[7:]
+    assert told(life(1), base + 9) == [(2 * base, -1), (2 * base + 1, None)]
+    (tmp_path / "lives").write_text("no number")
+    assert told(life(1), base + 9) == [(0, -1), (1, None)]
 
 
 def of_run(site: Site, since: int) -> list[tuple[str, Any]]:

@@ -407,6 +407,13 @@ class SimulatedSilo:
         return codec.encode_factors(changes.pop("tensors", None) or self.delta(number), **{**header, **changes})
 
 
+def lone_policy() -> Policy:
+    """A charter under which a silo may work alone."""
+    text = policy_text()
+    assert text.count("min_peers: 2") == 1
+    return policy_of(text.replace("min_peers: 2", "min_peers: 1"))
+
+
 def federation(folder: Path, *, silos: tuple[str, ...] = SILOS, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
     house = House(folder, **of_house)
     return house, [SimulatedSilo(house, name) for name in silos]

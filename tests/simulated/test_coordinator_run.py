@@ -24,7 +24,16 @@ from fedsilo.treaty.transcript_checks import verify_record
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import RUN_YAML, SILOS, House, SimulatedSilo, federation, joined, until_quiet
+from tests.simulated.coordinator_parts import (
+    RUN_YAML,
+    SILOS,
+    House,
+    SimulatedSilo,
+    federation,
+    joined,
+    lone_policy,
+    until_quiet,
+)
 
 
 def expected_master(silos: list[SimulatedSilo], initial: bytes, rounds: int, givers: list[list[str]]) -> dict[str, Any]:
@@ -287,7 +296,7 @@ def test_silos_that_accepted_are_told_that_the_run_failed_and_take_part_in_the_n
 
 
 def test_one_silo_alone_gets_base_plus_delta_bit_for_bit(tmp_path: Path) -> None:
-    house, silos = federation(tmp_path)
+    house, silos = federation(tmp_path, policy=lone_policy())
     alone = silos[:1]
     house.submit(RUN_YAML.replace("quorum: 2", "quorum: 1") + "silos: [hospital_a]\n")
     alone[0].join()

@@ -47,6 +47,7 @@ WRONG: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("rollout: {max_new_tokens: 32}", "rollout: {max_new_tokens: 1000000000}", "rollout", "max_new_tokens: 1000000"),
     ("samples_per_prompt: 4", "samples_per_prompt: 1", "samples_per_prompt", "teaches nothing"),
+    ("quorum: 2", "quorum: 1\nsilos: [hospital_a]", "silos", "plan peers: 1, and the charter allows 2"),
     ("samples_per_prompt: 4", "samples_per_prompt: 5", "samples_per_prompt", "the charter allows 1 to 4"),
     ("local_steps: 4", "local_steps: 400", "local_steps", "the charter allows 1 to 4"),
     ("rollout: {max_new_tokens: 32}", "rollout: {}", "rollout", "2048 (the default), and the charter allows 1 to 32"),
