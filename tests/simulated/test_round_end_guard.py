@@ -332,22 +332,31 @@ def killed(**_: object) -> None:
     raise KilledError
 
 
-@pytest.mark.parametrize("times", [0, 1, 2])
-def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_donors(loop: Loop, times: int) -> None:
-    """times: it was killed so often while it took the agreement in, which therefore comes again; the donors do not."""
+def shown_with_donors(loop: Loop) -> None:
+    """Round 2 waits for signatures, its donors behind its opening."""
     loop.offer_plan(PLAN)
     loop.show_round(2, codec.sha256_hex(ADAPTER), plan=PLAN, pool=POOL)
     loop.coordinator.says(
         "control.poll", "public.donors", donors(2, hospital_b="12"), run="run-1", round=2, step=2
     )  # fmt: skip
     loop.turn(3)
+
+
+def killed_as_it_is_agreed_on(loop: Loop) -> None:
+    agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
+    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
+    loop.guard.keeper.agreement._close = killed  # type: ignore[method-assign]
+    with pytest.raises(KilledError):
+        loop.turn(2)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_donors(loop: Loop, times: int) -> None:
+    """times: it was killed so often while it took the agreement in, which therefore comes again; the donors do not."""
+    shown_with_donors(loop)
     shown = loop.shown
     for _ in range(times):
-        agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
-        loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
-        loop.guard.keeper.agreement._close = killed  # type: ignore[method-assign]
-        with pytest.raises(KilledError):
-            loop.turn(2)
+        killed_as_it_is_agreed_on(loop)
         loop.restart()
         loop.trainer_says("planned", overlong={}, private_prompts=40)
         loop.shown = shown
@@ -368,17 +377,8 @@ def test_a_guard_that_was_killed_before_the_round_was_agreed_on_still_has_its_do
 
 def test_donors_of_a_round_that_is_not_gone_on_with_are_given_up(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed as the round was agreed on, and after the restart this site differs with its transcript."""
-    loop.offer_plan(PLAN)
-    loop.show_round(2, codec.sha256_hex(ADAPTER), plan=PLAN, pool=POOL)
-    loop.coordinator.says(
-        "control.poll", "public.donors", donors(2, hospital_b="12"), run="run-1", round=2, step=2
-    )  # fmt: skip
-    loop.turn(3)
-    agreed = loop.signed_by("hospital_b", "hospital_c", "hospital_d")
-    loop.coordinator.says("control.poll", "round.agreed", agreed, run="run-1", round=2)
-    loop.guard.keeper.agreement._close = killed  # type: ignore[method-assign]
-    with pytest.raises(KilledError):
-        loop.turn(2)
+    shown_with_donors(loop)
+    killed_as_it_is_agreed_on(loop)
     kinds = [one["kind"] for one in loop.bench.ledger.kept_of_round("run-1", 2)]
     assert sorted(kinds) == ["public.donors", "round.open"]
     monkeypatch.setattr(Agreement, "resume", lambda *_: False)
