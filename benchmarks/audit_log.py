@@ -1,7 +1,7 @@
 """What keeping and checking an audit log costs: `python -m benchmarks.audit_log --json`.
 
     audit_append_median_seconds    one record of a decision with all its rules and facts, flushed to disk at return
-    audit_verify_million_seconds   a log of 10^6 records as a running silo writes them (a poll's decision, its outcome,
+    audit_verify_million_seconds   a log of 10^6 records as a running silo writes them (decision, outcome, and
                                    the decision on the answer), a checkpoint every 100 records, each countersigned by
                                    three witnesses; by the verifier that an auditor runs, in a process of its own
 
@@ -56,7 +56,7 @@ def verify_million_seconds(folder: Path, records: int = RECORDS) -> float:
 
 
 def _append_seconds(folder: Path) -> list[float]:
-    fields = {key: value for key, value in _records_of_a_poll(folder / "gate")[0].items() if key in _decided()}
+    fields = {key: value for key, value in _records_of_a_message(folder / "gate")[0].items() if key in _decided()}
     key = Ed25519PrivateKey.generate()
     seconds = []
     with AuditLog(folder / "log", origin=setting.SILO, key=key, actor=setting.SILO) as log:
@@ -74,12 +74,12 @@ def _decided() -> frozenset[str]:
     )  # fmt: skip
 
 
-def _records_of_a_poll(folder: Path) -> list[dict[str, Any]]:
+def _records_of_a_message(folder: Path) -> list[dict[str, Any]]:
     """Decision, outcome and the decision on the answer, as a gate records them."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(folder, setting.policy_of(setting.policy_text()))
     try:
-        bench.gate.send("control.poll", pb.Poll(wait_milliseconds=1000))
+        bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")
         records = list(bench.audit.records())
     finally:
         bench.close()
@@ -155,7 +155,7 @@ def _filled(pieces: list[bytes], seq: int, previous: str) -> bytes:
 
 
 def _verify(folder: Path, records: int) -> dict[str, float]:
-    size = write_log(folder / "log", _records_of_a_poll(folder / "gate"), records)
+    size = write_log(folder / "log", _records_of_a_message(folder / "gate"), records)
     script = Path(audit_verify.__file__)
     begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-I", str(script), "--min-witnesses", "3", str(folder / "log")]

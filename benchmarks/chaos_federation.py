@@ -26,7 +26,7 @@ from fedsilo.edge.audit_story import check_stories
 from fedsilo.edge.audit_transcripts import check_rounds
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import COORDINATOR_PERSON, Site, Wanted, make_sites, run_text
+from fedsilo.launch.demo_sites import COORDINATOR_PERSON, FEDERATION, Site, Wanted, make_sites, run_text
 from fedsilo.treaty.errors import FedSiloError, OperationError
 from tests.loopback.cutting_proxy import CuttingProxy
 
@@ -253,7 +253,7 @@ class Federation:
         """Until the coordinator has it, whatever befalls it meanwhile. Raises OperationError: it never had."""
         identities = self.site[COORDINATOR].folder / "id"
         person = Operator(
-            COORDINATOR, identities / f"{COORDINATOR_PERSON}.crt", identities / f"{COORDINATOR_PERSON}.key"
+            COORDINATOR, identities / f"{COORDINATOR_PERSON}.crt", identities / f"{COORDINATOR_PERSON}.key", FEDERATION
         )
         plan: dict[str, object] = {
             "run": run, "method": "pubswap", "rounds": rounds, "local_steps": 3, "swap_period": 2,

@@ -1,9 +1,9 @@
 """A trainer without torch, for `benchmarks.chaos` and `benchmarks.soak`: a guard's child, over the real link.
 
 Its update is one number in every place, drawn from the digest of all that the round gave it to do: adapter, rows,
-steps, donors. Like the product's, it keeps its state after each task and goes on from there when asked to. So an
-adapter that equals an undisturbed run's says that every silo was given the same, in the same order, once.
-Its answers to public prompts are the right ones, so that they leave and are donors.
+steps, donors. Like the product's, it keeps its state after each task, goes on from there when asked to, and forgets
+it when a plan begins anew. So an adapter that equals an undisturbed run's says that every silo was given the same, in
+the same order, once. Its answers to public prompts are the right ones, so that they leave and are donors.
 
     python -P -m benchmarks.chaos_trainer --address unix:PATH --deaths FILE
 
@@ -78,8 +78,12 @@ class DigestTrainer(ConstantTrainer):
             plan = json.loads(message.fields["canonical_json"])
             self._public_sha256, self._samples = plan["public_set_sha256"], plan["samples_per_prompt"]
         answer = super()._answer(message)
-        if message.type == "plan" and message.fields.get("resume") is True:
+        if message.type != "plan":
+            return answer
+        if message.fields.get("resume") is True:
             return LinkMessage("planned", {**answer.fields, "resumed": self._resumed()})
+        if self._kept is not None:
+            self._kept.unlink(missing_ok=True)  # it is an earlier run's
         return answer
 
     def _resumed(self) -> dict[str, Any] | None:

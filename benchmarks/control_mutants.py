@@ -6,10 +6,12 @@ exactly once; `tests/house/test_control_mutants.py` says when the code has moved
 
 from __future__ import annotations
 
+CLOCKS = "fedsilo/treaty/clocks.py"
 GATE, ENTRANCE, JUDGE = "silo/guard/gate.py", "silo/guard/entrance.py", "silo/guard/judge.py"
 ENVELOPES, RELEASES, HALTS, FORCE = (
     "silo/guard/envelopes.py", "silo/guard/releases.py", "silo/guard/halts.py", "silo/guard/in_force.py",
 )  # fmt: skip
+COMMANDS, ORDERS = "certs/commands.py", "fedsilo/edge/audit_orders.py"
 TRANSCRIPTS = "silo/guard/transcripts.py"
 CODEC, ENGINE, SCREENING = "fedsilo/treaty/wire/codec.py", "policies/engine.py", "policies/screening.py"
 
@@ -24,9 +26,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "answers that are denied as offered go on",
         GATE,
-        'if decision.verdict == "deny":\n'
-        "            return self._outcomes.denied(facts, decision, self._judge.digests(",
-        "if False:\n            return self._outcomes.denied(facts, decision, self._judge.digests(",
+        'if decision.verdict == "deny":\n            original = Original(',
+        "if False:\n            original = Original(",
     ),
     (
         "the final refusal lets out",
@@ -117,8 +118,8 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "donors that are wrong or hit are kept",
         ENTRANCE,
-        "good = [(right or not block.verify_locally) and fine for right, fine in zip(verdicts, clean, strict=True)]",
-        "good = [True for _ in zip(verdicts, clean, strict=True)]",
+        "right is not None and (right or not block.verify_locally) and fine\n",
+        "True\n",
     ),
     # ---- counting and recording ----
     (
@@ -134,6 +135,41 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "return max(self._ledger.now(self._clock()), self._audit.latest_time)",
         "return self._clock()",
     ),
+    ("a clock that jumped is believed", CLOCKS, "if wall - ran > limit + SLACK_SECONDS:", "if False:"),
+    (
+        "a coordinator follows a jump of its clock",
+        "coordinator/clock_watch.py",
+        "judged = judge(wall, stored=0.0, ran=ran)",
+        "judged = judge(wall, stored=0.0)",
+    ),
+    (
+        "a coordinator's log goes by a clock that jumped",
+        "coordinator/daemon.py",
+        "clock=self._watch.time,",
+        "clock=self._watch.wall,",
+    ),
+    ("a start believes a clock ahead of the coordinator's", CLOCKS, "if wall - signed > limit:", "if False:"),
+    ("a start believes a clock behind the coordinator's", CLOCKS, "if signed - wall > limit:", "if False:"),
+    ("a gap is gone on with before anybody is asked", CLOCKS, "+ SLACK_SECONDS and not offline:", "and False:"),
+    (
+        "a clock's halt ends with its process",
+        "silo/guard/daemon.py",
+        "self._ledger.keep_clock_halt(asdict(fault))",
+        "pass",
+    ),
+    (
+        "an acceptance is of any halt of the clock",
+        "silo/guard/clock_watch.py",
+        'if str(command.arguments.get("halt", "")) != fault.digest:',
+        "if False:",
+    ),
+    (
+        "a time that was released is compared with in the log",
+        "fedsilo/edge/audit_loading.py",
+        "return t if event == CLOCK_ACCEPTED else max(latest, t)",
+        "return max(latest, t)",
+    ),
+    ("budgets of a released time are refilled", "silo/guard/judge.py", "self.book.turn_back(now)", "pass"),
     (
         "short payloads have plain digests in the log",
         "silo/guard/records.py",
@@ -203,6 +239,58 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
         "if sha256_hex(payload) != digest:",
         "if False:",
     ),
+    (
+        "a yes need not say what was shown",
+        RELEASES,
+        'if not (signed := command.arguments.get("shown")):',
+        'if (signed := view["shown"]) is None:',
+    ),
+    ("a yes to other facts than were shown counts", RELEASES, 'if signed != view["shown"]:', "if False:"),
+    ("an order to another federation's guard is obeyed", COMMANDS, "if command.federation != federation:", "if False:"),
+    ("what is beside an order may be exchanged", COMMANDS, "if digest != sha256_hex(command.sealed):", "if False:"),
+    (
+        "a note may stand in what is signed",
+        COMMANDS,
+        "if inside := sorted(may_be & arguments.keys()):",
+        "if inside := []:",
+    ),
+    (
+        "a signature in the log is not looked at",
+        ORDERS,
+        "key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))",
+        "pass",
+    ),
+    (
+        "an order in the log may be of another person",
+        ORDERS,
+        "if [order.identity.name for order in orders] != people:",
+        "if False:",
+    ),
+    ("an order counts in two records", ORDERS, "if signed in self._kept:", "if False:"),
+    (
+        "an answer in the log needs no order",
+        ORDERS,
+        'if self._kept and (named or record["event"] not in _ALSO_BY_NOBODY) and not _interrupted(record):',
+        "if False:",
+    ),
+    (
+        "an order in the log may be of another site",
+        ORDERS,
+        'if party.role == "silo" and party.name != site:',
+        "if False:",
+    ),
+    (
+        "an expired order stands in the log",
+        ORDERS,
+        'if record["t"] / 1000 > expires + EXPIRED_SECONDS_MAX:',
+        "if False:",
+    ),
+    (
+        "a certificate may have ended days before it was seen",
+        ORDERS,
+        "(at - ends).total_seconds() <= LATE_SECONDS_MAX",
+        "True",
+    ),
     ("one person is enough", RELEASES, "if len(approvals) < release.persons:", "if len(approvals) < 1:"),
     ("an answer counts after the hold has ended", RELEASES, 'if release.state != "held":', "if False:"),
     (
@@ -230,6 +318,18 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("a looser policy comes in at a start", FORCE, "if not looser:", "if True:"),
     ("a looser policy comes in while running", FORCE, "if looser := loosened(changes):", "if looser := []:"),
     ("a ledger that was taken away is a first start", FORCE, "if seen.records:", "if False:"),
+    (
+        "an older ledger goes on beside today's log",
+        "silo/guard/ledger_check.py",
+        "if heads is None or not heads.agree_with(log):",
+        "if heads is None:",
+    ),
+    (
+        "a restored ledger counts what it counted then",
+        "silo/guard/ledger_recount.py",
+        "book.raise_to(found.book)",
+        "pass",
+    ),
     (
         "the federation's charter binds nobody",
         "silo/guard/startup.py",

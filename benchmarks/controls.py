@@ -48,21 +48,36 @@ _STAGES_OF_A_SITE = (
 )
 # Tests of a module itself, before those of the whole gate.
 _NEAREST = {
+    "certs/commands.py": ("tests/security/test_T36_what_people_signed.py", "tests/security/test_T29_orders*.py"),
+    "fedsilo/edge/audit_orders.py": ("tests/security/test_T36_what_people_signed.py",),
+    "coordinator/clock_watch.py": ("tests/simulated/test_T41_coordinators_clock.py",),
+    "coordinator/daemon.py": ("tests/simulated/test_T41_coordinators_clock.py",),
     "coordinator/driver.py": ("tests/security/test_T23_T24*.py", "tests/simulated/test_coordinator*.py"),
     "fedsilo/launch/cli_policy_change.py": ("tests/simulated/test_T12*.py", "tests/simulated/test_policy_commands.py"),
+    "fedsilo/treaty/clocks.py": ("tests/policies/test_T41_clocks.py",),
     "fedsilo/treaty/transcript.py": ("tests/protocol/test_T20*.py", "tests/security/test_T20*.py"),
     "fedsilo/treaty/wire/codec.py": ("tests/protocol/test_codec.py",),
     "policies/engine.py": ("tests/policies/test_engine.py",),
     "policies/screening.py": ("tests/policies/test_screening.py", "tests/simulated/test_gate_screens.py"),
     "silo/guard/halts.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_gate_interrupted.py"),
     "silo/guard/held_plans.py": ("tests/simulated/test_T34_T36_held_plans.py",),
-    "silo/guard/in_force.py": ("tests/simulated/test_policy_in_force.py", "tests/simulated/test_policy_reload.py"),
+    "silo/guard/in_force.py": (
+        "tests/simulated/test_policy_in_force.py",
+        "tests/simulated/test_T42_older_ledger.py",
+        "tests/simulated/test_policy_reload.py",
+    ),
+    "silo/guard/ledger_check.py": ("tests/simulated/test_T42*.py",),
+    "silo/guard/ledger_recount.py": ("tests/simulated/test_T42*.py",),
     "silo/guard/judge.py": (
         "tests/simulated/test_gate_interrupted.py",
         "tests/simulated/test_T34*.py",
         "tests/simulated/test_gate.py",
     ),
-    "silo/guard/releases.py": ("tests/simulated/test_gate_screens.py", "tests/simulated/test_policy_reload.py"),
+    "silo/guard/releases.py": (
+        "tests/security/test_T36_what_was_shown.py",
+        "tests/simulated/test_gate_screens.py",
+        "tests/simulated/test_policy_reload.py",
+    ),
     "silo/guard/runs.py": ("tests/simulated/test_T20*.py", "tests/simulated/test_guard_loop.py"),
     "silo/guard/startup.py": ("tests/simulated/test_policy*.py",),
     "silo/guard/transcripts.py": ("tests/security/test_T20_round_transcripts.py", "tests/security/test_T20*.py"),

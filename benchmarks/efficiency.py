@@ -36,7 +36,7 @@ from benchmarks.transport_ours import (
 from benchmarks.transport_payload import SHAPES, constant_of, write_model_folder
 from console.client import ControlClient, Operator, sign_as
 from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import COORDINATOR_PERSON, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.launch.demo_sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
 from fedsilo.launch.processes import Children
 from fedsilo.treaty.errors import OperationError
 
@@ -196,7 +196,7 @@ def carried_out(
     """Submit, wait for the end: when the first round opened, when the last was committed, and who was in each."""
     identities = sites.coordinator.folder / "id"
     name = COORDINATOR_PERSON
-    person = Operator(sites.coordinator.name, identities / f"{name}.crt", identities / f"{name}.key")
+    person = Operator(sites.coordinator.name, identities / f"{name}.crt", identities / f"{name}.key", FEDERATION)
     plan: dict[str, object] = {
         "run": RUN, "method": "pubswap", "rounds": conditions.rounds, "local_steps": conditions.local_steps,
         "swap_period": conditions.swap_period, "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "seed": SEED,

@@ -195,7 +195,7 @@ class Coordinator:
         self._ingress = Ingress(
             federation="cardio-net", silos=tuple(peer(number).rpartition("/")[2] for number in range(silos)),
             policy=policy, schema=SCHEMA, references=("12",) * 10, public_set_sha256=setting.HASH["public"],
-            topics=frozenset(), grader=None, now_seconds=lambda: setting.NOW,
+            topics=frozenset(), grading=None, now_seconds=lambda: setting.NOW,
         )  # fmt: skip
 
     def take(self, number: int, payload: bytes, place: Place) -> bool:

@@ -177,8 +177,9 @@ class Site:
             ),
         )  # fmt: skip
         self.desk = ControlDesk(
-            SILO, b"", Roles(SILO, PEOPLE), lambda: datetime.fromtimestamp(self.bench.clock_now, UTC)
-        )
+            SILO, b"", Roles(SILO, PEOPLE), lambda: datetime.fromtimestamp(self.bench.clock_now, UTC),
+            federation=FEDERATION,
+        )  # fmt: skip
         self.guard = Guard(
             site=site, gate=bench.gate, ledger=bench.ledger, audit=bench.audit, releases=bench.releases,
             adapters=AdapterStore(self.folder / "adapters"), trainer=QuietTrainer(), desk=self.desk,
@@ -244,8 +245,7 @@ class Site:
         """A person approves, and the bytes leave."""
         self.wait(60.0 + self.random.random() * 120.0)
         shown = {"release": release.id, "digest": release.digest, "policy_digest": self.bench.gate.policy.digest}
-        noticed = self.bench.releases.view(release)["noticed"]
-        shown = {**shown, "acknowledged": [one["id"] for one in noticed]}  # this person opens every finding
+        shown |= self.bench.opened(release.id)  # this person opens every finding
         _, settled = self.bench.releases.approve(command("approvals.approve", shown, person=person))
         assert settled is not None and settled.allowed is not None
         self.bench.gate.transmit(settled.allowed)

@@ -23,7 +23,7 @@ from benchmarks.transport_process import Watched, cpu_seconds, resident_tree_byt
 from benchmarks.transport_report import Job
 from console.client import ControlClient, Event, Operator, sign_as
 from fedsilo.launch.demo_data import write_digit_folder
-from fedsilo.launch.demo_sites import COORDINATOR_PERSON, Site, Sites, Wanted, make_sites, run_text
+from fedsilo.launch.demo_sites import COORDINATOR_PERSON, FEDERATION, Site, Sites, Wanted, make_sites, run_text
 from fedsilo.launch.processes import Children
 from fedsilo.treaty.averaging import initial_factors
 from fedsilo.treaty.errors import OperationError
@@ -130,7 +130,7 @@ def carried_out(running: Running, rounds: int) -> list[float]:
     sites = running.sites
     identities = sites.coordinator.folder / "id"
     name = COORDINATOR_PERSON
-    person = Operator(sites.coordinator.name, identities / f"{name}.crt", identities / f"{name}.key")
+    person = Operator(sites.coordinator.name, identities / f"{name}.crt", identities / f"{name}.key", FEDERATION)
     plan: dict[str, object] = {
         "run": RUN, "method": "fedavg-grpo", "rounds": rounds, "local_steps": 1, "prompts_per_step": 4,
         "samples_per_prompt": 4, "seed": SEED, "quorum": len(sites.silos), "objective": {"kl_coefficient": 0.0},

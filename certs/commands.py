@@ -1,26 +1,35 @@
 """Control commands signed by a person of the site: reading a socket is not the right to change anything (design 2).
 
-The signature (ECDSA P-256, SHA-256, the key of the operator's certificate) covers site, name, arguments, request id
-and expiry. An approval's arguments hold the digests of what was shown, so approve-then-swap does not verify and an old
-approval expires (threat T36). Replays are the desk's work (`fedsilo.edge.control_desk`): same request id, same reply.
-Pure: time and keys come in as arguments.
+The signature (ECDSA P-256, SHA-256, the key of the operator's certificate) covers federation, site, name, arguments,
+request id and expiry. An approval's arguments hold the digests of what was shown, so approve-then-swap does not verify
+and an old approval expires (threat T36). Replays are the desk's work (`fedsilo.edge.control_desk`): same request id,
+same reply.
+
+What is signed is kept with the audit record of the order, and a log is handed to others. So what may not be in a log
+(a note, a path, the digest of a text that can be guessed: threat T40) travels beside the order with a random salt, and
+the order signs the digest of that.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
+from certs.encoding import read_one_certificate, read_root
 from certs.identity import operator_identity
 from certs.roles import Role, Roles
+from fedsilo.treaty.clocks import COMMAND_TIME, in_words
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 from fedsilo.treaty.wire._generated import control_pb2
 from fedsilo.treaty.wire.codec import canonical_json, command_signing_bytes, sha256_hex
@@ -29,6 +38,17 @@ from fedsilo.treaty.wire.codec import canonical_json, command_signing_bytes, sha
 COMMAND_LIFETIME_MAX = timedelta(hours=1)
 COMMAND_LIFETIME_DEFAULT = timedelta(minutes=5)
 ARGUMENTS_BYTES_MAX = 1 << 20
+
+# Arguments that travel beside an order, by command: what its record in the audit log may not hold.
+BESIDE: Mapping[str, frozenset[str]] = {
+    "approvals.approve": frozenset({"digest"}),
+    "approvals.reject": frozenset({"digest", "reason"}),
+    "approvals.defer": frozenset({"digest"}),
+    "run.submit": frozenset({"text", "source"}),
+    "transfer.export": frozenset({"path"}),
+    "transfer.import": frozenset({"path"}),
+}
+SEALED, SALT = "sealed", "salt"  # the argument that has the digest of what is beside, and the salt in there
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
@@ -40,7 +60,14 @@ class VerifiedCommand:
     """A command somebody really gave. Whether the person may give it is in `roles`; the desk asks.
 
     `digest` identifies what is to be done and by which certificate: not the signature bytes, since ECDSA signatures of
-    the same command differ each time, and not the expiry, so that a request may be asked again with a later one.
+    the same command differ each time, not the expiry, so that a request may be asked again with a later one, and not
+    the salt of what travels beside it, for the same reason.
+
+    Attributes:
+        arguments: those that are signed, and those that travelled beside them.
+        order: what the audit log keeps of it, so that the signature can be checked later: an item of a record's
+            `orders`.
+        sealed: what travelled beside it, as its digest was signed; empty where nothing did.
     """
 
     person: str
@@ -51,10 +78,13 @@ class VerifiedCommand:
     expires: datetime
     roles: frozenset[Role]
     digest: str
+    order: Mapping[str, str] = field(default_factory=dict)
+    sealed: bytes = b""
 
 
 def sign_command(
     *,
+    federation: str = "",
     site: str,
     name: str,
     arguments: Mapping[str, Any],
@@ -66,7 +96,8 @@ def sign_command(
     """Make a command.
 
     Args:
-        site: the site whose daemon shall obey, so a command for one is nothing to another.
+        federation: whose daemon shall obey, so a command for one is nothing to another; a site may be in several.
+        site: the site whose daemon shall obey, likewise.
         name: such as "release.approve".
         arguments: JSON-able; digests of what was shown belong here.
         request_id: 8 to 64 of letters, digits, _ and -; the same again is the same request.
@@ -81,14 +112,19 @@ def sign_command(
         raise UsageError(f"request id {request_id!r} is not 8 to 64 letters, digits, _ and -")
     if expires.tzinfo is None:
         raise UsageError("the expiry of a command must carry its time zone")
+    beside = {key: value for key, value in arguments.items() if key in BESIDE.get(name, ())}
     try:
-        arguments_json = canonical_json(dict(arguments)).decode("utf-8")
+        sealed = canonical_json({**beside, SALT: secrets.token_hex(16)}) if beside else b""
+        signed_ones = {key: value for key, value in arguments.items() if key not in beside}
+        signed_ones |= {SEALED: sha256_hex(sealed)} if beside else {}
+        arguments_json = canonical_json(signed_ones).decode("utf-8")
     except (ValueError, TypeError) as error:
         raise UsageError(f"the arguments of {name} are not JSON: {error}") from error
     expires_text = expires.astimezone(UTC).strftime(_TIME_FORMAT)
     signed = command_signing_bytes(
-        site=site, name=name, arguments_json=arguments_json, request_id=request_id, expires=expires_text
-    )
+        site=site, name=name, arguments_json=arguments_json, request_id=request_id, expires=expires_text,
+        federation=federation,
+    )  # fmt: skip
     return control_pb2.Command(
         name=name,
         arguments_json=arguments_json,
@@ -96,12 +132,15 @@ def sign_command(
         expires=expires_text,
         certificate_pem=operator_certificate_pem,
         signature=operator_key.sign(signed, ec.ECDSA(hashes.SHA256())),
+        sealed=sealed,
+        federation=federation,
     )
 
 
 def verify_command(
     command: control_pb2.Command,
     *,
+    federation: str = "",
     site: str,
     site_ca_pem: bytes,
     roles: Roles,
@@ -112,6 +151,7 @@ def verify_command(
 
     Args:
         command: as received.
+        federation: this daemon's; empty where the command shall name none.
         site: this site.
         site_ca_pem: its CA; no other root counts, the federation's least of all (B3).
         roles: this site's people.
@@ -130,6 +170,7 @@ def verify_command(
         arguments_json=command.arguments_json,
         request_id=command.request_id,
         expires=command.expires,
+        federation=command.federation,
     )
     try:
         operator.public_key.verify(command.signature, signed, ec.ECDSA(hashes.SHA256()))
@@ -139,30 +180,53 @@ def verify_command(
             "than this one, or signed with another key",
             hint="give the command again",
         ) from error
+    if command.federation != federation:
+        told = f"for federation {command.federation[:64]!r}" if command.federation else "for no federation"
+        raise NotAllowedError(
+            f"the command is {told}, and this daemon of {site} is in {federation or 'none'!r}",
+            hint="give it to that federation's daemon: its --config or --socket; with a program of this version",
+        )
     expires = _read_expiry(command.expires)
     if now >= expires:
+        late = in_words((now - expires).total_seconds())
         raise NotAllowedError(
-            f"the command expired at {command.expires}, now is {now:{_TIME_FORMAT}}", hint="give the command again"
+            f"the command expired at {command.expires}, {late} before now by this daemon's clock, {now:{_TIME_FORMAT}}",
+            hint=f"unless it waited for so long, the clock of the machine that signed it is at least {late} behind",
+            code=COMMAND_TIME,
         )
     if expires - now > lifetime_max:
+        ahead = (expires - now - lifetime_max).total_seconds()
         raise NotAllowedError(
             f"the command is valid until {command.expires}, more than {lifetime_max} ahead",
-            hint="compare the clocks, and sign with a shorter life",
+            hint=f"the clock of the machine that signed it is at least {in_words(ahead)} ahead of this daemon's, "
+            f"{now:{_TIME_FORMAT}}; or sign with a shorter life",
+            code=COMMAND_TIME,
         )
     if _REQUEST_ID.fullmatch(command.request_id) is None:
         raise NotAllowedError("the request id is not 8 to 64 letters, digits, _ and -")
+    arguments = _arguments_of(command)
+    certificate = read_one_certificate(command.certificate_pem, what="the operator certificate")
     asked = command_signing_bytes(
-        site=site, name=command.name, arguments_json=command.arguments_json, request_id=command.request_id, expires=""
-    )
+        site=site, name=command.name, arguments_json=canonical_json(arguments).decode(), request_id=command.request_id,
+        expires="", federation=command.federation,
+    )  # fmt: skip
     return VerifiedCommand(
         person=operator.person,
         certificate_fingerprint=operator.fingerprint,
         name=command.name,
-        arguments=_read_arguments(command.arguments_json),
+        arguments=arguments,
         request_id=command.request_id,
         expires=expires,
         roles=roles.of(operator.person),
         digest=sha256_hex(asked + operator.fingerprint.encode("ascii")),
+        order={
+            "signed": base64.b64encode(signed).decode(),
+            "signature": base64.b64encode(command.signature).decode(),
+            "certificate": base64.b64encode(certificate.public_bytes(Encoding.DER)).decode(),
+            "site_ca": read_root(site_ca_pem).fingerprint,
+            **({"roles": roles.digest} if roles.digest else {}),
+        },
+        sealed=command.sealed,
     )
 
 
@@ -175,15 +239,35 @@ def _read_expiry(text: str) -> datetime:
         raise NotAllowedError("the expiry of the command is not a time") from error
 
 
-def _read_arguments(text: str) -> dict[str, Any]:
+def _arguments_of(command: control_pb2.Command) -> dict[str, Any]:
+    """Signed arguments, and those beside them. Raises NotAllowedError: one stands where it may not, or was changed."""
+    arguments, may_be = _read_arguments(command.arguments_json, "arguments"), BESIDE.get(command.name, frozenset())
+    if inside := sorted(may_be & arguments.keys()):
+        raise NotAllowedError(
+            f"{', '.join(inside)} of {command.name} may not be in what is signed, since the audit log keeps that",
+            hint="give the command with a program of this version",
+        )
+    digest = arguments.pop(SEALED, "")
+    if not digest and not command.sealed:
+        return arguments
+    if digest != sha256_hex(command.sealed):
+        raise NotAllowedError("what came beside the command is not what its signer signed", hint="give it again")
+    beside = _read_arguments(command.sealed.decode("utf-8", "replace"), "arguments beside the command")
+    if beside.keys() - may_be != {SALT}:
+        raise NotAllowedError(f"beside {command.name} there is something else than {', '.join(sorted(may_be)) or 'no'}")
+    del beside[SALT]
+    return {**arguments, **beside}
+
+
+def _read_arguments(text: str, what: str) -> dict[str, Any]:
     """Arguments in canonical form only, so that two readers cannot understand the same signature differently."""
     if len(text) > ARGUMENTS_BYTES_MAX:
-        raise NotAllowedError(f"the arguments are longer than {ARGUMENTS_BYTES_MAX} bytes")
+        raise NotAllowedError(f"the {what} are longer than {ARGUMENTS_BYTES_MAX} bytes")
     try:
         value = json.loads(text)
         canonical = canonical_json(value).decode("utf-8")
     except (ValueError, TypeError, RecursionError) as error:
-        raise NotAllowedError("the arguments of the command are not JSON") from error
+        raise NotAllowedError(f"the {what} are not JSON") from error
     if not isinstance(value, dict) or canonical != text:
-        raise NotAllowedError("the arguments of the command are not a canonical JSON object")
+        raise NotAllowedError(f"the {what} are not a canonical JSON object")
     return value

@@ -20,7 +20,10 @@ AUTHORITY_KIND_OID = x509.ObjectIdentifier("2.25.2273821873064661502139217350162
 
 PEM_BYTES_MAX = 64 << 10
 # cryptography raises these, by kind of defect, while parsing what somebody else wrote.
-PARSE_ERRORS = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion)
+PARSE_ERRORS = (
+    ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)  # fmt: skip
 
 PrivateKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 

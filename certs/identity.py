@@ -33,6 +33,7 @@ from certs.encoding import (
     shown,
 )
 from certs.names import AUTHORITY_OF_ROLE, LinkRole, PartyRole, PeerRole, SpiffeId, parse_spiffe_id
+from fedsilo.treaty.clocks import CERTIFICATE_TIME
 from fedsilo.treaty.errors import NotAllowedError
 
 _USAGE_OF_ROLE = {
@@ -273,6 +274,7 @@ def _check_validity(called: str, certificate: x509.Certificate, now: datetime, m
             f"not yet valid: {called} is valid from {certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}, "
             f"now is {now:%Y-%m-%dT%H:%M:%SZ}",
             hint="compare the clocks of both machines",
+            code=CERTIFICATE_TIME,
         )
     # The last second of validity belongs to the certificate (RFC 5280 4.1.2.5).
     if now > certificate.not_valid_after_utc:
@@ -280,6 +282,7 @@ def _check_validity(called: str, certificate: x509.Certificate, now: datetime, m
             f"{called} expired at {certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}, "
             f"now is {now:%Y-%m-%dT%H:%M:%SZ}",
             hint=mend,
+            code=CERTIFICATE_TIME,
         )
 
 
@@ -321,6 +324,8 @@ def _one_identity(certificate: x509.Certificate, called: str, role: PeerRole) ->
         names = list(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound as error:
         raise NotAllowedError(f"{called} has no URI name", hint=_RENEW) from error
+    except PARSE_ERRORS as error:
+        raise NotAllowedError(f"{called} has malformed extensions", hint=_RENEW) from error
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
     if len(uris) != 1:
         named = ", ".join(shown(uri) for uri in uris[:3]) or "none"
@@ -344,7 +349,7 @@ def _certified_signing_key(certificate: x509.Certificate, identity: SpiffeId) ->
         value = certificate.extensions.get_extension_for_oid(SIGNING_KEY_OID).value
         raw = value.value if isinstance(value, x509.UnrecognizedExtension) else b""
         return Ed25519PublicKey.from_public_bytes(raw)
-    except (x509.ExtensionNotFound, ValueError) as error:
+    except (x509.ExtensionNotFound, *PARSE_ERRORS) as error:
         raise NotAllowedError(f"the certificate of {identity} certifies no message-signing key", hint=_RENEW) from error
 
 

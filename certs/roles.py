@@ -13,13 +13,14 @@ Does not cover: two approvers' signatures on the file itself. Until then its pro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.plan import Name
+from fedsilo.treaty.wire.codec import sha256_hex
 
 Role = Literal["viewer", "auditor", "operator", "approver", "site-admin"]
 ROLES: tuple[Role, ...] = ("viewer", "auditor", "operator", "approver", "site-admin")
@@ -61,6 +62,7 @@ class Roles:
 
     site: str
     people: Mapping[str, frozenset[Role]]
+    digest: str = field(default="", compare=False)  # SHA-256 of the file
 
     def of(self, person: str) -> frozenset[Role]:
         return self.people.get(person, frozenset())
@@ -82,7 +84,8 @@ def load_roles(text: bytes, source: str) -> Roles:
         UsageError: not strict YAML, an unknown key, role or name; with file and line.
     """
     parsed = strict_yaml.validate(_RolesFile, strict_yaml.load(text, source))
-    return Roles(parsed.site, {person: frozenset(roles) for person, roles in parsed.people.items()})
+    people = {person: frozenset(roles) for person, roles in parsed.people.items()}
+    return Roles(parsed.site, people, sha256_hex(text))
 
 
 def render_roles(site: str, people: Mapping[str, Iterable[Role]]) -> str:

@@ -32,6 +32,7 @@ class Context:
     release: str = ""
     digest: str = ""
     policy_digest: str = ""
+    shown: str = ""
     person: str = ""
     halted_kind: str = ""
     place: str = ""  # that the console is at
@@ -69,6 +70,11 @@ class Action:
     also: tuple[str, ...] = ()  # keys of the same kind that `says` names
 
     @property
+    def title(self) -> str:
+        """The name that people see; `name` is the one in the program."""
+        return _TITLES.get(self.name) or self.name.removeprefix("go_").replace("_", " ")
+
+    @property
     def shown_key(self) -> str:
         return _SHOWN_KEYS.get(self.key, self.key)
 
@@ -80,6 +86,26 @@ _SHOWN_KEYS = {
     "question_mark": "?", "colon": ":", "slash": "/", "escape": "esc", "left_square_bracket": "[",
     "right_square_bracket": "]", "full_stop": ".", "less_than_sign": "<", "greater_than_sign": ">",
 }  # fmt: skip
+
+
+# Where the name of an action with spaces in it is not what a person would say.
+_TITLES = {
+    "as_table": "figures as a table", "control": "control messages", "copy": "copy the digest", "copy_digest":
+    "copy the digest", "copy_twin": "copy the command", "cursor": "next values", "direction": "outbox or inbox",
+    "difference": "beside the last one", "earlier": "round before", "end": "first or last line", "facts":
+    "parameters, digests", "filter": "filter the rows", "finding": "next finding", "freeze": "keep these rows",
+    "history": "what was held before", "inbox": "open what is held", "inspect": "JSON of this", "leave": "back",
+    "level": "levels of the log", "lock": "unlock or lock", "maximise": "this pane alone", "move": "down or up",
+    "newest": "newest row", "open": "open the release", "open_row": "open the row", "page": "page down", "pages":
+    "page down", "palette": "find an action", "payload": "what would leave", "quit": "quit the console", "read_now":
+    "read again now", "release_halt": "lift a halt", "rules": "policy rules", "seek": "back in the recording", "stop":
+    "stop this silo", "toggle_pause": "stop the recording", "turn": "other columns", "verify": "verify the log",
+}  # fmt: skip
+
+
+def title_of(name: str) -> str:
+    """Return the title of an action, given its name in the program."""
+    return next((action.title for action in ACTIONS if action.name == name), name.replace("_", " "))
 
 
 def _program(context: Context) -> str:
@@ -111,7 +137,7 @@ def _answer_twin(verb: str, *more: str) -> Twin:
 
 def _approve_twin(context: Context) -> tuple[str, ...]:
     opened = (word for finding in context.findings for word in ("--ack-finding", finding))
-    return (*_answer_twin("approve")(context), *opened)
+    return (*_answer_twin("approve")(context), "--expect-shown", context.shown or "DIGEST", *opened)
 
 
 def _payload_twin(context: Context) -> tuple[str, ...]:
@@ -168,7 +194,9 @@ PLACE_TWINS: dict[str, Twin] = {
     "curves": _curves_twin,
     "outbox": lambda context: (_program(context), "outbox", "list"),
     "audit": lambda context: (
-        ("coordinator", "audit", "list") if context.coordinator else ("fedsilo", "audit", "tail", "--log", "STATE_DIR")
+        ("coordinator", "audit", "list", "--no-control")
+        if context.coordinator
+        else ("fedsilo", "audit", "tail", "--no-control", "--log", "STATE_DIR")
     ),
     "budget": lambda context: ("silo", "ledger", "limits"),
     "certs": lambda context: (_program(context), "certs"),
@@ -204,7 +232,7 @@ ACTIONS: tuple[Action, ...] = (
            changes=True, twin=_answer_twin("reject", "--reason", "OTHER"), action="release.reject"),
     Action("pause", "P", ORDERING, "pause or resume the run, at a silo this silo: a dialog asks for one more key",
            changes=True, twin=_pause_twin, action="run.pause"),
-    Action("start", "S", ORDERING_RUNS, "start a run that waits, with the silos that have joined",
+    Action("start", "S", ORDERING_RUNS, "start a run that waits, with the silos that are here",
            changes=True, twin=_run_twin("start"), action="run.start"),
     Action("abort", "X", ORDERING_RUNS, "abort the run: a dialog asks for the number of its round",
            changes=True, twin=_run_twin("abort"), action="run.abort"),
@@ -218,10 +246,10 @@ ACTIONS: tuple[Action, ...] = (
     Action("end", "g", _TEXTS, "to the first line; G to the last", also=("home", "G", "end")),
     Action("direction", "tab", frozenset({"outbox"}), "what came in, or what was to leave; h and l too",
            twin=lambda context: (_program(context), "inbox", "list"), also=("h", "l")),
-    Action("control", "c", frozenset({"outbox"}), "with allowed polls and heartbeats, and without",
+    Action("control", "c", frozenset({"outbox"}), "with allowed control messages such as polls, and without",
            twin=lambda context: (_program(context), "outbox", "list", "--control")),
-    Action("control", "c", frozenset({"audit"}), "without allowed polls and other control messages, and with them",
-           twin=lambda context: (_program(context), "audit", "list", "--no-control")),
+    Action("control", "c", frozenset({"audit"}), "with allowed control messages such as polls, and without",
+           twin=lambda context: (_program(context), "audit", "list")),
     Action("copy_digest", "y", frozenset({"outbox", "message"}), "copy the digest"),
     Action("verify", "v", frozenset({"audit"}), "have the daemon read its whole log again; that changes nothing",
            twin=_verify_twin),

@@ -456,6 +456,10 @@ class FedConsole(LetsThrough):
     def action_palette(self) -> None:
         self.push_screen(ChooseDialog("What shall be done?", things_to_do(self), by_letters))
 
+    def next_theme(self) -> None:
+        names = list(THEMES)
+        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+
     def do(self, action: Action) -> None:
         """An action chosen in the palette goes the way of its key and asks the same questions."""
         if action.name == "lock":
@@ -479,7 +483,7 @@ class FedConsole(LetsThrough):
         if why := self.why_not_send(given):
             finished(why, ok=False)
         elif person is not None:
-            self._carry_out(given, person, finished)
+            self._carry_out(given, person.ordering(self.snapshot.federation), finished)  # whose daemon was shown
 
     @work(thread=True, group="answers", exit_on_error=False)
     def _carry_out(self, decision: Decision, person: Person, finished: Finished) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from console.conditions import ADDS_CONTROL, control_line
 from console.drawing import Glyphs, Line, Part, bar, bytes_text, clip, flow, line, width_of, wrap
 from console.feed import Question
 from console.reading import mapping, number, text_of, whole
@@ -30,6 +31,7 @@ CONTROL_NAMES = frozenset(
     {
         "control",
         "polls",
+        "ingress.polls",
         *(
             kind.removeprefix(CONTROL)
             for kind in (*services.OUTBOUND_KINDS, *services.INBOUND_KINDS)
@@ -61,9 +63,11 @@ def moment_of(record: Row) -> str:
 
 
 def place_of(record: Row) -> str:
-    """Run, round and step, as far as the record has them."""
-    parts = [text_of(record.get(name)) for name in ("run", "round", "step") if record.get(name) is not None]
-    return "/".join(parts)
+    """Run, round and step; a record of no round has the run alone, and one of no run has no place."""
+    run, places = text_of(record.get("run")), [record.get(name) for name in ("round", "step")]
+    if not run or not any(places):
+        return run
+    return "/".join([run, *(text_of(each) for each in places if each is not None)])
 
 
 def reasons_of(record: Row) -> str:
@@ -149,12 +153,12 @@ def asked_of(typed: str) -> Asked:
     return Asked(event, text, " ".join(rest))
 
 
-def question_of(typed: str, *, control: bool = True) -> Question:
+def question_of(typed: str, *, control: bool) -> Question:
     """The query of a filter.
 
     Args:
         typed: after `/`.
-        control: polls and the other control messages too.
+        control: allowed control messages too.
     """
     asked = asked_of(typed)
     arguments: dict[str, Any] = {name: value for name, value in (("event", asked.event), ("text", asked.text)) if value}
@@ -162,11 +166,10 @@ def question_of(typed: str, *, control: bool = True) -> Question:
 
 
 def seeks_control(typed: str) -> bool:
-    """Whether what was typed names polls or other control messages, or looks for no text. A record of a poll has its
-    rules in it, which no column shows: `/approval` would find every one of them."""
+    """Tell whether a filter names polls or other control messages. A record of a poll has its rules in it, which no
+    column shows: `/approval` would find every one of them."""
     words = [word.lower().rpartition(":")[2].rstrip("*") for word in typed.split() if not word.startswith("!")]
-    named = any(word.startswith(CONTROL) or word in CONTROL_NAMES for word in words)
-    return named or not asked_of(typed).text
+    return any(word.startswith(CONTROL) or word in CONTROL_NAMES for word in words)
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class WithoutControl(Filter):
 class ChainRows(Rows):
     """Rows of a log: a filter's first event and text are the daemon's to compare."""
 
-    control: bool = True  # False: control messages are left out here, for a daemon that cannot
+    control: bool = True  # False: allowed control messages are left out here, for a daemon that cannot
 
     def filter(self, text: str) -> None:
         self._filter_text = text
@@ -192,11 +195,18 @@ class ChainRows(Rows):
         self._settle()
 
 
-def none_passes_lines(size: int, cells: int) -> list[Line]:
-    """That a filter found nothing in the whole log, and the events that people look for by another name."""
+def none_passes_lines(size: int, cells: int, *, control: bool) -> list[Line]:
+    """That a filter found nothing in the whole log, and the events that people look for by another name.
+
+    Args:
+        size: records of the log.
+        cells: width.
+        control: allowed control messages were looked through as well.
+    """
+    adds = "" if control else f"; {ADDS_CONTROL}"
     return wrap(
         f"none of {size:,} rows passes the filter; a rejection is event approval.deny, an approval event "
-        "approval.grant, a message that was refused decision:deny; esc clears the filter", cells, "dim",
+        f"approval.grant, a message that was refused decision:deny; esc clears the filter{adds}", cells, "dim",
     )  # fmt: skip
 
 
@@ -230,25 +240,27 @@ def break_line(status: Mapping[str, Any], cells: int, glyphs: Glyphs) -> list[Li
 
 
 def head_lines(
-    status: Mapping[str, Any], now: float, cells: int, glyphs: Glyphs, *, at_coordinator: bool = False
+    status: Mapping[str, Any], now: float, cells: int, glyphs: Glyphs, *, control: bool, at_coordinator: bool = False
 ) -> list[Line]:
-    """How far the log was verified, its checkpoint, who countersigned it, and what the witnesses know of it.
+    """The lines under the audit log: how far it was verified, its checkpoint, who countersigned it, what the witnesses
+    know of it, and whether control messages are among the rows.
 
     Args:
         status: of `audit.status`; empty before the first answer.
         now: UTC seconds by the daemon.
         cells: width.
         glyphs: of the terminal.
+        control: allowed control messages are among the rows.
         at_coordinator: it is the coordinator's log, so the silos are its witnesses.
     """
     if not status:
-        return []
+        return [control_line(shown=control)]
     today = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}" if now else ""
     words = _silos(mapping(status.get("witnesses"))) if at_coordinator else [_coordinator(status)]
     pieces = [_verified(status, today), *_checkpoint(mapping(status.get("checkpoint"))), *words]
     if isinstance(broken := status.get("broken"), Mapping):
         pieces.append(line((":audit ", "dim"), text_of(broken.get("seq")), (" goes there", "dim")))
-    lines = flow(pieces, cells, between=glyphs.dot)
+    lines = flow([*pieces, control_line(shown=control)], cells, between=glyphs.dot)
     if status.get("verifying") is True:
         lines.append(_progress(status, cells, glyphs))
     return lines
@@ -324,9 +336,12 @@ def show_twin(seq: str, *, at_coordinator: bool = False) -> tuple[str, ...]:
     return ("fedsilo", "audit", "show", seq, "--log", STATE_FOLDER)
 
 
-def list_twin(*, at_coordinator: bool = False) -> tuple[str, ...]:
+def list_twin(*, control: bool, at_coordinator: bool = False) -> tuple[str, ...]:
     """The command that shows the newest records."""
-    return ("coordinator", "audit", "list") if at_coordinator else ("fedsilo", "audit", "tail", "--log", STATE_FOLDER)
+    quiet = () if control else ("--no-control",)
+    if at_coordinator:
+        return ("coordinator", "audit", "list", *quiet)
+    return ("fedsilo", "audit", "tail", *quiet, "--log", STATE_FOLDER)
 
 
 def record_lines(record: Row, twin: str, body: Sequence[Line], cells: int) -> list[Line]:

@@ -26,12 +26,14 @@ from certs.commands import sign_command
 from fedsilo.edge.control_desk import raise_for_reply
 from fedsilo.edge.dry_run import Signing, would_sign
 from fedsilo.edge.identity_files import load_operator
-from fedsilo.treaty.errors import FedSiloError, OperationError, UnreachableError
+from fedsilo.treaty.clocks import CERTIFICATE_TIME, COMMAND_TIME, apart
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
 from fedsilo.treaty.wire import services
 from fedsilo.treaty.wire._generated import control_pb2
 
 TIMEOUT_SECONDS = 30.0
 COMMAND_VALID_SECONDS = 120
+CLOCKS_TOLD_SECONDS = 2.0  # a smaller difference refuses no order
 MESSAGE_BYTES_MAX = 64 << 20
 
 # What a command line's --timeout sets, in seconds: for each call, and for the whole of a watch. None: TIMEOUT_SECONDS
@@ -59,11 +61,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Operator:
-    """A person who signs commands for one site."""
+    """A person who signs commands for one site's daemon in one federation."""
 
     site: str
     certificate: Path
     key: Path
+    federation: str = ""  # as it was shown, or as the configuration says; no daemon obeys an order without one
 
 
 class ControlClient:
@@ -135,8 +138,21 @@ class ControlClient:
             FedSiloError: what the daemon answered, with its exit code.
         """
         reply = self._call("Execute", command)
-        raise_for_reply(reply)
+        try:
+            raise_for_reply(reply)
+        except NotAllowedError as error:
+            if error.code in (COMMAND_TIME, CERTIFICATE_TIME):
+                self._compare_clocks(error)
+            raise
         return json.loads(reply.result_json)
+
+    def _compare_clocks(self, error: NotAllowedError) -> None:
+        """Say of an order that is refused for its time by how much the clocks differ: only this side knows both."""
+        theirs = datetime.fromisoformat(self.snapshot().time)
+        differ = (theirs - datetime.now(UTC)).total_seconds()
+        if abs(differ) > CLOCKS_TOLD_SECONDS:
+            error.message += f"; the daemon's clock is {apart(differ)} this machine's"
+            error.hint = "find out which of the two is wrong, set it right, and give the command again"
 
     def close(self) -> None:
         self._channel.close()
@@ -165,6 +181,11 @@ class ControlClient:
             why = "nothing listens there" if self._path.exists() else "the socket does not exist"
             return UnreachableError(
                 f"cannot reach the daemon at {self._path}: {why}", hint="is it started? is this the right --config?"
+            )
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return UnreachableError(
+                f"too many others watch the daemon behind {self._path}",
+                hint="end some of them; commands still get through",
             )
         return OperationError(f"the daemon behind {self._path} failed to answer; its log says why")
 
@@ -195,6 +216,7 @@ def sign_as(
     would_sign(Signing(operator.site, operator.certificate, operator.key, name, arguments))
     expires = expires or (now or datetime.now(UTC)) + timedelta(seconds=COMMAND_VALID_SECONDS)
     return sign_command(
+        federation=operator.federation,
         site=operator.site,
         name=name,
         arguments=arguments,

@@ -19,9 +19,20 @@ NOT_ALLOWED = "NOT_ALLOWED"
 NOT_THERE = frozenset({"NOT_RECORDED", "NOT_ON_DISK"})
 
 NOT_READ = "not read before the daemon was lost"
+# Of allowed control messages, such as polls and checkpoints: parties send them all the time.
+ADDS_CONTROL, HIDES_CONTROL = "c adds control messages", "c hides control messages"
 LOST_LINES_MAX = 2  # of the banner on every screen; a hint is dropped where it has no room
 PATH_CELLS = (32, 24, 16)  # of one path in the cause of a lost link
 CAUSE_CELLS_MIN = 24
+
+
+def control_line(*, shown: bool) -> Line:
+    """The words for the key `c` on a screen that leaves allowed control messages out until somebody asks for them.
+
+    Args:
+        shown: they are among the rows.
+    """
+    return line((HIDES_CONTROL if shown else ADDS_CONTROL, "dim"))
 
 
 def condition_lines(
@@ -43,11 +54,12 @@ def condition_lines(
     if link.state == "disconnected":
         return _lost_lines(snapshot, now, cells, below_at, most)
     if link.state == "loading":
+        if link.cause:
+            below = "" if below_at is None else f"; values below are {duration_text(now - below_at)} old"
+            return wrap(f"{link.cause}{below}", cells, "warn")
         waited = now - opened_at
         since = f" since {duration_text(waited)}" if waited >= AWAITED_SECONDS else ""
         return [line((f"loading… waiting for {waits_for}{since}", "dim"))]
-    if snapshot.state is None:
-        return [line(("the daemon answers but has nothing to show yet", "dim"))]
     if snapshot.is_stale(now):
         age = duration_text(snapshot.age_seconds(now))
         below = age if below_at is None else duration_text(now - below_at)

@@ -6,6 +6,7 @@ whoever made it. Styles are names of meanings (ok, warn, bad, dim, strong, accen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Glyphs:
     crumb: str
 
 
+NOT_YET_KNOWN = "not yet known"
 UNICODE = Glyphs("●", "○", "\u00d7", "!", "→", "━", "╌", " · ", "…", "▸", "▴", "▾", " > ")
 ASCII = Glyphs("*", "o", "x", "!", "->", "#", "-", " | ", "~", ">", "^", "v", " > ")
 
@@ -171,7 +173,9 @@ def bytes_text(size: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Such as 02:13 or 26:07:44."""
+    """Such as 02:13 or 26:07:44; in words where one of the two moments is not known."""
+    if not math.isfinite(seconds):
+        return NOT_YET_KNOWN
     whole = max(int(seconds), 0)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes:02d}:{whole % 60:02d}"

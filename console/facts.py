@@ -7,9 +7,22 @@ compare"). Rules that look or deny have a line each and come first; rules that a
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from console import rule_words
-from console.drawing import Glyphs, Line, Part, bytes_text, clip, digest_text, duration_text, flow, line, wrap
+from console.drawing import (
+    NOT_YET_KNOWN,
+    Glyphs,
+    Line,
+    Part,
+    bytes_text,
+    clip,
+    digest_text,
+    duration_text,
+    flow,
+    line,
+    wrap,
+)
 from console.release_lines import hit_brief
 from console.values import HIDDEN, Finding, Release, Rule, Snapshot
 
@@ -37,16 +50,21 @@ def header(
         person: who looks, where that is known.
     """
     time = snapshot.server_now(now)
-    left = release.expires_at - time
-    ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "") if left > 0 else ("EXPIRED", "bad")
+    left = release.left_seconds(time)
+    ends: Part = (f"expires in {duration_text(left)}", "warn" if left < 300 else "")
+    if not left > 0:
+        ends = ("EXPIRED", "bad") if left <= 0 else (f"expires: {NOT_YET_KNOWN}", "warn")
     if release.ended_at:
         time, ends = release.ended_at, (f"then {release.state}", "strong")
     digest = f"sha256:{release.digest if cells >= 140 else _digest(release)}"
-    age = f"held {duration_text(time - release.held_since)}"
+    age = f"held {duration_text(release.held_seconds(time))}"
     who = f"{len(release.given)} of {release.needed} given" + (f": {', '.join(release.given)}" if release.given else "")
     if "given" in release.hidden:
         who = f"{HIDDEN}, {release.needed} needed"
-    no = "; ".join(f"{name} said no: {rule_words.reason_text(code) or NOT_TOLD}" for name, code in release.refused)
+    no = "; ".join(
+        f"{name} said no: {rule_words.reason_text(code) or NOT_TOLD}" + (f', "{note}"' if note else "")
+        for name, code, note in release.refused
+    )
     roles = " or ".join(release.roles) or (HIDDEN if "given" in release.hidden else NOT_TOLD)
     until = release.deferred_until(person, time) if person and not release.ended_at else 0.0
     put_off = [line((f"you put it off for {duration_text(until - time)}", "dim"))] if until else []
@@ -58,11 +76,11 @@ def header(
             [
                 line(("asked by ", "dim"), release.asked_by or NOT_TOLD),
                 line(("approvals ", "dim"), who, (f", by {roles}", "dim")),
-                *([line((no, "bad"))] if no else []),
                 *_who_may(release, cells),
             ],
             cells,
         ),
+        *(wrap(no, cells, "bad") if no else []),
         *labelled("FINDINGS", noticed(release, cells - LABEL_CELLS, opened)),
     ]
 
@@ -82,30 +100,40 @@ def _missing(release: Release, field: str) -> str:
     return HIDDEN if field in release.hidden else NOT_TOLD
 
 
-def leaves(release: Release, cells: int, glyphs: Glyphs) -> list[Line]:
+def leaves(release: Release, cells: int, glyphs: Glyphs, *, form: bool = True) -> list[Line]:
+    """Lines on what leaves and who can read it, then its kind, size and form, and where it goes.
+
+    Args:
+        release: as it was shown.
+        cells: of a line.
+        glyphs: to draw with.
+        form: tensors, rank and type too, where a sentence says what it is.
+    """
     if "leaves" in release.hidden:
         return wrap(f"{HIDDEN}: its kind, its size, where it goes, and whose certificate is there", cells)
     seen = release.certificate
     certificate = f"cert {seen[:12]}…{seen[-4:]} pinned" if seen else "cert not seen yet"
-    where = [line(f"{bytes_text(release.size_bytes)} to {release.destination or NOT_TOLD}"), line((certificate, "dim"))]
+    at = release.destination or NOT_TOLD
+    to = [line(f"to {release.receiver}"), line(f"at {at}")] if release.receiver else [line(f"to {at}")]
     rows: list[Line] = []
+    pieces: list[Line] = []
     for kind in release.kinds:
+        rows += wrap(kind.says, cells, "strong") if kind.says else []
         covered = "yes" if kind.covered_by_epsilon.lower() == "yes" else "NO"
-        rows += flow(
-            [
-                line((kind.kind, "strong"), f" {bytes_text(kind.size_bytes)}"),
-                line(("epsilon covers it: ", "dim"), (covered, "warn")),
-                *(line(piece) for piece in kind.items.split(", ")),
-            ],
-            cells,
-        )
-    return [*flow(where, cells), *rows]
+        pieces += [
+            line((kind.kind, "strong"), f" {bytes_text(kind.size_bytes)}"),
+            line(("epsilon covers it: ", "dim"), (covered, "warn")),
+            *(line(piece) for piece in kind.items.split(", ") if form or not kind.says),
+        ]
+    return [*rows, *flow([*pieces, *to, line((certificate, "dim"))], cells)]
 
 
 def brief(release: Release, cells: int) -> list[Line]:
     """What leaves, and where to, in a line or two, for the dialog that asks."""
     kinds = ", ".join(f"{kind.kind} {bytes_text(kind.size_bytes)}" for kind in release.kinds)
-    return wrap(f"{kinds or NOT_TOLD} to {release.destination or NOT_TOLD}", cells)
+    meant = [row for kind in release.kinds for row in wrap(kind.says, cells, "strong")]
+    to = f"{release.receiver} at {release.destination}" if release.receiver else release.destination or NOT_TOLD
+    return [*meant, *wrap(f"{kinds or NOT_TOLD} to {to}", cells)]
 
 
 def stays(release: Release, cells: int) -> list[Line]:
@@ -131,7 +159,7 @@ def rules(release: Release, cells: int, *, most: int) -> list[Line]:
     quiet = [rule for rule in release.rules if rule.outcome == "ok"]
     lines = [row for rule in loud for row in rule_lines(rule, cells)]
     # numbers with a limit say most; a rule that only says yes says it in its name
-    quiet.sort(key=lambda rule: not _has_limit(rule))
+    quiet.sort(key=lambda rule: not rule_words.short(rule)[1])
     pieces = [_short(rule) for rule in quiet]
     for kept in range(len(pieces), -1, -1):
         rest = [line((f"and {len(pieces) - kept} more: p lists them", "dim"))] if kept < len(pieces) else []
@@ -152,10 +180,6 @@ def rule_lines(rule: Rule, cells: int) -> list[Line]:
     return [line((f"{rule.outcome:5}" if index == 0 else "     ", style), *row) for index, row in enumerate(rows)]
 
 
-def _has_limit(rule: Rule) -> bool:
-    return bool(rule.limit) and rule.limit != rule.measured
-
-
 def _short(rule: Rule) -> Line:
     name, told = rule_words.short(rule)
     # among the many that are ok a limit binds from above unless its words say otherwise
@@ -164,18 +188,23 @@ def _short(rule: Rule) -> Line:
 
 
 def budget(release: Release, cells: int) -> list[Line]:
-    privacy, _, counted = (release.budget or _missing(release, "budget")).partition("; ")
-    more = ": no privacy budget is claimed" if privacy == "DP off" else ""
-    if counted and release.state.partition(" ")[0] in NOT_SENT:
-        counted = "nothing else was counted: it did not leave"
-    return flow([line(privacy + more), *(line((piece, "")) for piece in counted.split("; ") if piece)], cells)
+    told = release.budget or _missing(release, "budget")
+    return wrap(told + (": no privacy budget is claimed" if told == "DP off" else ""), cells)
+
+
+def uses(release: Release, cells: int) -> list[Line]:
+    """Lines on the counting limits of which the release takes much; one that did not leave was not counted."""
+    if release.uses and release.state.partition(" ")[0] in NOT_SENT:
+        return [line(("nothing was counted: it did not leave", "dim"))]
+    if not release.uses:
+        return []
+    return flow([line(("takes", "dim")), *(line(piece) for piece in release.uses.split("; "))], cells)
 
 
 def difference(release: Release, cells: int) -> list[Line]:
     text = release.difference or _missing(release, "difference")
     text = text.replace(" against round ", " vs round ").replace(" of this run", "")
-    norm = [f"L2 now {release.norm}"] if release.norm and "L2 " not in text else []
-    return flow([line(piece) for piece in [*text.split("; "), *norm]], cells)
+    return flow([line(piece) for piece in text.split("; ")], cells)
 
 
 def noticed(release: Release, cells: int, opened: Collection[str] = ()) -> list[Line]:
@@ -207,14 +236,15 @@ def unread_text(left: Collection[Finding]) -> str:
 
 def screened(release: Release, cells: int) -> list[Line]:
     """What the text screens say."""
-    return wrap((release.findings or _missing(release, "findings")).removeprefix("screens "), cells)
+    told = (release.findings or _missing(release, "findings")).removeprefix("screens ")
+    return wrap(told, cells, "warn" if release.unscreened else "")
 
 
 def findings(release: Release, cells: int) -> list[Line]:
     """How much is unusual, which stands above everything else, and what the screens say."""
     told = (release.findings or _missing(release, "findings")).removeprefix("screens ")
     number = release.count("look")
-    style = "warn" if number else ""
+    style = "warn" if number or release.unscreened else ""
     return wrap(f"{number} above; {told}" if number else told, cells, style)
 
 
@@ -225,7 +255,14 @@ def answers(release: Release, cells: int) -> list[Line]:
     for name, text in (("approve", release.on_approve), ("reject", release.on_reject)):
         shown = wrap(text or _missing(release, "consequences"), cells - LABEL_CELLS)
         rows += labelled(name, shown)
+        if name == "approve" and release.on_later:
+            rows += labelled("later", later(release, cells - LABEL_CELLS))
     return rows
+
+
+def later(release: Release, cells: int) -> list[Line]:
+    """What leaves in later rounds after a yes, with nobody asked."""
+    return wrap(release.on_later, cells, "warn" if "UNASKED" in release.on_later else "")
 
 
 def labelled(label: str, rows: list[Line]) -> list[Line]:
@@ -239,11 +276,10 @@ def one_column(
 ) -> list[Line]:  # fmt: skip
     """Everything in `height` lines of `cells`, if it goes in at all; the ok rules give way first."""
     inner = cells - LABEL_CELLS
-    above = [
-        *header(release, snapshot, now, cells, glyphs, opened, person),
-        *labelled("leaves", leaves(release, inner, glyphs)),
+    head = header(release, snapshot, now, cells, glyphs, opened, person)
+    rest = [
         *labelled("stays", stays(release, inner)),
-        *labelled("policy", policy_summary(release, inner)),
+        *labelled("policy", [*policy_summary(release, inner), *uses(release, inner)]),
     ]
     below = [
         *labelled("budget", budget(release, inner)),
@@ -251,8 +287,16 @@ def one_column(
         *labelled("screens", screened(release, inner)),
         *answers(release, cells),
     ]  # fmt: skip
+    what = leaves(release, inner, glyphs)
+    if len(head) + len(what) + len(rest) + len(below) >= height:  # v and p have the form
+        what = leaves(release, inner, glyphs, form=False)
+    above = [*head, *labelled("leaves", what), *rest]
     most = max(height - len(above) - len(below), 1)
-    return [*above, *labelled("", rules(release, inner, most=most)), *below]
+    shown = rules(release, inner, most=most)
+    if len(shown) > most:  # the head says already how many approvals are given and needed
+        told = tuple(rule for rule in release.rules if (rule.rule, rule.outcome) != ("approvals", "hold"))
+        shown = rules(replace(release, rules=told), inner, most=most)
+    return [*above, *labelled("", shown), *below]
 
 
 def signature_line(release: Release) -> Line:

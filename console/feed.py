@@ -84,6 +84,7 @@ class Feed:
         self._record: Mapping[str, Any] = {}
         self._record_of: object = None
         self._asking = _Asking(self._wake)
+        self._first = True  # no event was asked for yet
 
     def start(self) -> None:
         self._thread.start()
@@ -153,15 +154,20 @@ class Feed:
             if (watcher is None or not watcher.is_alive()) and boot_seconds() - watched_at > WATCH_AGAIN_SECONDS:
                 watched_at = boot_seconds()
                 watcher = threading.Thread(
-                    target=self._watch, args=(source, reading.sequence), name="console-watch", daemon=True
+                    target=self._watch, args=(source, reading.sequence, self._first), name="console-watch", daemon=True
                 )
+                self._first = False
                 watcher.start()
             self._pause(READ_INTERVAL_SECONDS)
 
-    def _watch(self, source: Source, since_sequence: int) -> None:
+    def _watch(self, source: Source, since_sequence: int, first: bool) -> None:
+        """first: with what the daemon still has of the time before. That something of it is gone is no news."""
+        first = first and not hasattr(source, "banner")  # a recording has its events by itself
         try:
-            for event in source.watch(since_sequence):
-                self._waiting.add(event)
+            for event in source.watch(0 if first else since_sequence):
+                if first and event.name == EVENTS_MISSED and event.sequence <= since_sequence:
+                    continue
+                self._waiting.add(event, counts=event.sequence > since_sequence)
                 if self._stopping.is_set():
                     return
         except Exception:  # noqa: BLE001
@@ -202,10 +208,11 @@ class Waiting:
         self._others: deque[Event] = deque(maxlen=EVENTS_WAITING_MAX)
         self._dropped = 0
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event, *, counts: bool = True) -> None:
+        """counts: what it pushes out is missed; of what happened before anybody looked, nothing is."""
         queue = self._samples if is_sample(event.name) else self._others
         with self._lock:
-            self._dropped += len(queue) == queue.maxlen
+            self._dropped += counts and len(queue) == queue.maxlen
             queue.append(event)
 
     def take(self) -> Iterable[Event]:
@@ -342,6 +349,10 @@ class Person:
 
     name: str
     operator: Operator
+
+    def ordering(self, federation: str) -> Person:
+        """The same person, about to sign for the daemon of a federation."""
+        return replace(self, operator=replace(self.operator, federation=federation))
 
 
 def unlock(certificate: Path, key: Path, now: datetime | None = None) -> Person:

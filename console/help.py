@@ -41,7 +41,7 @@ def help_lines(tags: Set[str], context: Context, why_off: Callable[[str], str], 
         lines += [line(" " * KEY_CELLS, *row) for row in rows[1:]]
         if action.twin is not None:
             # a digest wider than the dialog would be cut; the dialog that asks shows it whole
-            words = action.twin(replace(context, digest="", policy_digest=""))
+            words = action.twin(replace(context, digest="", policy_digest="", shown=""))
             shown = wrap(command_line(words), cells - KEY_CELLS, "dim")
             lines += [line(" " * KEY_CELLS, *row) for row in shown]
         if why := why_off(action.name):

@@ -108,6 +108,8 @@ def resets_text(window: str, now: float) -> str:
         case "round" | "match":
             return f"next {window}"
         case "day":
+            if not now:  # the daemon's clock is not known yet
+                return "00:00Z"
             left = DAY_SECONDS - int(now) % DAY_SECONDS
             return f"00:00Z in {left // HOUR_SECONDS}h{left % HOUR_SECONDS // 60:02d}"
         case "run":

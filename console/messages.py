@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from console import rule_words
-from console.conditions import denied_lines
+from console.conditions import control_line, denied_lines
 from console.drawing import Line, Part, bytes_text, clip, flow, line, table, wrap
 from console.reading import mapping, number, text_of, value_text, whole
 from console.rows import Column, Row
@@ -180,7 +180,7 @@ def summary_lines(
         answer: of the query; empty while there is none.
         sent_bytes: payload bytes out since the daemon started, control messages included; None where it is not known.
         cells: width.
-        control: allowed polls and heartbeats are among the rows and their count.
+        control: allowed control messages are among the rows and their count.
     """
     pieces: list[Line] = []
     for name, text in (("outbox", "outbound"), ("inbox", "inbound")):
@@ -196,9 +196,9 @@ def summary_lines(
             line((f"{denied} denied", "bad" if denied else "dim")),
         ]
     if direction == "outbox" and sent_bytes is not None:
-        told = " left since the daemon began, polls included"
+        told = " left since the start, control included"
         pieces.append(line(bytes_text(sent_bytes), (told, "dim")))
-    pieces.append(line(("c hides polls" if control else "c adds polls", "dim")))
+    pieces.append(control_line(shown=control))
     return flow(pieces, cells)
 
 
@@ -345,7 +345,7 @@ def _transform_lines(record: Mapping[str, Any], cells: int) -> Iterator[Line]:
     """What the guard changed between what the trainer offered and what was decided on."""
     facts, payload = mapping(record.get("facts")), mapping(record.get("payload"))
     offered, final, transform = (mapping(facts.get(name)) for name in ("offered", "final", "transform"))
-    if not offered:
+    if not offered and not transform:
         return
     same = payload.get("sha256_before")
     told = "the same bytes as were offered" if same == payload.get("sha256") else "other bytes than were offered"
@@ -358,6 +358,9 @@ def _transform_lines(record: Mapping[str, Any], cells: int) -> Iterator[Line]:
         yield from _labelled("noise", f"{bits} low bits of each value are random" if bits else "none", cells)
     if "responses_withheld" in transform:
         yield from _labelled("withheld", f"{value_text(transform.get('responses_withheld'))} responses", cells)
+    for name in ("responses_ungraded", "donors_ungraded"):
+        if name in transform:
+            yield from _labelled("dropped", f"{value_text(transform.get(name))} answers not graded in time", cells)
     compared = [
         line((f"{title} ", "dim"), f"{_before_after(offered[name], name)} → {_before_after(final[name], name)}")
         for name, title in _COMPARED

@@ -30,6 +30,7 @@ from fedsilo.edge.audit_pages import LOOK_RECORDS, LogPages, line_filter, record
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.treaty.audit.checkpoint import VerifierKey, cosigned_at, parse_verifier_key
+from fedsilo.treaty.audit.poll_window import messages_of
 from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 
 AUDIT = "audit"  # the log's folder below a state folder
@@ -39,7 +40,16 @@ ROWS_DEFAULT, ROWS_MAX = 100, 200
 NOT_LOOKED_AT = "not looked at: v verifies"
 # The events that are looked into; as canonical JSON spells them, so that few lines of a long log are parsed.
 _MARKS = tuple(
-    f'"event":"{name}'.encode() for name in ("egress.sent", "ingress.decision", "key.", "halt", "release", "start")
+    f'"event":"{name}'.encode()
+    for name in (
+        "egress.sent",
+        "ingress.decision",
+        "key.",
+        "halt",
+        "release",
+        "start",
+        "clock.accept",
+    )
 )
 
 _TOLD = ("kind", "run", "round", "decision")  # of a record, as an event
@@ -80,7 +90,7 @@ class LogFacts:
         if event == "egress.sent":
             messages, size = self.sent.get(text_of(record.get("kind")), (0, 0))
             more = int(number(mapping(record.get("payload")).get("bytes")))
-            self.sent[text_of(record.get("kind"))] = messages + 1, size + more
+            self.sent[text_of(record.get("kind"))] = messages + messages_of(record), size + more
         if event in ("egress.sent", "ingress.decision"):
             self.last_contact = max(self.last_contact, time)
         elif event.startswith("key."):
@@ -88,7 +98,7 @@ class LogFacts:
         elif event == "halt":
             codes = record.get("reasons")
             self.halted = ", ".join(map(text_of, codes)) if isinstance(codes, list) and codes else "halted"
-        elif event in ("release", "start"):
+        elif event in ("release", "start", "clock.accept"):
             self.halted = ""
 
 
@@ -151,7 +161,7 @@ def log_only(facts: LogFacts) -> FolderView:
     if facts.owner.role == "coordinator":
         state: dict[str, Any] = {
             "party": "coordinator", "coordinator": name, "site": "", "federation": federation, "address": "",
-            "halted": facts.halted, "runs": [], "silos": [],
+            "halted": facts.halted, "waits": "", "runs": [], "silos": [],
         }  # fmt: skip
     else:
         state = silo_state(facts)
@@ -162,7 +172,7 @@ def silo_state(facts: LogFacts) -> dict[str, Any]:
     """A silo's state as far as its audit log tells it."""
     return {
         "kind": "silo", "silo": facts.owner.name, "federation": facts.owner.domain, "phase": "offline",
-        "halted": facts.halted, "held": [], "metrics": {}, "dp": "off",
+        "halted": facts.halted, "waits": "", "held": [], "metrics": {}, "dp": "off",
         "left": [
             {"kind": kind, "messages": messages, "bytes": size}
             for kind, (messages, size) in sorted(facts.sent.items())

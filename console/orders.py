@@ -138,10 +138,10 @@ def _start_run(snapshot: Snapshot, kind: str) -> Order | str:
     if run.silos:  # its plan has gone out
         return f"run {run.run} has its silos already; it begins once they took the plan in"
     members = snapshot.state.members if isinstance(snapshot.state, CoordinatorState) else ()
-    here = sorted(member.silo for member in members if member.state == "joined")
+    here = sorted(member.silo for member in members if member.is_here)
     return Order(
         "start", "run.start", f"run {run.run}, {run.method}, waiting for silos",
-        f"it does not wait for more silos: it begins with those joined now ({', '.join(here) or 'none'})",
+        f"it does not wait for more silos: it begins with those that are here now ({', '.join(here) or 'none'})",
         "This cannot be undone; X aborts the run.", "start", "started", {"run": run.run, "silos": here},
         key="s",
     )  # fmt: skip

@@ -28,6 +28,8 @@ from console.values import (
     SiloState,
 )
 
+NEAR_SHARE = 0.5  # of a limit: below it, the limit says nothing of what was measured
+
 
 def state_of(state: Mapping[str, Any], record: Mapping[str, Any]) -> SiloState | CoordinatorState | None:
     if state.get("party") == "coordinator":
@@ -58,6 +60,9 @@ def _silo(state: Mapping[str, Any]) -> SiloState:
         step=whole(state.get("step")),
         phase=text_of(state.get("phase")),
         halted=text_of(state.get("halted")) if state.get("halted") else "",
+        waits=text_of(state.get("waits")) if state.get("waits") else "",
+        clock_halted=bool(mapping(state.get("clock")).get("halt")),
+        clock_told=_clock_told(state),
         paused=state.get("paused") is True,
         run_paused=state.get("run_paused") is True,
         adapter_held=text_of(state.get("adapter_held")) if state.get("adapter_held") else "",
@@ -95,6 +100,7 @@ def release_of(data: Mapping[str, Any]) -> Release:
     destination, policy = mapping(leaves.get("destination")), mapping(data.get("policy"))
     answers = [mapping(item) for item in _list(approvers.get("given"))]
     consequences = mapping(data.get("consequences"))
+    privacy, _, counted = text_of(data.get("budget")).partition("; ")  # an earlier version told both as one
     return Release(
         id=text_of(data.get("id")),
         digest=text_of(data.get("digest")),
@@ -111,11 +117,12 @@ def release_of(data: Mapping[str, Any]) -> Release:
         given=tuple(text_of(item.get("person")) for item in answers if item.get("verdict") == "approve"),
         people=tuple(map(text_of, _list(approvers.get("people")))),
         destination=text_of(destination.get("address")),
+        receiver=text_of(destination.get("name")),
         certificate=text_of(destination.get("certificate")),
         kinds=tuple(
             Leaving(
                 text_of(row.get("kind")), text_of(row.get("items")), number(row.get("bytes")),
-                text_of(row.get("covered_by_epsilon")),
+                text_of(row.get("covered_by_epsilon")), text_of(row.get("says")),
             )
             for row in map(mapping, _list(leaves.get("kinds")))
         ),
@@ -123,18 +130,22 @@ def release_of(data: Mapping[str, Any]) -> Release:
         stays=tuple(map(text_of, _list(leaves.get("stays")))),
         policy_name=text_of(policy.get("name")),
         rules=tuple(_rule(mapping(item)) for item in _list(policy.get("rules"))),
-        budget=text_of(data.get("budget")),
+        budget=privacy,
+        uses=text_of(data.get("uses")) or counted,
+        unscreened=data.get("unscreened") is True,
         findings=text_of(data.get("findings")),
         difference=text_of(data.get("difference")),
         norm=value_text(data.get("norm"), narrow=True),
         noticed=tuple(_finding(mapping(item)) for item in _list(data.get("noticed"))),
         refused=tuple(
-            (text_of(item.get("person")), text_of(item.get("reason")))
+            (text_of(item.get("person")), text_of(item.get("reason")), text_of(item.get("note")))
             for item in answers if item.get("verdict") == "reject"
         ),
         deferred=tuple((name, number(until)) for name, until in mapping(data.get("deferred")).items()),
         on_approve=text_of(consequences.get("approve")),
         on_reject=text_of(consequences.get("reject")),
+        shown=text_of(data.get("shown")),
+        on_later=text_of(consequences.get("later")),
         hidden=frozenset(name for name in _OF_A_RELEASE if name not in data)
         | frozenset({"given"} if "given" not in approvers else ()),
         why_hidden=text_of(data.get("missing")),
@@ -160,7 +171,23 @@ _YEAR_10000_SECONDS = 253_402_300_800  # since 1970; a later moment has no date
 def _rule(data: Mapping[str, Any]) -> Rule:
     name = text_of(data.get("rule"))
     measured, limit = (value_text(data.get(field), name, narrow=True) for field in ("measured", "limit"))
-    return Rule(name, text_of(data.get("outcome")), measured, limit)
+    return Rule(
+        name, text_of(data.get("outcome")), measured, limit, _usual(mapping(data.get("usual")), name),
+        _is_near(data.get("measured"), data.get("limit")),
+    )  # fmt: skip
+
+
+def _usual(data: Mapping[str, Any], rule: str) -> str:
+    """Such as `0.9 to 1.4 in 3 before`."""
+    if not data:
+        return ""
+    least, most = (value_text(data.get(field), rule, narrow=True) for field in ("least", "most"))
+    return f"{least if least == most else f'{least} to {most}'} in {whole(data.get('releases'))} before"
+
+
+def _is_near(measured: Any, limit: Any) -> bool:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (measured, limit))
+    return not numbers or not limit or number(measured) >= number(limit) * NEAR_SHARE
 
 
 def value_text(value: Any, rule: str = "", *, narrow: bool = False) -> str:
@@ -213,6 +240,7 @@ def _coordinator(state: Mapping[str, Any], record: Mapping[str, Any]) -> Coordin
                 pass_at_1=scores.get(name),
                 received_bytes=sizes.get(name),
                 certificate_until=time_of(text_of(row.get("certificate_until"))) or math.inf,
+                clock=text_of(row.get("clock")) if row.get("clock") else "",
             )
         )
     return CoordinatorState(
@@ -221,6 +249,7 @@ def _coordinator(state: Mapping[str, Any], record: Mapping[str, Any]) -> Coordin
         federation=text_of(state.get("federation")),
         address=text_of(state.get("address")),
         halted=text_of(state.get("halted")) if state.get("halted") else "",
+        waits=text_of(state.get("waits")) if state.get("waits") else "",
         runs=tuple(
             Run(
                 text_of(row.get("run")), text_of(row.get("state")), text_of(row.get("reason")),
@@ -231,7 +260,13 @@ def _coordinator(state: Mapping[str, Any], record: Mapping[str, Any]) -> Coordin
         ),
         members=tuple(members),
         audit_broken=_broken(mapping(mapping(state.get("audit")).get("broken"))),
+        clock_told=_clock_told(state),
     )  # fmt: skip
+
+
+def _clock_told(state: Mapping[str, Any]) -> str:
+    told = mapping(state.get("clock")).get("told")
+    return text_of(told) if told else ""
 
 
 def _refusal(told: Mapping[str, Any]) -> str:

@@ -20,6 +20,10 @@ PLACES_MAX = 6  # of a hit, in its sentence; all that the daemon names stand bel
 PIECE_CHARACTERS = 100  # of a foreign text made safe at once, so that nothing of it is cut
 # What a finding means, and what to look at before a yes.
 _MEANS: Mapping[str, tuple[str, str]] = {
+    "REJECTED_BEFORE": (
+        "somebody at your site rejected these very bytes before",
+        "reject, unless who said no says why not this time; h has the note",
+    ),
     "FAR_END_EXPIRED": ("the coordinator's certificate is over", "reject; ask who runs the coordinator"),
     "FAR_END_EXPIRES": (
         "the coordinator's certificate ends within a day; its own renewal comes earlier",
@@ -273,13 +277,13 @@ def comparison_lines(told: Mapping[str, Any], cells: int) -> list[Line]:
     against = told.get("against")
     if not isinstance(against, Mapping):
         return wrap(text_of(told.get("note")) or "there is nothing to compare with", cells, "strong")
+    state, at = text_of(against.get("state")) or "left", text_of(against.get("at"))
     people = ", ".join(_texts(against.get("approved_by"))) or "nobody was asked"
-    rows: list[Line] = [
-        *wrap(
-            f"against round {whole(against.get('round'))} of run {text_of(against.get('run'))}, "
-            f"left {text_of(against.get('at'))}, approved by {people}", cells,
-        ),
-    ]  # fmt: skip
+    became = f"left {at}, approved by {people}"
+    if state != "left":
+        no = ", ".join(_texts(against.get("rejected_by")))
+        became = f"held since {at}, {state}{f' by {no}' if no else ''}: it did not leave"
+    rows = wrap(f"against round {whole(against.get('round'))} of run {text_of(against.get('run'))}, {became}", cells)
     if note := text_of(told.get("note")):
         rows += wrap(note, cells, "warn")
     found = [mapping(row) for row in told.get("rows") or [] if isinstance(row, Mapping)]

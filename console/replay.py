@@ -20,6 +20,7 @@ from console.client import Snapshot as Reading
 from console.reading import mapping, number, text_of, time_of, whole
 from console.recording import FORMAT_VERSION, NEVER_RECORDED, RECORDING_BYTES_MAX, clock_text, json_text
 from console.sharing import released_answer
+from fedsilo.edge.audit_pages import is_allowed_control
 from fedsilo.edge.files import read_regular
 from fedsilo.treaty.errors import NotFoundError, OperationError, UnreachableError, UsageError
 
@@ -51,6 +52,14 @@ class _Line:
     at: float  # seconds since the first reading
     what: str  # snapshot | event | answer | lost | end
     body: Mapping[str, Any]
+
+
+def _without_control(page: Any) -> Any:
+    """A page of records without those of allowed control messages."""
+    records = mapping(page).get("records")
+    if not isinstance(records, list):
+        return page
+    return {**page, "records": [record for record in records if not is_allowed_control(mapping(record))]}
 
 
 class Replay:
@@ -199,7 +208,14 @@ class Replay:
             NotFoundError: there is none.
             OperationError: the daemon refused it then.
         """
-        asked = self._answers.get((name, json_text(dict(arguments or {}))), [])
+        questions = [dict(arguments or {})]
+        if questions[0].get("control") is False:  # a console of another version asked for all records
+            questions.append({field: value for field, value in questions[0].items() if field != "control"})
+        asked, question = list[int](), questions[0]
+        for question in questions:
+            asked = self._answers.get((name, json_text(question)), [])
+            if asked:
+                break
         position = self.position
         known = [place for place in asked if self._ats[place] <= position]
         if not known and asked and self._ats[asked[0]] - position <= ANSWERED_WITHIN_SECONDS:
@@ -211,7 +227,7 @@ class Replay:
         if "error" in body:
             error = mapping(body["error"])
             raise OperationError(text_of(error.get("message")) or "refused", code=text_of(error.get("code")))
-        return body.get("data")
+        return body.get("data") if question is questions[0] else _without_control(body.get("data"))
 
     def _why_not(self, name: str, arguments: Mapping[str, Any], asked: Sequence[int]) -> tuple[str, str]:
         """Why there is no answer at this position, and what to do."""

@@ -29,7 +29,7 @@ SIGNS = {
     "others": ("·", "."), "eval": ("█", "e"),
 }  # fmt: skip
 LEGEND = {
-    "sign": "transcript", "train": "trains", "pool": "waits for donors", "update": "trains for the update",
+    "sign": "transcript", "train": "until answers", "pool": "waits for donors", "update": "until the update",
     "approval": "held", "others": "waits for others", "eval": "evaluates",
 }  # fmt: skip
 WORDS = {
@@ -42,7 +42,8 @@ STEP_SIGN = ("╋", "+")  # the answers of a public step were there
 QUORUM_SIGN, DEADLINE_SIGN = ("┊", ":"), ("┃", "|")
 _AWAY = ("sits out", "declined", "rejected", "adapter held", "adapter refused")
 _WARNED = ("left out", *_AWAY)
-_STATE_STYLES = {"accepted": "ok", "absent": "bad", "refused": "bad", "denied": "bad", **dict.fromkeys(_WARNED, "warn")}
+_BAD = ("absent", "refused", "silent", "denied")
+_STATE_STYLES = {"accepted": "ok", **dict.fromkeys(_BAD, "bad"), **dict.fromkeys(_WARNED, "warn")}
 
 
 def _list(value: Any) -> Sequence[Any]:
@@ -155,12 +156,12 @@ def took_seconds(row: Row, answer: Mapping[str, Any]) -> float | None:
 
 
 def mark_of(row: Row, answer: Mapping[str, Any], glyphs: Glyphs) -> Part:
-    if row.get("straggler"):
-        return glyphs.need, "warn"
     state = text_of(row.get("state"))
+    if row.get("straggler") and state != "silent":
+        return glyphs.need, "warn"
     if state in ("not in it", *_AWAY):
         return glyphs.away, "dim"
-    if state in ("absent", "left out", "refused"):
+    if state in ("absent", "left out", "refused", "silent"):
         return glyphs.bad, "bad"
     if any(text_of(mapping(each).get("silo")) == row.get("silo") for each in _list(answer.get("awaited"))):
         return glyphs.away, "warn"

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
 
 from console.values import Rule
 
@@ -37,6 +39,7 @@ _NAMES: Mapping[str, str] = {
     "steps of the round": "training steps behind it",
     "approvals": "people's approvals",
     "plan peers": "peers in the run",
+    "plan asks for enough updates": "updates that the plan asks for in each mean",
     "plan gives enough records": "private records that each update will have behind it",
 }  # fmt: skip
 _BRIEF: Mapping[str, str] = {
@@ -45,8 +48,8 @@ _BRIEF: Mapping[str, str] = {
 }  # fmt: skip
 # A limit that binds from below; but such a rule with limit 0 counts what must not be there at all.
 _LEAST = frozenset({
-    "records of the round", "approvals", "plan peers", "plan gives enough records", "records behind the profile",
-    "witnesses", "screen hits",
+    "records of the round", "approvals", "plan peers", "plan asks for enough updates", "plan gives enough records",
+    "records behind the profile", "witnesses", "screen hits",
 })  # fmt: skip
 # Why a person said no, by the code that is written down; the silo refuses any other.
 REJECT_CODES: Mapping[str, str] = {
@@ -56,6 +59,8 @@ REJECT_CODES: Mapping[str, str] = {
 _ROUND_STEP = re.compile(r"(?:round\.step )?(\d+)\.(\d+)")
 _NUMBER = re.compile(r"[\d.,]+(?:[eE][+-]?\d+)?[kKMGT]?(?: (?:[KMG]i)?B)?")
 _YES, _NO = "yes", "no"
+MOMENTS = "valid"  # the rule that measures a moment, and whose limit are two; seconds since 1970
+YEAR_10000_SECONDS = 253_402_300_800
 
 
 def reason_text(code: str) -> str:
@@ -73,6 +78,21 @@ def binds_from_below(name: str, limit: str) -> bool:
     return name in _LEAST and limit not in ("", "0")
 
 
+def measured_text(name: str, measured: Any) -> str:
+    """A rule's measured value as a command prints it: the daemon's own value, with moments written as times."""
+    if name == MOMENTS and isinstance(measured, list):
+        return " to ".join(measured_text(name, each) for each in measured)
+    if name == MOMENTS and isinstance(measured, int | float) and 0 <= measured < YEAR_10000_SECONDS:
+        return f"{datetime.fromtimestamp(measured, UTC):%Y-%m-%d %H:%M:%SZ}"
+    return "" if measured is None else str(measured)
+
+
+def limit_text(name: str, limit: Any) -> str:
+    """A rule's limit likewise; with "at least" where it is the least that is allowed."""
+    text = measured_text(name, limit)
+    return f"at least {text}" if binds_from_below(name, text) else text
+
+
 def _is_about_people(rule: Rule) -> bool:
     """With `on_hit: hold` the rule counts who approved, not what was hit."""
     return rule.rule == "screen hits" and binds_from_below(rule.rule, rule.limit)
@@ -86,14 +106,17 @@ def name_of(rule: Rule) -> str:
 
 def says(rule: Rule) -> str:
     """One rule whole, without its outcome."""
-    told = _told(rule)
+    told = _told(rule) + (f"; {rule.usual}" if rule.usual else "")
     return f"{name_of(rule)}: {told}" if told else name_of(rule)
 
 
 def short(rule: Rule) -> tuple[str, str]:
-    """For a list of many that are ok: a brief name and, where there is something to compare, measured and limit."""
+    """For a list of many that are ok: a brief name and, where there is something to compare, what was measured beside
+    what earlier releases had, or beside a limit that it comes near."""
     name = _BRIEF.get(rule.rule, rule.rule)
-    return name, "" if rule.measured == rule.limit or not rule.limit else _told(rule)
+    if rule.usual:
+        return name, f"{rule.measured}, was {rule.usual.partition(' in ')[0]}"
+    return name, "" if rule.measured == rule.limit or not rule.limit or not rule.is_near else _told(rule)
 
 
 def _told(rule: Rule) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from console.conditions import control_line
 from console.drawing import Line, Part, bytes_text, flow, line
 from console.reading import mapping, number, text_of, whole
 from console.rows import Column, Row
@@ -71,7 +72,7 @@ def summary_lines(answer: Mapping[str, Any], cells: int, *, control: bool) -> li
             line(f"{whole(answer.get('sent'))} messages"),
             line((f"{waiting} wait", "warn" if waiting else "dim")),
         ]
-    pieces += [line((JUDGED_THERE, "dim")), line(("c hides replies" if control else "c adds replies", "dim"))]
+    pieces += [line((JUDGED_THERE, "dim")), control_line(shown=control)]
     return flow(pieces, cells)
 
 

@@ -42,6 +42,7 @@ from console.serving import (
     size_of,
     without_addresses,
 )
+from fedsilo.edge.extras import install_hint
 from fedsilo.treaty.errors import OperationError
 
 SEND_SECONDS = 20.0
@@ -361,7 +362,7 @@ def _assets() -> dict[str, tuple[str, bytes]]:
     except (ModuleNotFoundError, FileNotFoundError):
         raise OperationError(
             "the script of textual-serve is not installed",
-            hint="in the clone: .venv/bin/pip install -e '.[web]' -c constraints.txt",
+            hint=install_hint("textual_serve"),
         ) from None
     return {
         "/textual.js": ("text/javascript", script),

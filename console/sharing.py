@@ -75,8 +75,9 @@ HELD: Mapping[str, Rule] = {
     "id": RELEASED, "revision": RELEASED, "state": RELEASED, "run": RELEASED, "round": RELEASED, "step": RELEASED,
     "held_since": RELEASED, "expires_at": RELEASED, "asked_by": RELEASED,
     "approvers": {"needed": RELEASED, "roles": LOCAL, "people": LOCAL, "given": LOCAL},
-    "digest": LOCAL, "leaves": LOCAL, "policy": LOCAL, "budget": LOCAL, "findings": LOCAL, "difference": LOCAL,
-    "norm": LOCAL, "noticed": LOCAL, "base": LOCAL, "consequences": LOCAL, "deferred": LOCAL,
+    "digest": LOCAL, "shown": LOCAL, "shown_facts": LOCAL, "leaves": LOCAL, "policy": LOCAL, "budget": LOCAL,
+    "findings": LOCAL, "difference": LOCAL, "norm": LOCAL, "noticed": LOCAL, "base": LOCAL,
+    "consequences": LOCAL, "deferred": LOCAL, "uses": LOCAL, "unscreened": LOCAL,
     "missing": RELEASED,  # a sentence of the reader's own, of a folder whose policy it cannot read
 }  # fmt: skip
 
@@ -85,7 +86,8 @@ SILO: Mapping[str, Rule] = {
     "last_run": {"run": RELEASED, "state": RELEASED},
     "method": RELEASED, "rounds": RELEASED, "local_steps": RELEASED, "round": RELEASED, "step": RELEASED,
     # the trainer's own word for what it does, and whether people stopped it, are told to nobody
-    "phase": LOCAL, "task": LOCAL, "paused": LOCAL, "halted": LOCAL, "screens": LOCAL, "overlong": LOCAL,
+    "phase": LOCAL, "task": LOCAL, "paused": LOCAL, "halted": LOCAL, "waits": LOCAL, "clock": LOCAL,
+    "screens": LOCAL, "overlong": LOCAL,
     "adapter_held": LOCAL,  # the coordinator was told a code, and not of which adapter
     "run_paused": RELEASED,  # the coordinator's own word
     "trainer": Open(frozenset({"isolation"})),  # told in control.hello
@@ -106,13 +108,14 @@ _RUN_ROW: Mapping[str, Rule] = {
     "started_at": RELEASED, "ended_at": RELEASED, "adapter_sha256": RELEASED, "folder": LOCAL,
 }  # fmt: skip
 _MEMBER: Mapping[str, Rule] = {
-    "silo": RELEASED, "state": RELEASED, "since": RELEASED, "last_seen": RELEASED, "round": RELEASED, "step": RELEASED,
+    "silo": RELEASED, "state": RELEASED, "since": RELEASED, "last_seen": RELEASED,
+    "age_seconds": RELEASED, "round": RELEASED, "step": RELEASED,
     "error": RELEASED, "hello": Open(frozenset({"isolation", "role"})), "refusal": LOCAL,
-    "certificate_until": RELEASED,
+    "certificate_until": RELEASED, "clock": LOCAL,
 }  # fmt: skip
 COORDINATOR: Mapping[str, Rule] = {
     "party": RELEASED, "coordinator": RELEASED, "site": RELEASED, "federation": RELEASED, "address": LOCAL,
-    "state_dir": LOCAL, "halted": LOCAL, "runs": Rows(_RUN_ROW), "silos": Rows(_MEMBER),
+    "state_dir": LOCAL, "halted": LOCAL, "waits": LOCAL, "clock": LOCAL, "runs": Rows(_RUN_ROW), "silos": Rows(_MEMBER),
     "audit": {"size": RELEASED, "broken": LOCAL},
 }  # fmt: skip
 
@@ -132,6 +135,8 @@ EVENTS: Mapping[str, Rule] = {
     "policy.loaded": {"policy": RELEASED, "change": LOCAL, "fields": LOCAL},
     "adapter.held": LOCAL, "adapter.rolled_back": LOCAL,
     "trainer.failed": LOCAL, "halted": LOCAL, "halt.signed": LOCAL, "paused": LOCAL, "resumed": LOCAL,
+    "clock.accepted": LOCAL,
+    "run.left": {"run": RELEASED, "round": RELEASED, "reason": LOCAL},
     # of a coordinator
     "run.submitted": {"run": RELEASED, "method": RELEASED, "by": LOCAL},
     "run.started": {"run": RELEASED, "silos": RELEASED},

@@ -13,6 +13,7 @@ from console.reading import event_text, mapping, number, state_of, text_of, time
 from console.values import CoordinatorState, Halt, Happening, Link, SiloState, Snapshot
 
 EVENTS_KEPT = 200
+NOTHING_TOLD_YET = "the daemon answers and has told nothing of its state yet"
 HALTS = "halts"  # the answer that every screen has, at a silo
 
 
@@ -63,7 +64,8 @@ class Store:
         self, reading: _Read, now: float, *, wall_time: float, record: Mapping[str, Any] | None = None,
         latency_seconds: float = 0.0,
     ) -> None:  # fmt: skip
-        """Take in the daemon's state.
+        """Take in the daemon's state. One that has just started may have none to tell yet: what was known before stays,
+        as old as it is, and the link is not live.
 
         Args:
             reading: as the client returned it.
@@ -76,12 +78,17 @@ class Store:
         if reading.sequence < self._sequence and server_time < self._snapshot.server_time:
             self._step_back(reading.sequence, server_time)
         self._sequence = reading.sequence
+        state = _with_screens(state_of(mapping(reading.state), mapping(record)), mapping(reading.state))
+        if state is None:
+            link = Link("loading", NOTHING_TOLD_YET, "", self._snapshot.link.received_at)
+            self._snapshot = replace(self._snapshot, link=link)
+            return
         self._snapshot = replace(
             self._snapshot,
             link=Link("live", received_at=now, latency_seconds=latency_seconds),
             server_time=server_time,
             policy_digest=text_of(reading.policy_digest),
-            state=_with_screens(state_of(mapping(reading.state), mapping(record)), mapping(reading.state)),
+            state=state,
             skew_seconds=server_time - wall_time if server_time else 0.0,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedsilo.treaty.round_tables import is_over
+from fedsilo.treaty.round_tables import is_over, silo_is_dead, silo_is_here
 
 STALE_SECONDS = 3.0  # six missed readings
 SKEW_SECONDS_MAX = 30.0
@@ -37,6 +37,8 @@ class Rule:
     outcome: str  # ok | look | hold | deny
     measured: str
     limit: str
+    usual: str = ""  # what it measured of earlier releases of the kind; empty where there is nothing to compare with
+    is_near: bool = True  # it took half of its limit or more, or has no limit that is a number
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Leaving:
     items: str
     size_bytes: float
     covered_by_epsilon: str
+    says: str = ""  # what it is and who can read it, in a sentence
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Release:
     policy_digest: str
     revision: int
     state: str
-    held_since: float  # seconds since 1970, the daemon's clock
+    held_since: float  # seconds since 1970, the daemon's clock; this and the next 0 where not told
     expires_at: float
     asked_by: str
     run: str
@@ -101,8 +104,15 @@ class Release:
     norm: str
     on_approve: str
     on_reject: str
+    shown: str = (
+        ""  # what the daemon says that it showed: a digest of facts that do not move, for the signature of a yes
+    )
+    receiver: str = ""  # who runs the destination, by name
+    uses: str = ""  # of the limits that count over messages, those of which it takes much
+    unscreened: bool = False  # there is text in it, and no screen looked at it
+    on_later: str = ""  # which later rounds leave unasked after a yes, by which line of the policy
     noticed: tuple[Finding, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()  # people who said no, and their reason code
+    refused: tuple[tuple[str, str, str], ...] = ()  # people who said no, their reason code and what they wrote
     deferred: tuple[tuple[str, float], ...] = ()  # person, until when: seconds since 1970, the daemon's clock
     ended_at: float = 0.0  # seconds since 1970, the daemon's clock, when it was first seen held no more; 0 before
     people: tuple[str, ...] = ()  # who may approve it, where the daemon knows
@@ -118,6 +128,14 @@ class Release:
     @property
     def answerable(self) -> bool:
         return bool(self.id) and all(HEX_DIGEST.fullmatch(text) for text in (self.digest, self.policy_digest))
+
+    def held_seconds(self, time: float) -> float:
+        """For how long, at that time of the daemon's clock; NaN where either moment is not known."""
+        return time - self.held_since if time and self.held_since else math.nan
+
+    def left_seconds(self, time: float) -> float:
+        """Until it expires, negative once it has; NaN where either moment is not known."""
+        return self.expires_at - time if time and self.expires_at else math.nan
 
     def deferred_until(self, person: str, time: float) -> float:
         """Until when this person wants not to be asked for it, at that time (seconds since 1970); 0 when now."""
@@ -183,6 +201,9 @@ class SiloState:
     halted_kinds: tuple[str, ...] = ()  # by their text screens; each is sent again once approvers released it
     screen_troubles: tuple[str, ...] = ()  # why a screen cannot run; its kind is denied until it can
     adapter_held: str = ""  # digest of a global adapter that did worse here, and waits for a person
+    clock_halted: bool = False  # nothing goes on before an approver accepts this machine's clock
+    waits: str = ""  # a database that another process has locked
+    clock_told: str = ""  # by how much it differs from the coordinator's, where that is worth a word
     run_paused: bool = False  # by the coordinator, which says so; `paused` is of people here
     hidden: frozenset[str] = frozenset()  # fields that the source does not hold, as of a release
 
@@ -195,7 +216,7 @@ class Member:
     """A silo as the coordinator sees it: what the silo released, nothing else."""
 
     silo: str
-    state: str
+    state: str  # as the coordinator puts it, in one word for all who ask: `coordinator.members.standing`
     last_seen: float  # seconds since 1970; 0 when never
     round: int
     step: int
@@ -205,6 +226,16 @@ class Member:
     pass_at_1: float | None
     received_bytes: float | None
     certificate_until: float = math.inf  # seconds since 1970; infinity while it is not told
+    clock: str = ""  # by how much it differs from the coordinator's, where that is worth a word
+
+    @property
+    def is_here(self) -> bool:
+        return silo_is_here(self.state)
+
+    @property
+    def is_dead(self) -> bool:
+        """Nothing comes from it, or what comes is refused."""
+        return silo_is_dead(self.state)
 
 
 @dataclass(frozen=True)
@@ -227,7 +258,9 @@ class CoordinatorState:
     halted: str
     runs: tuple[Run, ...]
     members: tuple[Member, ...]
+    waits: str = ""  # a database that another process has locked
     audit_broken: str = ""  # which record of its log does not fit, and why
+    clock_told: str = ""  # by how much its clock is off what all there goes by, where that is worth a word
 
     @property
     def current(self) -> Run | None:
@@ -283,6 +316,10 @@ class Snapshot:
         return ""
 
     @property
+    def federation(self) -> str:
+        return self.state.federation if self.state is not None else ""
+
+    @property
     def held(self) -> tuple[Release, ...]:
         return self.state.held if isinstance(self.state, SiloState) else ()
 
@@ -293,6 +330,7 @@ class Snapshot:
         return now - self.link.received_at
 
     def server_now(self, now: float) -> float:
+        """The daemon's clock, in seconds since 1970; 0 while it is not known."""
         return self.server_time + max(self.age_seconds(now), 0.0) if self.state is not None else 0.0
 
     def is_stale(self, now: float) -> bool:
@@ -322,7 +360,7 @@ NO_LONGER = "no longer held"  # while how it ended is not known
 
 def ending_text(told: Release) -> str:
     """How a release ended, and by whom where people answered: such as "rejected by alice"."""
-    people = [name for name, _ in told.refused] if told.state == "rejected" else list(told.given)
+    people = [name for name, *_ in told.refused] if told.state == "rejected" else list(told.given)
     return f"{told.state} by {', '.join(people)}" if people and told.state not in _WITHOUT_PEOPLE else told.state
 
 
@@ -347,6 +385,8 @@ def changed_since(shown: Release, snapshot: Snapshot) -> str:
 
 def why_not_change(snapshot: Snapshot, now: float) -> str:
     """Why nothing can be changed at the daemon now, or nothing."""
+    if snapshot.link.state == "loading" and snapshot.link.cause:
+        return f"{snapshot.link.cause}: nothing can be changed"
     if snapshot.link.state != "live":
         return "disconnected: nothing can be changed"
     if snapshot.link.told:
@@ -362,8 +402,9 @@ def why_not_answer(shown: Release, snapshot: Snapshot, now: float, *, approve: b
         return changed
     if not shown.answerable:
         return "the daemon's digests cannot be read"
-    if shown.expires_at <= snapshot.server_now(now):
-        return "it expired"
+    left = shown.left_seconds(snapshot.server_now(now))
+    if not left > 0:
+        return "it expired" if left <= 0 else "when it expires is not yet known"
     if approve and shown.count("deny"):
         return "the policy denies it: no person can approve that"
     return ""

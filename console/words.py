@@ -35,10 +35,13 @@ from console.values import (
     Snapshot,
 )
 
+TEXT_KINDS = ("public.responses",)  # of what leaves a silo, that in which a person can read sentences
 UPDATE_KINDS = ("lora.", "reft.")  # of a whole round, once its steps are over
 CERTIFICATE_DAYS_SOON = 3  # a certificate lives 7 days and is renewed when a third is left (T33)
 DAY_SECONDS = 86400.0
 NEED_LINES_MAX = 5  # of one need, in the narrow column of a wide terminal
+NOT_YET_TAKEN_UP = "not taken up yet: this silo starts, or is halted"
+SINCE_START = "since this coordinator started"
 LINKS = ("live", "down", "connecting", "carried")  # what a guard says of its link
 ROUND_FIGURES = (("reward_mean", "reward mean", 1), ("pass_at_1", "pass@1 %", 100), ("kl", "kl", 1))
 EQUIVOCATION_KIND = "round.open"  # halted when the coordinator told two silos different things
@@ -77,7 +80,14 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
     match snapshot.state:
         case SiloState() as state:
             if state.halted:
-                needs.append(Need("halt", f"HALTED: {state.halted}: nothing is sent", "bad", everywhere=True))
+                ends = "silo resume --accept-clock" if state.clock_halted else ""
+                told = f"HALTED: {state.halted}: nothing is sent"
+                needs.append(Need("halt", told, "bad", twin=ends, everywhere=True))
+            if state.waits:
+                needs.append(Need("waits", f"WAITS: {state.waits}", "bad", twin="silo status", everywhere=True))
+            if state.clock_told:
+                told = f"this silo's clock is {state.clock_told}: compare the clocks of both machines"
+                needs.append(Need("clock", told, "warn", twin="silo status", everywhere=True))
             if state.audit_broken:
                 told = f"AUDIT LOG BROKEN at {state.audit_broken}: 6 shows it; stop this silo and keep its folder"
                 needs.append(Need("audit", told, "bad", twin="silo audit verify", everywhere=True))
@@ -103,15 +113,28 @@ def needs_of(snapshot: Snapshot, now: float) -> list[Need]:
         case CoordinatorState() as at_coordinator:
             if at_coordinator.halted:
                 needs.append(Need("halt", f"HALTED: {at_coordinator.halted}", "bad", everywhere=True))
+            if at_coordinator.waits:
+                told = f"WAITS: {at_coordinator.waits}"
+                needs.append(Need("waits", told, "bad", twin="coordinator status", everywhere=True))
+            if at_coordinator.clock_told:
+                told = f"this coordinator's clock is {at_coordinator.clock_told}"
+                needs.append(Need("clock", told, "bad", twin="coordinator accept-clock", everywhere=True))
             if at_coordinator.audit_broken:
                 told = f"AUDIT LOG BROKEN at {at_coordinator.audit_broken}: 6 shows it; stop it and keep its folder"
                 needs.append(Need("audit", told, "bad", twin="coordinator audit verify", everywhere=True))
             for member in at_coordinator.members:
-                if member.refusal or member.state == "refused":
+                if member.state == "refused":
                     told = f"{member.silo} refused: {member.refusal or HIDDEN}"
                     needs.append(Need(f"refused {member.silo}", told, "bad"))
+                elif member.state == "silent":
+                    since = f"for {duration_text(time - member.last_seen)}" if member.last_seen else SINCE_START
+                    told = f"{member.silo} silent {since}: its guard is down or its line is cut; ask its people"
+                    needs.append(Need(f"silent {member.silo}", told, "bad"))
                 elif member.error:
                     needs.append(Need(f"error {member.silo}", f"{member.silo} reports {member.error}", "warn"))
+                if member.clock:
+                    told = f"the clock of {member.silo} is {member.clock}: compare the clocks of both machines"
+                    needs.append(Need(f"clock {member.silo}", told, "warn"))
     if abs(snapshot.skew_seconds) > SKEW_SECONDS_MAX:
         text = f"clocks differ by {abs(snapshot.skew_seconds):.0f} s: daemon and this machine"
         needs.append(Need("skew", text, "warn", everywhere=True))
@@ -135,8 +158,8 @@ def standing_lines(snapshot: Snapshot, now: float, cells: int, glyphs: Glyphs) -
 
 def _held(release: Release, time: float) -> str:
     kinds = ", ".join(kind.kind for kind in release.kinds)
-    left = release.expires_at - time
-    ends = f"ends {duration_text(left)}" if left > 0 else "EXPIRED"
+    left = release.left_seconds(time)
+    ends = "EXPIRED" if left <= 0 else f"ends {duration_text(left)}"
     what = f"kind and size {HIDDEN}" if "leaves" in release.hidden else f"{kinds} {bytes_text(release.size_bytes)}"
     hidden_given = f"approvals {HIDDEN}, {release.needed} needed"
     given = hidden_given if "given" in release.hidden else f"{len(release.given)} of {release.needed} approved"
@@ -231,7 +254,7 @@ def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs, m
         return [line(("no silo is invited yet: coordinator.yaml names them", "dim"))]
     members, rest = state.members, len(state.members) - most
     if rest > 0:
-        fine = [member.state == "joined" and not (member.refusal or member.error) for member in members]
+        fine = [member.is_here and not member.error for member in members]
         by_trouble = sorted(zip(fine, members, strict=True), key=lambda pair: pair[0])
         members = tuple(member for _, member in by_trouble[:most])
     rows = [_member(member, time, glyphs) for member in members]
@@ -242,21 +265,26 @@ def _members(state: CoordinatorState, time: float, cells: int, glyphs: Glyphs, m
     return [*lines, line((f"and {rest} more: coordinator silos list", "dim"))] if rest > 0 else lines
 
 
+def standing_text(state: str) -> str:
+    return state.replace("_", " ")
+
+
 def _member(member: Member, time: float, glyphs: Glyphs) -> list[Part]:
-    if member.refusal or member.state == "refused":
+    if member.is_dead:
         sign, style = glyphs.bad, "bad"
-    elif member.state == "joined" and not member.error:
+    elif member.is_here and not member.error:
         sign, style = glyphs.live, "ok"
     else:
-        sign, style = glyphs.away, "dim"
+        sign, style = glyphs.away, "warn" if member.error or member.state == "only_greets" else "dim"
     seen = duration_text(time - member.last_seen) if member.last_seen else "never"
     days = (member.certificate_until - time) / DAY_SECONDS
     until = f"{math.floor(days)}d" if math.isfinite(days) else "-"
     return [
-        (sign, style), (member.silo, "strong"), (f"{member.state} {member.error}".strip(), style),
+        (sign, style), (member.silo, "strong"), (f"{standing_text(member.state)} {member.error}".strip(), style),
         (f"r{member.round}" if member.round else "-", ""), (str(member.step) if member.step else "-", ""),
         (f"{100 * member.pass_at_1:.1f}" if member.pass_at_1 is not None else "-", ""),
-        (bytes_text(member.received_bytes) if member.received_bytes is not None else "-", ""), (seen, ""),
+        (bytes_text(member.received_bytes) if member.received_bytes is not None else "-", ""),
+        (seen, "bad" if member.state == "silent" else ""),
         (until, "warn" if days <= CERTIFICATE_DAYS_SOON else ""),
         (member.isolation or "-", ""),
     ]  # fmt: skip
@@ -302,6 +330,8 @@ def step_of(state: SiloState) -> int:
 
 
 def _own_round(state: SiloState, cells: int, glyphs: Glyphs) -> list[Line]:
+    if not state.run and state.last_run_state == "running":
+        return [line((f"{state.last_run} is {NOT_YET_TAKEN_UP}", "warn"))]
     if not state.run and state.last_run:
         return [
             line(("this silo waits for the next run", "dim")),
@@ -331,24 +361,37 @@ def _run_lines(state: CoordinatorState, cells: int, glyphs: Glyphs) -> list[Line
     done = run.round / run.rounds if run.rounds else 0.0
     words = line(" ", (run.state, style), f" round {run.round}/{run.rounds}", f"  {run.reason}" if run.reason else "")
     if not run.silos:
-        there = sum(member.state == "joined" for member in state.members)
         return [
-            line((run.state, style), f" for silos: {there} of {len(state.members)} joined"),
+            line((run.state, style), " for silos: ", *_here(state.members)),
             line(("it begins when all that it names are here; S begins with those that are", "dim")),
         ]
-    here = sum(member.state == "joined" for member in state.members if member.silo in run.silos)
+    members = tuple(member for member in state.members if member.silo in run.silos)
     return [
         line(*bar(done, 20, glyphs), *words),
-        line(("silos ", "dim"), f"{here} of {len(run.silos)} joined", ("  figures: released only", "dim")),
+        line(("silos ", "dim"), *_here(members), ("  figures: released only", "dim")),
     ]
 
 
+def _here(members: tuple[Member, ...]) -> Line:
+    """How many of these silos are here, and by name those from which nothing comes or of which nothing is taken."""
+    dead = [f"{member.silo} {member.state}" for member in members if member.is_dead]
+    here = sum(member.is_here for member in members)
+    return line(f"{here} of {len(members)} here", (f", {', '.join(dead)}" if dead else "", "bad"))
+
+
+def _rank(kind: str) -> int:
+    if kind.startswith("control."):
+        return 3
+    return 0 if kind in TEXT_KINDS else 1 if kind.startswith(UPDATE_KINDS) else 2
+
+
 def left_lines(state: SiloState, cells: int, *, most: int = 1000) -> list[Line]:
-    """What left this silo, by kind: content first, then the protocol's own messages; where all of them take more than
-    `most` lines, the protocol's own kinds are one row, which has their sum."""
+    """What left this silo, by kind: text first, then changes to the model, other content, and the protocol's own
+    messages; where all of them take more than `most` lines, the protocol's own kinds are one row, which has their sum.
+    Of what is cut then, text is the last to go."""
     if not state.left:
         return [line(("nothing has left this silo", "dim"))]
-    order = sorted(state.left, key=lambda row: (row.kind.startswith("control."), row.kind))
+    order = sorted(state.left, key=lambda row: (_rank(row.kind), row.kind))
     rows: list[list[Part]] = [
         [
             (row.kind, "dim" if row.kind.startswith("control.") else ""),
@@ -375,7 +418,7 @@ def event_lines(snapshot: Snapshot, cells: int, glyphs: Glyphs, *, most: int) ->
         for event in shown
     ]
     if not lines:
-        return [line(("no events since this console opened", "dim"))]
+        return [line(("the daemon has told of no event yet", "dim"))]
     if snapshot.events_missed:
         kept = lines[: max(most - 1, 1)]
         lines = [*kept, line((f"{snapshot.events_missed} events missed", "warn"))]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from certs.identity import PeerIdentity
 from coordinator import store as db
 from fedsilo.treaty.donor_pool import pool_digests
-from fedsilo.treaty.errors import OperationError
+from fedsilo.treaty.errors import OperationError, PeerError
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.transcript import (
     RoundEnd,
@@ -77,6 +77,9 @@ class Agreements:
             number: of the round.
             body: as the method made it.
             roster: silos that take part.
+
+        Raises:
+            OperationError: TRANSCRIPT, it would be one that no party can read. It is not signed.
         """
         row = session.get(db.RoundTranscript, (plan.run, number))
         made = row is None
@@ -92,7 +95,9 @@ class Agreements:
                 schema_sha256=plan.lora.schema_sha256,
                 public_set_sha256=plan.public_set_sha256,
                 pool=_pool_of(session, plan, number),
+                min_updates=_min_updates(session, plan, roster),
             )
+            _check_readable(transcript)
             signature = sign_transcript(transcript, self.coordinator_id, self.signing_key)
             row = db.RoundTranscript(
                 run=plan.run, round=number, digest=transcript.digest, canonical=transcript.canonical(),
@@ -263,6 +268,40 @@ def _pool_of(session: Session, plan: Plan, number: int) -> dict[str, str]:
 
 
 def _policy_of(session: Session, silo: str) -> str:
-    """Digest of the policy that a silo said it is under."""
+    """Digest of the policy that a silo said it is under; empty where it has not joined."""
+    return str(_said(session, silo).get("policy_sha256", ""))
+
+
+def min_updates_of(session: Session, silos: Iterable[str]) -> int:
+    """The largest number of updates that the policies of these silos ask for in a mean, as each said in its hello; 0
+    where none has said one yet."""
+    return max((int(_said(session, silo).get("min_updates", 0)) for silo in silos), default=0)
+
+
+def _check_readable(transcript: Transcript) -> None:
+    """Raises OperationError: `transcript_from_canonical` refuses what this transcript would be sent as."""
+    try:
+        transcript_from_canonical(transcript.canonical())
+    except PeerError as error:
+        raise OperationError(
+            f"round {transcript.round} of {transcript.run}: no party could read its transcript, so it is not signed: "
+            f"{error.message}",
+            hint="compare what the silos said in their hello: `coordinator silos list --json`", code="TRANSCRIPT",
+        ) from error  # fmt: skip
+
+
+def _min_updates(session: Session, plan: Plan, roster: tuple[str, ...]) -> int:
+    """Of a round. What policies ask for stands in the plan's quorum already, unless one was tightened since."""
+    return max(min_updates_of(session, roster), plan.quorum)
+
+
+def min_updates_of_round(session: Session, run: str, number: int) -> int:
+    """The least number of updates that a round's transcript binds; 0 where it binds none, as in protocol 1."""
+    row = session.get(db.RoundTranscript, (run, number))
+    return transcript_from_canonical(row.canonical).min_updates if row is not None else 0
+
+
+def _said(session: Session, silo: str) -> dict[str, Any]:
+    """Fields of a silo's hello; none of one that was refused, which is kept for people to see."""
     member = session.get(db.Member, silo)
-    return str(json.loads(member.hello).get("policy_sha256", "")) if member is not None else ""
+    return dict(json.loads(member.hello)) if member is not None and member.state == "joined" else {}

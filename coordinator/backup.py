@@ -63,6 +63,7 @@ _BLOCK_BYTES = 1 << 20
 # the steps that lead there, for the same reason
 _AUDIT_FOLDERS = ("checkpoints", "witnessed", SHOWN, "keys", "quarantine")
 _STATE = ("audit", "blobs", "runs", DATABASE, REQUESTS)
+_AUDIT_BEFORE = ".audit.restored"  # the log, until the database is there too
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,9 @@ def verified_backup(folder: Path, key: Ed25519PublicKey) -> dict[str, Any]:
 def restore_backup(
     folder: Path, manifest: Mapping[str, Any], kept: Kept, key: Ed25519PublicKey, *, seen: Sequence[Path] = ()
 ) -> None:
-    """Fill an empty state folder, and an empty database.
+    """Fill an empty state folder, and an empty database, with what the manifest names: the digest of each file is that
+    of the bytes that were copied, so that whoever changes the backup meanwhile changes nothing here. Where one differs,
+    nothing is left.
 
     Args:
         folder: the backup.
@@ -305,11 +308,14 @@ def restore_backup(
     Raises:
         ConflictError: older than what is there, or than a checkpoint of `seen` (`LOG_BEHIND`); state is there already
             (`EXISTS`); a coordinator runs on it.
+        VerificationError: a file is not as it was verified (`BACKUP_DAMAGED`).
         UsageError: the backup of another coordinator.
     """
     if manifest["origin"] != kept.origin:
         raise UsageError(f"{folder} is a backup of {manifest['origin']}, and this is {kept.origin}")
-    backed_up = _log_of(folder / "audit", kept.origin, key)
+    backed_up, files = _log_of(folder / "audit", kept.origin, key), manifest["files"]
+    if {"size": backed_up.tree.size, "root": backed_up.tree.root().hex()} != manifest["log"]:
+        raise VerificationError(f"{folder}: its audit log is not the one in its manifest", code="BACKUP_DAMAGED")
     for path in seen:  # before anything is made
         _require_not_behind(path, backed_up, kept.origin, key)
     make_private_directory(kept.state_dir)
@@ -322,13 +328,49 @@ def restore_backup(
                     f"{kept.state_dir / name} is there already: nothing is replaced",
                     hint="move the old state folder away, and keep it: it is evidence", code="EXISTS",
                 )  # fmt: skip
-        for name in ("blobs", "runs", REQUESTS):
-            if (folder / name).exists() and not (name == "blobs" and kept.payloads):
-                _put(folder / name, kept.state_dir / name)
-        _put_database(folder / DATABASE, kept, backed_up)
-        # last: a coordinator that is started on half of this finds its log behind its database, and refuses
-        _put(folder / "audit", kept.state_dir / "audit")
-        fsync_directory(kept.state_dir)
+        try:
+            _put_state(folder, files, kept, backed_up)
+        except BaseException:
+            for name in (*_STATE, _AUDIT_BEFORE):
+                _remove(kept.state_dir / name)
+            raise
+
+
+def _put_state(folder: Path, files: Mapping[str, Any], kept: Kept, log: LoadedLog) -> None:
+    _remove(kept.state_dir / _AUDIT_BEFORE)  # of a restore that was killed
+    targets = {"audit": _AUDIT_BEFORE, "runs": "runs", REQUESTS: REQUESTS}
+    if not kept.payloads:
+        targets["blobs"] = "blobs"
+    for name, told in files.items():
+        part, slash, rest = name.partition("/")
+        if part in targets:
+            target = kept.state_dir / f"{targets[part]}{slash}{rest}"
+            make_private_directory(target.parent)
+            put_verified(folder / name, target, told)
+    _put_database(folder / DATABASE, files[DATABASE], kept, log)
+    # last: a coordinator that is started on half of this finds its log behind its database, and refuses
+    (kept.state_dir / _AUDIT_BEFORE).rename(kept.state_dir / "audit")
+    fsync_directory(kept.state_dir)
+
+
+def put_verified(source: Path, target: Path, told: Mapping[str, Any]) -> None:
+    """Copy a file of a backup. told: of it, by the manifest. Raises VerificationError: other bytes were copied."""
+    try:
+        copied = _copy(source, target)
+    except FileNotFoundError:
+        copied = ""
+    if copied != told["sha256"]:
+        target.unlink(missing_ok=True)
+        raise VerificationError(
+            f"{source} was changed while the backup was being restored", hint="who else may write there? take a copy",
+            code="BACKUP_DAMAGED",
+        )  # fmt: skip
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def _require_not_behind(path: Path, log: LoadedLog, origin: str, key: Ed25519PublicKey) -> None:
@@ -343,14 +385,16 @@ def _require_not_behind(path: Path, log: LoadedLog, origin: str, key: Ed25519Pub
         raise VerificationError(f"{path} is of another history than the backup's audit log", code="BACKUP_DAMAGED")
 
 
-def _put_database(source: Path, kept: Kept, log: LoadedLog) -> None:
+def _put_database(source: Path, told: Mapping[str, Any], kept: Kept, log: LoadedLog) -> None:
     address = database_url(kept.database_url)
     if address.drivername != POSTGRESQL:
         target = Path(str(address.database))
         if target.exists():
             raise ConflictError(f"{target} is there already: nothing is replaced", code="EXISTS")
-        _put(source, target)
+        put_verified(source, target, told)
         return
+    copied = kept.state_dir / DATABASE
+    put_verified(source, copied, told)
     store = Store(kept.database_url)  # nobody else has it then
     try:
         with store.transaction() as session:
@@ -363,21 +407,13 @@ def _put_database(source: Path, kept: Kept, log: LoadedLog) -> None:
                 )  # fmt: skip
             if filled(session.connection()):
                 raise ConflictError("the database is not empty: nothing is replaced", code="EXISTS")
-            reading = create_engine(f"sqlite:///{read_only_address(source)}&uri=true")
+            reading = create_engine(f"sqlite:///{read_only_address(copied)}&uri=true")
             with reading.connect() as rows:
                 copy_rows(rows, session.connection())
             reading.dispose()
     finally:
         store.close()
-
-
-def _put(source: Path, target: Path) -> None:
-    if source.is_dir():
-        make_private_directory(target)
-        for path in sorted(source.iterdir()):
-            _put(path, target / path.name)
-        return
-    _copy(source, target)
+    copied.unlink()
 
 
 # ---- files -----------------------------------------------------------------------------------------------

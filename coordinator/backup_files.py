@@ -11,13 +11,15 @@ What this does not stop: who has the backup has all that silos sent, and the key
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import CoordinatorConfig
 from coordinator.database_url import shown_url
 from fedsilo.edge.files import make_private_directory, read_private, read_regular, write_private
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.treaty.errors import ConflictError, VerificationError
+from fedsilo.treaty.wire.codec import sha256_hex
 
 FILES, KEYS = "files", "keys"
 
@@ -58,25 +60,42 @@ def put_into(out: Path, config: CoordinatorConfig, *, with_keys: bool) -> list[s
     return left_out
 
 
-def take_out(backup: Path, folder: Path) -> list[Path]:
-    """Put the files of a backup whose digests were checked into a folder. Returns what was written.
+def take_out(backup: Path, files: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Put the configuration and certificates of a backup into a folder: each is read once, and written where its digest
+    is the one in the manifest. Returns what was written.
+
+    Args:
+        backup: the folder.
+        files: of its verified manifest.
+        folder: where to.
 
     Raises:
         ConflictError: one is there already, and is another; nothing is replaced.
+        VerificationError: one is not as it was verified (`BACKUP_DAMAGED`).
     """
-    found = list(_found(backup))
-    for source, place in found:
-        if (folder / place).exists() and read_regular(folder / place) != read_regular(source):
+    found: dict[Path, bytes] = {}
+    for name, told in files.items():
+        part, _, place = name.partition("/")
+        if part not in (FILES, KEYS):
+            continue
+        data = read_regular(backup / name)
+        if sha256_hex(data) != told["sha256"]:
+            raise VerificationError(
+                f"{backup / name} was changed while the backup was being restored", code="BACKUP_DAMAGED",
+                hint="who else may write there? take a copy",
+            )  # fmt: skip
+        if (folder / place).exists() and read_regular(folder / place) != data:
             raise ConflictError(
                 f"{folder / place} is there already, and differs: nothing is replaced", code="EXISTS",
                 hint="name an empty folder's coordinator.yaml with --config, or move that file away",
             )  # fmt: skip
+        found[folder / place] = data
     written = []
-    for source, place in found:
-        if not (folder / place).exists():
-            make_private_directory((folder / place).parent)
-            write_private(folder / place, read_regular(source))
-            written.append(folder / place)
+    for path, data in found.items():
+        if not path.exists():
+            make_private_directory(path.parent)
+            write_private(path, data)
+            written.append(path)
     return written
 
 
@@ -89,13 +108,6 @@ def take_back(written: Sequence[Path], folder: Path) -> None:
             if parent == folder or any(parent.iterdir()):
                 break
             parent.rmdir()
-
-
-def _found(backup: Path) -> Iterator[tuple[Path, Path]]:
-    for name in (FILES, KEYS):
-        for source in sorted((backup / name).rglob("*")):
-            if source.is_file():
-                yield source, source.relative_to(backup / name)
 
 
 def _has_password(config: CoordinatorConfig) -> bool:

@@ -78,6 +78,8 @@ class Limits(_Closed):
     concurrent_calls_per_silo: int = Field(4, ge=1)
     connection_age_seconds_max: int = Field(600, ge=1)  # T26: an expired certificate does not outlive it
     connection_idle_seconds_max: int = Field(60, ge=1)  # without a call; a poll that waits is one
+    handshake_timeout_seconds: float = Field(10.0, gt=0)  # T24: from dialling to the end of TLS
+    connections_max: int = Field(4096, ge=1)  # T24: of all callers together, also of those who never finish TLS
 
 
 class CoordinatorConfig(_Closed):

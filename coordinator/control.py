@@ -23,6 +23,7 @@ from coordinator.round_view import RoundView
 from coordinator.runs import ActiveRun
 from coordinator.submission import Record, Submissions
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.clocks import TOLD_SECONDS, apart
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError, UsageError
 
 REFRESH_SECONDS = 1.0
@@ -34,6 +35,7 @@ class Control:
 
     Attributes:
         address: host:port on which silos are served, once known.
+        clock: what stands still for it, as `Coordinator.clock`.
         log_broken: {"seq", "why"} of the break that the newest verification of the audit log found; None where none.
     """
 
@@ -57,6 +59,7 @@ class Control:
         self._shown_at = 0.0
         self._looking = threading.Lock()
         self.address = ""
+        self.clock: Callable[[], dict[str, Any]] = dict
         self.log_broken: Callable[[], dict[str, Any] | None] = lambda: None
         desk.before_snapshot = self.bring_up_to_date
         desk.register_query("runs", lambda _: self.runs())
@@ -110,7 +113,13 @@ class Control:
 
     def _of_no_event(self) -> dict[str, Any]:
         audit = {"size": self._driver.parts.audit.size, "broken": self.log_broken()}
-        return {"halted": self._driver.halted, "silos": self.silos(), "audit": audit}
+        return {
+            "halted": self._driver.halted,
+            "waits": self._driver.parts.store.waiting,
+            "silos": self.silos(),
+            "audit": audit,
+            "clock": self.clock(),
+        }
 
     def state(self) -> dict[str, Any]:
         return {
@@ -138,22 +147,28 @@ class Control:
     def silos(self) -> list[dict[str, Any]]:
         with self._driver.parts.store.transaction() as session:
             members = {member.silo: member for member in session.scalars(select(db.Member))}
+            standings = self._driver.standings(session)
+            carried = set(session.scalars(select(db.CarriedSilo.silo)))
+        now = self._driver.parts.monotonic()
         rows = []
         for silo in self._config.silos:
             member, seen = members.get(silo), self._driver.seen.get(silo)
+            ahead = self._driver.effects.relay.clocks.get(silo, 0) if silo not in carried else 0
             at = (seen.round, seen.step) if seen and seen.run in self._driver.runs else (0, 0)
             rows.append(
                 {
                     "silo": silo,
-                    "state": member.state if member else "absent",
+                    "state": standings[silo],
                     "since": member.since if member else "",
                     "last_seen": seen.last_seen if seen else "",
+                    "age_seconds": round(now - seen.heard_at, 1) if seen and seen.last_seen else None,
                     "certificate_until": seen.certificate_until if seen else "",
                     "round": at[0],
                     "step": at[1],
                     "error": seen.error if seen else "",
                     "hello": json.loads(member.hello) if member else {},
-                    "refusal": json.loads(member.refusal) if member and member.refusal else None,
+                    "refusal": seen.refusal if seen and seen.refusal else _refusal_of(member),
+                    **({"clock": f"{apart(ahead)} this machine's"} if abs(ahead) > TOLD_SECONDS else {}),
                 }
             )
         return rows
@@ -219,7 +234,8 @@ class Control:
             def record(session: Session, run: str) -> None:
                 policy = {"effective": self._charter_digest}
                 self._driver.parts.store.once_committed(lambda: done.append(run))
-                self._driver.pending.record(session, event, run=run, detail=detail, policy=policy)
+                kept = {"orders": [dict(command.order)]} if command.order else {}
+                self._driver.pending.record(session, event, run=run, detail=detail, policy=policy, **kept)
 
             with self._driver.changing():
                 if self._driver.halted and verb != "abort":
@@ -295,3 +311,10 @@ class Control:
         if run is None:
             raise NotFoundError(f"no run {name!r} is going on", hint="`fedsilo run list` shows the runs")
         return run
+
+
+def _refusal_of(member: db.Member | None) -> dict[str, str] | None:
+    if member is None or member.state != "refused" or not member.refusal:
+        return None
+    refusal: dict[str, str] = json.loads(member.refusal)
+    return refusal

@@ -20,10 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from certs.commands import VerifiedCommand
 from certs.describe import in_words
 from certs.identity import Identity
 from certs.roles import Roles
 from coordinator.blobs import AnyPayload, Blobs
+from coordinator.clock_watch import ClockWatch, running
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.control import Control
 from coordinator.driver import Driver
@@ -39,17 +41,23 @@ from coordinator.store import Store
 from coordinator.submission import Submissions
 from coordinator.transfer import Transfers
 from fedsilo.edge import long_lived
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.disk_space import require_space
-from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular
+from fedsilo.edge.files import lock_exclusively, make_private_directory, read_regular, require_authority
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.identity_files import load_identity, load_site
 from fedsilo.edge.json_log import shape
+from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.edge.run_request import Fixed
 from fedsilo.edge.task_files import TaskFile, read_tasks
-from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
+from fedsilo.treaty.audit.record import CLOCK_ACCEPTED
+from fedsilo.treaty.clocks import TOLD_SECONDS, apart
+from fedsilo.treaty.clocks import in_words as time_in_words
+from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.grading import require_verifier
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.load import Policy, load_policy
 from policies.schema import LoraSchema, schema_from_json
@@ -59,6 +67,7 @@ log = logging.getLogger("fedsilo.coordinator")
 TICK_SECONDS = 0.2
 DRAIN_SECONDS = 5.0
 SWEEP_SECONDS = 3_600.0  # between two looks for uploads that nobody goes on with
+GRADERS_MAX = 4  # each needs 100 MB; so many silos' answers are graded at once
 ASK_SECONDS = 1.0  # until a database that went away is noticed, though nobody sends anything
 # kinds whose payload nobody can guess; of all others the log keeps a keyed digest (T40)
 _UNGUESSABLE = TENSOR_KINDS | {"control.hello", "control.checkpoint"}
@@ -107,6 +116,8 @@ def check(config: CoordinatorConfig) -> Checked:
         FedSiloError: the first thing that is missing or does not fit, by name.
     """
     files = config.identity
+    for path in (config.source, config.charter, files.operators, files.federation_ca, files.site_ca):
+        require_authority(path)
     identity = load_identity(files.certificate, files.key, files.signing_key, files.federation_ca, role="coordinator")
     if identity.spiffe_id != config.spiffe_id:
         raise UsageError(
@@ -163,6 +174,7 @@ class Coordinator:
     Args:
         checked: the configuration and its files.
         clock: UTC seconds.
+        running: seconds that pass whatever the clock shows.
         replies: what seals the replies. No key of the configuration names one: another than the honest one takes
             another program.
 
@@ -176,10 +188,11 @@ class Coordinator:
         checked: Checked,
         *,
         clock: Callable[[], float] = time.time,
+        running: Callable[[], float] = running,
         replies: Callable[..., Replies] = Replies,
     ) -> None:
         self._checked = checked
-        self._clock = clock
+        self._watch = ClockWatch(clock, running)
         self._replies = replies
         self._stack = ExitStack()
         self._stopped = threading.Event()
@@ -202,8 +215,79 @@ class Coordinator:
     def seconds(self) -> float:
         """UTC seconds that never go back (T41)."""
         with self._latest_lock:
-            self._latest = max(self._latest, self._clock())
+            self._latest = max(self._latest, self._watch.time())
             return self._latest
+
+    def clock(self) -> dict[str, Any]:
+        """For people: by how much the clock is behind the latest time seen, where time stands still for it, or ahead of
+        the time that has passed, where a jump is not followed; else empty.
+
+        Does not notice a clock that is ahead from the start: nobody tells a coordinator the time; silos that start then
+        say so.
+        """
+        with self._latest_lock:
+            latest, ahead, behind = self._latest, self._watch.ahead, self._latest - self._watch.wall()
+        if not ahead and behind <= TOLD_SECONDS:
+            return {}
+        # Neither moves while people look at it.
+        digest = sha256_hex(canonical_json(["fedsilo coordinator clock", self._watch.believed if ahead else latest]))
+        if ahead:
+            off, than = {"ahead_seconds": round(ahead)}, "the time that has passed, and all here goes by that"
+        else:
+            off, than = {"behind_seconds": round(behind)}, "the latest time seen, and time stands still until then"
+        return {**off, "told": f"{apart(ahead or -behind)} {than}", "latest": latest, "digest": digest}
+
+    def accept_clock(self, command: VerifiedCommand) -> dict[str, Any]:
+        """An approver accepts the clock: nothing is compared with a later time than it shows any more, and a jump is
+        followed (T41).
+
+        Args:
+            command: argument {halt}, the digest that `clock` shows.
+
+        Raises:
+            NotFoundError: time does not stand still here, and no jump is kept out.
+            ConflictError: another time was shown.
+            OperationError: the log takes nothing.
+        """
+        stands = self.clock()
+        if not stands:
+            raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
+        if command.arguments.get("halt") != stands["digest"]:
+            hint = "read it again: `coordinator status`"
+            raise ConflictError("the latest time is another one than was shown", hint=hint, code="STALE_VIEW")
+        with self.driver.changing():
+            self.driver.close_windows()  # or polls would go on under one whose hour is in the released time
+            number = self.audit.append(
+                CLOCK_ACCEPTED, policy={"effective": self._checked.charter.digest},
+                detail={
+                    "person": command.person, "certificate": command.certificate_fingerprint,
+                    "request": command.request_id, "halt": stands["digest"], "latest": int(stands["latest"]),
+                    "off_seconds": stands.get("ahead_seconds", 0) or stands["behind_seconds"],
+                },
+                **({"orders": [dict(command.order)]} if command.order else {}),
+            )  # fmt: skip
+            self.desk.accept_clock()
+            with self._latest_lock:
+                self._watch.accept()
+                self._latest = self._watch.time()
+            self.driver.turn_back(self.seconds())
+        self.control.publish("clock.accepted", {"by": command.person})
+        now = {"accepted": self.seconds(), "released": stands["latest"]}
+        return {**now, "record": number, "audit_size": self.audit.size}
+
+    def look_at_clock(self) -> None:
+        """Tell people of a jump forward, and of a gap before the start. Raises OperationError: the log is full."""
+        if not (jumped := self._watch.take_jump()):
+            return
+        detail: dict[str, Any] = {"forward_milliseconds": int(jumped * 1000)}
+        if ahead := self._watch.ahead:
+            detail["followed"] = False
+            log.critical(
+                "the clock is %s ahead of the time that has passed: that is not followed", time_in_words(ahead)
+            )
+        else:
+            log.warning("the clock went on by %s that nobody vouches for", time_in_words(jumped))
+        self.audit.append("clock.jump", policy={"effective": self._checked.charter.digest}, detail=detail)
 
     def _publish(self, name: str, fields: dict[str, Any]) -> None:
         self.store.once_committed(lambda: self.control.publish(name, fields))
@@ -216,6 +300,8 @@ class Coordinator:
         make_private_directory(config.state_dir)
         stack.callback(lock_exclusively(config.state_dir / "lock").release)
         self.store = Store(config.database_url)
+        if self.store.locked is not None:
+            self.store.locked.give_up = self._stopped.is_set
         stack.callback(self.store.close)
         self.blobs = Blobs(config.state_dir, config.payloads)
         self.audit = AuditLog(
@@ -223,12 +309,17 @@ class Coordinator:
             origin=identity.spiffe_id,
             key=identity.signing_key,
             actor=identity.spiffe_id,
-            clock=self._clock,
+            clock=self._watch.time,
         )
         stack.callback(self.audit.close)
         self._latest = self.audit.latest_time
+        self._watch.begin(self._latest)
         site_ca_pem, roles = load_site(config.identity.site_ca, config.identity.operators, site=config.site)
-        self.desk = ControlDesk(config.site, site_ca_pem, roles, self.now, journal=config.state_dir / "requests.jsonl")
+        self.desk = ControlDesk(
+            config.site, site_ca_pem, roles, self.now, journal=config.state_dir / "requests.jsonl",
+            federation=config.federation, wall=lambda: datetime.fromtimestamp(self._watch.wall(), UTC),
+        )  # fmt: skip
+        self.desk.register_command("clock.accept", "halt.release", self.accept_clock, by_clock=True)
         stack.callback(self.desk.close)
         outcome = Outcome(
             config.state_dir / "runs",
@@ -276,6 +367,7 @@ class Coordinator:
             self.audit, self.store, self.desk, self.driver.effects.relay, charter=checked.charter,
             silos=tuple(f"spiffe://{config.federation}/silo/{silo}" for silo in config.silos), now_seconds=now,
         )  # fmt: skip
+        self.control.clock = self.clock
         self.control.log_broken = lambda: panel.log_broken
         files = Files(config, checked.identity.certificate_pem, roles, panel, now)
         for name, answer in (panel.queries() | files.queries()).items():
@@ -283,11 +375,13 @@ class Coordinator:
 
     def _ingress(self, stack: ExitStack) -> Ingress:
         checked, config = self._checked, self._checked.config
-        grader = None
+        grading = None
         if not require_verifier(config.public.verifier).executes:
-            grader = GradingProcess(config.public.verifier)
-            grader.start()
-            stack.callback(grader.close)
+            graders = [GradingProcess(config.public.verifier) for _ in range(min(GRADERS_MAX, len(config.silos)))]
+            for grader in graders:
+                stack.callback(grader.close)
+            graders[-1].start()  # the first that is used
+            grading = AnswerGrading(graders, graders[0].budget_seconds)
         metrics = checked.charter.file.egress.metrics_eval
         return Ingress(
             federation=config.federation,
@@ -298,7 +392,7 @@ class Coordinator:
             public_set_sha256=config.public.sha256,
             # the held-out file stays with the silos; its topics are those the charter names
             topics=frozenset(metrics.topics) if metrics else frozenset(),
-            grader=grader,
+            grading=grading,
             now_seconds=self.seconds,
         )
 
@@ -334,6 +428,7 @@ class Coordinator:
             now=self.now,
             monotonic=time.monotonic,
         )
+        self.driver.sending = lambda: service.uploads.silos
         silos = len(config.silos)
         self._watchdog, self._uploads = service.watchdog, service.uploads
         federation, port = federation_server(service, identity, config.listen, silos=silos, limits=config.limits)
@@ -372,8 +467,10 @@ class Coordinator:
     def work(self) -> None:
         """Let deadlines pass, until asked to stop."""
         swept_at = asked_at = -math.inf
+        quiet = QuietLog(log)
         while not self._stopped.wait(TICK_SECONDS):
             try:
+                self.look_at_clock()
                 self.driver.tick()
                 self.submissions.look()
                 self._watchdog.look()
@@ -381,10 +478,15 @@ class Coordinator:
                     asked_at = time.monotonic()
                     self.driver.parts.store.ask()
                 if time.monotonic() > swept_at + SWEEP_SECONDS:
-                    self._uploads.sweep()
                     swept_at = time.monotonic()
-            except OperationError as error:
+                    self._uploads.sweep()
+            except FedSiloError as error:
                 self.driver.halt(error)
+            except OSError as error:  # such as too many open files: it passes, and what is due stays due
+                cause = error.strerror or type(error).__name__
+                quiet.say(
+                    cause, f"looks that ended by {cause}", f"a look at what is due ended: {cause}; it is repeated"
+                )
 
 
 def run_coordinator(
@@ -404,6 +506,7 @@ def run_coordinator(
         FedSiloError: it cannot start; the message names the cause.
     """
     long_lived.bound_heaps()
+    long_lived.raise_open_files()
     config = load_config(config_path)
     logging.getLogger("fedsilo").setLevel(config.log_level.upper())
     whose = {"party": "coordinator", "federation": config.federation, "name": config.coordinator}

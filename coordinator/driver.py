@@ -2,7 +2,7 @@
 
     peer, envelope, payload
       -> ingress.admit, parse               no state, no lock
-      -> sequence, place, ingress.grade     public answers only; graded outside the lock
+      -> sequence, place, rules, grading    public answers only; graded outside the lock, if no rule refuses them
       -> sequence, charter, audit record    durable before anything is acknowledged
       -> hello | poll | fetch | checkpoint | a contribution folded through the run's method
       -> one transaction: sequence, counts, upload, event, outbox, and the answer's own number
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,12 +32,15 @@ from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.effects import Effects, Prepared, contribution_of
 from coordinator.ingress import Arrived, OpenPlace, Ruling
 from coordinator.journal import Pending, Refusals
+from coordinator.members import SILENT_SECONDS, standing
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.places import Places
 from coordinator.replies import Reply
 from coordinator.round_drift import DriftNotes
 from coordinator.runs import ActiveRun, Surroundings, stored_life
 from fedsilo.treaty import rounds
+from fedsilo.treaty.audit import poll_window
+from fedsilo.treaty.audit.poll_window import PollWindows
 from fedsilo.treaty.errors import FedSiloError, OperationError, PeerError, WireCode
 from fedsilo.treaty.method import DeadlinePassed
 from fedsilo.treaty.plan import plan_from_canonical
@@ -58,7 +61,8 @@ class Driver:
         runs: runs that have a plan and have not ended.
         halted: why nothing is taken any more; empty while all is well.
         importing: silos whose files are being read; what waits for them goes into a file (`coordinator.transfer`).
-        after_hello: called, under the lock, when a silo has said hello.
+        after_hello: called, under the lock, when a silo has said hello, or was silent and is heard again.
+        sending: silos whose large message is on its way in.
     """
 
     parts: Parts
@@ -68,15 +72,18 @@ class Driver:
     halted: str = ""
     stopping: bool = False
     after_hello: Callable[[], object] = field(default=lambda: None)
+    sending: Callable[[], frozenset[str]] = frozenset
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         names, key = (self.parts.federation, self.parts.spiffe_id), self.parts.signing_key
         self.replies = self.parts.replies(*names, key, self.parts.store.once_undone)
         self._places = Places(self.parts.blobs, self.runs)
+        self._up_since = self.parts.monotonic()
         self._past: dict[str, rounds.Life] = {}  # a few runs that have ended, for retries of what came last
         self._books: dict[str, HistoryBook] = {}
         self.pending = Pending(self.parts.store, self.parts.audit)
+        self._polls = PollWindows(self.parts.audit.append, "ingress")
         self.refusals = Refusals(self.parts.audit.append, self.parts.monotonic)
         self.effects = Effects(self.parts, self.runs, self.seen, self._changed.notify_all, self.replies.last_sequence)
         self.drift = DriftNotes(self.parts.blobs, self.parts.store, self.runs, self._changed, self._is_over, self.halt)
@@ -99,6 +106,7 @@ class Driver:
         self.pending.look()
         self.pending.take_up()
         with self._changed, self.parts.store.transaction() as session:
+            self.effects.refuse_other_protocols(session)
             for row in session.scalars(select(db.Run).where(db.Run.plan != "").order_by(db.Run.ordinal)):
                 if not is_over(row.state):
                     run = ActiveRun(plan_from_canonical(row.plan), self.around)
@@ -119,12 +127,26 @@ class Driver:
             if not self.halted:
                 try:
                     self.refusals.tell(everything=True)
+                    self._polls.close()
                 except OperationError as error:
                     self.halt(error)
 
     def changing(self) -> threading.Condition:
         """The lock under which state changes; who holds it and changes an outbox notifies."""
         return self._changed
+
+    def turn_back(self, now: float) -> None:
+        """The clock was accepted: what was counted at a later time counts as of now (T41). now: UTC seconds."""
+        with self._changed, self._storing() as session:
+            for silo in self.parts.silos:
+                book = self._book(session, silo)
+                book.turn_back(now)
+                db.set_counts(session, silo, db.as_json(book.to_json()))
+
+    def close_windows(self) -> None:
+        """Record how many polls came under each decision that permits more of them. Raises OperationError: no space."""
+        with self._changed:
+            self._polls.close()
 
     def halt(self, error: FedSiloError) -> None:
         """Take nothing any more, clearly: what cannot be recorded is not acknowledged (T39)."""
@@ -150,6 +172,7 @@ class Driver:
                         run.apply(session, DeadlinePassed(name))
             self.effects.forget_ended()
             self.refusals.tell()
+            self._polls.close(over=self.parts.ingress.now_seconds())
             self._changed.notify_all()
             waits = [at - self.parts.monotonic() for run in self.runs.values() for at in run.life.deadlines.values()]
             return max(0.0, min(waits)) if waits else None
@@ -169,12 +192,14 @@ class Driver:
             silo = self.parts.ingress.admit(peer, envelope, content.size_bytes)
             arrived = self._graded(self.parts.ingress.parse(silo, envelope, content))
             with self._changed:
+                was_here = self.is_heard(silo)
                 seen = self.seen.setdefault(silo, MemberState())
                 seen.last_seen, seen.certificate_until = self.parts.now(), f"{peer.not_after:%Y-%m-%dT%H:%M:%SZ}"
+                seen.heard_at = self.parts.monotonic()
                 taken = self._take(peer, arrived)
                 if (contradiction := self.effects.relay.contradiction()) and not self.halted:
                     self.halt(contradiction)
-                if isinstance(arrived.body, pb.Hello):
+                if isinstance(arrived.body, pb.Hello) or not was_here:
                     self.after_hello()
             if taken.reply is not None:
                 return taken.reply
@@ -190,6 +215,28 @@ class Driver:
         except OperationError as error:
             self.halt(error)
             raise
+
+    def is_heard(self, silo: str) -> bool:
+        """Whether something came lately, and not a hello after the other."""
+        seen = self.seen.get(silo)
+        silent = seen is None or self.parts.monotonic() - seen.heard_at >= SILENT_SECONDS
+        return not (seen is None or silent or seen.greetings > 1)
+
+    def standings(self, session: Session) -> dict[str, str]:
+        """Of every silo of this federation, how it stands (`members.standing`)."""
+        kept = {member.silo: member.state for member in session.scalars(select(db.Member))}
+        by_files, now = db.carried_silos(session), self.parts.monotonic()
+        for silo in self.sending() & self.seen.keys():
+            self.seen[silo].heard_at = now  # late with a large message, or waiting for its turn: not silent
+        words = {}
+        for silo in self.parts.silos:
+            seen = self.seen.get(silo)
+            words[silo] = standing(
+                kept.get(silo, ""), by_files=silo in by_files, refused=bool(seen and seen.refusal),
+                silent_seconds=None if seen is None else now - seen.heard_at, up_seconds=now - self._up_since,
+                greetings=seen.greetings if seen else 0,
+            )  # fmt: skip
+        return words
 
     def wait_for_pending(self, silo: str, timeout: float) -> bool:
         """Wait until there is something to deliver to a silo, at most `timeout` seconds; whether there is."""
@@ -289,7 +336,7 @@ class Driver:
             self.effects.note_refused(session, arrived)
             if told:
                 log.warning("refused: %s; %s", refusal.message, ruling.decision.explain().replace("\n", "; "))
-            return self._refusal(refusal, envelope)
+            return self._refusal(refusal, envelope, silo)
         try:
             # a silo that is put right may still contribute in this round
             if prepared.objection is None or prepared.objection.wire_code is not WireCode.NOT_A_MEMBER:
@@ -297,8 +344,8 @@ class Driver:
             return self.effects.carry_out(session, peer, arrived, replace(prepared, l2=ruling.facts.get("l2")))
         except PeerError as error:
             if told:
-                log.warning("refused %s: %s [%s]", peer.spiffe_id, error.message, error.code)
-            return self._refusal(error, envelope)
+                log.warning("refused %s: %s [%s]", peer.spiffe_id, error.line, error.code)
+            return self._refusal(error, envelope, silo)
 
     def _counted(self, session: Session, silo: str, ruling: Ruling, book: HistoryBook) -> None:
         if ruling.decision.verdict == "allow":
@@ -327,8 +374,10 @@ class Driver:
         with self._changed, self._storing() as session:
             if self.halted or self.stopping or not self._is_new(session, arrived):
                 return arrived
-            place = self._places.of(session, arrived)
-        return self.parts.ingress.grade(arrived, place)
+            place, book = self._places.of(session, arrived), self._book(session, arrived.silo)
+            if not self.parts.ingress.is_worth_grading(arrived, place, book):
+                return arrived
+        return self.parts.ingress.grade(arrived)
 
     def _is_new(self, session: Session, arrived: Arrived) -> bool:
         """Whether a message is not a retry of one that was taken.
@@ -410,12 +459,17 @@ class Driver:
                     "ingress.decision", kind=kind, decision="deny", reasons=[error.code], direction="ingress",
                     peer=peer.spiffe_id[:128],
                 )  # fmt: skip
-            return self._reply(peer.name if listed else peer.spiffe_id, self._refusal(error, envelope))
+            taken = self._refusal(error, envelope, peer.name if listed else "")
+            return self._reply(peer.name if listed else peer.spiffe_id, taken)
         except OperationError as failure:
             self.halt(failure)
             raise
 
-    def _refusal(self, error: PeerError, envelope: pb.Envelope) -> Taken:
+    def _refusal(self, error: PeerError, envelope: pb.Envelope, silo: str) -> Taken:
+        """silo: a listed one whose own message is refused; empty for anybody else."""
+        if silo and envelope.kind == "control.hello" and error.wire_code is not WireCode.HALTED:
+            told = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
+            self.seen.setdefault(silo, MemberState()).refusal = told
         body = pb.Refusal(code=error.wire_code.value, field=error.field, expected=error.expected, got=error.got)
         known = envelope.run in self.runs
         return Taken("control.refusal", body, run=envelope.run if known else "", round=envelope.round if known else 0)
@@ -463,22 +517,37 @@ class Driver:
         """
         envelope, decision = arrived.envelope, ruling.decision
         facts = {"final": dict(ruling.facts), "history": ruling.history.to_json()}
-        return self.parts.audit.append(
-            "ingress.decision",
-            run=envelope.run,
-            round=envelope.round,
-            step=envelope.step,
-            attempt=envelope.attempt,
-            kind=envelope.kind,
-            sequence=envelope.sequence,
-            peer=envelope.sender,
-            direction="ingress",
-            decision=decision.verdict if objection is None else "deny",
-            reasons=list(decision.reasons) if objection is None else [objection.code],
-            facts=facts if objection is None else {},
-            policy={"effective": decision.policy_sha256},
-            payload=self.parts.payload_digest(envelope.kind, arrived.payload),
-        )
+        if arrived.ungraded:
+            facts["transform"] = {"responses_ungraded": len(arrived.ungraded)}
+
+        def append(detail: Mapping[str, Any] | None = None) -> int:
+            return self.parts.audit.append(
+                "ingress.decision",
+                run=envelope.run,
+                round=envelope.round,
+                step=envelope.step,
+                attempt=envelope.attempt,
+                kind=envelope.kind,
+                sequence=envelope.sequence,
+                peer=envelope.sender,
+                direction="ingress",
+                decision="deny" if objection is not None else decision.verdict,
+                reasons=list(decision.reasons) if objection is None else [objection.code],
+                facts=facts if objection is None else {},
+                policy={"effective": decision.policy_sha256},
+                payload=self.parts.payload_digest(envelope.kind, arrived.payload),
+                detail=detail,
+            )
+
+        allowed = objection is None and decision.verdict == "allow"
+        if not allowed or not poll_window.is_empty(envelope.kind, arrived.body):
+            return append()
+        window = self._polls.take(
+            envelope.sender, envelope.kind, run=envelope.run, policy=decision.policy_sha256,
+            now=self.parts.ingress.now_seconds(), sequence=envelope.sequence, decide=append,
+        )  # fmt: skip
+        window.passed(arrived.payload.size_bytes)
+        return window.decision
 
     def _checkpoint(self) -> None:
         self.parts.audit.checkpoint()

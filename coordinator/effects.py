@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from certs.identity import PeerIdentity
@@ -18,7 +18,7 @@ from coordinator import store as db
 from coordinator.aggregate import l2_norm
 from coordinator.blobs import AnyPayload
 from coordinator.ingress import Arrived
-from coordinator.members import check_hello, facts_as_fields, hello_as_fields
+from coordinator.members import check_hello, check_kept, facts_as_fields, hello_as_fields
 from coordinator.parts import CONTRIBUTIONS, MemberState, Parts, Taken, ack
 from coordinator.runs import ActiveRun
 from coordinator.witnessing import Relay
@@ -52,8 +52,9 @@ def contribution_of(arrived: Arrived) -> rounds.Contribution:
     """A message as the tables of a run know it."""
     envelope = arrived.envelope
     return rounds.Contribution(
-        arrived.silo, envelope.kind, envelope.round, envelope.step, envelope.attempt, arrived.payload.digest
-    )
+        arrived.silo, envelope.kind, envelope.round, envelope.step, envelope.attempt, arrived.payload.digest,
+        arrived.ungraded,
+    )  # fmt: skip
 
 
 class Effects:
@@ -93,7 +94,7 @@ class Effects:
         silo, envelope, body = arrived.silo, arrived.envelope, arrived.body
         match body:
             case pb.Hello():
-                check_hello(body, self._parts.agreed)
+                check_hello(body, self._parts.agreed, silos=len(self._parts.silos))
             case pb.Fetch():
                 return Prepared(adapter=self._adapter(session, body))
             case pb.Checkpoint():
@@ -155,19 +156,20 @@ class Effects:
             state="joined",
             hello=db.as_json(hello_as_fields(hello)),
             fingerprint=peer.fingerprint,
+            refusal="",
             since=self._parts.now(),
         )
         try:
-            member.hello = db.as_json(facts_as_fields(check_hello(hello, self._parts.agreed)))
+            member.hello = db.as_json(
+                facts_as_fields(check_hello(hello, self._parts.agreed, silos=len(self._parts.silos)))
+            )
         except PeerError as error:
-            member.state = "refused"
             self._seen[silo].greetings = 0
-            refusal = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
-            member.refusal = db.as_json(refusal)
+            self._refuse(member, error)
             session.merge(member)
-            self._parts.publish("silo.refused", {"silo": silo, **refusal})
             raise
         session.merge(member)
+        self._seen[silo].refusal = None
         session.execute(delete(db.CarriedSilo).where(db.CarriedSilo.silo == silo))  # `transfer` says where it is one
         session.flush()
         if self._seen[silo].greetings > 1:
@@ -183,6 +185,21 @@ class Effects:
             if silo in run.accepted:
                 self._note_isolation(session, run, silo)
         return ack()
+
+    def _refuse(self, member: db.Member, error: PeerError) -> None:
+        refusal = {"code": error.code, "field": error.field, "expected": error.expected, "got": error.got}
+        member.state, member.refusal = "refused", db.as_json(refusal)
+        self._parts.publish("silo.refused", {"silo": member.silo, **refusal})
+
+    def refuse_other_protocols(self, session: Session) -> None:
+        """Refuse silos that joined before this coordinator was updated and speak an earlier protocol, until they say
+        hello again: they take part in no round, since they could not read its transcript."""
+        for member in session.scalars(select(db.Member).where(db.Member.state == "joined")):
+            try:
+                check_kept(json.loads(member.hello))
+            except PeerError as error:
+                log.warning("refused %s: %s; %s", member.silo, error.message, error.hint)
+                self._refuse(member, error)
 
     def _note_isolation(self, session: Session, run: ActiveRun, silo: str) -> None:
         """Behind which walls a silo works on a run, as its guard says: one line at the beginning, one at a change."""

@@ -4,18 +4,17 @@
 2. Ed25519 signature by the key in that certificate;
 3. payload digest, canonical form;
 4. sequence above the last one (the driver's part, since it is state);
-5. answers to public prompts graded again here, unless place, count or size are wrong already: grading is dear (T23);
-   Those text screens of its charter that need no private data run here too, over all answers (T21);
-6. the same rules as at the silo, with the coordinator's own charter; answers that were not graded are denied.
+5. answers to public prompts: the rules that need no grading (T23, T55); if none of them refuses, all are graded again,
+   each silo's in a queue and within a budget of its own. Those text screens of its charter that need no private data
+   run here too (T21). An answer that was not graded in time is dropped and counted;
+6. the same rules as at the silo, with the coordinator's own charter; where nothing was graded, answers are denied.
 What this does not stop: values that keep all rules and are still bad for the model.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
 from google.protobuf.message import Message as ProtobufMessage
@@ -24,8 +23,8 @@ from certs.identity import PeerIdentity
 from coordinator.aggregate import LazyTensors, read_factors
 from coordinator.blobs import AnyPayload, whole
 from coordinator.members import silo_of
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.treaty.errors import PeerError, WireCode
-from fedsilo.treaty.grading import Verdict
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -33,20 +32,22 @@ from fedsilo.treaty.wire.services import OUTBOUND_KINDS, REFT_KINDS, TENSOR_KIND
 from policies import engine, screening
 from policies.asked import Asked
 from policies.load import Policy
-from policies.message import Screened
+from policies.message import FINAL, OFFERED, Screened
 from policies.schema import LoraSchema
+from policies.transform import withhold_responses
 
 DIGEST_BYTES = 32
 SIGNATURE_BYTES = 64
 
 
-class Grader(Protocol):
-    def grade_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]: ...
-
-
 @dataclass(frozen=True)
 class Arrived:
-    """A complete message, authenticated and parsed; not yet judged by the rules."""
+    """A complete message, authenticated and parsed; not yet judged by the rules.
+
+    Attributes:
+        verdicts, screened: of the answers to public prompts; of those alone that were graded in time.
+        ungraded: places of the others in the message.
+    """
 
     silo: str
     envelope: pb.Envelope
@@ -55,6 +56,15 @@ class Arrived:
     tensors: LazyTensors | None
     verdicts: tuple[bool, ...] | None
     screened: Screened | None = None
+    ungraded: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> ProtobufMessage:
+        """The message without answers that were not graded in time."""
+        if not self.ungraded or not isinstance(self.body, pb.PublicResponses):
+            return self.body
+        count = sum(len(prompt.responses) for prompt in self.body.prompts)
+        return withhold_responses(self.body, [place in self.ungraded for place in range(count)])[0]
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ class Ruling:
 
 
 class Ingress:
-    """Checks without state, but for the grading worker.
+    """Checks without state, but for what grading has taken so far.
 
     Args:
         federation: its id.
@@ -98,7 +108,7 @@ class Ingress:
         references: reference answers of the public set, by row.
         public_set_sha256: digest of that set.
         topics: topics that metrics may name.
-        grader: the grading worker, or None when the public set's verifier executes code (design 8.1).
+        grading: of answers, or None when the public set's verifier executes code (design 8.1).
         now_seconds: UTC seconds, never going back.
     """
 
@@ -112,7 +122,7 @@ class Ingress:
         references: Sequence[str],
         public_set_sha256: str,
         topics: frozenset[str],
-        grader: Grader | None,
+        grading: AnswerGrading | None,
         now_seconds: Callable[[], float],
     ) -> None:
         self._federation = federation
@@ -122,9 +132,8 @@ class Ingress:
         self._references = references
         self._public_set_sha256 = public_set_sha256
         self._topics = topics
-        self._grader = grader
-        self._grading = threading.Lock()
-        self._now_seconds = now_seconds
+        self._grading = grading
+        self.now_seconds = now_seconds
 
     def admit(self, peer: PeerIdentity, envelope: pb.Envelope, payload_bytes: int) -> str:
         """Steps 1 and 2, before any payload byte is accepted. Returns the silo's name.
@@ -173,29 +182,35 @@ class Ingress:
         body: ProtobufMessage = codec.decode(OUTBOUND_KINDS[envelope.kind], whole(payload))
         return Arrived(silo, envelope, payload, body, None, None)
 
-    def grade(self, arrived: Arrived, place: OpenPlace) -> Arrived:
-        """Step 5, which may take long and changes no state: verdicts on answers to public prompts."""
-        body = arrived.body
-        if not isinstance(body, pb.PublicResponses) or not self._worth_grading(arrived, body, place):
-            return arrived
-        texts = [response.text for prompt in body.prompts for response in prompt.responses]
-        names = screening.asked(self.policy.file.egress.public_responses, arrived.envelope.kind, "ingress")
-        screened = screening.screen(self.policy.file, names, texts, screening.NO_MATERIAL)
-        return replace(arrived, verdicts=self._grade(body), screened=screened)
-
-    def _worth_grading(self, arrived: Arrived, body: pb.PublicResponses, place: OpenPlace) -> bool:
-        """Whether a message answers the open step within what plan and charter let one step hold."""
-        limits, plan = self.policy.file.egress.public_responses, place.plan
-        asked = (place.round, place.step) == (arrived.envelope.round, arrived.envelope.step) and place.step > 0
-        if limits is None or plan is None or not asked:
+    def is_worth_grading(self, arrived: Arrived, place: OpenPlace, book: engine.HistoryBook) -> bool:
+        """Whether a message holds answers, and no rule that needs no grading refuses them."""
+        if not isinstance(arrived.body, pb.PublicResponses):
             return False
-        responses = sum(len(prompt.responses) for prompt in body.prompts)
-        return (
-            responses <= plan.prompts_per_step * plan.samples_per_prompt
-            and arrived.payload.size_bytes <= limits.max_bytes_per_step
-        )
+        return self.judge(arrived, place, book, stage=OFFERED).decision.would_be != "deny"
 
-    def judge(self, arrived: Arrived, place: OpenPlace, book: engine.HistoryBook) -> Ruling:
+    def grade(self, arrived: Arrived) -> Arrived:
+        """Step 5, which may take long and changes no state: verdicts on answers to public prompts."""
+        body, verdicts = arrived.body, list[bool | None]()
+        assert isinstance(body, pb.PublicResponses)  # noqa: S101  # only those are worth grading
+        if self._grading is not None:
+            # a row that is not in the set has no answer: its message was not worth grading
+            pairs = [
+                (response.text, self._references[prompt.prompt_index])
+                for prompt in body.prompts
+                for response in prompt.responses
+            ]
+            place = (arrived.envelope.run, arrived.envelope.round, arrived.envelope.step)
+            verdicts = list(self._grading.grade(arrived.silo, place, pairs))
+        late = tuple(place for place, verdict in enumerate(verdicts) if verdict is None)
+        arrived = replace(arrived, ungraded=late)
+        names = screening.asked(self.policy.file.egress.public_responses, arrived.envelope.kind, "ingress")
+        screened = screening.screen(
+            self.policy.file, names, list(screening.texts_of(arrived.left)), screening.NO_MATERIAL
+        )
+        graded = tuple(verdict for verdict in verdicts if verdict is not None)
+        return replace(arrived, verdicts=None if self._grading is None else graded, screened=screened)
+
+    def judge(self, arrived: Arrived, place: OpenPlace, book: engine.HistoryBook, *, stage: str = FINAL) -> Ruling:
         """Step 6: the charter's verdict. Whatever the rules cannot decide is a deny."""
         envelope = arrived.envelope
         message = engine.Message(
@@ -206,11 +221,11 @@ class Ingress:
             step=envelope.step,
             sender=envelope.sender,
             payload_bytes=arrived.payload.size_bytes,
-            body=arrived.body,
+            body=arrived.left,
             tensors=arrived.tensors,
         )
         context = engine.Context(
-            now_seconds=self._now_seconds(),
+            now_seconds=self.now_seconds(),
             expected_sender=f"spiffe://{self._federation}/silo/{arrived.silo}",
             public_set_sha256=self._public_set_sha256,
             public_set_rows=len(self._references),
@@ -228,19 +243,6 @@ class Ingress:
             screened=arrived.screened,
             topics=self._topics,
         )
-        facts = engine.measure(message, context)
+        facts = engine.measure(message, context, stage=stage)
         history = book.view(facts)
         return Ruling(engine.decide(facts, self.policy, history), facts, history)
-
-    def _grade(self, body: pb.PublicResponses) -> tuple[bool, ...] | None:
-        if self._grader is None:
-            return None
-        pairs: list[tuple[str, str]] = []
-        for prompt in body.prompts:
-            # an index that is not in the set has no right answer; the rules deny it by name
-            reference = self._references[prompt.prompt_index] if prompt.prompt_index < len(self._references) else None
-            pairs.extend((response.text, reference or "") for response in prompt.responses)
-            if reference is None and prompt.responses:
-                return None
-        with self._grading:
-            return tuple(verdict.correct for verdict in self._grader.grade_many(pairs))

@@ -75,15 +75,15 @@ class Pending:
         audit, origin = self._audit, self._audit.origin
         with self._store.transaction() as session:
             place = session.get(db.LogPlace, origin)
-        if place is not None and not (place.size <= audit.size and audit.root_at(place.rooted).hex() == place.root):
+        found = audit.size_found  # before this start closed what a kill had left open
+        if place is not None and not (place.size <= found and audit.root_at(place.rooted).hex() == place.root):
             raise ConflictError(
-                f"{audit.directory} has {audit.size} records and is not the log that the database was used with: that "
+                f"{audit.directory} has {found} records and is not the log that the database was used with: that "
                 f"one is of {origin} and has {place.size} at least",
                 hint="bring the audit folder as the last coordinator left it", code="LOG_BEHIND",
             )  # fmt: skip
         with self._store.transaction() as session:
-            size = audit.size
-            session.merge(db.LogPlace(origin=origin, size=size, rooted=size, root=audit.root_at(size).hex()))
+            session.merge(db.LogPlace(origin=origin, size=found, rooted=found, root=audit.root_at(found).hex()))
 
     def take_up(self) -> None:
         """At a start: append what a kill left behind, but what it left between the log and the database only once."""
@@ -94,13 +94,14 @@ class Pending:
 
     def _append_but(self, there: set[str]) -> None:
         with self._store.transaction() as session:
-            for row in session.scalars(_in_order()):
+            rows = list(session.scalars(_in_order()))
+            for row in rows:
                 fields = json.loads(row.fields)
                 if _content(row.event, fields) not in there:
                     self._audit.append(row.event, **fields)
                 session.delete(row)
-            # an older copy of the log would lack what was taken out here
-            db.set_log_size(session, self._audit.origin, self._audit.size)
+            if rows:  # an older copy of the log would lack what was taken out here
+                db.set_log_size(session, self._audit.origin, self._audit.size)
 
 
 def _in_order() -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.isolation import RUNGS
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
+from policies.model import MIN_UPDATES
 
 ROLES = frozenset({"member", "lead"})
+SILENT_SECONDS = 120.0  # a silo that is up sends a poll or a heartbeat at least every half minute
 TEXT_CHARACTERS_MAX = 64  # a hash in hex; nothing in hello is longer
 
 
@@ -45,6 +48,9 @@ class HelloFacts:
     role: str
     policy_sha256: str
     own_verifiers_sha256: str
+    min_updates: str
+    protocol_min: str
+    protocol_max: str
 
 
 _CHECKS = (
@@ -59,6 +65,39 @@ _CHECKS = (
 )
 # Fields that may differ where the agreement allows a mixture, and where it says so.
 _MAY_BE_MIXED = {"load": "mixed_base", "own_verifiers_sha256": "mixed_verifiers"}
+
+
+def standing(
+    kept: str, *, by_files: bool, refused: bool, silent_seconds: float | None, up_seconds: float, greetings: int
+) -> str:
+    """How a silo stands with this coordinator: the one word for it on every screen and in every command.
+
+    Does not stop: a silo whose guard polls while its trainer is dead. It is heard, so it has joined.
+
+    Args:
+        kept: `joined` or `refused`, as its last hello was answered; empty before the first one.
+        by_files: its messages come in files, so nobody expects to hear it.
+        refused: a hello was refused since this coordinator started, and none was taken after that.
+        silent_seconds: since its last message; None where none came since this coordinator started.
+        up_seconds: since this coordinator started.
+        greetings: hellos taken since it last said anything else.
+
+    Returns:
+        absent: it never said hello. refused: at hello. by_files. not_heard_yet: this coordinator has only just started.
+        silent: up or not, nothing has come from it for `SILENT_SECONDS`. only_greets: it was cut off after its hello,
+        or does not believe the answer. joined: none of that.
+    """
+    if refused or kept == "refused":
+        return "refused"
+    if not kept:
+        return "absent"
+    if by_files:
+        return "by_files"
+    if (up_seconds if silent_seconds is None else silent_seconds) >= SILENT_SECONDS:
+        return "silent"
+    if silent_seconds is None:
+        return "not_heard_yet"
+    return "only_greets" if greetings > 1 else "joined"
 
 
 def silo_of(spiffe_id: str, federation: str, silos: tuple[str, ...]) -> str:
@@ -77,20 +116,18 @@ def silo_of(spiffe_id: str, federation: str, silos: tuple[str, ...]) -> str:
     )
 
 
-def check_hello(hello: pb.Hello, agreed: Agreed) -> HelloFacts:
+def check_hello(hello: pb.Hello, agreed: Agreed, *, silos: int = 1) -> HelloFacts:
     """Compare a silo's hello with the federation's agreement.
+
+    Args:
+        hello: as it came.
+        agreed: what every silo must share.
+        silos: how many are listed here.
 
     Raises:
         PeerError: the first difference, with the field's name and both values.
     """
-    if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
-        raise PeerError(
-            WireCode.PROTOCOL_RANGE,
-            f"no common protocol version: expected {PROTOCOL_VERSION}, got {hello.protocol_min}-{hello.protocol_max}",
-            field="protocol",
-            expected=str(PROTOCOL_VERSION),
-            got=f"{hello.protocol_min}-{hello.protocol_max}",
-        )
+    _check_protocol(hello.protocol_min, hello.protocol_max)
     for field, code in _CHECKS:
         expected, got = str(getattr(agreed, field)), _printable(getattr(hello, field))
         mixed = field in _MAY_BE_MIXED and getattr(agreed, _MAY_BE_MIXED[field]) == "allow"
@@ -103,12 +140,37 @@ def check_hello(hello: pb.Hello, agreed: Agreed) -> HelloFacts:
             raise PeerError(
                 WireCode.MALFORMED, f"{field} is {got!r}", field=field, expected="|".join(sorted(allowed)), got=got
             )
+    # A larger number would fit into no transcript, or into none of this federation's rounds (T24).
+    least, most = min(MIN_UPDATES, silos), max(MIN_UPDATES, silos)
+    if not least <= hello.min_updates <= most:
+        got, expected = str(hello.min_updates), f"{least}-{most}"
+        differ = f"min_updates: expected {expected} among {silos} silo{'s' * (silos > 1)}, got {got}"
+        raise PeerError(WireCode.MALFORMED, differ, field="min_updates", expected=expected, got=got)
     return HelloFacts(**hello_as_fields(hello))
+
+
+def check_kept(fields: Mapping[str, str]) -> None:
+    """Check that a hello that was accepted before this start, maybe by an earlier version, is of this protocol.
+
+    Raises:
+        PeerError: it is of another one. A hello that names none is from when there was version 1 only.
+    """
+    _check_protocol(int(fields.get("protocol_min", "1")), int(fields.get("protocol_max", "1")))
+
+
+def _check_protocol(low: int, high: int) -> None:
+    if not low <= PROTOCOL_VERSION <= high:
+        got = f"{low}-{high}" if low != high else str(low)
+        raise PeerError(
+            WireCode.PROTOCOL_RANGE, f"no common protocol version: expected {PROTOCOL_VERSION}, got {got}",
+            hint="use one version of FedSilo on both sides: update the older one",
+            field="protocol", expected=str(PROTOCOL_VERSION), got=got,
+        )  # fmt: skip
 
 
 def hello_as_fields(hello: pb.Hello) -> dict[str, str]:
     """What a silo says of itself, safe to show, whether or not it is right."""
-    return {name: _printable(getattr(hello, name)) for name in HelloFacts.__dataclass_fields__}
+    return {name: _printable(str(getattr(hello, name))) for name in HelloFacts.__dataclass_fields__}
 
 
 def facts_as_fields(facts: HelloFacts) -> dict[str, str]:

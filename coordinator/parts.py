@@ -49,9 +49,11 @@ class Parts:
 
 @dataclass
 class MemberState:
-    """What a silo was last seen doing; for people only."""
+    """What a silo was last seen doing; and how it stands since this coordinator started."""
 
     last_seen: str = ""
+    heard_at: float = 0.0  # monotonic
+    refusal: dict[str, str] | None = None  # of its last hello: {code, field, expected, got}; None where that was taken
     run: str = ""  # of its round and step
     round: int = 0
     step: int = 0

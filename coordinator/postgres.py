@@ -28,6 +28,7 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import OperationalError as Failed
 
+from fedsilo.edge.extras import install_hint
 from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import ConflictError, FedSiloError, OperationError, UsageError
 
@@ -77,7 +78,7 @@ def open_engine(url: URL, shown: str) -> Engine:
     if importlib.util.find_spec("psycopg") is None:
         raise UsageError(
             "`database:` names PostgreSQL, and its driver is not installed",
-            hint="pip install 'fedsilo[postgres]'", code="EXTRA_MISSING",
+            hint=install_hint("psycopg"), code="EXTRA_MISSING",
         )  # fmt: skip
     if "application_name" not in url.query:
         url = url.update_query_dict({"application_name": f"fedsilo {os.uname().nodename[:40]} {os.getpid()}"})

@@ -51,12 +51,14 @@ class Live:
         left_seconds: to each deadline, by its name.
         paused: whether the run is.
         seen: what each silo was last seen doing: (last_seen, round, step).
+        standings: how each stands (`members.standing`).
     """
 
     now: str
     left_seconds: Mapping[str, float] = field(default_factory=dict)
     paused: bool = False
     seen: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+    standings: Mapping[str, str] = field(default_factory=dict)
 
 
 class RoundView:
@@ -83,9 +85,10 @@ class RoundView:
                 return no_run_yet("coordinator")
             row = round_row(session, run, number)
             marks = self._marks.of(run.name, row.number) if row is not None else ()
-            return round_answer(session, run, row, marks, charter_digest=self._charter_digest, live=self._live(run))
+            live = self._live(session, run)
+            return round_answer(session, run, row, marks, charter_digest=self._charter_digest, live=live)
 
-    def _live(self, run: db.Run) -> Live:
+    def _live(self, session: Session, run: db.Run) -> Live:
         # copies, each taken in one step, so that nobody waits for the lock while an aggregate is made
         active, seen, parts = self._driver.runs.get(run.name), dict(self._driver.seen), self._driver.parts
         life = active.life if active is not None else None
@@ -98,6 +101,7 @@ class RoundView:
                 silo: (each.last_seen, *((each.round, each.step) if each.run == run.name else (0, 0)))
                 for silo, each in seen.items()
             },
+            self._driver.standings(session),
         )  # fmt: skip
 
 
@@ -237,6 +241,7 @@ class _Facts:
         self.closed = seconds_between(row.opened_at, row.closed_at)
         self.elapsed = self.closed if live is None else seconds_between(row.opened_at, live.now)
         self._over = is_over(run.state)
+        self._standings = live.standings if live is not None else {}
         query = select(db.Upload).where(db.Upload.run == run.name, db.Upload.round == row.number)
         self._uploads: dict[tuple[str, str, int], db.Upload] = {}
         for upload in session.scalars(query.order_by(db.Upload.received_at)):
@@ -343,7 +348,10 @@ class _Facts:
         now = next((phase for phase in self._phases[silo] if phase["state"] == "open"), None)
         if now is None or now["phase"] == "others":
             return "waits"
-        return {"sign": "signing", "update": "training"}.get(now["phase"], f"step {now['step']}")
+        if (word := self._standings.get(silo)) in ("silent", "refused"):
+            return word
+        # nobody here is told whether it trains or waits for its people (B6)
+        return {"sign": "signing", "update": "awaited"}.get(now["phase"], f"step {now['step']}")
 
 
 def _by_step(item: tuple[str, Any]) -> int:
@@ -419,7 +427,7 @@ def _silos(
     declined = Counter(session.scalars(
         select(db.Figure.silo).where(db.Figure.run == run.name, db.Figure.name == db.PLAN_DECLINED)
     ))  # fmt: skip
-    rungs = db.isolation_of(session, run.name)
+    rungs, standings = db.isolation_of(session, run.name), live.standings if live else {}
     rows = []
     for silo in names or tuple(members):
         member = members.get(silo)
@@ -430,7 +438,8 @@ def _silos(
         rows.append(
             {
                 "silo": silo, "own": False, "why": None,  # a silo says that it declined, and never why (B6)
-                "joined": member.state if member else "absent", "joined_at": member.since if member else None,
+                "joined": standings.get(silo) or (member.state if member else "absent"),
+                "joined_at": member.since if member else None,
                 "plan": plan_word, "plan_at": None,  # nobody keeps when
                 "last_seen": last_seen or None,
                 "step": at_step if row is not None and at_round == row.number else None,

@@ -48,6 +48,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import FactorsReader, decode, encode
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS, TENSOR_KINDS
 from policies.asked import Asked
+from policies.transform import blank_responses
 
 
 @dataclass
@@ -228,6 +229,8 @@ class ActiveRun:
             return cast(CoordinatorEvent, event)
         if body is None:
             body = body_of(event, self.around.blobs)
+        if event.ungraded and isinstance(body, pb.PublicResponses):
+            body = blank_responses(body, event.ungraded)
         return MessageArrived(event.silo, event.kind, event.round, event.step, body, event.digest)
 
     def _tell(self, session: Session, event: rounds.Event, body: Message | None) -> list[rounds.Event]:
@@ -408,6 +411,11 @@ class ActiveRun:
 
     def _commit(self, session: Session, action: Commit) -> list[rounds.Event]:
         row = session.get_one(db.Round, (self.name, action.round))
+        if len(action.silos) < agreement.min_updates_of_round(session, self.name, action.round):
+            # A policy was tightened since the plan was signed: it is not for this run to be committed under (T58).
+            told = {"run": self.name, "round": action.round, "reason": "MIN_UPDATES"}
+            self.around.publish("round.refused", told)
+            return [rounds.RoundAbandoned(action.round), rounds.GivenUp("MIN_UPDATES")]
         blobs = self.around.blobs
         uploads = [blobs.get(digest) for digest in action.upload_digests]
         combine, norm = self.method.combine_under(self.plan, action.silos), L2Sum()

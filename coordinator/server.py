@@ -15,6 +15,7 @@ import grp
 import hashlib
 import logging
 import os
+import resource
 import socket
 import threading
 from collections import Counter
@@ -34,6 +35,7 @@ from coordinator.driver import Driver
 from coordinator.native_log import address_of, host_of
 from coordinator.replies import Reply
 from coordinator.uploads import LineClosed, Uploads
+from fedsilo.edge import control_places
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.json_log import about
 from fedsilo.edge.quiet_log import QuietLog
@@ -44,7 +46,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 log = logging.getLogger("fedsilo.coordinator")
 
-WATCHERS_MAX = 16
+FILES_OF_OUR_OWN = 256
 PROGRESS_BYTES = 1 << 20  # of an upload, in `limits.receive_timeout_seconds`; of an answer it is a chunk
 _OPTIONS = (
     ("grpc.max_receive_message_length", 2 << 20),
@@ -96,7 +98,7 @@ class _Boundary:
                 f"refused {host} {certificate}", f"refused calls from {host}", f"refused a call from {error.line}"
             )
             self._context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
-        if isinstance(error, _TooManyCallsError):
+        if isinstance(error, _TooManyCallsError | control_places.NoPlace):
             self._quiet.say(error.message, error.message, error.message)
             self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         if isinstance(error, FedSiloError):
@@ -370,6 +372,10 @@ def federation_server(
         # Whoever has nothing to say holds no connection (T24): a silo says something every few seconds, or dials again.
         ("grpc.max_connection_idle_ms", limits.connection_idle_seconds_max * 1000),
         ("grpc.max_connection_age_grace_ms", 120_000),
+        # Whoever dials and does not finish TLS, which needs a certificate of this federation, holds a place for so long
+        # only; and of places there are fewer than files that this process may have open (T24).
+        ("grpc.server_handshake_timeout_ms", round(limits.handshake_timeout_seconds * 1000)),
+        ("grpc.max_allowed_incoming_connections", connections_max(limits)),
     )
     # a waiting poll holds a thread: two per silo for polls, the rest for everything else
     server = grpc.server(ThreadPoolExecutor(4 + 3 * silos, thread_name_prefix="federation"), options=options)
@@ -393,6 +399,18 @@ def federation_server(
     except RuntimeError as error:
         raise ConflictError(f"cannot listen on {listen}", hint="choose another `listen:` address") from error
     return server, port
+
+
+def connections_max(limits: Limits) -> int:
+    """How many connections are held at a time: what is configured, and never more than the open files leave room for.
+
+    Each takes one file; the rest stays for databases, payloads, logs and the control socket.
+    """
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = max(files - FILES_OF_OUR_OWN, files // 2)
+    if room < limits.connections_max:
+        log.warning("%d connections at most, since %d files may be open: raise `ulimit -n`", room, files)
+    return min(limits.connections_max, room)
 
 
 def _refuse_port_in_use(listen: str) -> None:
@@ -427,13 +445,14 @@ class ControlService:
     def __init__(self, desk: ControlDesk) -> None:
         self._desk = desk
         self._quiet = QuietLog(log)
+        self._watchers, self._readers = control_places.watchers(), control_places.readers()
 
     def snapshot(self, _request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> control_pb2.Snapshot:
-        with _Boundary(context, self._quiet):
+        with _Boundary(context, self._quiet), self._readers.taken():
             return self._desk.snapshot()
 
     def watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
-        with _Boundary(context, self._quiet):
+        with _Boundary(context, self._quiet), self._watchers.taken():
             sequence = request.since_sequence
             while context.is_active() and not self._desk.closed:
                 for event in self._desk.events_since(sequence, 1.0):
@@ -441,7 +460,7 @@ class ControlService:
                     yield event
 
     def query(self, request: control_pb2.QueryRequest, context: grpc.ServicerContext) -> control_pb2.QueryReply:
-        with _Boundary(context, self._quiet):
+        with _Boundary(context, self._quiet), self._readers.taken():
             return self._desk.query(request.name, request.arguments_json)
 
     def execute(self, request: control_pb2.Command, context: grpc.ServicerContext) -> control_pb2.CommandReply:
@@ -454,7 +473,7 @@ def control_server(desk: ControlDesk, path: Path, group: str) -> grpc.Server:
 
     The socket is 0660 for `group` where that group exists and this user may give it away, else 0600.
     """
-    server = grpc.server(ThreadPoolExecutor(WATCHERS_MAX + 4, thread_name_prefix="control"))
+    server = grpc.server(ThreadPoolExecutor(control_places.THREADS, thread_name_prefix="control"))
     service = ControlService(desk)
     behaviours: dict[str, Any] = {
         "Snapshot": service.snapshot, "Watch": service.watch, "Query": service.query, "Execute": service.execute,

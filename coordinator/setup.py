@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import write_durably
+from coordinator.config import load_config
+from fedsilo.edge.files import FOLDER_MODE, undone_on_failure, write_durably
 from fedsilo.edge.identity_files import load_coordinator_key, read_public
+from fedsilo.edge.model_facts import read_model_facts
 from fedsilo.edge.model_folder import read_fingerprints
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.site_policy import SiteInputs, make_site_policy, within_context
@@ -63,7 +65,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
 
     Raises:
         ConflictError: a file exists and `force` is not given.
-        FedSiloError: identity, model folder or a task file is missing or wrong.
+        FedSiloError: identity, model folder or a task file is missing or wrong. Then nothing has been written.
     """
     here = inputs.directory
     places = {
@@ -75,10 +77,7 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
     for place in places.values():
         if place.exists() and not force:
             raise ConflictError(f"{place} exists already", hint="give --force to replace it")
-    try:
-        here.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OperationError(f"cannot create {here}: {error.strerror}") from error
+    read_model_facts(inputs.model)
     size = within_context(inputs.size, inputs.model)
     bundle = {
         "federation": inputs.federation,
@@ -90,7 +89,6 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
         "plan_size": size.to_json(),
         "load": inputs.load,
     }
-    write_durably(places["bundle"], json.dumps(bundle, indent=1).encode() + b"\n")
     made = make_site_policy(
         SiteInputs(
             ruleset=inputs.ruleset,
@@ -108,14 +106,25 @@ def init_coordinator(inputs: InitInputs, *, force: bool = False) -> dict[str, An
             first_rounds=0,
             least_isolation=inputs.least_isolation,
             template=inputs.template,
-        )
+        ),
+        bundle,
     )
     charter = load_policy(made.policy_text.encode(), str(places["charter"]))
     bundle |= {"charter": made.policy_text, "charter_sha256": charter.digest}
-    write_durably(places["bundle"], json.dumps(bundle, indent=1).encode() + b"\n")
-    write_durably(places["schema"], made.schema_text)
-    write_durably(places["charter"], made.policy_text.encode())
-    write_durably(places["config"], _config_text(inputs).encode())
+    written = {
+        "bundle": json.dumps(bundle, indent=1).encode() + b"\n",
+        "schema": made.schema_text,
+        "charter": made.policy_text.encode(),
+        "config": _config_text(inputs).encode(),
+    }
+    try:
+        here.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperationError(f"cannot create {here}: {error.strerror}") from error
+    with undone_on_failure(here, places.values()):
+        for name, content in written.items():
+            write_durably(places[name], content)
+        load_config(places["config"])  # what was given for it is judged now, not at the first start
     return {
         **{name: str(place) for name, place in places.items()},
         "schema_sha256": made.schema.digest,

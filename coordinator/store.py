@@ -15,6 +15,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import bindparam, create_engine, event, insert, select, text, update
@@ -55,6 +56,7 @@ from coordinator.tables import its as its
 from coordinator.tables import table_of as table_of
 from coordinator.tables import where_its as where_its
 from fedsilo.edge.files import DiskFullError
+from fedsilo.edge.locked_file import TRY_SECONDS, LockedFile
 from fedsilo.treaty.errors import OperationError, UsageError, WireCode
 
 
@@ -75,11 +77,14 @@ class Store:
 
     def __init__(self, url: str) -> None:
         address = database_url(url)
+        self.locked: LockedFile | None = None
         if address.drivername == POSTGRESQL:
             self._engine = postgres.open_engine(address, shown_url(url))
         else:
             self._engine = create_engine(address, hide_parameters=True)
             event.listen(self._engine, "connect", _use_wal)
+            self.locked = LockedFile(Path(address.database or ""))
+            self._wait_for_locks(self.locked)
         event.listen(self._engine, "before_cursor_execute", _refuse_nul)
         try:
             with named_errors():
@@ -92,6 +97,26 @@ class Store:
         event.listen(self._sessions, "loaded_as_persistent", _hold)
         event.listen(self._sessions, "pending_to_persistent", _hold)
         self._thread = threading.local()
+
+    def _wait_for_locks(self, locked: LockedFile) -> None:
+        """A statement that finds the file locked by another process is tried again, in its transaction as it is."""
+
+        def execute(cursor: sqlite3.Cursor, statement: str, parameters: Any, _context: object) -> bool:
+            locked.until_free(lambda: cursor.execute(statement, parameters))
+            return True
+
+        def execute_many(cursor: sqlite3.Cursor, statement: str, parameters: Any, _context: object) -> bool:
+            # its first row takes the lock for all, so a try that fails has done nothing
+            locked.until_free(lambda: cursor.executemany(statement, parameters))
+            return True
+
+        event.listen(self._engine, "do_execute", execute)
+        event.listen(self._engine, "do_executemany", execute_many)
+
+    @property
+    def waiting(self) -> str:
+        """What is waited for, in words: a lock that another process holds; empty while nothing is."""
+        return self.locked.waiting if self.locked is not None else ""
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -151,7 +176,7 @@ def _hold(session: Session, row: object) -> None:
 def _use_wal(connection: sqlite3.Connection, _record: object) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA busy_timeout=10000")
+    connection.execute(f"PRAGMA busy_timeout={int(TRY_SECONDS * 1000)}")
 
 
 def _refuse_nul(_connection: object, _cursor: object, _statement: str, parameters: Any, *_: object) -> None:

@@ -1,7 +1,7 @@
 """From `run.yaml` to a signed plan: what the submitter chose, what the federation fixes, and who takes part.
 
-A run waits until every silo it names has joined, or until its join deadline with at least the quorum; only then is
-its roster, and with it the plan, final.
+A run waits until every silo it names has joined and is heard, or until its join deadline with at least the quorum;
+only then is its roster, and with it the plan, final.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import store as db
 from coordinator.aggregate import initial_pieces
+from coordinator.agreement import min_updates_of
 from coordinator.driver import Driver
 from coordinator.runs import ActiveRun
 from fedsilo.edge.run_request import Fixed, check_request, plan_from_request, read_request, silos_of
@@ -23,7 +24,7 @@ from fedsilo.treaty import strict_yaml
 from fedsilo.treaty.errors import ConflictError, NotFoundError
 from fedsilo.treaty.methods import method_named
 from fedsilo.treaty.plan import Plan
-from fedsilo.treaty.round_tables import RUN, advance, gather
+from fedsilo.treaty.round_tables import RUN, advance, gather, silo_is_here
 
 Record = Callable[[Session, str], None]  # within the transaction that does it: which run
 
@@ -87,6 +88,7 @@ class Submissions:
             if session.get(db.Run, plan.run) is not None:
                 raise ConflictError(f"there is a run {plan.run!r} already", hint="choose another `run:`")
             self._refuse_busy(plan)
+            self._refuse_too_few(session, document, plan)
             session.add(
                 db.Run(
                     name=plan.run,
@@ -133,13 +135,17 @@ class Submissions:
             if name not in self.waiting:
                 raise NotFoundError(f"no run {name!r} is waiting for silos")
             item = self.waiting[name]
-            joined = sorted(self._all_joined(session) & set(self.fixed.silos))
-            if shown is not None and shown != joined:
-                told = f"the silos joined are {', '.join(joined) or 'none'}, not those shown"
+            here = sorted(self._all_here(session) & set(self.fixed.silos))
+            if shown is not None and shown != here:
+                told = f"the silos here are {', '.join(here) or 'none'}, not those shown"
                 raise ConflictError(told, hint="look again", code="STALE_VIEW")
-            ready = self._joined(session, item.plan)
-            if len(ready) < item.plan.quorum:
-                raise ConflictError(f"{len(ready)} silos have joined, the quorum is {item.plan.quorum}")
+            ready = self._here(session, item.plan)
+            quorum = self._quorum(session, item.plan, ready)
+            if len(ready) < quorum:
+                raise ConflictError(
+                    f"{len(ready)} silos are here, the quorum is {quorum}",
+                    hint="coordinator silos list: one that is silent or was refused does not count",
+                )  # fmt: skip
             record(session, name)
             self._start(session, name, ready)
             return {"run": name, "state": "started", "silos": list(ready)}
@@ -157,7 +163,8 @@ class Submissions:
         document = _taken(request)
         plan = plan_from_request(document, self.fixed, silos_of(document, self.fixed.silos))
         due = self.driver.parts.monotonic() + plan.join_deadline_seconds
-        self.waiting[name] = Waiting(request, plan, due)
+        # The default follows from the silos that are asked for, not from those that come.
+        self.waiting[name] = Waiting({**request, "quorum": plan.quorum}, plan, due)
 
     @staticmethod
     def _refuse_waiting_for_files(session: Session, document: strict_yaml.Document, plan: Plan) -> None:
@@ -168,6 +175,20 @@ class Submissions:
                 f"exchange files: {', '.join(by_files)}",
                 hint="exchange: round_end, or name the other silos in `silos:`", code="BY_FILES",
             )  # fmt: skip
+
+    @staticmethod
+    def _refuse_too_few(session: Session, document: strict_yaml.Document, plan: Plan) -> None:
+        least = min_updates_of(session, plan.silos)
+        if len(plan.silos) < least:
+            raise ConflictError(
+                f"{document.place(('silos',))}: {len(plan.silos)} silos, and a policy among them asks for means of "
+                f"{least} updates or more (federation.min_updates)",
+                hint="name more silos", code="MIN_UPDATES",
+            )  # fmt: skip
+
+    def _quorum(self, session: Session, plan: Plan, ready: tuple[str, ...]) -> int:
+        """Of the run that begins with these: as it was asked for, and never below what one of their policies asks."""
+        return max(plan.quorum, min_updates_of(session, ready))
 
     def _refuse_busy(self, plan: Plan) -> None:
         """A silo has one trainer and is in one run at a time; runs of different silos go on side by side."""
@@ -180,19 +201,24 @@ class Submissions:
                     hint="wait for it, abort it, or name other silos in `silos:`", code="SILO_BUSY",
                 )  # fmt: skip
 
-    def _all_joined(self, session: Session) -> set[str]:
-        members = session.scalars(select(db.Member).where(db.Member.state == "joined")).all()
-        return {member.silo for member in members}
+    def _all_here(self, session: Session) -> set[str]:
+        """Silos that a run can begin with: one that joined once and is silent now would be waited for in vain."""
+        return {silo for silo, word in self.driver.standings(session).items() if silo_is_here(word)}
 
-    def _joined(self, session: Session, plan: Plan) -> tuple[str, ...]:
-        joined = self._all_joined(session)
-        return tuple(silo for silo in plan.silos if silo in joined)
+    def _here(self, session: Session, plan: Plan) -> tuple[str, ...]:
+        here = self._all_here(session)
+        return tuple(silo for silo in plan.silos if silo in here)
+
+    def _expected(self, session: Session, plan: Plan) -> tuple[str, ...]:
+        """As `_here`, with those that joined and had no time yet to be heard: a restart sends nobody away."""
+        words = self.driver.standings(session)
+        return tuple(silo for silo in plan.silos if silo_is_here(words[silo]) or words[silo] == "not_heard_yet")
 
     def _start_complete(self, session: Session) -> None:
         for name, item in list(self.waiting.items()):
-            ready = self._joined(session, item.plan)
+            ready = self._expected(session, item.plan)
             late = self.driver.parts.monotonic() >= item.due
-            whole, quorum = len(item.plan.silos), item.plan.quorum
+            whole, quorum = len(item.plan.silos), self._quorum(session, item.plan, ready)
             verdict = gather(ready=len(ready), of=whole, quorum=quorum, deadline_passed=late)
             if verdict == "start":
                 self._start(session, name, ready)
@@ -201,7 +227,8 @@ class Submissions:
 
     def _start(self, session: Session, name: str, silos: tuple[str, ...]) -> None:
         item = self.waiting.pop(name)
-        plan = plan_from_request(_taken(item.request), self.fixed, silos)
+        quorum = self._quorum(session, item.plan, silos)
+        plan = plan_from_request(_taken({**item.request, "quorum": quorum}), self.fixed, silos)
         row = session.get_one(db.Run, name)
         blobs = self.driver.parts.blobs
         with blobs.spool() as spool:

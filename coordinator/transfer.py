@@ -85,7 +85,8 @@ class Transfers:
             "silo": told["silo"], "sha256": told["sha256"], "messages": len(told["messages"]),
         }  # fmt: skip
         with self._driver.changing():
-            number = self._parts.audit.append(event, detail=detail, policy={"effective": self._charter_digest})
+            policy, orders = {"effective": self._charter_digest}, [dict(command.order)] if command.order else None
+            number = self._parts.audit.append(event, detail=detail, policy=policy, orders=orders)
         return {"record": number, "audit_size": self._parts.audit.size}
 
     # ---- files in ------------------------------------------------------------------------------------

@@ -132,6 +132,12 @@ class Uploads:
         return len({turn.silo for turn in before}) < PLACES and all(turn.silo != own.silo for turn in before)
 
     @property
+    def silos(self) -> frozenset[str]:
+        """Whose large messages come in, or wait for a place."""
+        with self._changed:
+            return frozenset(turn.silo for turn in self._queue)
+
+    @property
     def waiting(self) -> int:
         """Uploads without a place; of each, no byte of the payload has been taken."""
         with self._changed:
@@ -160,8 +166,8 @@ class Uploads:
             DiskFullError, OperationError: as `Upload`.
         """
         path = self._blobs.arriving / f"{silo}.{digest}.partial"
-        self.sweep(silo, path)
         try:
+            self.sweep(silo, path)
             file = PartialFile(path, whole_bytes=announced)
         except OSError as error:
             raise not_kept(error, path) from error

@@ -32,6 +32,7 @@ from fedsilo.treaty.audit.checkpoint import (
 )
 from fedsilo.treaty.audit.merkle import HASH_BYTES
 from fedsilo.treaty.audit.witness import Offer
+from fedsilo.treaty.clocks import TOLD_SECONDS, apart
 from fedsilo.treaty.errors import OperationError, PeerError, VerificationError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
@@ -85,6 +86,8 @@ class Relay:
         silos: all listed ones.
 
     Attributes:
+        clocks: by silo, seconds by which its clock was ahead of this one when both countersigned last; of a silo by
+            files, how long one was on its way. Not kept over a restart.
         waiting: silos for which others have shown or countersigned something since they last asked. Not kept over a
             restart: the next checkpoint says it again.
         contradicting: SPIFFE ids of silos whose last exchange showed a note signed with this log's key for a history
@@ -96,6 +99,8 @@ class Relay:
         self._silos = silos
         self._steps = ShownSteps(audit.directory)
         self._introduced: set[tuple[str, str]] = set()  # witness, owner: the newest step was handed out
+        self._handed: dict[str, int] = {}  # silo -> size of our log as it was shown last, in this process
+        self.clocks: dict[str, int] = {}
         self.waiting: set[str] = set()
         self.contradicting: set[str] = set()
 
@@ -126,6 +131,7 @@ class Relay:
         try:
             self._audit.trust_peer(peer.spiffe_id, peer.signing_public_key)
             offer = _offer_of(theirs)
+            self._compare_clocks(peer, offer.cosigned_note)
             return self._audit.take(
                 offer, peer.spiffe_id, growing=lambda checkpoint: self._steps.keep(peer.name, checkpoint.size, offer)
             )
@@ -137,11 +143,22 @@ class Relay:
                 WireCode.CHECKPOINT_INCONSISTENT, f"checkpoint of {peer.spiffe_id}: {error.message}"
             ) from error
 
+    def _compare_clocks(self, peer: PeerIdentity, note: str) -> None:
+        """What of our log the silo countersigned in the last exchange says what its clock showed then (T41)."""
+        if not note or parse_checkpoint(parse_note(note).text).size != self._handed.pop(peer.name, None):
+            return
+        if (ahead := self._audit.clock_of(peer.spiffe_id, note)) is None:
+            return
+        before, self.clocks[peer.name] = self.clocks.get(peer.name, 0), ahead
+        if abs(ahead) > TOLD_SECONDS and abs(ahead - before) > TOLD_SECONDS:
+            log.warning("the clock of %s is %s this machine's", peer.spiffe_id, apart(ahead))
+
     def answer(
         self, session: Session, peer: PeerIdentity, theirs: pb.Checkpoint, taken: Checkpoint | None
     ) -> pb.Checkpoint:
         """The second half of `exchange`. taken: of the first one, `take_in`."""
         ours = self._audit.offer(peer.spiffe_id)
+        self._handed[peer.name] = self._audit.offered_size
         self.contradicting.discard(peer.spiffe_id)
         others = tuple(silo for silo in self._silos if silo != peer.name)
         self.waiting.discard(peer.name)

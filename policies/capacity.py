@@ -18,7 +18,7 @@ from policies.capacity_kinds import kind_rows, points_of
 from policies.grids import grid_points as grid_points
 from policies.load import Policy
 from policies.model import LoraFactors, MetricsEval, PublicResponses
-from policies.planted import ROUND_SECONDS, Planted, figures, low_bits, progress
+from policies.planted import PROGRESS_SECONDS, ROUND_SECONDS, Planted, figures, low_bits, progress
 from policies.render import worst_case
 from policies.schema import LoraSchema
 
@@ -103,10 +103,11 @@ def _control(policy: Policy, offers: int) -> Capacity:
         bits += math.log2(_ERROR_CODES_MAX)
         parts.append("one error code")
     if "progress" in kinds:
-        # a bucket of a minute begins and ends inside the round
-        said = policy.file.budgets.control_messages_per_minute * (math.floor(ROUND_SECONDS / 60) + 1)
+        # a bucket of a minute begins and ends inside the round, and so does the guard's schedule
+        budget = policy.file.budgets.control_messages_per_minute * (math.floor(ROUND_SECONDS / 60) + 1)
+        said = min(budget, math.floor(ROUND_SECONDS / PROGRESS_SECONDS) + 1)
         bits += _log2_shares(said, tasks)
-        parts.append(f"at most {said:,} messages on progress, shared between the tasks")
+        parts.append(f"{said:,} moments at which progress is said, shared between the tasks")
     if "checkpoint" in kinds:
         bits += _LOG_SIZE_BITS
         parts.append(f"the size of the log, {_LOG_SIZE_BITS} bits")

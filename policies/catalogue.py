@@ -105,6 +105,7 @@ CATALOGUE: dict[str, dict[str, FieldClass]] = {
         "role": _F.CODE,
         "policy_sha256": _F.DIGEST,
         "own_verifiers_sha256": _F.DIGEST,
+        "min_updates": _F.NUMBER,
     },
     "Poll": {
         "wait_milliseconds": _F.NUMBER,

@@ -115,17 +115,17 @@ def _judge(rule: Rule, facts: Facts, policy: Policy, history: History) -> RuleRe
     limit: Any = None
     file, line = policy.source, 0
     outcome: Outcome
-    reason = rule.reason
+    reason, least = rule.reason, False
     try:
         if not rule.applies(facts):
             return RuleResult(rule.name, reason, "n.a.", None, None, policy.source, 0)
         judgement = rule.judge(facts, policy, history)
-        outcome, measured, limit = judgement.outcome, judgement.measured, judgement.limit
+        outcome, measured, limit, least = judgement.outcome, judgement.measured, judgement.limit, judgement.least
         binding = _binding(rule, facts, policy, history, judgement)
         file, line = binding.source, binding.line_of(judgement.path)
     except EVALUATION_ERRORS as error:
         outcome, reason, measured = "deny", "RULE_FAILED", type(error).__name__
-    return RuleResult(rule.name, reason, outcome, measured, limit, file, line)
+    return RuleResult(rule.name, reason, outcome, measured, limit, file, line, least)
 
 
 def _binding(rule: Rule, facts: Facts, policy: Policy, history: History, judgement: Judgement) -> Policy:

@@ -155,6 +155,7 @@ def _plan_facts(body: pb.RunPlan, run: str, context: Context) -> Facts:
         "federation": plan.federation,
         "rounds": plan.rounds,
         "local_steps": plan.local_steps,
+        "quorum": plan.quorum,
         "public_steps": len(plan.public_steps()),
         "fewest_steps": fewest,  # of any silo; each records what all of them are asked for
         "fewest_public_steps": sum(step <= fewest for step in plan.public_steps()),

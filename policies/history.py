@@ -36,7 +36,7 @@ class History:
     """Attributes:
     messages_in_round, messages_in_step: of the same kind, for the same run and round (and step).
     messages_in_match: of the same kind, for the match that the message names.
-    units_in_day: scores or answers in messages of this kind, on this UTC day.
+    units_in_day: scores or answers in messages of this kind, on this UTC day; of public.responses, bytes of their text.
     messages_in_minute: in this message's bucket (polls, control, everything else) in the last 60 s.
     rounds_released: other rounds of this run in which a message of this kind was allowed. Counted here, since a
         round's number is the coordinator's choice.
@@ -87,7 +87,7 @@ class HistoryBook:
         counts: "run/round[/step]/name" -> number; "run/rounds/kind" -> rounds in which the kind was allowed;
             "run/first" -> the oldest round with counts of its own, where there were older ones.
         days: UTC date -> payload bytes.
-        units: UTC date -> kind -> scores or answers.
+        units: UTC date -> kind -> what `units_in_day` counts.
         recent: bucket -> UTC seconds of the messages of the last minute.
         screen_hits: UTC date -> kind -> responses with a screen's hit, whether or not their message was allowed.
         screen_halts: kind -> UTC seconds since which it is halted. No day's end lifts it; persons do.
@@ -155,9 +155,9 @@ class HistoryBook:
             self._add(f"{round_key}/bytes", size)
         if "match" in facts:
             self._add(_match_key(facts), 1)
-        if "units" in facts:
+        if units := facts.get("units", facts["text_bytes"] if kind == "public.responses" else 0):
             today = self.units.setdefault(_day(now), {})
-            today[kind] = today.get(kind, 0) + facts["units"]
+            today[kind] = today.get(kind, 0) + units
             for old in sorted(self.units)[:-_DAYS_KEPT]:
                 del self.units[old]
         for name in ("responses", "tokens", "text_bytes"):
@@ -169,6 +169,10 @@ class HistoryBook:
         times = self.recent.setdefault(bucket_of(kind), [])
         times.append(now)
         self.recent[bucket_of(kind)] = [moment for moment in times if moment > now - MINUTE_SECONDS]
+
+    def add_bytes(self, now: float, size: int) -> None:
+        """Count bytes of further messages on a day, of which nothing else is counted."""
+        self.days[_day(now)] = self.days.get(_day(now), 0) + size
 
     def count_hits(self, kind: str, now: float, responses_hit: int, limit: int) -> bool:
         """Count what screens found, before anything is decided on it. Beyond the limit the kind is halted.
@@ -195,6 +199,34 @@ class HistoryBook:
         """Persons have looked: the kind may leave again, and its count of the day begins anew."""
         self.screen_halts.pop(kind, None)
         self.screen_hits.get(_day(now), {}).pop(kind, None)
+
+    def turn_back(self, now: float) -> None:
+        """The clock was wrong and is right now: what was counted at later times counts as of today, so that nothing is
+        refilled by it (T41)."""
+        today = _day(now)
+        for later in [day for day in self.days if day > today]:
+            self.days[today] = self.days.get(today, 0) + self.days.pop(later)
+        for counted in (self.units, self.screen_hits):
+            for later in [day for day in counted if day > today]:
+                for kind, number in counted.pop(later).items():
+                    kinds = counted.setdefault(today, {})
+                    kinds[kind] = kinds.get(kind, 0) + number
+        self.recent = {bucket: [min(moment, now) for moment in times] for bucket, times in self.recent.items()}
+
+    def raise_to(self, other: HistoryBook) -> None:
+        """Each number becomes the larger of the two, and what is halted in one of them is halted (T42)."""
+        _raise(self.counts, other.counts)
+        _raise(self.days, other.days)
+        for mine, others in ((self.units, other.units), (self.screen_hits, other.screen_hits)):
+            for day, kinds in others.items():
+                _raise(mine.setdefault(day, {}), kinds)
+            for old in sorted(mine)[:-_DAYS_KEPT]:
+                del mine[old]
+        for old in sorted(self.days)[:-_DAYS_KEPT]:
+            del self.days[old]
+        for bucket, times in other.recent.items():
+            self.recent[bucket] = max(self.recent.get(bucket, []), times, key=len)
+        self.screen_halts = {**other.screen_halts, **self.screen_halts}
 
     def forget_run(self, run: str) -> None:
         """Drop the counts of a run that has ended; its rounds cannot be open again."""
@@ -233,6 +265,11 @@ class HistoryBook:
     @staticmethod
     def from_json(value: dict[str, Any]) -> HistoryBook:
         return HistoryBook(**value)
+
+
+def _raise(mine: dict[str, int], others: dict[str, int]) -> None:
+    for name, number in others.items():
+        mine[name] = max(mine.get(name, 0), number)
 
 
 def _keys(facts: Facts) -> tuple[str, str]:

@@ -137,6 +137,19 @@ def _check_references(file: PolicyFile, document: Document) -> None:
         raise refuse(("federation", "coordinator"), f"it is not a coordinator of {federation.id!r}")
     if federation.min_peers > len(federation.peers):
         raise refuse(("federation", "min_peers"), f"{federation.min_peers} exceeds the {len(federation.peers)} peers")
+    if federation.min_updates == 1 < len(federation.peers):
+        raise refuse(
+            ("federation", "min_updates"),
+            f"1 is for a federation of one silo, and this one lists {len(federation.peers)}",
+            "with one update in it, the others would be given that silo's own as the global adapter: 2 or more",
+        )
+    stated = document.value["federation"].get("min_updates", federation.min_updates)
+    if stated > len(federation.peers):
+        raise refuse(
+            ("federation", "min_updates"),
+            f"{stated} updates in a mean, and the federation lists {len(federation.peers)} "
+            f"silo{'s' * (len(federation.peers) > 1)}",
+        )
     available = len(set(file.audit.witnesses) & {"coordinator"})
     available += len(federation.peers) - 1 if "peers" in file.audit.witnesses else 0
     if file.audit.min_witnesses > available:

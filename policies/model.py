@@ -7,9 +7,17 @@ same schema. A key stands here only when a rule in `policies/rules` enforces it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from fedsilo.treaty.freezing import Freeze
 from fedsilo.treaty.isolation import RUNGS, Rung
@@ -43,6 +51,8 @@ from policies.model_kinds import KindsIn, KindsOut
 from policies.model_screens import HitsPerDay, ScreenNames, TextScreens
 
 MANTISSA_BITS = {"float32": 23, "bfloat16": 7}  # stored ones
+MIN_UPDATES = 2  # with one update in it, the global adapter is that silo's own
+UNLIMITED = 2**52 - 1  # the largest number that a policy may say
 CLIP_MARGIN = 1 + 2**-6  # rounding to bfloat16 may move a clipped norm up by this factor at most
 
 
@@ -58,6 +68,27 @@ class Federation(Closed):
     min_peers: Annotated[
         Least, Field(description="above half of a plan's silos, no two groups agree on two transcripts of one round")
     ]
+    min_updates: Annotated[
+        Least,
+        Field(
+            description="an update of this site enters no mean over fewer; 1 where there is one silo, also by default",
+            validate_default=True,
+        ),
+    ] = MIN_UPDATES
+
+    @field_validator("min_updates")
+    @classmethod
+    def _of_one_silo(cls, count: int, found: ValidationInfo) -> int:
+        """One silo gives one update. Here and not in `load`, so that it holds for what two policies have in common."""
+        return 1 if count == MIN_UPDATES and len(found.data.get("peers", ())) == 1 else count
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what a file need not say: a policy that never spoke of it keeps its digest."""
+        content: dict[str, Any] = fields(self)
+        if self.min_updates == min(MIN_UPDATES, len(self.peers)):
+            del content["min_updates"]
+        return content
 
 
 class Valid(Closed):
@@ -128,7 +159,7 @@ class LoraFactors(Closed):
     max_total_l2: NormLimit
     quantise: Quantise
     randomise_low_bits: Annotated[Integer, Field(le=MANTISSA_BITS["float32"]), lattice.LARGEST] = 0
-    min_records: Least = 2**52 - 1
+    min_records: Least = UNLIMITED
     max_local_epochs: Limit = 0
     max_steps: Limit = 0
     per_round: Limit
@@ -160,11 +191,20 @@ class PublicResponses(Closed):
     max_bytes_per_response: Limit
     max_bytes_per_step: Limit
     max_bytes_per_round: Limit
+    max_bytes_per_day: Annotated[Limit, Field(description="absent: as many as the budgets let through")] = UNLIMITED
     send_only_verified: Demand
     screens: ScreenNames = ()
     on_hit: Annotated[Literal["withhold", "hold"], lattice.ladder("withhold", "hold")] = "withhold"
     max_hits_per_day: HitsPerDay = None
     approvals: Approvals
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what a file need not say: a policy that never spoke of it keeps its digest."""
+        content: dict[str, Any] = fields(self)
+        if self.max_bytes_per_day == UNLIMITED:
+            del content["max_bytes_per_day"]
+        return content
 
 
 class MetricsEval(Closed):

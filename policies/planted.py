@@ -23,7 +23,7 @@ from policies.transform import transform_factors
 Planted = tuple[float, str]  # bits in one round, the scheme
 
 ROUND_SECONDS = float(Plan.model_fields["round_deadline_seconds"].default)  # of a plan that does not say it
-PROGRESS_SECONDS = 1.0  # the guard says progress at most once in this time
+PROGRESS_SECONDS = 10.0  # the guard says progress at every multiple of this, by its own clock
 GUARD_MESSAGES_PER_MINUTE = 20  # control messages that the guard says itself while a trainer works, generously
 _SAMPLE = 4096  # values of an update; a bit of a random payload that survives in all of them is no accident
 _SIGN_BIT, _MANTISSA_WIRE_BITS = 31, 23
@@ -90,12 +90,15 @@ def figures(block: MetricsEval) -> Planted:
 
 
 def progress(policy: Policy) -> Planted:
-    """How often the progress of each step is said, which the receiver counts (T11)."""
+    """How many of the guard's fixed moments for progress each step takes, which the receiver counts (T11)."""
     plan = policy.file.ingress.run_plan
     steps = plan.local_steps[1] if plan else 0
     most = progress_messages(policy, steps)
     bits = steps * math.log2(most + 1)
-    return bits, f"T11: 0 to {most} messages on the progress of each of {steps} steps, counted"
+    return (
+        bits,
+        f"T11: 0 to {most} messages on the progress of each of {steps} steps, which the trainer draws out, counted",
+    )
 
 
 def progress_messages(policy: Policy, steps: int) -> int:

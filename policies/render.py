@@ -17,7 +17,7 @@ from typing import Any
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.wire.codec import DTYPE_ITEM_BYTES
 from policies.load import Policy, load_policy
-from policies.model import CLIP_MARGIN
+from policies.model import CLIP_MARGIN, MIN_UPDATES
 from policies.render_kinds import kind_bytes, kind_values
 from policies.schema import LoraSchema
 
@@ -190,6 +190,7 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "coordinator_key_sha256": site.coordinator_key_sha256,
         "peers": list(site.peers),
         "min_peers": site.min_peers,
+        "min_updates": min(MIN_UPDATES, len(site.peers)),
         "valid_from": site.valid_from,
         "valid_until": site.valid_until,
         "base_model_sha256": schema.base_model_sha256,
@@ -233,6 +234,7 @@ def _values(site: SiteFacts) -> dict[str, Any]:
         "bytes_per_response": response_bytes,
         "bytes_per_step": max(step_bytes, response_bytes),
         "bytes_per_round": max(round_of_responses, response_bytes),
+        "bytes_per_day": max(round_of_responses, response_bytes) * rounds_per_day,
         **kind_values(
             prompts_per_step=size.prompts_per_step,
             samples_per_prompt=size.samples_per_prompt,
@@ -326,13 +328,16 @@ def text_warnings(policy: Policy) -> list[str]:
     kind, key, _, _ = max(texts, key=lambda row: row[2])
     a_round = min(sum(size for _, _, size, _ in texts), budgets.round_bytes)
     a_day = min(budgets.day_bytes, budgets.messages_per_minute * 60 * 24 * max(size for *_, size in texts))
+    day_key: tuple[str, ...] = ("budgets", "day_bytes")
+    if responses and len(texts) == 1 and responses.max_bytes_per_day < a_day:
+        a_day, day_key = responses.max_bytes_per_day, ("egress", kind, "max_bytes_per_day")
     advice = "if no run needs that, write the policy for a smaller plan (--max-new-tokens, --local-steps, --rounds ...)"
     return [
         f"{policy.source}:{policy.line_of(place)}: up to {size:,} bytes of text may leave in one {span}, more than "
         f"{threshold:,}; {advice}"
         for span, size, threshold, place in (
             ("round", a_round, TEXT_ROUND_BYTES, ("egress", kind, key)),
-            ("day", a_day, TEXT_DAY_BYTES, ("budgets", "day_bytes")),
+            ("day", a_day, TEXT_DAY_BYTES, day_key),
         )
         if size > threshold
     ]

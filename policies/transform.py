@@ -185,6 +185,19 @@ def withhold_responses(body: pb.PublicResponses, hits: Sequence[bool]) -> tuple[
     return left, places
 
 
+def blank_responses(body: pb.PublicResponses, places: Sequence[int]) -> pb.PublicResponses:
+    """The same message with nothing in place of some responses, so that the others keep their numbers. Nobody else
+    sends such a one: a response says how it ended, or is refused."""
+    blank, position = pb.PublicResponses(), 0
+    blank.CopyFrom(body)
+    for prompt in blank.prompts:
+        for response in prompt.responses:
+            if position in places:
+                response.Clear()
+            position += 1
+    return blank
+
+
 def within_share(body: pb.PublicDonors, keep: Sequence[bool], most: int) -> list[bool]:
     """Of the donors that are kept so far, the first `most` of each peer, in message order (T21).
 

@@ -19,6 +19,7 @@ from policies.schema import LoraSchema
 PARTS = (
     ("max_bytes_per_response", "max_bytes_per_step"),
     ("max_bytes_per_step", "max_bytes_per_round"),
+    ("max_bytes_per_round", "max_bytes_per_day"),
     ("max_tokens_per_step", "max_tokens_per_round"),
     ("max_responses_per_step", "max_responses_per_round"),
     ("max_bytes_per_answer", "max_bytes_per_step"),

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsilo.edge.model_facts import ModelFacts
 from fedsilo.treaty.errors import UsageError
 from silo.budgets import CACHE_BYTES, LOGITS_MAX, MICROBATCH_TOKENS, SCORES_MAX
-from silo.model_facts import ModelFacts
 
 FLOAT32_BYTES = 4
 # Measured: a trainer with torch 2.13 and transformers 5.23 whose model is next to nothing, after a step.

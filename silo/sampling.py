@@ -33,18 +33,22 @@ class Training:
         epochs: how often the row that was given most often was given. Each time it takes part in
             `optimiser.epochs` passes of the plan.
         steps: private and public steps.
+        of: private rows that the trainer has; 0 where an earlier version did not keep that.
     """
 
     records: int
     epochs: int
     steps: int
+    of: int = 0
 
     def to_json(self) -> dict[str, int]:
-        return {"records": self.records, "epochs": self.epochs, "steps": self.steps}
+        return {"records": self.records, "epochs": self.epochs, "steps": self.steps, "of": self.of}
 
     @staticmethod
     def from_json(value: Any) -> Training | None:
-        return None if value is None else Training(value["records"], value["epochs"], value["steps"])
+        if value is None:
+            return None
+        return Training(value["records"], value["epochs"], value["steps"], value.get("of", 0))
 
 
 class PrivateSampler:
@@ -118,6 +122,7 @@ class TaskGiver:
 
     def __init__(self, plan: Plan, count: int, site_secret: bytes, state_path: Path | None = None) -> None:
         self._plan = plan
+        self._count = count
         self._sampler = PrivateSampler(count, site_secret, plan.seed, state_path)
         self._times_given: Counter[int] = Counter()
         self._steps = 0
@@ -139,5 +144,5 @@ class TaskGiver:
                 self._steps += 1
             case ExportDelta():
                 epochs = max(self._times_given.values(), default=0)
-                self.training = Training(len(self._times_given), epochs, self._steps)
+                self.training = Training(len(self._times_given), epochs, self._steps, self._count)
         return task

@@ -45,6 +45,7 @@ def main() -> int:
 def pages() -> dict[str, str]:
     """File name -> whole text of each page."""
     from tools.reference_figures import figures_page
+    from tools.reference_sizing import sizing_page
     from tools.threats import threats_page
 
     made: dict[str, Callable[[], str]] = {
@@ -56,6 +57,7 @@ def pages() -> dict[str, str]:
         "audit-record.md": audit_page,
         "exit-codes.md": exit_codes_page,
         "figures.md": figures_page,
+        "sizing.md": sizing_page,
         "threats.md": threats_page,
     }
     return {name: HEADING + re.sub(r"\n{3,}", "\n\n", make()).strip() + "\n" for name, make in made.items()}
@@ -279,6 +281,8 @@ def _shown_default(info: FieldInfo, nested: type[BaseModel] | None) -> str:
         return "-"
     if nested is not None:
         return "absent" if info.default is None else "its own defaults"
+    if isinstance(info.json_schema_extra, dict) and (of_a_request := info.json_schema_extra.get("of_a_request")):
+        return f"`{of_a_request}`"
     value = info.get_default(call_default_factory=True)
     if value is None:
         return "`null`"

@@ -51,11 +51,31 @@ CONTROLS: dict[str, tuple[str, str]] = {
     "T29": ("replays, other rounds, runs and federations", "a signature over all of it, and numbers that only rise"),
     "T30": ("somebody else as the coordinator", "its certificate's role and its pinned signing key"),
     "T37": ("text that acts on a terminal", "shown as text, control characters spelled out"),
+    "T42": (
+        "a ledger that was reset, or restored from an older copy",
+        "the log names its newest head; one that is behind needs two approvers, and is raised to what the log shows",
+    ),
     "T48": ("silos that nobody knows", "peers are listed in the policy, and a least number of them"),
     "T50": ("all of the above from a silo without a guard", "the coordinator judges everything with the same rules"),
     "T52": (
         "a backdoor within every limit",
         "a site may try each adapter on its own prompts before it trains on it; people roll back",
+    ),
+    "T55": (
+        "work that one message makes: answers that take long to grade",
+        "all other rules judge first; a budget for a silo's answers to a step, a queue for each; orders do not wait",
+    ),
+    "T56": (
+        "reward without solving: built-ins, exceptions and loops of the test's, from the solution",
+        "what is tested is decided from the test alone; each assertion is counted, and none reached is wrong",
+    ),
+    "T58": (
+        "one silo's update given to the others as the global adapter",
+        "`federation.min_updates`: bound by plan and transcript, compared with each signed result",
+    ),
+    "T59": (
+        "another policy, person or CA, written by whoever else may write there",
+        "files that are obeyed, and each folder on the way to them, are root's or the daemon's own",
     ),
 }
 

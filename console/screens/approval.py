@@ -16,7 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 
 from console import facts, words
-from console.actions import Context, command_line
+from console.actions import Context, command_line, title_of
 from console.drawing import Line, line, width_of, wrap
 from console.feed import Question
 from console.orders import Order
@@ -153,7 +153,7 @@ class ApprovalScreen(FedScreen):
         head = facts.header(release, fed.snapshot, fed.now(), width, fed.glyphs, self.opened, fed.lock.person)
         answers = facts.answers(release, width - 4)
         difference = facts.difference(release, inner)
-        summary = facts.policy_summary(release, inner)
+        summary = [*facts.policy_summary(release, inner), *facts.uses(release, inner)]
         findings = facts.findings(release, inner)
         budget = facts.budget(release, inner)
         beside = room - len(head) - (len(answers) + 2)
@@ -270,7 +270,7 @@ class ApprovalScreen(FedScreen):
             super().act(action)
             return
         if why := self.why_off(action):
-            self.fed.say(f"{action}: {why}")
+            self.fed.say(f"{title_of(action)}: {why}")
             return
         if action == "defer":
             time = self.fed.snapshot.server_now(self.fed.now())
@@ -401,7 +401,8 @@ class ApprovalScreen(FedScreen):
         shown = self.shown
         return replace(
             super().context(), release=shown.id, digest=f"sha256:{shown.digest}",
-            policy_digest=f"sha256:{shown.policy_digest}", kind=shown.kinds[0].kind if shown.kinds else "",
+            policy_digest=f"sha256:{shown.policy_digest}", shown=shown.shown,
+            kind=shown.kinds[0].kind if shown.kinds else "",
             findings=tuple(finding.id for finding in shown.noticed if finding.id in self.opened),
         )  # fmt: skip
 

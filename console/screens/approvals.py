@@ -182,7 +182,7 @@ def preview_lines(release: Release, cells: int, more: str) -> list[Line]:
 
 
 def _held_row(release: Release, now: float, person: str) -> dict[str, Any]:
-    left, later = release.expires_at - now, release.deferred_until(person, now)
+    left, later = release.left_seconds(now), release.deferred_until(person, now)
     counts = {name: release.count(name) for name in ("deny", "hold", "look", "ok")}
     return {
         "id": release.id,
@@ -195,8 +195,8 @@ def _held_row(release: Release, now: float, person: str) -> dict[str, Any]:
         "verdicts": HIDDEN if "policy" in release.hidden else
         " ".join(f"{counts[name]} {name}" for name in counts if counts[name] or name == "ok"),
         "look": counts["look"], "hold": counts["hold"], "deny": counts["deny"],
-        "held_since": release.held_since, "age": duration_text(now - release.held_since),
-        "expires_at": release.expires_at, "ends": duration_text(left) if left > 0 else "EXPIRED",
+        "held_since": release.held_since, "age": duration_text(release.held_seconds(now)),
+        "expires_at": release.expires_at, "ends": "EXPIRED" if left <= 0 else duration_text(left),
         "soon": left < EXPIRES_SOON_SECONDS,
         "digest": HIDDEN if "digest" in release.hidden else release.digest,
     }  # fmt: skip

@@ -1,8 +1,9 @@
 """Screen 6: the audit log, newest first, and what the daemon says of its chain (console design 4).
 
-`v` has the daemon read its whole log again; that changes nothing, so the key is in lower case. `c` leaves control
-messages out, which silos send all the time. However long the log, the rows that are kept are bounded
-(`console.rows.ROWS_MAX`); `:N`, or `:audit N` from elsewhere, goes to a record by its number.
+`v` has the daemon read its whole log again; that changes nothing, so the key is in lower case. Allowed control
+messages, which parties send all the time, are left out as in the outbox, and `c` adds them. However long the log, the
+rows that are kept are bounded (`console.rows.ROWS_MAX`); `:N`, or `:audit N` from elsewhere, goes to a record by its
+number.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from textual.binding import Binding, BindingType
 
 from console import chain
 from console.actions import command_line
+from console.conditions import ADDS_CONTROL
 from console.drawing import Line, line, wrap
 from console.feed import Question
 from console.help import json_lines
@@ -28,8 +30,7 @@ STATUS = "audit.status"
 VERIFY = "audit.verify"
 TALL_ROWS_MIN = 30  # below that the rows are worth more than what the screen does not show
 UNKNOWN_ARGUMENT = "INVALID_INPUT"  # the code with which a daemon refuses an argument that it does not take
-WITHOUT_CONTROL = "without polls and other control messages that were allowed; c shows them"
-LEFT_OUT_HERE = "; this daemon cannot leave them out, so they are left out here, page by page"
+LEFT_OUT_HERE = "this daemon cannot leave control messages out, so they are left out here, page by page"
 LIMITS_OF_IT = "the daemon's own word; fedsilo audit verify with the logs of all parties depends on no daemon"
 
 
@@ -37,23 +38,17 @@ class ChainPane(TablePane):
     """The table of records, whose filter the daemon helps with."""
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(
-            chain.COLUMNS, chain.record_id, title="Audit log", key="audit", query=("audit", {}), rows_in="records",
-            empty="records", makes="silo start", id=id,
-        )  # fmt: skip
+        super().__init__(chain.COLUMNS, chain.record_id, title="Audit log", rows_in="records", id=id)
         self.rows = chain.ChainRows(chain.COLUMNS, chain.record_id)
         self.program = "silo"  # whose log it is
-        self._control: bool | None = None  # what somebody chose; until then the filter says it
+        self.control_chosen: bool | None = None  # by somebody; until then the filter says it
         self.control_refused = False  # the daemon does not take the argument
+        self.ask_for()
 
     @property
     def control(self) -> bool:
         """With control messages that were allowed, or without."""
-        return chain.seeks_control(self.rows.filter_text) if self._control is None else self._control
-
-    @control.setter
-    def control(self, control: bool) -> None:
-        self._control = control
+        return chain.seeks_control(self.rows.filter_text) if self.control_chosen is None else self.control_chosen
 
     def ask_for(self) -> None:
         """Ask for the records of the filter."""
@@ -61,7 +56,9 @@ class ChainPane(TablePane):
         question = chain.question_of(self.rows.filter_text, control=control or self.control_refused)
         if question != self.asked[0]:
             self.frozen_at = None  # the daemon filters, so other rows come than those that were frozen
-        self.ask_otherwise(question)
+        arguments = [f"{name} {value}" for name, value in question[1].items() if name != "control"]
+        # the question is part of the key, so that an answer to the one before is not taken for this one's
+        self.ask_otherwise(question, key=" ".join(["audit", *arguments, *(["control"] if _is_whole(question) else [])]))
         rows, here = cast("chain.ChainRows", self.rows), control or not self.control_refused
         if rows.control is not here:
             rows.control = here
@@ -76,16 +73,21 @@ class ChainPane(TablePane):
 
     def ask_otherwise(self, query: Question, *, key: str = "") -> None:
         super().ask_otherwise(query, key=key)
-        # nothing of that may be there after a look through the whole log, which no command makes
-        start = f"{self.program} start"
-        self._empty, self._makes = ("such records", "esc clears the filter") if query[1] else ("records", start)
+        if set(query[1]) - {"control"}:
+            # nothing of that may be there after a look through the whole log, which no command makes
+            self._empty, self._makes = "such records", "esc clears the filter"
+        elif self.control:
+            self._empty, self._makes = "records", f"{self.program} start"
+        else:
+            self._empty, self._makes = "records but of control messages", f"{self.program} start; {ADDS_CONTROL}"
 
     def draw(self) -> None:
         super().draw()
         rows = self.rows
         if self.is_mounted and rows.arrived and not rows.kept and rows.filter_text and rows.next is None:
             answer = mapping(self.fed_screen.fed.snapshot.answers.get(self.key_asked))
-            told = chain.none_passes_lines(whole(answer.get("size")), self.query_one(RowLines).size.width)
+            size, cells = whole(answer.get("size")), self.query_one(RowLines).size.width
+            told = chain.none_passes_lines(size, cells, control=self.control)
             self.query_one(RowLines).draw(told, greyed=self.fed_screen.greyed)
 
     def clear_filter(self) -> None:
@@ -93,6 +95,11 @@ class ChainPane(TablePane):
         self.ask_for()
         self.query_one(FilterLine).value = ""
         self.close_filter()
+
+
+def _is_whole(question: Question) -> bool:
+    """Tell whether a question to the audit log asks for allowed control messages, too."""
+    return question[1].get("control") is not False
 
 
 class AuditScreen(FedScreen):
@@ -108,6 +115,7 @@ class AuditScreen(FedScreen):
         self._asks_to_verify = 0  # the number of the question, while the daemon has not answered; else 0
         self._times_asked = 0
         self._sought: int | None = None  # a record that `:audit N` asked for
+        self._control_before: bool | None = None  # the choice before that, which leaving it brings back
 
     def panes(self) -> ComposeResult:
         yield Lines(id="break")
@@ -159,12 +167,13 @@ class AuditScreen(FedScreen):
     def _head(self, cells: int) -> list[Line]:
         fed, rows = self.fed, self.table.rows
         told = chain.head_lines(
-            self.status, fed.snapshot.server_now(fed.now()), cells, fed.glyphs, at_coordinator=self._at_coordinator
-        )
-        if told and self.app.size.height >= TALL_ROWS_MIN:
+            self.status, fed.snapshot.server_now(fed.now()), cells, fed.glyphs, control=self.table.control,
+            at_coordinator=self._at_coordinator,
+        )  # fmt: skip
+        if self.status and self.app.size.height >= TALL_ROWS_MIN:
             told += wrap(LIMITS_OF_IT, cells, "dim")
-        if not self.table.control:
-            told += wrap(WITHOUT_CONTROL + (LEFT_OUT_HERE if self.table.control_refused else ""), cells, "accent")
+        if not self.table.control and self.table.control_refused:
+            told += wrap(LEFT_OUT_HERE, cells, "accent")
         if self._asks_to_verify:
             told += [line(("asked the daemon to verify", "accent"))]
         if self._sought is not None and rows.arrived and rows.newer:
@@ -204,7 +213,7 @@ class AuditScreen(FedScreen):
         if self.table.frozen_at is not None:
             self.fed.say("the rows are frozen: space goes on")
             return
-        self.table.control = not self.table.control
+        self.table.control_chosen = not self.table.control
         self.table.ask_for()
         self.redraw()
 
@@ -222,7 +231,9 @@ class AuditScreen(FedScreen):
         if isinstance(size, int) and seq >= size:
             self.fed.say(f"the log has {size:,} records, the newest is {size - 1}")
             return
-        self.table.control = True  # it may be one of those that are left out
+        if self._sought is None:
+            self._control_before = self.table.control_chosen
+        self.table.control_chosen = True  # it may be one of those that are left out
         if self.table.rows.filter_text:
             self.table.clear_filter()
         self.table.ask_for()
@@ -237,7 +248,7 @@ class AuditScreen(FedScreen):
         if self._sought is None or self._maximised is not None:
             super().action_leave()
             return
-        self._sought = None
+        self._sought, self.table.control_chosen = None, self._control_before
         self.table.action_newest()
 
     def on_table_pane_opened(self, message: TablePane.Opened) -> None:
@@ -257,12 +268,12 @@ class AuditScreen(FedScreen):
         here = self._at_coordinator
         if item is not None and item.id.isdigit():
             return command_line(chain.show_twin(item.id, at_coordinator=here))
-        return command_line(chain.list_twin(at_coordinator=here))
+        control = self.is_mounted and self.table.control
+        return command_line(chain.list_twin(control=control, at_coordinator=here))
 
     def inspected(self) -> Any:
         item = self.table.selected()
         return dict(item.row) if item else None
 
     def keys(self) -> Line:
-        small = "No polls" if self.table.control else "Polls"
-        return line(f" enter Open  v Verify  / Filter  c {small}  : Go to  ? Help  ctrl+q Quit")
+        return line(" enter Open  v Verify  / Filter  c Control  : Go to  ? Help  ctrl+q Quit")

@@ -22,7 +22,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from console import conditions, words
-from console.actions import Context
+from console.actions import Context, title_of
 from console.bar import needs_text, top_bar
 from console.drawing import Line, in_ascii, line, width_of
 from console.feed import Question
@@ -151,7 +151,7 @@ class FedScreen(Screen[None]):
 
     def act(self, action: str) -> None:
         """A changing key of this screen stood alone: open its dialog, or say why not."""
-        self.fed.say(f"{action}: not on this screen")
+        self.fed.say(f"{title_of(action)}: not on this screen")
 
     def action_offer(self, name: str) -> None:
         """A changing key was pressed; `act` follows when it stood alone."""

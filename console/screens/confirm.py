@@ -27,6 +27,7 @@ from console.screens.asking import BOX_CELLS, AskingDialog, TypedWord
 from console.screens.base import Lines
 from console.screens.fields import TextLine
 from console.values import Release
+from fedsilo.treaty.audit.record import harmless
 
 if TYPE_CHECKING:
     from console.app import FedConsole
@@ -51,7 +52,7 @@ class Answer:
         return "approvals.approve" if self.approve else "approvals.reject"
 
     def arguments(self) -> Mapping[str, Any]:
-        """Bound to the exact bytes, the policy and the revision that were shown."""
+        """Bound to the exact bytes, the policy and the revision that were shown; a yes to all facts that were."""
         shown = {
             "release": self.release.id,
             "digest": self.release.digest,
@@ -59,7 +60,11 @@ class Answer:
             "revision": self.release.revision,
         }
         opened = {"acknowledged": list(self.acknowledged)} if self.acknowledged else {}
-        return shown | opened if self.approve else shown | {"reason_code": self.reason_code, "reason": self.reason}
+        return (
+            shown | opened | {"shown": self.release.shown}
+            if self.approve
+            else shown | {"reason_code": self.reason_code, "reason": self.reason}
+        )
 
 
 class ConfirmDialog(AskingDialog[Answer | None]):
@@ -87,8 +92,8 @@ class ConfirmDialog(AskingDialog[Answer | None]):
             yield TypedWord(id="word", placeholder="type it here", max_length=24)
             if not self._approve:
                 yield TextLine(
-                    self.note, id="reason", placeholder="optional text; it stays at this site, in the audit log",
-                    max_length=200, select_on_focus=False,
+                    self.note, id="reason", placeholder="optional note; it stays at this site, beside the audit log",
+                    max_length=500, select_on_focus=False,
                 )  # fmt: skip
             yield self.lines("why")
             with Horizontal(id="buttons"):
@@ -104,6 +109,7 @@ class ConfirmDialog(AskingDialog[Answer | None]):
             facts.signature_line(release),
             *told,
             *wrap(f"Effect: {effect or facts.NOT_TOLD}.", cells),
+            *(facts.later(release, cells) if self._approve else []),
             *wrap(f"{undone} Signed by {self._signer}.", cells, "warn"),
         ]
 
@@ -148,7 +154,7 @@ class ConfirmDialog(AskingDialog[Answer | None]):
 
     def decided(self) -> Answer:
         code = "" if self._approve else self.query_one("#word", Input).value.strip().upper()
-        reason = "" if self._approve else self.query_one("#reason", Input).value
+        reason = "" if self._approve else harmless(self.query_one("#reason", Input).value)
         opened = tuple(finding.id for finding in self._release.noticed) if self._approve else ()
         return Answer(self._release, self._approve, opened, code, reason, self._request_id)
 

@@ -72,6 +72,8 @@ def _list_twin(screen: FedScreen, query: tuple[str, Mapping[str, Any]]) -> str:
     words = () if list_of is None else list_of(screen.context())
     if name in ("outbox", "inbox") and words:
         words = (words[0], name, "list", *kind, *(("--control",) if arguments.get("control") else ()))
+    if name == "audit" and arguments.get("control") is not False:
+        words = tuple(word for word in words if word != "--no-control")
     return command_line(words) if words else ""
 
 

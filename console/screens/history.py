@@ -150,13 +150,16 @@ class HistoryScreen(FedScreen):
             self.fed.open_release(release)
             return
         row = message.item.row
-        answers = [
-            line(
-                (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad"), text_of(one.get("person")),
-                (_why(one), "bad"), (f"  {text_of(one.get('at'))}", "dim"),
-            )
-            for one in _answers(row)
-        ]  # fmt: skip
+        answers = list[Line]()
+        for one in _answers(row):
+            answers.append(
+                line(
+                    (f"{_verb(one):4}", "ok" if _verb(one) == "yes" else "bad"), text_of(one.get("person")),
+                    (_why(one), "bad"), (f"  {text_of(one.get('at'))}", "dim"),
+                )
+            )  # fmt: skip
+            if note := text_of(one.get("note")):
+                answers += wrap(f'"{note}"', max(self.app.size.width * 96 // 100 - 6, 30), "bad")
         self.app.push_screen(
             TextDialog(
                 "Held before",

@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Input
 
-from console.actions import ORDERING, ORDERING_RUNS, ORDERING_SILO, Context, actions_on
+from console.actions import ORDERING, ORDERING_RUNS, ORDERING_SILO, Context, actions_on, title_of
 from console.drawing import Line, line, wrap
 from console.orders import Order, order_of
 from console.screens.asking import AskingDialog, TypedWord
@@ -151,7 +151,7 @@ class OrderingScreen(FedScreen):
             return
         order = self.order_for(action)
         if isinstance(order, str):
-            self.fed.say(f"{action.replace('_', ' ')}: {order}")
+            self.fed.say(f"{title_of(action)}: {order}")
         else:
             self.app.push_screen(OrderDialog(order, self.fed.lock.person), self._decided)
 

@@ -39,7 +39,7 @@ from console.values import CoordinatorState, SiloState, Snapshot
 
 DIRECTIONS = ("outbox", "inbox")
 TITLES = {"outbox": "Outbox", "inbox": "Inbox"}
-MAKES = "messages come with a run: fedsilo run submit; polls and heartbeats are left out, c shows them"
+MAKES = "messages come with a run: fedsilo run submit; control messages are left out, c adds them"
 BRIEF_ROWS_MAX = 6
 ROW_NAME_SLASHES = 3  # run/round/kind/silo
 PROGRAMS = ("silo", "coordinator")
@@ -80,7 +80,7 @@ class MessagePane(TablePane):
 
         Args:
             verdict: only these decisions; empty for all.
-            control: allowed polls and heartbeats too.
+            control: allowed control messages too.
         """
         arguments = {**({"verdict": verdict} if verdict else {}), **({"control": True} if control else {})}
         if self._query == (self.direction, arguments):
@@ -223,8 +223,7 @@ class OutboxScreen(FedScreen):
 
     def keys(self) -> Line:
         other = "In" if self._direction == "outbox" else "Out"
-        small = "Replies" if self._counts else "Polls"
-        return line(f" enter Open  tab {other}  / Filter  c {small}  s Sort  Y Twin  ? Help  ctrl+q Quit")
+        return line(f" enter Open  tab {other}  / Filter  c Control  s Sort  Y Twin  ? Help  ctrl+q Quit")
 
     # ---- keys --------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from console.app import FedConsole
 
 SHOWN_MAX = 10
-NAME_CELLS = 18
+NAME_CELLS = 22
 INBOX = "inbox"  # the other direction of the outbox: a place to go to, and no screen of its own
 TYPED_CHARACTERS_MAX = 200
 
@@ -72,9 +72,25 @@ def by_place(fed: FedConsole) -> Callable[[str, Sequence[Entry]], list[Entry]]:
 def by_letters(text: str, entries: Sequence[Entry]) -> list[Entry]:
     if not text.strip():
         return list(entries)
-    search = FuzzySearch()
-    scored = [(search.match(text, f"{entry.name} {entry.says}")[0], entry) for entry in entries]
-    return [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
+    typed, search = text.strip().lower(), FuzzySearch()
+
+    def worth(entry: Entry) -> tuple[int, bool, float]:
+        """Least first: it begins so, a word of it does, its letters are in it, a word of what it does begins so. Of
+        those that fit alike, what may change something comes last: nobody stops a silo by a slip."""
+        name = entry.name.lower()
+        score = search.match(typed, name)[0]
+        if name.startswith(typed):
+            place = 0
+        elif f" {typed}" in f" {name}":
+            place = 1
+        elif score > 0:
+            place = 2
+        else:
+            place = 3 if f" {typed}" in f" {entry.says.lower()}" else 4
+        return place, entry.guarded, -score
+
+    found = sorted(((worth(entry), index, entry) for index, entry in enumerate(entries)), key=lambda each: each[:2])
+    return [entry for (place, _, _), _, entry in found if place < 4]
 
 
 def places_to_go(fed: FedConsole) -> list[Entry]:
@@ -110,19 +126,21 @@ def places_to_go(fed: FedConsole) -> list[Entry]:
 
 
 def things_to_do(fed: FedConsole) -> list[Entry]:
-    """For the palette: every action of the screen on top, and every place."""
+    """For the palette: every action of the screen on top, every place, and what has no key."""
 
     def doing(action: Action) -> Callable[[str], None]:
         return lambda rest: fed.do(action)
 
     return [
         Entry(
-            action.name, action.shown_key, action.says, doing(action),
+            action.title, action.shown_key, action.says, doing(action),
             guarded=action.changes or action.name == "lock",
         )
         for action in actions_on(*fed.top.tags)
         if action.name != "palette"
-    ] + fed.contexts_to_go(each=True)  # fmt: skip
+    ] + [Entry("theme", "", "the next look: dark, light, without colour", lambda rest: fed.next_theme())] + (
+        fed.contexts_to_go(each=True)
+    )  # fmt: skip
 
 
 class ChooseLine(Input):

@@ -1,9 +1,9 @@
 """What a log says that people answered: to messages that were held for them, and to halts.
 
-The log has who answered, with which certificate, to which digest and when. The signed command itself is not in it, and
-neither is the certificate: the guard checks both before it records an answer, and nothing here checks them again. A
-release is granted only where an allowing decision names its grants; the first of two approvals frees nothing.
-What this cannot show: that a person answered at all. The guard says so.
+The log has who answered, with which certificate, to which digest and when, and what each person signed; whether that
+holds is `audit_orders`' to say, and is told here beside each answer. A release is granted only where an allowing
+decision names its grants; the first of two approvals frees nothing.
+What this cannot show: that a person answered at all, of a record that an earlier version wrote. Its guard says so.
 """
 
 from __future__ import annotations
@@ -57,8 +57,15 @@ class Approvals:
                 if release.place == place:
                     release.decided(record, numbers)
 
-    def answered(self, record: Mapping[str, Any], version: int) -> None:
-        """An `approval.*` record. version: number of policy changes before it, since each voids what was given."""
+    def answered(self, record: Mapping[str, Any], version: int, note: str = "", order: str = "") -> None:
+        """An `approval.*` record.
+
+        Args:
+            record: of the log.
+            version: number of policy changes before it, since each voids what was given.
+            note: what the person wrote, where the site keeps it.
+            order: verdict of `audit_orders` on what the person signed.
+        """
         event, detail = record["event"].partition(".")[2], record.get("detail", {})
         release = text_of(detail.get("release"))
         of_halt = event == "grant" and not release
@@ -70,7 +77,7 @@ class Approvals:
                 {
                     "seq": record["seq"], "t": record["t"], "kind": record.get("kind", ""),
                     "person": text_of(detail.get("person")), "certificate": text_of(detail.get("certificate")),
-                    "reasons": reasons_of(record), "since_seconds": count_of(detail.get("since")),
+                    "reasons": reasons_of(record), "since_seconds": count_of(detail.get("since")), "order": order,
                 }
             )  # fmt: skip
             return
@@ -82,7 +89,7 @@ class Approvals:
             found = self.releases[release] = _Release(release, record)
         if event == "request":
             found.asked(self._needed.pop(_place(record), 0), version)
-        found.answered(record, event, version)
+        found.answered(record, event, version, note, order)
         if event == "grant" and found.counts(record["seq"]):
             self._of_grant[str(record["seq"])] = found
             _put(self._newest, _place(record), found)
@@ -119,7 +126,8 @@ class _Release:
         }
         self._state, self._needed, self._version = "held", 0, 0
         self._decision: dict[str, Any] | None = None
-        self._grants: dict[str, str] = {}  # number of the record -> person; those that the guard still counts
+        # number of the record -> person, of those that the guard still counts; empty: nobody signed it
+        self._grants: dict[str, str] = {}
         self._answers = FirstOf(ANSWERS_MAX)
 
     def asked(self, needed: int, version: int) -> None:
@@ -127,18 +135,20 @@ class _Release:
         self._state, self._needed, self._version, self._decision = "held", needed, version, None
         self._grants.clear()
 
-    def answered(self, record: Mapping[str, Any], event: str, version: int) -> None:
+    def answered(self, record: Mapping[str, Any], event: str, version: int, note: str, order: str) -> None:
         detail = record.get("detail", {})
         answer = {"answer": event, "seq": record["seq"], "t": record["t"], "reasons": reasons_of(record)}
         if "person" in detail:
             answer |= {"person": text_of(detail["person"]), "certificate": text_of(detail.get("certificate"))}
-        self._answers.add(answer)
+        if "person" in detail or order:
+            answer |= {"order": order}
+        self._answers.add(answer | ({"note": note} if note else {}))
         if event == "grant":
             if version != self._version:  # under another policy approvals start anew, for as many as that one says
                 self._needed, self._version = 0, version
                 self._grants.clear()
             if len(self._grants) < _COUNTED_MAX:
-                self._grants[str(record["seq"])] = text_of(detail.get("person"))
+                self._grants[str(record["seq"])] = "" if order == "broken" else text_of(detail.get("person"))
         elif event != "request":
             self._state = {"deny": "rejected", "expire": "expired"}[event]
 
@@ -158,13 +168,13 @@ class _Release:
             self._state, self._decision = "refused", {"seq": record["seq"], "verdict": "deny"}
 
     def _given(self) -> int:
-        return len(set(self._grants.values()))
+        return len({person for person in self._grants.values() if person})
 
     def to_json(self, version: int) -> dict[str, Any]:
         """`state`: held, granted, refused (by the rules, although approved), rejected (by a person), expired.
 
-        `given`: different persons whose yes counts; `needed`: how many the decision asked for, None where no record
-        says; `decision`: number and verdict of the one that rests on them, else None.
+        `given`: different persons whose yes counts, none whose signature does not hold; `needed`: how many the decision
+        asked for, None where no record says; `decision`: number and verdict of the one that rests on them, else None.
         """
         void = self._state == "held" and version != self._version
         return {

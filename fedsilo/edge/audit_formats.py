@@ -28,6 +28,7 @@ _HEX = re.compile(r"[0-9a-f]{16,128}")
 _DETAIL: Final = (
     "release", "person", "certificate", "expires_at", "name", "mode", "version", "code", "plan", "port", "run",
     "quarantine", "bytes", "size", "root", "refused_event", "backward_milliseconds",
+    "forward_milliseconds",
 )  # fmt: skip
 _ROUTING: Final = ("run", "round", "step", "attempt", "kind", "sequence", "peer", "direction")
 
@@ -57,6 +58,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "egress.acked": Meaning("message acknowledged by the receiver"),
     "egress.indeterminate": Meaning("outcome of an allowed message not known", 3),
     "ingress.decision": Meaning("inbound message judged"),
+    "ingress.polls": Meaning("polls of a window counted"),
     "approval.request": Meaning("message held for approval", 2),
     "approval.grant": Meaning("held message approved by a person", 2),
     "approval.deny": Meaning("held message rejected", 3),
@@ -78,7 +80,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "round.agreed": Meaning("enough silos signed the transcript of a round"),
     "round.result": Meaning("a round ended"),
     "round.equivocation": Meaning("two signed transcripts of one round", 5),
-    "clock.jump": Meaning("clock went backward", 3),
+    "clock.jump": Meaning("clock jumped, or nobody could vouch for it", 3),
+    "clock.accept": Meaning("clock accepted by a person after it was found wrong", 4),
     "payload.read": Meaning("archived payload read by a person", 2),
     "retention.payloads": Meaning("archived payloads deleted"),
     "retention.records": Meaning("old records reduced to leaf hashes"),

@@ -15,11 +15,12 @@ from typing import Any
 from fedsilo.edge.audit_segments import packed_leaves, reduced_segments, segments
 from fedsilo.treaty.audit.checkpoint import VerifierKey, open_checkpoint
 from fedsilo.treaty.audit.merkle import HASH_BYTES, MerkleTree, leaf_hash
-from fedsilo.treaty.audit.record import NO_PREVIOUS, link_of, parse_record
+from fedsilo.treaty.audit.poll_window import ARRIVED, permitted_by
+from fedsilo.treaty.audit.record import CLOCK_ACCEPTED, NO_PREVIOUS, link_of, parse_record
 from fedsilo.treaty.errors import VerificationError
 
 NOTE_BYTES_MAX = 64 << 10  # of a checkpoint with its cosignatures, 150 bytes each; and of a file of keys
-_OUTCOMES = frozenset({"egress.sent", "egress.acked", "egress.indeterminate"})
+_OUTCOMES = frozenset({"egress.sent", "egress.acked", "egress.indeterminate", ARRIVED})
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ class LoadedLog:
     tree: MerkleTree = field(default_factory=MerkleTree)
     previous: str = NO_PREVIOUS  # link of the last record
     last_t: int = 0  # time of the last record, UTC milliseconds
-    latest_t: int = 0  # latest time of any record
+    latest_t: int = 0  # latest time of any record since a person accepted the clock
     segment_first: int = 0  # where the newest segment starts
     segment_closed: bool = True  # the next record begins a new segment
     torn: TornTail | None = None
-    open_allows: dict[int, dict[str, Any]] = field(default_factory=dict)  # allowed, outcome not recorded
+    open_allows: dict[int, dict[str, Any]] = field(default_factory=dict)  # allowed, outcome not recorded; open windows
     repaired: set[str] = field(default_factory=set)  # quarantined files that a record names
+    ledger: dict[str, Any] | None = None  # newest head of the party's ledger that a record names
     note: str = ""  # newest own checkpoint
     note_size: int = -1
 
@@ -130,7 +132,7 @@ def _read_segment(state: LoadedLog, path: Path, *, last: bool) -> None:
 
 def _take_in(state: LoadedLog, line: bytes, record: dict[str, Any]) -> None:
     event = record["event"]
-    if event == "egress.decision" and record.get("decision") == "allow":
+    if record.get("decision") == "allow" and (event == "egress.decision" or permitted_by(record)):
         state.open_allows[record["seq"]] = record
     elif event in _OUTCOMES:
         seq = decision_of(record, state.open_allows)
@@ -138,10 +140,16 @@ def _take_in(state: LoadedLog, line: bytes, record: dict[str, Any]) -> None:
             del state.open_allows[seq]
     elif event == "tail.repaired":
         state.repaired.add(record.get("detail", {}).get("quarantine", ""))
+    state.ledger = record.get("ledger", state.ledger)
     state.segment_closed = event == "segment.close"
     state.tree.append(leaf_hash(line))
     state.previous = link_of(line)
-    state.last_t, state.latest_t = record["t"], max(state.latest_t, record["t"])
+    state.last_t, state.latest_t = record["t"], latest_t(state.latest_t, event, record["t"])
+
+
+def latest_t(latest: int, event: str, t: int) -> int:
+    """The latest time of any record, after one more. A person who accepted the clock released what was later (T41)."""
+    return t if event == CLOCK_ACCEPTED else max(latest, t)
 
 
 def _check_newest_checkpoint(state: LoadedLog, directory: Path, key: VerifierKey) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsilo.edge.audit_loading import TornTail, load
+from fedsilo.edge.audit_loading import TornTail, latest_t, load
 from fedsilo.edge.audit_segments import (
     RESERVE_BYTES,
     SegmentWriter,
@@ -32,6 +32,7 @@ from fedsilo.edge.audit_segments import (
     segments,
 )
 from fedsilo.edge.audit_segments import LogFullError as LogFullError
+from fedsilo.edge.audit_segments import LogLostError as LogLostError
 from fedsilo.edge.audit_witness import Witnessed, store_note
 from fedsilo.edge.files import (
     DiskFullError,
@@ -43,6 +44,7 @@ from fedsilo.edge.files import (
 )
 from fedsilo.treaty.audit.checkpoint import Checkpoint, cosigner_key, log_key, sign_checkpoint
 from fedsilo.treaty.audit.merkle import leaf_hash
+from fedsilo.treaty.audit.poll_window import closing_after_crash, messages_of, permitted_by
 from fedsilo.treaty.audit.record import SALT_BYTES, link_of, record_line
 from fedsilo.treaty.errors import ConflictError, OperationError
 
@@ -50,11 +52,16 @@ SEGMENT_BYTES_MAX = 64 << 20
 CHECKPOINT_RECORDS = 100
 CLOCK_BACKWARD_MILLISECONDS = 1000  # smaller steps are what time synchronisation does
 _CHECKPOINTED_EVENTS = frozenset({"start", "stop", "halt"})
+Naming = Callable[[], contextlib.AbstractContextManager[dict[str, Any] | None]]
 _ROUTING = ("run", "round", "step", "attempt", "kind", "sequence", "peer", "direction", "payload")
 
 
 class AuditLog(Witnessed):
-    """See the module. Close it (or use `with`); after kill -9 simply open it again."""
+    """See the module. Close it (or use `with`); after kill -9 simply open it again.
+
+    Attributes:
+        size_found: how many records there were before this opening appended any.
+    """
 
     def __init__(
         self,
@@ -101,6 +108,8 @@ class AuditLog(Witnessed):
         self._last_t = self._latest_t = 0
         self._previous, self._note, self._note_size = "", "", -1
         self._full = self._segment_closed = False
+        self.ledger: dict[str, Any] | None = None  # the newest head of a ledger that a record names
+        self._naming: Naming = contextlib.nullcontext
         for name in ("", "checkpoints", "witnessed", "keys", "quarantine"):
             make_private_directory(directory / name if name else directory)
         self._lock: FileLock = lock_exclusively(directory / "lock")
@@ -135,7 +144,8 @@ class AuditLog(Witnessed):
 
     @property
     def latest_time(self) -> float:
-        """The latest UTC second ever recorded: expiry is judged by max(this, now) (T41)."""
+        """The latest UTC second recorded since a person accepted the clock, if one did: expiry is judged by
+        max(this, now) (T41)."""
         return self._latest_t / 1000
 
     def records(self, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -164,6 +174,7 @@ class AuditLog(Witnessed):
         Raises:
             RecordError: not a record that may be written; nothing was.
             LogFullError: no space; a final `halt` was written from the reserve if that was possible.
+            LogLostError: the file was removed, moved, replaced or truncated; nothing was written.
             OperationError: the disk failed; nothing is recorded until a restart.
         """
         with self._mutex:
@@ -175,7 +186,9 @@ class AuditLog(Witnessed):
                 backward = self._last_t - self._now()
                 if backward >= CLOCK_BACKWARD_MILLISECONDS:
                     self._write("clock.jump", {"detail": {"backward_milliseconds": backward}})
-                seq = self._write(event, fields)
+                with self._naming() as head:
+                    seq = self._write(event, fields if head is None else {**fields, "ledger": head})
+                    self.ledger = head or self.ledger
             except DiskFullError as error:
                 self._halt(event)
                 raise LogFullError(f"no space to record {event}: {error.message}", hint=error.hint) from error
@@ -184,6 +197,21 @@ class AuditLog(Witnessed):
                 with contextlib.suppress(OperationError):
                     self.checkpoint()
             return seq
+
+    def name_heads(self, naming: Naming) -> None:
+        """From here on records name the newest head of the party's ledger (T42). naming: entered around each record; it
+        gives that record's field `ledger`, or None where a record before said the same."""
+        with self._mutex:
+            self._naming = naming
+
+    def check_in_place(self) -> None:
+        """Check, before bytes leave, that the newest segment is still the file at its path, as long as it was written.
+
+        Raises:
+            LogLostError: it is not; see `SegmentWriter.check_in_place`, also for what this does not stop.
+        """
+        with self._mutex:
+            self._writer.check_in_place()
 
     def checkpoint(self) -> str:
         """Sign the present size and root; returns the note (the existing one if nothing was added since).
@@ -202,6 +230,8 @@ class AuditLog(Witnessed):
         """Reduce whole segments, oldest first, whose records are all older, to their leaf hashes (retention).
 
         Proofs about them and `audit verify` still hold; what they said is gone. That, and how far, is recorded first.
+        A log that others countersign reduces records only once a cosignature over them is older too, so that a verifier
+        can tell how old they were (T57). Does not stop: a log that nobody countersigned; there the age is unproven.
 
         Args:
             before_t: UTC milliseconds.
@@ -217,10 +247,15 @@ class AuditLog(Witnessed):
             for (first, path), (following, _) in itertools.pairwise(segments(self.directory)):
                 if max(record["t"] for record in read_records_of(path)) >= before_t:
                     break
+                cosigned = self.first_cosigned(following)
+                if cosigned is not None and cosigned * 1000 >= before_t:
+                    break
                 old.append((first, following, path))
             if not old:
                 return 0
-            self.append("retention.records", detail={"size": old[-1][1], "segments": len(old)})
+            age = max(0, (self._now() - before_t) // 1000)
+            removed = {"size": old[-1][1], "segments": len(old), "older_than_seconds": age}
+            self.append("retention.records", detail=removed)
             self.checkpoint()  # from here on a signed root stands for what is removed
             for first, following, path in old:
                 leaves = b"".join(self._tree.leaf(index) for index in range(first, following))
@@ -266,7 +301,7 @@ class AuditLog(Witnessed):
         self._writer.append(line)
         self._tree.append(leaf_hash(line))
         self._previous = link_of(line)
-        self._last_t, self._latest_t = t, max(self._latest_t, t)
+        self._last_t, self._latest_t = t, latest_t(self._latest_t, event, t)
         return seq
 
     def _close_segment(self) -> None:
@@ -297,8 +332,10 @@ class AuditLog(Witnessed):
             leftover.unlink()
         loaded = load(self.directory, self._log_key)
         self._tree, self._previous = loaded.tree, loaded.previous
+        self.size_found = self._tree.size
         self._last_t, self._latest_t = loaded.last_t, loaded.latest_t
         self._note, self._note_size = loaded.note, loaded.note_size
+        self.ledger = loaded.ledger
         if loaded.torn:
             self._quarantine(loaded.torn)
         try:
@@ -311,7 +348,8 @@ class AuditLog(Witnessed):
                 self.append("tail.repaired", detail={"quarantine": path.name, "bytes": path.stat().st_size})
         for seq, record in loaded.open_allows.items():
             routing = {name: record.get(name) for name in _ROUTING}
-            self.append("egress.indeterminate", link={"decision": seq}, **routing)
+            event, detail = closing_after_crash(record) if permitted_by(record) else ("egress.indeterminate", None)
+            self.append(event, link={"decision": seq}, detail=detail, **routing)
         if self.size:
             self.checkpoint()
 
@@ -339,7 +377,7 @@ def sent_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, i
     for record in records:
         if record["event"] == "egress.sent":
             messages, payload_bytes = counts.get(record["kind"], (0, 0))
-            counts[record["kind"]] = (messages + 1, payload_bytes + record["payload"]["bytes"])
+            counts[record["kind"]] = (messages + messages_of(record), payload_bytes + record["payload"]["bytes"])
     return dict(sorted(counts.items()))
 
 

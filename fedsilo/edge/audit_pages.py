@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,15 +200,19 @@ def line_filter(event: str = "", text: str = "", *, control: bool = True) -> Cal
     def wanted(line: bytes) -> bool:
         if (event and mark not in line) or (sought and sought not in line.decode("utf-8", "replace").casefold()):
             return False
-        return control or _CONTROL not in line or not _is_quiet_control(line)
+        return control or _CONTROL not in line or not _is_allowed_control(line)
 
     return wanted
 
 
-def _is_quiet_control(line: bytes) -> bool:
+def is_allowed_control(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of a control message, such as a poll, that nobody refused or held."""
+    return str(record.get("kind", "")).startswith("control.") and record.get("decision") in (None, "", "allow")
+
+
+def _is_allowed_control(line: bytes) -> bool:
     try:
-        record = json.loads(line)  # the mark may also stand deeper in a record of another kind
-        return str(record.get("kind", "")).startswith("control.") and record.get("decision") in (None, "", "allow")
+        return is_allowed_control(json.loads(line))  # the mark may also stand deeper in a record of another kind
     except (ValueError, AttributeError, RecursionError):
         return False
 

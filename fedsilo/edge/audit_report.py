@@ -15,11 +15,14 @@ from typing import Any
 from fedsilo.edge.audit_counting import OTHERS
 from fedsilo.edge.audit_formats import WITHHELD
 from fedsilo.edge.audit_loading import read_note
+from fedsilo.edge.audit_notes import check_notes, note_of
+from fedsilo.edge.audit_orders import check_orders
 from fedsilo.edge.audit_report_parts import (
     NO_SIGNATURE,
     certificates,
     counts_what_left,
     data_inventory,
+    in_words,
     signature_of,
     signing_keys,
 )
@@ -52,6 +55,8 @@ RESIDUALS = {
     "N5": "Secure aggregation would hide who sent what. It would not stop the sum from leaking or from being "
     "poisoned. There is none: the coordinator sees each site's own message.",
     "N6": "No unlearning: what has left cannot be called back, and a model cannot be made to forget it.",
+    "N7": "Which topics a site treats, and how often, is readable from its updates by whoever reads single updates: "
+    "the coordinator does.",
 }
 
 
@@ -64,6 +69,7 @@ def audit_report(
     collection: tuple[str, str] = ("", ""),
     evidence: Sequence[Mapping[str, Any]] = (),
     signer: tuple[str, bytes] | None = None,
+    site_cas: Sequence[bytes] = (),
 ) -> dict[str, Any]:
     """The report on the first log.
 
@@ -76,6 +82,7 @@ def audit_report(
             log is that site's.
         evidence: rows of `evidence_of`.
         signer: identity and raw public key of who will sign the report.
+        site_cas: PEM of the CAs that certify the people of the sites.
 
     Raises:
         NotFoundError: the first is no log folder.
@@ -83,11 +90,13 @@ def audit_report(
     verification = verify_logs(list(logs))
     rounds = check_rounds(verification, list(logs))
     check_stories(verification, list(logs))
+    check_notes(verification, list(logs))
+    orders = check_orders(verification, list(logs), site_cas)[0]
     tally = Tally()
     unreadable = ""
     try:
         for record in read_records(logs[0]):
-            tally.add(record)
+            tally.add(record, note_of(logs[0], record), orders.get(record["seq"], ""))
     except UsageError:
         raise
     except FedSiloError as error:
@@ -100,8 +109,9 @@ def audit_report(
     counted = counts_what_left(tally, origin)
     loaded = [given[item["effective"]] for item in tally.policies if item["effective"] in given]
     in_force = given.get(tally.policies[-1]["effective"]) if tally.policies else None
-    return {
+    made = {
         "schema": SCHEMA,
+        "in_words": "",
         "log": verification[0]["log"],
         "origin": origin,
         "complete": not unreadable and not found["counted_from"],
@@ -137,6 +147,7 @@ def audit_report(
         "dp": DP,
         "residuals": RESIDUALS,
     }
+    return made | {"in_words": in_words(made)}
 
 
 def inventory_csv(report: Mapping[str, Any]) -> str:

@@ -34,6 +34,35 @@ def counts_what_left(tally: Tally, origin: str) -> bool:
     return tally.outward or (identity is not None and identity.role == "silo")
 
 
+def in_words(report: Mapping[str, Any]) -> str:
+    """The whole report in one sentence: how much left, on whose word, what was refused, and whether the log verifies.
+
+    Args:
+        report: with all its counts.
+    """
+    log, period, asked = report["log"], report["period"], report["left_asked"]
+    when = f"From {moment(period['first_t'])} to {moment(period['last_t'])}" if report["records"] else "In no time"
+    if report["left_counted"]:
+        content = asked["asked"] + asked["unasked"] + asked["not_told"]
+        lost = f", {asked['not_told']} on a decision that is not in the log any more" if asked["not_told"] else ""
+        what = (
+            f"{_messages(content)} with content left {log}, {asked['asked']} after people's yes and "
+            f"{asked['unasked']} without a person{lost}, and {_messages(asked['control'])} of the protocol itself"
+        )
+    else:
+        what = f"{_messages(report['arrived_total']['messages'])} came in at {log}"
+    denied = sum(item["decisions"]["deny"] for item in (*report["left"], *report["arrived"]))
+    no = sum(item["state"] == "rejected" for item in report["approvals"])
+    sound = "the log verifies" if report["verification"][0]["verified"] else "the log does NOT verify"
+    if report["counted_from"]:
+        sound += f", and what stood before record {report['counted_from']} is in none of these numbers"
+    return f"{when}, {what}; rules denied {_messages(denied)}, people rejected {no} of those held, and {sound}."
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'s' * (count != 1)}"
+
+
 def data_inventory(tally: Tally, policies: Sequence[Policy], collection: str) -> dict[str, Any]:
     """Which data the log and the policies speak of.
 

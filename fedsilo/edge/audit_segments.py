@@ -40,6 +40,12 @@ class LogFullError(OperationError):
     default_code = "LOG_FULL"
 
 
+class LogLostError(OperationError):
+    """The file that records were written into is no longer the log at its path, so nothing may be sent (P2)."""
+
+    default_code = "LOG_LOST"
+
+
 def segments(directory: Path) -> list[tuple[int, Path]]:
     """(number of the first record, path) of every segment, in order.
 
@@ -170,6 +176,7 @@ class SegmentWriter:
         self._directory = directory
         self._reserve = directory / "reserve"
         self._reserve_bytes = reserve_bytes
+        self._path = directory
         self._descriptor: int | None = None
         self._broken = ""
         self.segment_bytes = 0
@@ -192,19 +199,21 @@ class SegmentWriter:
             fsync_directory(self._directory)
         except OSError as error:
             raise _error_of(error, path) from error
-        self._descriptor = descriptor
+        self._descriptor, self._path = descriptor, path
         self.segment_bytes = os.fstat(descriptor).st_size
 
     def append(self, line: bytes) -> None:
         """One line, durable at return: one write, one fdatasync.
 
         Raises:
+            LogLostError: see `check_in_place`; nothing is written.
             DiskFullError: no space; the partial line is taken back.
             OperationError: the disk failed. What is on it is then unknown (a failed flush is not repeated by the
                 kernel), so nothing is written any more until a restart has read the log again.
         """
         if self._descriptor is None or self._broken:
             raise OperationError(f"the audit log takes no records: {self._broken or 'it is closed'}")
+        self.check_in_place()
         data = line + b"\n"
         try:
             write_all(self._descriptor, data)
@@ -213,6 +222,26 @@ class SegmentWriter:
             self._take_back(error)
             raise _error_of(error, self._directory) from error
         self.segment_bytes += len(data)
+
+    def check_in_place(self) -> None:
+        """Check that the file written so far is the one at its path, with the length that was written.
+
+        Does not stop: bytes that somebody changes in place without changing the length, and earlier segments that
+        somebody removes; the checkpoints show both, to `audit verify` and at the next start.
+
+        Raises:
+            LogLostError: it was removed, moved, replaced, truncated or written to by somebody else.
+        """
+        if self._descriptor is None:
+            return
+        try:
+            written, found = os.fstat(self._descriptor), self._path.stat(follow_symlinks=False)
+        except OSError as error:
+            raise _lost(self._path, f"it is not there ({error.strerror})") from error
+        if (found.st_dev, found.st_ino) != (written.st_dev, written.st_ino):
+            raise _lost(self._path, "another file stands in its place")
+        if found.st_size != self.segment_bytes:
+            raise _lost(self._path, f"it has {found.st_size} bytes, and {self.segment_bytes} were written")
 
     def _take_back(self, cause: OSError) -> None:
         assert self._descriptor is not None  # noqa: S101 - append checked it
@@ -263,6 +292,13 @@ class SegmentWriter:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _lost(path: Path, what: str) -> LogLostError:
+    return LogLostError(
+        f"the audit log {path} is not the file that was written: {what}",
+        hint="put the file back as it was, check it with `fedsilo audit verify`, then start again",
+    )
 
 
 def _error_of(error: OSError, path: Path) -> OperationError:

@@ -7,7 +7,8 @@ size and, for tensors, digest. Pure functions over records.
 
 What is honestly possible is no difference: an outcome that the sender does not know; a repetition of a message that
 arrived, which the receiver does not record twice; what the sender saw refused, since a refusal may only be counted; and
-what is newer than the other log's end, or as old as records that retention reduced to leaf hashes.
+what is newer than the other log's end, or as old as records that retention reduced to leaf hashes. Parties' clocks may
+differ: by how much is the median over the messages that both recorded, and a log with more than a minute says so.
 
 Does not show: what both parties leave out, the last messages of a log within `CLOCKS_APART_MILLISECONDS` of its end,
 anything after a log's end (an older copy looks the same), what stands in records that retention removed, and what a
@@ -20,9 +21,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from fedsilo.edge import audit_polls
+from fedsilo.edge.audit_polls import Polls
 from fedsilo.edge.audit_segments import read_records
+from fedsilo.treaty.audit.poll_window import permitted_by
+from fedsilo.treaty.clocks import TOLD_SECONDS, apart
 from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.transcript_checks import coordinator_domain
 
@@ -34,6 +40,7 @@ _NO = frozenset({"deny", "hold"})  # outcomes of a rule with which no decision i
 _RULES_SHOWN_MAX = 5
 
 What = tuple[Any, ...]
+PollsKey = tuple[str, str, str]  # the other end, run, kind
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class Account:
     received: dict[str, list[Passage]] = field(default_factory=dict)  # by sender
     arrived: set[int] = field(default_factory=set)  # records of what was carried and acknowledged
     refused: set[int] = field(default_factory=set)  # records of what was sent and answered with a refusal
+    polls: dict[PollsKey, list[Polls]] = field(default_factory=dict)  # windows by other end, run and kind
     first_t: int = 0
     last_t: int = 0
 
@@ -95,13 +103,22 @@ def read_account(records: Iterable[Mapping[str, Any]], *, origin: str, name: str
     under_way: dict[int, tuple[str, Passage]] = {}  # allowed, outcome not recorded
     carried: dict[int, Passage] = {}  # by decision, what left in a file last
     answered: dict[str, Passage] = {}  # the newest message to each peer, as long as its answer is not recorded
+    windows: dict[int, tuple[PollsKey, Polls]] = {}  # of polls, not ended
     for record in records:
         if not account.first_t:
             account.first_t, account.reduced = record["t"], record["seq"] > 0
         account.last_t = max(account.last_t, record["t"])
         story.take(record)
         event, peer = record["event"], str(record.get("peer", ""))
-        if event == "egress.decision" and record["decision"] == "allow":
+        if record.get("decision") == "allow" and permitted_by(record):
+            window = audit_polls.opened(record)
+            windows[record["seq"]] = _polls_key(record), window
+            account.polls.setdefault(_polls_key(record), []).append(window)
+        elif (opened := windows.pop(_window_of(record), None)) is not None:
+            key, window = opened  # not the key of the record that ends it: a hostile log may say another one there
+            ranges = account.polls[key]
+            ranges[ranges.index(window)] = audit_polls.closed(window, record)
+        elif event == "egress.decision" and record["decision"] == "allow":
             under_way[record["seq"]] = peer, Passage.of(record)
         elif event in ("egress.sent", "egress.indeterminate"):
             under_way.pop(_linked(record) or 0, None)
@@ -138,6 +155,8 @@ class Story:
         self._asked: set[What] = set()  # releases whose request is among these records
         # release -> record -> person whose yes is not used up, and the name of the hold that it answers
         self._grants: dict[What, dict[int, tuple[str, str]]] = {}
+        # of polls, by the decision that permits them: its event, whose they are, and how many
+        self._windows: dict[int, tuple[str, PollsKey, Polls]] = {}
         self._void: dict[int, tuple[int, str]] = {}  # record of a yes -> record and event that ended its hold with a no
 
     def _tell(self, record: Mapping[str, Any], text: str) -> None:
@@ -146,7 +165,11 @@ class Story:
     def take(self, record: Mapping[str, Any]) -> None:
         self._first = record["seq"] if self._first is None else self._first
         event = record["event"]
-        if event == "egress.sent":
+        if record.get("decision") == "allow" and permitted_by(record):
+            self._windows[record["seq"]] = event, _polls_key(record), audit_polls.opened(record)
+        if "polls" in record.get("detail", {}) or event == "ingress.polls":
+            self._window_ended(record)
+        elif event == "egress.sent":
             self._sent(record)
         elif event in ("egress.decision", "ingress.decision"):
             self._decided(record)
@@ -192,6 +215,20 @@ class Story:
         if named and leaves:
             self._grants.pop(release, None)
 
+    def _window_ended(self, record: Mapping[str, Any]) -> None:
+        number = _window_of(record)
+        direction = str(record["event"]).partition(".")[0]
+        began, key, window = self._windows.pop(number, ("", None, None))
+        self._decisions.pop(number, None)
+        if window is None and number >= (self._first or 0):
+            self._tell(record, f"is the end of a window, and record {number} does not begin one that is open")
+        elif window is not None and began.partition(".")[0] != direction:
+            self._tell(record, f"is the end of a window of the other direction, record {number}")
+        elif window is not None and key != _polls_key(record):
+            self._tell(record, f"is the end of a window of another peer, run or kind, record {number}")
+        elif window is not None and (problem := audit_polls.problem_of(window, record)):
+            self._tell(record, problem)
+
     def _sent(self, record: Mapping[str, Any]) -> None:
         number, passage = _linked(record), Passage.of(record)
         if number is None:
@@ -217,6 +254,16 @@ class Story:
 
 def _linked(record: Mapping[str, Any]) -> int | None:
     return record.get("link", {}).get("decision")  # type: ignore[no-any-return]
+
+
+def _window_of(record: Mapping[str, Any]) -> int:
+    """The decision that begins the window that a record ends; -1 where it names none."""
+    number = _linked(record)
+    return -1 if number is None else number
+
+
+def _polls_key(record: Mapping[str, Any]) -> PollsKey:
+    return str(record.get("peer", "")), record.get("run") or "", str(record.get("kind", ""))
 
 
 def _approvals(record: Mapping[str, Any]) -> set[Any]:
@@ -245,17 +292,42 @@ def _release(record: Mapping[str, Any]) -> What:
 
 
 def differences(sender: Account, receiver: Account, *, under_way: bool = True) -> list[str]:
-    """Messages from one party to the other that only one of them has, or that they have differently.
+    """As `compare`: the differences alone."""
+    return compare(sender, receiver, under_way=under_way).differences
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Attributes:
+    differences: messages that only one has, or that they have differently: a sentence each, which names a record.
+    pairs: messages that both recorded.
+    ahead_milliseconds: of the sender's clock before the receiver's, the median over them; 0 without any.
+    """
+
+    differences: list[str]
+    pairs: int
+    ahead_milliseconds: int
+
+    @property
+    def clocks(self) -> str:
+        """By how much the sender's clock was off the receiver's, in words; empty up to a minute."""
+        seconds = self.ahead_milliseconds / 1000
+        return "" if abs(seconds) <= TOLD_SECONDS else apart(seconds)
+
+
+def compare(sender: Account, receiver: Account, *, under_way: bool = True) -> Comparison:
+    """Messages from one party to the other.
 
     Args:
         sender: its log.
         receiver: its log.
         under_way: whether one log may end before the other; False where both parties had stopped.
-
-    Returns:
-        a sentence for each, which names a record of one of the two.
     """
-    sent, received = sender.sent.get(receiver.origin, []), receiver.received.get(sender.origin, [])
+    windowed = _windowed(sender, receiver)
+    sent, received = (
+        [passage for passage in passages if (passage.place[0], passage.place[1]) not in windowed]
+        for passages in (sender.sent.get(receiver.origin, []), receiver.received.get(sender.origin, []))
+    )
     waiting: dict[tuple[str, int | None], list[Passage]] = {}
     for passage in reversed(received):
         waiting.setdefault(passage.slot, []).append(passage)
@@ -270,6 +342,7 @@ def differences(sender: Account, receiver: Account, *, under_way: bool = True) -
         elif passage.event == "egress.sent" and (not passage.carried or passage.record in sender.arrived):
             # else nobody knows, or it is under way
             lacking.append(passage)
+    ahead = round(median(one.t - other.t for one, other in pairs)) if pairs else 0
     found = [
         f"{one} as {sender.name} sent it is not record {other.record} of {receiver.name}"
         for one, other in pairs
@@ -286,11 +359,59 @@ def differences(sender: Account, receiver: Account, *, under_way: bool = True) -
             # a silo that starts again sends again; what arrived unknown to its sender was a further attempt
             repeated = (passage.place, passage.digest) in known and (verb == "sent" or passage.attempt > 0)
             before = first is None or passage.record < first
-            before = before and other.reduced and passage.t <= other.first_t + CLOCKS_APART_MILLISECONDS
-            after = passage.record > last and passage.t >= other.last_t - CLOCKS_APART_MILLISECONDS
+            t = passage.t + (ahead if end else -ahead)  # by the other's clock
+            before = before and other.reduced and t <= other.first_t + CLOCKS_APART_MILLISECONDS
+            after = passage.record > last and t >= other.last_t - CLOCKS_APART_MILLISECONDS
             if not (repeated or before or (after and under_way) or passage.record in having.refused):
                 found.append(f"{passage} that {having.name} {verb} is not in the log of {other.name}")
+    found += _polls_differ(sender, receiver, windowed, ahead, under_way=under_way)
+    return Comparison(found, len(pairs), ahead)
+
+
+def _windowed(sender: Account, receiver: Account) -> set[tuple[str, str]]:
+    """Of which runs and kinds one of two logs has windows."""
+    ends = ((sender, receiver.origin), (receiver, sender.origin))
+    return {(run, kind) for account, peer in ends for whose, run, kind in account.polls if whose == peer}
+
+
+def _polls_differ(
+    sender: Account, receiver: Account, windowed: set[tuple[str, str]], ahead: int, *, under_way: bool
+) -> list[str]:
+    """What two logs say differently of polls where one of them has windows.
+
+    Args:
+        sender: its log.
+        receiver: its log.
+        windowed: as `_windowed`.
+        ahead: milliseconds of the sender's clock before the receiver's.
+        under_way: as `compare`.
+    """
+    ends = ((sender, receiver.origin), (receiver, sender.origin))
+    found: list[str] = []
+    for run, kind in sorted(windowed):
+        sides = []
+        for account, peer in ends:
+            passages = (account.sent if account is sender else account.received).get(peer, [])
+            singly = [_as_polls(account, one) for one in passages if one.place[:2] == (run, kind)]
+            sides.append(audit_polls.in_order(account.polls.get((peer, run, kind), []) + singly))
+        for (account, _), (other, _), mine, theirs in zip(ends, ends[::-1], sides, sides[::-1], strict=True):
+            by_mine = ahead if account is sender else -ahead  # from the other's clock to this one's
+            until = other.last_t + by_mine - CLOCKS_APART_MILLISECONDS if under_way else float("inf")
+            since = other.first_t + by_mine + CLOCKS_APART_MILLISECONDS if other.reduced else float("-inf")
+            whole = not under_way and not other.reduced
+            found += [
+                f"record {one.record}: {kind} of {account.name}, {one}: the log of {other.name} {what}"
+                for one, what in audit_polls.differences(mine, theirs, until=until, since=since, whole=whole)
+            ]
     return found
+
+
+def _as_polls(account: Account, passage: Passage) -> Polls:
+    """A poll that has a record of its own."""
+    unsure = passage.event in ("egress.decision", "egress.indeterminate") or passage.record in account.refused
+    unsure = unsure or (passage.carried and passage.record not in account.arrived)
+    at = passage.sequence or 0
+    return Polls(passage.record, at, at, int(not unsure), 1, passage.t, passage.t)
 
 
 def check_stories(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None:
@@ -316,13 +437,25 @@ def check_stories(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> No
         for other, receiver in enumerate(accounts):
             # an honest coordinator's log has no records of what it sends
             if sender and receiver and one != other and (sender.sent or not coordinator_domain(sender.origin)):
-                found = _first_of(differences(sender, receiver), DIFFERENCES_MAX)
+                compared = compare(sender, receiver)
+                _tell_clocks(results[one], receiver.name, compared)
+                found = _first_of(compared.differences, DIFFERENCES_MAX)
                 problems[one] += found
                 problems[other] += found
     for result, told in zip(results, problems, strict=True):
         if told:
             result["problems"] = [*result["problems"], *told]
             result["verified"] = False
+
+
+def _tell_clocks(result: dict[str, Any], other: str, compared: Comparison) -> None:
+    if compared.pairs:
+        clocks = result.setdefault("clocks", [])
+        clocks.append({"other": other, "ahead_milliseconds": compared.ahead_milliseconds, "pairs": compared.pairs})
+    if compared.clocks:
+        count = f"{compared.pairs} message{'s' * (compared.pairs != 1)}"
+        told = f"its clock was {compared.clocks} that of {other}, by the median of {count} that both recorded"
+        result["notices"] = [*result["notices"], told]
 
 
 def _first_of(problems: Sequence[str], most: int) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any
 from fedsilo.edge.audit_approvals import Approvals
 from fedsilo.edge.audit_counting import OTHERS, FirstOf, Names, brief, count_of, is_count, mapping_of, text_of
 from fedsilo.edge.audit_story import approvals_of
+from fedsilo.edge.audit_unasked import Unasked
+from fedsilo.treaty.audit.poll_window import ARRIVED, messages_of, permitted_by
 from fedsilo.treaty.isolation import RUNGS
 
 INCIDENTS_MAX = 200
@@ -29,8 +31,8 @@ APPROVERS_MAX = 32
 VERDICTS = ("allow", "deny", "hold")
 _HALTS = frozenset({"halt", "release"})
 _INCIDENTS = frozenset(
-    {"egress.indeterminate", "policy.reload_refused", "screen.hit", "tail.repaired", "clock.jump", "key.expire_warn",
-     "round.equivocation", "trainer.restart"}
+    {"egress.indeterminate", "policy.reload_refused", "screen.hit", "tail.repaired", "clock.jump", "clock.accept",
+     "key.expire_warn", "round.equivocation", "trainer.restart"}
 )  # fmt: skip
 _KEY_EVENTS = frozenset({"key.enrol", "key.renew", "key.expire_warn", "denylist.load"})
 # Facts of a decision that name a set of examples by its digest, and the fact that counts its rows, where there is one.
@@ -56,6 +58,7 @@ class Tally:
         self.policies: list[dict[str, Any]] = []  # the first ones, and the newest, which is in force
         self.policies_total = 0
         self.approvals = Approvals()
+        self.unasked = Unasked()
         self.halts, self.incidents = FirstOf(INCIDENTS_MAX), FirstOf(INCIDENTS_MAX)
         self.key_events: deque[dict[str, Any]] = deque(maxlen=KEY_EVENTS_MAX)  # the newest: keys in use are there
         self.key_events_total = 0
@@ -77,8 +80,8 @@ class Tally:
         self._denial = Names(DENIALS_MAX, (OTHERS, OTHERS, OTHERS))
         self._program, self._trained = Names(PROGRAMS_MAX, (OTHERS, "")), Names(PLACES_MAX, (OTHERS, OTHERS))
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Count one record."""
+    def add(self, record: Mapping[str, Any], note: str = "", order: str = "") -> None:
+        """Count one record. note: what the person wrote to it, where that is kept here."""
         event, t = record["event"], record["t"]
         if not self.events:
             self.first_seq, self.first_t = record["seq"], t
@@ -94,16 +97,21 @@ class Tally:
             self._decision(record, kind)
             self._facts(record)
             self.approvals.decided(record)
+            if event == "egress.decision":
+                self.unasked.decided(record)
         elif event == "egress.sent":
             size, place = record["payload"]["bytes"], self._run_kind((record.get("run", ""), kind))
-            self.left[kind] += 1
+            self.left[kind] += messages_of(record)
             self.left_bytes[kind] += size
-            self.left_by_run[place] += 1
+            self.left_by_run[place] += messages_of(record)
             self.left_by_run_bytes[place] += size
+            self.unasked.sent(record, kind)
+        elif event == ARRIVED:
+            self._arrived(record, kind, messages_of(record))
         elif event.startswith("egress."):
             self.outcomes[kind, event] += 1
         elif event.startswith("approval."):
-            self.approvals.answered(record, self.policies_total)
+            self.approvals.answered(record, self.policies_total, note, order)
         elif event == "payload.read":
             self._read(record)
         elif event == "retention.payloads":
@@ -125,10 +133,8 @@ class Tally:
         direction = record["event"].partition(".")[0]
         self.decisions[direction, kind, record["decision"]] += 1
         if direction == "ingress":
-            size, sender = record.get("payload", {}).get("bytes", 0), self._sender((record.get("peer", ""), kind))
-            self.arrived_bytes[kind] += size
-            self.arrived_from[sender] += 1
-            self.arrived_from_bytes[sender] += size
+            # those of a window are counted where it ends
+            self._arrived(record, kind, 0 if permitted_by(record) else 1)
         if record["decision"] == "deny":
             for reason in dict.fromkeys(record.get("reasons") or ["(none)"]):
                 name = self._denial((direction, kind, reason))
@@ -136,6 +142,13 @@ class Tally:
                 place[0], place[2] = place[0] + 1, record["seq"]
         if self.policies and self.policies[-1]["effective"] == record.get("policy", {}).get("effective"):
             self.policies[-1]["decisions"] += 1
+
+    def _arrived(self, record: Mapping[str, Any], kind: str, messages: int) -> None:
+        size, sender = record.get("payload", {}).get("bytes", 0), self._sender((record.get("peer", ""), kind))
+        if messages:
+            self.arrived_bytes[kind] += size
+            self.arrived_from[sender] += messages
+            self.arrived_from_bytes[sender] += size
 
     def _facts(self, record: Mapping[str, Any]) -> None:
         """What the measured facts of a decision say of data, of donors and of trainers."""
@@ -264,6 +277,7 @@ class Tally:
                 {"direction": direction, "kind": kind, "reason": reason, "count": count, "first": first, "last": last}
                 for (direction, kind, reason), (count, first, last) in sorted(self.denials.items())
             ],
+            **self.unasked.to_json(),
             **self.approvals.to_json(self.policies_total),
             "halts": self.halts.rows,
             "halts_total": self.halts.total,

@@ -3,14 +3,15 @@
 This one file needs Python and the `cryptography` package: read it, copy it to your own machine, and give it the log
 folders of all sides, for they vouch for each other. Each log alone: records number on without a gap and each names the
 hash of the one before; every signed checkpoint carries the log's signature and the RFC 6962 root of exactly these
-records; every cosignature verifies. Of records that retention removed, leaf hashes are left (N.leaves). All logs
+records; every cosignature verifies. Of records that retention removed, leaf hashes are left (N.leaves), and other
+parties' cosignatures show how old they were then: a year at least, which is the least that a policy may say. All logs
 together: each holds, in `witnessed/`, the newest checkpoint of every other party that it countersigned, which must fit
 that party's records and be among its checkpoints; copies of a log are compared. So a changed byte, a dropped end, a
 changed order and a log rebuilt under another key show, as long as one other party is honest. Whoever countersigned a
 checkpoint is a witness of all records up to it: --min-witnesses demands so many for all but the last 24 hours. Not
 covered: records after the newest checkpoint (`unsigned`), lies told when a record was written, witnesses that a forger
-invented, unless their logs are given, and what records mean (`fedsilo audit verify` does that). Compare the `key`
-printed for each log with the one that its owner published. Exit status 0, or 7 if anything is wrong.
+invented, unless their logs are given, and what records mean and people signed (`fedsilo audit verify` does that).
+Compare the `key` printed for each log with the one that its owner published. Exit status 0, or 7 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import re
 import sys
 from array import array
 from base64 import b64decode, b64encode
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 LOG_SIGNATURE, COSIGNATURE = 1, 4  # C2SP signature types
 NOTE_BYTES_MAX, LINE_BYTES_MAX, LEAVES_MAX = 1 << 16, 1 << 20, 1 << 26  # no honest file or line has more bytes
+YEAR_SECONDS, DAY_SECONDS = 365 * 86_400, 86_400  # parties' clocks may differ by a day
 PROBLEMS_MAX, UNWITNESSED_HOURS_MAX = 20, 24  # problems that differ in their numbers only are told once and counted
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, InvalidSignature)
+_DAMAGED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, InvalidSignature
+)  # fmt: skip
 
 
 def shown(text: object) -> str:  # one line, without what a terminal would obey or not show
@@ -42,6 +47,29 @@ def read(path: Path, most: int = NOTE_BYTES_MAX) -> bytes:
     if path.is_file() and path.stat().st_size > most:  # a pipe would never end
         raise ValueError(f"it has more than {most} bytes")
     return path.read_bytes() if path.is_file() else b""
+
+
+def number(digits: str) -> str:  # as RFC 8785 spells it, behind a mark: the shortest digits that mean the same
+    value = float(digits)
+    if value.is_integer() and abs(value) < 1 << 53:
+        return f"\0{int(value)}"
+    sign, shortest, exponent = Decimal(repr(value)).normalize().as_tuple()
+    text, point = "".join(map(str, shortest)), len(shortest) + int(exponent)
+    if 0 < point <= 21:
+        text = text[:point].ljust(point, "0") + (f".{text[point:]}" if text[point:] else "")
+    elif -6 < point <= 0:
+        text = f"0.{'0' * -point}{text}"
+    else:
+        text = f"{text[0]}{'.' * (len(text) > 1)}{text[1:]}e{point - 1:+d}"
+    return "\0" + "-" * sign + text
+
+
+def parsed(line: bytes) -> dict[str, Any]:  # raises ValueError: not canonical JSON, which two readers might read apart
+    record = json.loads(line.decode(), parse_int=number, parse_float=number, parse_constant=number)
+    text = json.dumps(record, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    if re.sub(r'"\\u0000([^"]*)"', r"\1", text).encode() != line:
+        raise ValueError("not in canonical form")
+    return dict(json.loads(line))
 
 
 def roots_at(leaves: bytes | bytearray, sizes: set[int]) -> dict[int, bytes]:
@@ -103,7 +131,9 @@ class Log:  # one log folder, and what is wrong with it
         self.leaves, self.times = bytearray(), array("q")  # 32 + 8 bytes of each record, however long it is
         self.own, self.keys = list[Key](), list[Key]()  # the log's signing and cosigning key; all in the folder
         self.roots, self.reach = dict[int, bytes](), dict[str, int]()  # witness -> largest size that it countersigned
-        self.hashes_only = self.removed = 0  # first records that are gone; how many a record says were removed
+        self.hashes_only = 0  # first records that are gone
+        self.removals = list[tuple[int, int, int]]()  # records that say so: number, records removed, least age
+        self.cosigned_at = list[tuple[int, int]]()  # (records, UTC seconds) of every cosignature of another party
         self._read_keys()
         self.notes, self.witnessed = self._read_notes("checkpoints"), self._read_notes("witnessed")
         self._read_segments()  # after the notes: a daemon that goes on writing signs only what is there by then
@@ -145,7 +175,7 @@ class Log:  # one log folder, and what is wrong with it
                 self.leaves, previous = self.leaves + hashes, hashes[-32:].hex()
                 self.size = self.hashes_only = len(self.leaves) // 32
                 self.times.extend([0] * (self.size - len(self.times)))
-        if self.hashes_only > self.removed:
+        if self.hashes_only > max((size for _, size, _ in self.removals), default=0):
             self.problem(f"of the first {self.hashes_only} records leaf hashes are left, and no record says why")
 
     def _read_records(self, path: Path, previous: str, shift: int) -> tuple[str, int]:
@@ -158,10 +188,11 @@ class Log:  # one log folder, and what is wrong with it
                     break
                 try:
                     once = [content.count(key) for key in (b'"seq":', b'"link":', b'"previous":')] == [1, 1, 1]
-                    record = json.loads(content.decode()) if once else {}  # of a key twice, readers would differ
+                    record = parsed(content) if once else {}  # a reader that searches finds the same ones
                     gap, link, t = record["seq"] - self.size, record["link"]["previous"], int(record["t"])
                     if record["event"] == "retention.records":
-                        self.removed = max(self.removed, int(record["detail"]["size"]))
+                        least = max(YEAR_SECONDS, int(record["detail"].get("older_than_seconds", 0)))
+                        self.removals.append((self.size, int(record["detail"]["size"]), least))
                 except _DAMAGED:
                     trouble = "is damaged"
                 else:
@@ -202,21 +233,39 @@ class Log:  # one log folder, and what is wrong with it
                 self.suspects = self.suspects or [sound, note.size - 1]
             else:
                 sound = note.size
-            for signer in self._cosigners(name, note) - {self.origin}:
-                self.reach[signer] = max(self.reach.get(signer, 0), note.size)
+            for signer, time in self._cosigners(name, note).items():
+                if signer != self.origin:
+                    self.reach[signer] = max(self.reach.get(signer, 0), note.size)
+                    self.cosigned_at.append((note.size, time))
         for name, note in self.witnessed:
             owner = [key for key in self.keys if key.name == note.origin and key.kind == LOG_SIGNATURE]
             owned = any(self._signed(name, note, key) for key in owner)
             if self.origin not in self._cosigners(name, note) or not owned:
                 self.problem(f"{name} lacks the signature of {note.origin} or this party's cosignature")
+        self.check_removals()
         self.sound = not self.found
 
-    def _cosigners(self, name: str, note: Note) -> set[str]:
+    def check_removals(self) -> None:  # records were old enough when the record of their removal was countersigned
+        first = 0
+        for seq, size, least in self.removals:
+            known = min((time for reached, time in self.cosigned_at if reached >= size), default=None)
+            gone = min((time for reached, time in self.cosigned_at if reached > seq), default=None)
+            which = f"records {first} to {size - 1} were removed"
+            if known is None or gone is None or gone == known:
+                self.notices.append(f"{which} at an age that no cosignature proves")
+            elif gone - known < least - DAY_SECONDS:
+                ages = f"{(gone - known) // DAY_SECONDS} days old, not {least // DAY_SECONDS}"
+                self.problem(f"{which} when their first cosignature was {ages}")
+            first = size
+
+    def _cosigners(self, name: str, note: Note) -> dict[str, int]:  # name -> UTC seconds
         known = {(key.name, key.key_id): key for key in self.keys}
         keys = [known[item[:2]] for item in note.signatures if item[:2] in known]
         if len(keys) < len(note.signatures):
             self.problem(f"{name} carries a signature by a key that is not in keys/")
-        return {key.name for key in keys if key.kind == COSIGNATURE and self._signed(name, note, key)}
+        times = {item[:2]: int.from_bytes(item[2][:8], "big") for item in note.signatures}
+        signers = [key for key in keys if key.kind == COSIGNATURE and self._signed(name, note, key)]
+        return {key.name: times[key.name, key.key_id] for key in signers}
 
     def _signed(self, name: str, note: Note, key: Key) -> bool:  # a wrong one is this log's problem if `name` is given
         try:

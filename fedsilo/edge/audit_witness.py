@@ -144,6 +144,18 @@ class Witnessed(ABC):
             raise VerificationError(f"{peer} was not introduced to the log: its certificate has not been seen")
         return self._peers[peer]
 
+    def first_cosigned(self, size: int) -> int | None:
+        """UTC seconds of the earliest cosignature of another party over the first `size` records; None without one."""
+        with self._mutex:
+            times = [
+                time
+                for path in sorted((self.directory / "checkpoints").glob("*.note"))
+                if path.stem.isdecimal() and int(path.stem) >= size
+                for origin, public_key in self._peers.items()
+                if (time := cosigned_at(read_note(path), cosigner_key(origin, public_key))) is not None
+            ]
+        return min(times, default=None)
+
     # ---- exchange ----------------------------------------------------------------------------------------
 
     def offer(self, peer: str, previous_size: int | None = None, *, same: bool = False) -> Offer:
@@ -217,6 +229,21 @@ class Witnessed(ABC):
                 growing(checkpoint)
             self._countersign(offer.note, peer, public_key)
             return checkpoint
+
+    def clock_of(self, peer: str, cosigned_note: str) -> int | None:
+        """Seconds by which a peer's clock was ahead of ours in the last exchange, in which it countersigned this note
+        of ours just after we had countersigned its own; None where one of the two did not. Call it before `take`.
+
+        Raises:
+            VerificationError: a signature is not its party's.
+        """
+        with self._mutex:
+            path = self._witnessed_path(peer)
+            if not cosigned_note or not path.exists():
+                return None
+            ours = cosigned_at(read_note(path), self._cosigner_key)
+            theirs = cosigned_at(cosigned_note, cosigner_key(peer, self._peer_key(peer)))
+            return None if ours is None or theirs is None else theirs - ours
 
     def _countersign(self, note: str, peer: str, public_key: Ed25519PublicKey) -> str:
         """Only after `judge`."""

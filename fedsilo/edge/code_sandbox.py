@@ -19,8 +19,9 @@ Where neither can be built nothing is run, and the verifier refuses to start (T2
 What this does not stop: a program that knows the expected answers, or guesses them from the arguments it is given;
 bugs of the kernel in the permitted calls; reading Python's standard library and the shared libraries beside it; timing
 and the load of this machine; a test program that is itself hostile (it runs behind the same walls, but its word is the
-verdict). What it costs: threads, subprocesses, files, numpy and other installed packages are not there for a solution;
-a value that is no plain data stays with the solution, so two such objects compare by identity.
+verdict) or asks too little (docs/how-to/verifiers.md has the kinds). What it costs: threads, subprocesses, files, numpy
+and other installed packages are not there for a solution; a value that is no plain data stays with the solution, and no
+two such values are equal.
 """
 
 from __future__ import annotations
@@ -186,6 +187,10 @@ class CodeSandbox:
 
     def _run(self, program: str, test: str) -> tuple[Verdict, str]:
         """The verdict, and what kept the walls from being built."""
+        tested = code.subject(test)
+        if tested is None:
+            return BAD_REFERENCE, ""
+        task = json.dumps({"test": test, "names": tested.names, "modules": tested.modules})
         descriptors = _Descriptors()
         processes: list[_Process] = []
         try:
@@ -193,7 +198,7 @@ class CodeSandbox:
             nothing = descriptors.opened(os.devnull)
             solution = {"read": to_solution[0], "write": to_examiner[1], "nothing": nothing}
             examiner = {"read": to_examiner[0], "write": to_solution[1], "verdict": verdict[1], "nothing": nothing}
-            for role, text, held in (("solution", program, solution), ("examiner", test, examiner)):
+            for role, text, held in (("solution", program, solution), ("examiner", task, examiner)):
                 processes.append(self._begin(descriptors, role, text, held, status[1]))
             descriptors.close(*to_solution, *to_examiner, verdict[1], status[1], nothing)
             return self._wait(verdict[0], status[0])

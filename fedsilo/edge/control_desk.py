@@ -29,6 +29,7 @@ from fedsilo.edge.json_log import about
 from fedsilo.edge.quiet_log import QuietLog
 from fedsilo.edge.request_journal import RememberedRequest, RequestJournal
 from fedsilo.treaty import errors
+from fedsilo.treaty.clocks import COMMAND_TIME, TOLD_SECONDS, in_words
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, NotFoundError, UsageError
 from fedsilo.treaty.wire._generated import control_pb2
 
@@ -67,6 +68,7 @@ _ERROR_TYPES: dict[str, type[FedSiloError]] = {
 class _Command:
     action: str
     handler: CommandHandler
+    by_clock: bool
 
 
 class ControlDesk:
@@ -76,8 +78,11 @@ class ControlDesk:
         site: whose people may command it.
         site_ca_pem: the root their certificates hang from.
         roles: what each may do.
-        clock: UTC time, timezone-aware.
+        clock: UTC time, timezone-aware, that may be remembered.
         journal: remembers requests over a restart; without one, only in this process.
+        shows: what the clock shows, where that is no time to be remembered yet; a command is judged by the later one.
+        wall: what the clock shows, believed or not; for commands that are judged by it alone.
+        federation: whose daemon this is; an order for another one is refused, and so is one that names none.
 
     Attributes:
         before_snapshot: called before the state is read, in the asking thread, so that it need not be made up for
@@ -85,14 +90,16 @@ class ControlDesk:
     """
 
     def __init__(
-        self, site: str, site_ca_pem: bytes, roles: Roles, clock: Clock, *, journal: Path | None = None
-    ) -> None:
+        self, site: str, site_ca_pem: bytes, roles: Roles, clock: Clock, *, journal: Path | None = None,
+        shows: Clock | None = None, wall: Clock | None = None, federation: str = "",
+    ) -> None:  # fmt: skip
         if roles.site != site:
             raise UsageError(f"roles.yaml is of site {roles.site!r}, this daemon serves {site!r}")
         self._site = site
+        self._federation = federation
         self._site_ca_pem = site_ca_pem
         self._roles = roles
-        self._clock = clock
+        self._clock, self._shows, self._wall = clock, shows or clock, wall or clock
         self._reading = threading.Condition()
         self._events: deque[control_pb2.Event] = deque(maxlen=EVENTS_KEPT_MAX)
         self._sequence = self._before = (_life_of(journal) - 1) * EVENTS_A_LIFE if journal is not None else 0
@@ -111,7 +118,7 @@ class ControlDesk:
     def publish(self, name: str, fields: Mapping[str, Any]) -> int:
         """Append an event for all watchers; returns its sequence. Raises TypeError, ValueError for non-JSON fields."""
         fields_json = _to_json(fields)
-        time = _text(self._clock())
+        time = _text(self._shows())
         self._quiet.flush()
         with self._reading:
             self._sequence += 1
@@ -140,7 +147,7 @@ class ControlDesk:
     def snapshot(self) -> control_pb2.Snapshot:
         """The state and the sequence of the last event it may already contain; watch from there on."""
         self.before_snapshot()
-        time = _text(self._clock())
+        time = _text(self._shows())
         with self._reading:
             return control_pb2.Snapshot(
                 sequence=self._sequence, time=time, policy_digest=self._policy_digest, state_json=self._state_json
@@ -185,8 +192,10 @@ class ControlDesk:
 
     # ---- commands ----------------------------------------------------------------------------------
 
-    def register_command(self, name: str, action: str, handler: CommandHandler) -> None:
+    def register_command(self, name: str, action: str, handler: CommandHandler, *, by_clock: bool = False) -> None:
         """Let people whose role allows `action` call `handler`. Its return value is the reply's JSON result.
+
+        by_clock: it is judged by what the clock shows, whatever later time was seen: it is about the clock.
 
         Raises:
             ValueError: the action is not in `certs.roles.ACTIONS`, or the name is taken.
@@ -195,7 +204,15 @@ class ControlDesk:
             raise ValueError(f"{action!r} is not an action of certs.roles.ACTIONS")
         if name in self._commands:
             raise ValueError(f"command {name!r} is registered already")
-        self._commands[name] = _Command(action, handler)
+        self._commands[name] = _Command(action, handler, by_clock)
+
+    def accept_clock(self) -> None:
+        """For the handler of such a command: no later time than the clock shows counts any more (T41).
+
+        Raises:
+            OperationError: the journal takes nothing.
+        """
+        self._requests.accept(self._wall())
 
     def execute(self, command: control_pb2.Command) -> control_pb2.CommandReply:
         """Verify and carry out a command, or say why not.
@@ -203,12 +220,15 @@ class ControlDesk:
         Refusals before the handler are not remembered, and logged a few at a time (T24).
         """
         with self._commanding:
-            person = ""
+            person, now = "", self._clock()
             try:
                 now = self._requests.latest(self._clock())
+                known = self._commands.get(command.name)
+                by = self._wall() if known is not None and known.by_clock else max(now, self._shows())
                 verified = verify_command(
-                    command, site=self._site, site_ca_pem=self._site_ca_pem, roles=self._roles, now=now
-                )
+                    command, federation=self._federation, site=self._site, site_ca_pem=self._site_ca_pem,
+                    roles=self._roles, now=by,
+                )  # fmt: skip
                 person = verified.person
                 remembered = self._requests.find(verified.request_id)
                 if remembered is not None:
@@ -218,6 +238,12 @@ class ControlDesk:
                 entry = self._allowed(verified)
                 self._requests.begin(verified, now)
             except FedSiloError as error:
+                still = (now - self._wall()).total_seconds()
+                if error.code == COMMAND_TIME and still > TOLD_SECONDS:
+                    error.hint = (
+                        f"the latest time seen here is {in_words(still)} ahead of this daemon's clock, and time stands "
+                        "still until that has caught up"
+                    )
                 who = person or "somebody whose command does not verify"
                 line = f"refused the command {command.name[:64]!r}: {error.line} [{error.code}]"
                 self._quiet.say(person, f"refused commands of {who}", line)
@@ -250,7 +276,7 @@ class ControlDesk:
 
     def _missed(self, sequence: int, missed: int) -> control_pb2.Event:
         return control_pb2.Event(
-            sequence=sequence, time=_text(self._clock()), name=EVENTS_MISSED, fields_json=_to_json({"missed": missed})
+            sequence=sequence, time=_text(self._shows()), name=EVENTS_MISSED, fields_json=_to_json({"missed": missed})
         )
 
 

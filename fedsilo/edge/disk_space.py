@@ -6,6 +6,7 @@ sees the file system, and no quota or file-size limit of a user.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -30,9 +31,15 @@ def require_space(folder: Path) -> str:
     """What is free for a state folder, in words.
 
     Raises:
-        DiskFullError: too little to keep a record. OperationError: as `free_bytes`.
+        DiskFullError: too little to keep a record. OperationError: nothing can be written there, or as `free_bytes`.
     """
     free = free_bytes(folder)
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OperationError(
+            f"{place} cannot be written by this user, and {folder} must be kept in it",
+            hint="run it as the user whose files they are, or mount the file system for writing",
+        )
     if free < DISK_BYTES_MIN:
         raise DiskFullError(
             f"{folder} has {free} bytes left; {DISK_BYTES_MIN} are needed to keep a record",

@@ -15,18 +15,20 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 
 PRIVATE_MODE = 0o600
+FOLDER_MODE = 0o755  # of a folder for files that are no secret: whatever the umask, nobody else may write there
 # EFBIG: a file-size limit of the process, which to whoever writes is the same as a full disk
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LARGE_BYTES, _PAGE_BYTES = 1 << 20, 4096
 FLUSHED_BYTES = 8 << 20  # of a file that grows, when `EarlyFlush` begins anew
 _INPUT_BYTES_MAX = 1 << 30
+_LINKS_MAX = 40  # as Linux follows them
 
 
 class DiskFullError(OperationError):
@@ -218,6 +220,59 @@ def read_private(path: Path) -> bytes:
         os.close(descriptor)
 
 
+def require_authority(path: Path) -> None:
+    """That nobody but root and this process's user can decide what a file says: the file and each folder on the way to
+    it, links followed, belong to one of the two, and neither their group nor others may write them (threat T59).
+
+    A folder with the sticky bit, such as /tmp, passes: in it nobody can move or remove what is somebody else's. What is
+    not there is not judged; whoever reads it says so.
+    Does not stop: root, this user, and whoever holds a right that the mode does not show.
+
+    Raises:
+        NotAllowedError: the file, or a folder on the way, with the command that mends it (`WRITABLE_BY_OTHERS`).
+        OperationError: it cannot be looked at.
+    """
+    try:
+        for place in _on_the_way(path.absolute()):
+            _require_ours(path, place, place.lstat())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OperationError(f"cannot look at {path}: {error.strerror}") from error
+
+
+def _on_the_way(path: Path) -> Iterator[Path]:
+    """Every folder and link that is gone through to come to a file, and the file itself."""
+    at, left, links = Path(path.anchor), list(path.parts[1:]), 0
+    yield at
+    while left:
+        part = left.pop(0)
+        at = at.parent if part == ".." else at / part
+        yield at
+        if at.is_symlink():
+            if (links := links + 1) > _LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = at.readlink()
+            left = [*(target.parts[1:] if target.is_absolute() else target.parts), *left]
+            at = Path(target.anchor) if target.is_absolute() else at.parent
+
+
+def _require_ours(path: Path, place: Path, status: os.stat_result) -> None:
+    whose = str(place) if place == path else f"{place}, on the way to {path},"
+    if status.st_uid not in (os.geteuid(), 0):
+        raise NotAllowedError(
+            f"{whose} belongs to user {status.st_uid}, who can change what this party obeys",
+            hint=f"chown it to root or to user {os.geteuid()}", code="WRITABLE_BY_OTHERS",
+        )  # fmt: skip
+    if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+        return
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotAllowedError(
+            f"{whose} has mode {stat.S_IMODE(status.st_mode):04o}: others can change what this party obeys",
+            hint=f"chmod go-w {place}", code="WRITABLE_BY_OTHERS",
+        )  # fmt: skip
+
+
 def read_regular(path: Path, *, hint: str = "", bytes_max: int = _INPUT_BYTES_MAX) -> bytes:
     """The content of a file that somebody named. Links are followed; a pipe that nobody writes into is not waited for.
 
@@ -277,6 +332,37 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def undone_on_failure(folder: Path, files: Iterable[Path]) -> Iterator[None]:
+    """Around what writes some files into a folder: where that fails, they are as they were before.
+
+    Folders that were made for them go too, where nothing else is in them. Does not stop: a kill, or a power cut.
+
+    Args:
+        folder: that all of them are in or below.
+        files: what may be written.
+    """
+    places = list(files)
+    before = {place: place.read_bytes() for place in places if place.is_file()}
+    folders = {folder, *folder.parents, *(each for place in places for each in place.parents if folder in each.parents)}
+    made = sorted((each for each in folders if not each.exists()), key=lambda each: len(each.parts), reverse=True)
+    try:
+        yield
+    except BaseException:
+        for place in places:
+            if place not in before:
+                with contextlib.suppress(OSError):
+                    if place.exists():
+                        place.unlink()
+            elif not place.is_file() or place.read_bytes() != before[place]:
+                write_durably(place, before[place])
+        for each in made:
+            with contextlib.suppress(OSError):
+                if each.exists():
+                    each.rmdir()
+        raise
+
+
 def _first_why(error: shutil.Error) -> str:
     """Of copytree's list of (source, target, why), in which each why is in Python's words."""
     found = error.args[0] if error.args else []
@@ -333,6 +419,31 @@ def lock_exclusively(path: Path) -> FileLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return FileLock(path, descriptor)
+
+
+def holder_of(lock: Path) -> int:
+    """The process that holds a daemon's lock file; 0 if none does. The kernel lets go of it with the process, so a
+    stale process id is never told.
+
+    Raises:
+        OperationError: it is held and names no process, or is not ours to look at.
+    """
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise OperationError(f"cannot open lock file {lock}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who asks keeps nobody else from asking
+        return 0
+    except BlockingIOError:
+        process_id = int(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or 0)
+        if process_id <= 0:
+            raise OperationError(f"{lock} names no process") from None
+        return process_id
+    finally:
+        os.close(descriptor)
 
 
 def make_private_directory(path: Path) -> None:

@@ -42,8 +42,11 @@ from fedsilo.treaty.grading.verdict import CRASHED, ERROR, TIMEOUT, TOO_COSTLY, 
 DEADLINE_SECONDS = 5.0
 CODE_DEADLINE_SECONDS = 20.0  # a correct program may compute for seconds, and machines are busy
 CODE_MARGIN_SECONDS = 0.5  # by which the sandbox's own deadline comes first: the child then need not be started again
+ANSWER_SECONDS_MEAN = 0.25  # of a batch with a budget; most answers take a hundredth of that
+PROGRAM_SECONDS_MEAN = 2.0  # most programs take a tenth of that
 START_TIMEOUT_SECONDS = 120.0
 CLOSE_TIMEOUT_SECONDS = 2.0
+CLOSE_LOOK_SECONDS = 0.05  # how often a child that grades is ended, since another may be started meanwhile
 MEMORY_BYTES_MAX = 4 << 30
 REFUSAL_CHARACTERS_MAX = 2000
 REPORT_BYTES_MAX = 2000
@@ -75,8 +78,6 @@ class GradingProcess:
         memory_bytes_max: address space of the child.
         runs_programs: a verifier that runs programs is taken; a coordinator never says so (design 8.1).
         launch: starts the child; by default it is a plain process.
-        budget_seconds: what a batch of so many items may take; items that are left then score 0, as if each had taken
-            too long. None: as long as they take.
         reports: keep why a verifier of a package gave no verdict, for `take_report`. Such a text may quote responses
             and answers, so that it is for the verifier's author at a terminal, and for no silo.
 
@@ -92,7 +93,6 @@ class GradingProcess:
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         runs_programs: bool = False,
         launch: Launch | None = None,
-        budget_seconds: Callable[[int], float] | None = None,
         reports: bool = False,
     ) -> None:
         found = find_verifier(verifier)
@@ -111,8 +111,9 @@ class GradingProcess:
         # memory, not a pipe: the child never waits for its reader, and what it wrote before it died is there
         self._reports = os.fdopen(os.memfd_create("reports"), "r+b", buffering=0) if reports else None
         self._launch = launch or functools.partial(_plain_child, reports=self._reports)
-        self._budget_seconds = budget_seconds
+        self._seconds_mean = PROGRAM_SECONDS_MEAN if found.executes else ANSWER_SECONDS_MEAN
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._ready = False
 
@@ -134,8 +135,17 @@ class GradingProcess:
         with self._lock:
             self._wait_ready()
 
-    def grade_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+    def budget_seconds(self, answers: int) -> float:
+        """What so many answers of somebody else may take: one at its own deadline, and the mean for each."""
+        return self._deadline_seconds + self._seconds_mean * answers
+
+    def grade_many(self, pairs: Sequence[tuple[str, str]], budget_seconds: float | None = None) -> list[Verdict]:
         """Grade (response, reference) pairs; one verdict each, in order.
+
+        Args:
+            pairs: to be graded.
+            budget_seconds: what they may take together, once the child can grade; what is left then scores 0, as if
+                each had taken too long. None: as long as they take.
 
         Raises:
             OperationError: the child cannot be started at all.
@@ -143,11 +153,11 @@ class GradingProcess:
         with self._lock:
             verdicts: list[Verdict] = []
             until = math.inf
-            if self._budget_seconds is not None:
+            if budget_seconds is not None:
                 self._wait_ready()
-                until = time.monotonic() + self._budget_seconds(len(pairs))
+                until = time.monotonic() + budget_seconds
             while len(verdicts) < len(pairs):
-                if time.monotonic() >= until:
+                if time.monotonic() >= until or self._closing.is_set():
                     verdicts += [TIMEOUT] * (len(pairs) - len(verdicts))
                     break
                 self._grade_until_stopped(pairs, verdicts, until)
@@ -160,9 +170,17 @@ class GradingProcess:
         return self.grade_many([(response, reference)])[0]
 
     def close(self) -> None:
-        """End the child: politely, then by force. The object may be used again; it then starts another."""
-        with self._lock:
+        """End the child: politely, then by force, and at once where it is grading: what is left then scores 0, as if it
+        had taken too long. The object may be used again; it then starts another child."""
+        self._closing.set()
+        while not self._lock.acquire(timeout=CLOSE_LOOK_SECONDS):
+            if (child := self._child) is not None:
+                child.kill()
+        try:
             self._stop(politely=True)
+        finally:
+            self._closing.clear()
+            self._lock.release()
 
     def take_report(self) -> str:
         """Why a verifier of a package gave no verdict, since this was last asked; the last one, empty for none."""

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 from collections.abc import MutableMapping
 
 GARBAGE_THRESHOLDS = (1_000, 10, 10)  # about Python's own
 
 
+OPEN_FILES_MAX = 65_536
 HEAPS_MAX = 4
 HEAP_END_BYTES_MAX = 16 << 20  # free at the end of each heap
 PIECE_BYTES_MAX = 4 << 20  # in a heap; what is larger has pages of its own, which go back with it
@@ -42,6 +44,19 @@ def bound_heaps() -> None:
         mallopt(_M_ARENA_MAX, HEAPS_MAX)
         mallopt(_M_TRIM_THRESHOLD, HEAP_END_BYTES_MAX)
         mallopt(_M_MMAP_THRESHOLD, PIECE_BYTES_MAX)
+
+
+def raise_open_files() -> int:
+    """Let this process have as many files open as its hard limit says, at most `OPEN_FILES_MAX`; how many that are.
+
+    A daemon that listens holds a file for each connection, also for such as never say anything.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def set_apart() -> None:

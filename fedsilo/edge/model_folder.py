@@ -101,6 +101,12 @@ def context_tokens(folder: Path) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
 
+def vocabulary_rows(folder: Path) -> int | None:
+    """Rows of the embedding, where config.json says how many. Raises UsageError: no readable config.json."""
+    found = _read_config(folder).get("vocab_size")
+    return found if type(found) is int and found > 0 else None
+
+
 def hidden_shape_of(folder: Path) -> tuple[int, int]:
     """(layers, width of a hidden state) as config.json says; (0, 0) where it does not.
 

@@ -1,10 +1,11 @@
 """Which signed commands a daemon has seen, over restarts: begun before the work, finished after it, each durable.
 
-One JSON object a line: {"seen"} | {"id","digest","expires","seen"} | {"id","reply"} | {"id","until"}. A line torn by a
-power cut is dropped at the next start; a command begun and never finished is reported as such and not carried out anew.
+One JSON object a line: {"seen"} | {"accepted"} | {"id","digest","expires","seen"} | {"id","reply"} | {"id","until"}. A
+line torn by a power cut is dropped at the next start; a command begun and never finished is reported as such and not
+carried out anew.
 Entries go an hour after the last command under their request id has expired: the verification refuses each of them by
 itself then, whoever captured it, and whoever asks again, signed anew, is given the reply until then. `seen` never goes
-back (T41).
+back (T41), but where a person accepted a clock that had been found wrong.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class RequestJournal:
         """max(seen, now): time as far as this desk is concerned."""
         self._seen = max(self._seen, now)
         return self._seen
+
+    def accept(self, now: datetime) -> None:
+        """A person accepted the clock as it is: no later time is seen any more, durably. Raises OperationError."""
+        self._append({"accepted": now.isoformat()})
+        self._seen = now
 
     def find(self, request_id: str) -> RememberedRequest | None:
         self._forget_expired()
@@ -122,6 +128,9 @@ class RequestJournal:
             known = self._requests.get(entry["id"])
             if known is not None:
                 self._requests[entry["id"]] = replace(known, reply=bytes.fromhex(entry["reply"]))
+            return
+        if "accepted" in entry:
+            self._seen = datetime.fromisoformat(entry["accepted"])
             return
         if "until" in entry:
             known = self._requests[entry["id"]]

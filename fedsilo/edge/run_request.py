@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,25 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 _RULES = tuple(rule for rule in ingress.RULES if rule.name in _KEYS)
 _ANY_SHA256 = "0" * 64
 ANY_SILOS_MAX = 10_000
+ANY_SILOS = 64  # where neither silos nor quorum are said
+
+
+# What `fedsilo run init` writes, and whose sizes the limits of a federation follow from where nobody names a run.
+EXAMPLE = """\
+# A run, for `coordinator init --run run.yaml` and then `fedsilo run submit run.yaml`. Change what you like before the
+# first of them: the limits of every site's policy follow from these sizes. Keys left out have their defaults.
+run: first
+method: pubswap            # or fedavg-grpo, public-no-swap, pubswap-random
+rounds: 20
+local_steps: 16            # of each round
+swap_period: 2             # every 2nd step is public: there other sites' answers are swapped in
+prompts_per_step: 8
+samples_per_prompt: 8      # answers to each prompt
+seed: 1
+rollout: {temperature: 1.0, max_prompt_tokens: 512, max_new_tokens: 256}
+optimiser: {learning_rate: 0.0001, epochs: 2}
+objective: {kl_coefficient: 0.0}
+"""
 
 
 class Agreement(Protocol):
@@ -132,13 +151,26 @@ def check_request(document: strict_yaml.Document, fixed: Fixed) -> Plan:
     return plan
 
 
-def check_form(document: strict_yaml.Document) -> None:
-    """What can be said of a request where the federation's own files are not at hand.
+def size_of_run(text: bytes, source: str) -> dict[str, int | float]:
+    """How large a run is, by the names of `policies.render.PlanSize`. Raises UsageError as `check_form`."""
+    document = read_request(text, source)
+    # one without a name gets it when it is submitted
+    plan = check_form(replace(document, value={"run": "any", **document.value}))
+    return {
+        "rounds": plan.rounds, "local_steps": plan.local_steps, "swap_period": plan.swap_period,
+        "prompts_per_step": plan.prompts_per_step, "samples_per_prompt": plan.samples_per_prompt,
+        "max_new_tokens": plan.rollout.max_new_tokens, "epochs": plan.optimiser.epochs,
+        "learning_rate": plan.optimiser.learning_rate,
+    }  # fmt: skip
+
+
+def check_form(document: strict_yaml.Document) -> Plan:
+    """What can be said of a request where the federation's own files are not at hand: a plan with stand-ins for them.
 
     Raises:
         UsageError: an unknown key or a wrong value; no step could learn anything. Names file, line and key.
     """
-    quorum = document.value.get("quorum", 1)  # a number of silos that nobody knows here: so many will do
+    quorum = document.value.get("quorum", ANY_SILOS)  # a number of silos that nobody knows here: so many will do
     most = quorum if isinstance(quorum, int) and 1 <= quorum <= ANY_SILOS_MAX else 1
     silos = silos_of(document, tuple(f"any{number}" for number in range(most)))
     fixed: dict[str, Any] = {
@@ -149,7 +181,15 @@ def check_form(document: strict_yaml.Document) -> None:
     fields = fixed | dict(document.value) | {"silos": list(silos)}
     if isinstance(fields["lora"], Mapping):
         fields["lora"] = {**fixed["lora"], **fields["lora"]}
-    _refuse_useless(_plan_of(fields, document), document)
+    plan = _plan_of(fields, document)
+    _refuse_useless(plan, document)
+    return plan
+
+
+def quorum_of(silos: int) -> int:
+    """The quorum of a request that says none: more than half of its silos, and never one update alone where there are
+    others, since the silos would be sent it as the global adapter (T58)."""
+    return min(silos, max(2, silos // 2 + 1))
 
 
 def silos_of(document: strict_yaml.Document, otherwise: tuple[str, ...]) -> tuple[str, ...]:
@@ -207,7 +247,8 @@ def _frozen_sha256(schema: LoraSchema, seed: object) -> str:
     return initial_frozen_sha256(schema.tensors, number, schema.freeze)
 
 
-def _plan_of(fields: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
+def _plan_of(given: Mapping[str, Any], document: strict_yaml.Document) -> Plan:
+    fields = {"quorum": quorum_of(len(given["silos"])), **given}
     try:
         plan = Plan.model_validate_json(json.dumps(fields))
     except ValidationError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.files import read_regular
+from fedsilo.edge.model_facts import read_model_facts
 from fedsilo.edge.model_folder import context_tokens, hidden_shape_of, lora_schema_of, read_fingerprints
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.task_files import read_tasks
@@ -82,14 +83,19 @@ class SiteInputs:
     template: str | Path | None = None
 
 
-def make_site_policy(inputs: SiteInputs) -> SitePolicy:
+def make_site_policy(inputs: SiteInputs, bundle: Mapping[str, Any] | None = None) -> SitePolicy:
     """Read model, public set, held-out set and federation bundle, and write policy and schema as text.
 
+    Args:
+        inputs: what the site has.
+        bundle: the federation's; None reads it from its file.
+
     Raises:
-        UsageError: a file is missing or wrong; names it.
+        UsageError: a file is missing or wrong, or the model is none that can be trained; names it.
     """
     ruleset = read_ruleset(inputs.ruleset)
-    bundle = read_bundle(inputs.bundle)
+    bundle = read_bundle(inputs.bundle) if bundle is None else bundle
+    read_model_facts(inputs.model)
     intended = within_context(plan_size_of(bundle, inputs.bundle), inputs.model)
     asked = intended.changed(inputs.limits, f"policy of {inputs.site}")
     size = within_context(asked, inputs.model)
@@ -106,6 +112,11 @@ def make_site_policy(inputs: SiteInputs) -> SitePolicy:
     )
     public = read_tasks(inputs.public)
     held_out = read_tasks(inputs.held_out) if inputs.held_out else None
+    if held_out and held_out.sha256 == public.sha256:
+        raise UsageError(
+            f"{inputs.held_out} is the public set, {inputs.public}: a model would be judged by what it is trained on",
+            hint="give other questions as --held-out",
+        )
     peers = tuple(bundle["peers"])
     facts = SiteFacts(
         site=inputs.site,

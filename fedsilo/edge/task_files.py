@@ -160,7 +160,11 @@ def listed(problems: Sequence[Problem], unit: str = "line") -> str:
 
 def _task_of(record: Mapping[str, Any], number: int, fields: FieldNames) -> Task | str:
     """The task, or why there is none. The reason never quotes the record: it may reach a log."""
-    row = {name: _text_of(record[own]) for name in (*_FIELDS, "group") if (own := getattr(fields, name)) in record}
+    row = {
+        name: _text_of(value)
+        for name in (*_FIELDS, "group")
+        if (value := record.get(getattr(fields, name))) is not None  # a null is a missing field, as it is in Parquet
+    }
     for name in _FIELDS:
         if name not in row:
             return f"missing field {name!r}"

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.extras import install_hint
 from fedsilo.treaty.errors import UsageError
 
 LINE_BYTES_MAX = 1 << 20
-PARQUET_HINT = "in the clone: .venv/bin/pip install -e '.[parquet]' -c constraints.txt"
 UNPACKED_BYTES_MAX = 4 << 30
 _PARQUET_MARK = b"PAR1"
 _PARQUET_ROWS_AT_ONCE = 1024
@@ -71,12 +71,27 @@ def _object_of(line: bytes) -> dict[str, Any] | str:
     if len(line) > LINE_BYTES_MAX:
         return "line too long"
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError:
         return "not UTF-8"
     except (ValueError, RecursionError):
         return "broken JSON"
-    return row if isinstance(row, dict) else "not a JSON object"
+    return _record_of(row)
+
+
+class _Twice(dict[str, Any]):
+    """An object in which a key stands more than once: programs differ in which of them they take."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _Twice(found)
+
+
+def _record_of(value: Any) -> dict[str, Any] | str:
+    if isinstance(value, _Twice):
+        return "a field stands twice"
+    return value if isinstance(value, dict) else "not a JSON object"
 
 
 def _array_elements(path: Path, content: bytes) -> Iterator[Record]:
@@ -85,7 +100,7 @@ def _array_elements(path: Path, content: bytes) -> Iterator[Record]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line}: not UTF-8", code="TASK_FILE_INVALID") from error
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
     place = _skip(text, text.index("[") + 1)
     row = 0
     while text[place : place + 1] != "]":
@@ -97,7 +112,7 @@ def _array_elements(path: Path, content: bytes) -> Iterator[Record]:
         if end - place > LINE_BYTES_MAX:
             yield row, "line too long"
         else:
-            yield row, element if isinstance(element, dict) else "not a JSON object"
+            yield row, _record_of(element)
         place = _skip(text, end)
         if text[place : place + 1] == ",":
             place = _skip(text, place + 1)
@@ -126,13 +141,22 @@ def _parquet_rows(path: Path, content: bytes, columns: Sequence[str]) -> Iterato
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError as error:
-        raise UsageError(f"{path} is a Parquet file, and pyarrow is not installed here", hint=PARQUET_HINT) from error
+        raise UsageError(
+            f"{path} is a Parquet file, and pyarrow is not installed here", hint=install_hint("pyarrow")
+        ) from error
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(content), arrow_extensions_enabled=False)
         unpacked_bytes = sum(file.metadata.row_group(each).total_byte_size for each in range(file.num_row_groups))
         if unpacked_bytes > UNPACKED_BYTES_MAX:
             raise UsageError(f"{path}: {unpacked_bytes} bytes when unpacked; at most {UNPACKED_BYTES_MAX} are read")
-        present = [name for name in columns if name in file.schema_arrow.names]
+        names = file.schema_arrow.names
+        present = [name for name in dict.fromkeys(columns) if name in names]
+        if twice := [name for name in present if names.count(name) > 1]:
+            raise UsageError(
+                f"{path}: column {twice[0]!r} stands {names.count(twice[0])} times",
+                hint="which of them is meant cannot be told: keep one",
+                code="TASK_FILE_INVALID",
+            )
         for name in present:
             _check_text_column(pyarrow, path, name, file.schema_arrow.field(name).type)
         row = 0

@@ -278,6 +278,7 @@ class TransferFile:
             self._stream.seek(0)
             with target.open("wb") as stream:
                 shutil.copyfileobj(self._stream, stream, _COPIED_BYTES)
+                stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
             target.unlink(missing_ok=True)

@@ -28,8 +28,14 @@ _PROBLEMS_MAX = 200
 def at_the_top(report: Mapping[str, Any]) -> str:
     """One badge for all logs, and each finding and warning: nothing below may be read without them."""
     findings, warnings = findings_of(report["verification"]), verification_warnings(report["verification"])
-    if not all(item["verified"] for item in report["verification"]):
-        level, words = "bad", "NOT VERIFIED: see below before you read on"
+    failed = [item["log"] for item in report["verification"] if not item["verified"]]
+    if failed and not report["verification"][0]["verified"]:
+        level, words = "bad", f"NOT VERIFIED: {', '.join(failed[:_TOLD_MAX])}: see below before you read on"
+    elif failed:  # the log that all below is counted from is sound
+        level = "warn"
+        words = (
+            f"{report['verification'][0]['log']} verifies; of the others given, not: {', '.join(failed[:_TOLD_MAX])}"
+        )
     elif findings:
         level, words = "bad", "the logs are sound, and prove that somebody signed two things"
     elif warnings:

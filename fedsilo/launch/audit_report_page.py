@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsilo.edge.audit_counting import OTHERS
+from fedsilo.edge.audit_orders import ORDERS_IN_WORDS, orders_in_words
 from fedsilo.launch import audit_report_checks as checks
 from fedsilo.launch import audit_report_forms as forms
 from fedsilo.launch.audit_report_markup import (
@@ -34,8 +35,9 @@ def page(report: Mapping[str, Any]) -> str:
     """The whole page for a value of `fedsilo.edge.audit_report.audit_report`."""
     title = f"Audit report: {text(report['log'])}"
     sections = (
-        _top, _left, _denials, _policies, _capacity, _approvals, forms.data_inventory, checks.verification, _retention,
-        _incidents, _identities, forms.test_evidence, _promises, forms.sign_off, forms.orientation, _end,
+        _top, _left, _denials, _policies, _capacity, _approvals, _unasked, forms.data_inventory,
+        checks.verification, _retention, _incidents, _identities,
+        forms.test_evidence, _promises, forms.sign_off, forms.orientation, _end,
     )  # fmt: skip
     body = "\n".join(section(report) for section in sections)
     return f"{HEAD}<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
@@ -84,6 +86,7 @@ def _top(report: Mapping[str, Any]) -> str:
         f"<h1>{title}</h1>"
         f'<p class="soft">{code(report["origin"])} · {text(report["records"])} audit records · '
         f"{text(when(period['first_t']))} to {text(when(period['last_t']))}</p>"
+        f"<p><b>{text(report['in_words'])}</b></p>"
         f"{warning}"
         f'<ul class="facts">{tiles}</ul>'
     )
@@ -277,13 +280,20 @@ def _approvals(report: Mapping[str, Any]) -> str:
     not_listed = ", ".join(f"{_ANSWERS[name]} {count}" for name, count in report["approvals_not_listed"].items())
     return (
         "<h2>Who approved what</h2><p>As the log records it: who answered, with which certificate, to exactly the "
-        "digest shown. The person's signature is not in the log and was not checked here: the site's guard checks it "
-        "before it records an answer, so this rests on that guard. A release is granted only where a decision that "
-        "allows it names its approvals; how many it needs is what the decision that held it asked for.</p>"
+        f"digest shown. {text(_signatures(report))} A release is granted only where a decision that allows it names "
+        "its approvals; how many it needs is what the decision that held it asked for.</p>"
         + table(("release", "kind", "run", "bytes", "digest", "state", "answers"), rows)
         + (f"<p>Further releases are in the log, and not listed here: {text(not_listed)}.</p>" if not_listed else "")
         + ("<h3>People</h3>" + table(("person", "certificate", "answers"), persons) if persons else "")
     )
+
+
+def _signatures(report: Mapping[str, Any]) -> str:
+    """What is known of what people signed, over all the records of the log that keep it."""
+    counts = report["verification"][0].get("orders", {})
+    if not any(counts.values()):
+        return "The log has no record of what a person ordered."
+    return f"What people signed is kept in the log and was checked here: {orders_in_words(counts)}."
 
 
 _ANSWERS = {
@@ -316,7 +326,33 @@ def _state(item: Mapping[str, Any]) -> Markup:
 def _answer(answer: Mapping[str, Any]) -> str:
     who = f" by {answer['person']}" if "person" in answer else ""
     why = f" ({', '.join(answer['reasons'])})" if answer["reasons"] else ""
-    return text(f"{when(answer['t'])}: {_ANSWERS[answer['answer']]}{who}{why}")
+    note = f": \u201c{answer['note']}\u201d" if answer.get("note") else ""
+    signed = f", {ORDERS_IN_WORDS[answer['order']]}" if answer.get("order") else ""
+    return text(f"{when(answer['t'])}: {_ANSWERS[answer['answer']]}{who}{why}{note}{signed}")
+
+
+def _unasked(report: Mapping[str, Any]) -> str:
+    """What left and nobody was asked about, by the line of the policy that lets it."""
+    if not report["left_counted"]:
+        return ""
+    rows = [
+        (
+            _kind(item["kind"]), item["messages"], item["bytes"],
+            f"line {item['line']} of the {item['file']}" if item["line"] else "no line asks people about this kind",
+            digest(item["policy"]), item["first"], item["last"],
+        )
+        for item in report["left_unasked"]
+    ]  # fmt: skip
+    header = ("kind", "messages", "bytes", "by which line", "of policy", "first record", "last record")
+    lost = report["left_asked"]["not_told"]
+    return (
+        "<h2>Left without a person, by which line of the policy</h2>"
+        "<p>Messages that were sent under a decision that names nobody's yes. The line is the one that says in which "
+        "rounds people are asked; the last two columns are record numbers.</p>"
+        + table(header, rows)
+        + further(report["left_unasked_not_listed"], "messages were sent so by further lines")
+        + further(lost, "messages were sent under decisions that are not in the log any more")
+    )
 
 
 def _retention(report: Mapping[str, Any]) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 
 import typer
 
 from fedsilo.launch.common_options import no_color
 from fedsilo.launch.output import ended_by, in_one_envelope
+from fedsilo.launch.own_names import refuse_overwritten
 from fedsilo.launch.standard_streams import open_all
 
 # Objects made and not freed between two looks for garbage (Python's own: 700). In cycles they may hold some 10 MB.
 GARBAGE_THRESHOLD = 100_000
 
 
-def _begin(app: typer.Typer) -> None:
-    """Hand a program its command line.
+def _begin(load: Callable[[], typer.Typer]) -> None:
+    """Hand a program its command line; where the packages are not ours alone, refuse before `load` imports them.
 
     Importing makes hundreds of thousands of objects that all stay. Python would walk them again and again while they
     come, and once more at the end: a quarter of what a command costs. So garbage is looked for seldom, and not among
@@ -28,6 +30,8 @@ def _begin(app: typer.Typer) -> None:
     no_color("--no-color" in sys.argv[1:])  # a command line that is not understood is told without colour, too
     try:
         with ended_by(json_output=json_output):
+            refuse_overwritten()
+            app = load()
             if json_output:
                 sys.exit(in_one_envelope(app))
             app()
@@ -36,24 +40,36 @@ def _begin(app: typer.Typer) -> None:
 
 
 def fedsilo_main() -> None:
-    from fedsilo.launch import cli_fedsilo
+    def load() -> typer.Typer:
+        from fedsilo.launch import cli_fedsilo
 
-    _begin(cli_fedsilo.app)
+        return cli_fedsilo.app
+
+    _begin(load)
 
 
 def silo_main() -> None:
-    from fedsilo.launch import cli_silo
+    def load() -> typer.Typer:
+        from fedsilo.launch import cli_silo
 
-    _begin(cli_silo.app)
+        return cli_silo.app
+
+    _begin(load)
 
 
 def coordinator_main() -> None:
-    from fedsilo.launch import cli_coordinator
+    def load() -> typer.Typer:
+        from fedsilo.launch import cli_coordinator
 
-    _begin(cli_coordinator.app)
+        return cli_coordinator.app
+
+    _begin(load)
 
 
 def console_main() -> None:
-    from fedsilo.launch import cli_serve
+    def load() -> typer.Typer:
+        from fedsilo.launch import cli_serve
 
-    _begin(cli_serve.program)
+        return cli_serve.program
+
+    _begin(load)

@@ -118,7 +118,8 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
         *(f"put off by {person} until {_utc(until)}" for person, until in data.get("deferred", {}).items()),
         *([f"FINDINGS {len(noticed)}: each is read before a yes, and named with --ack-finding ID"] if noticed else []),
         *(row for one in noticed for row in _finding_lines(one)),
-        f"leaves {leaves['bytes']} bytes to {leaves['destination'].get('address')} "
+        *(f"{row['kind']}: {row['says']}" for row in leaves["kinds"] if row.get("says")),
+        f"leaves {leaves['bytes']} bytes to {_receiver(leaves['destination'])} "
         f"(certificate {str(leaves['destination'].get('certificate', 'not seen yet'))[:16]})",
         *(_kind_line(row) for row in leaves["kinds"]),
         f"stays {', '.join(leaves['stays'])}",
@@ -126,14 +127,25 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
         *(_rule_line(rule) for rule in loud if not (noticed and rule["outcome"] == "look")),
         *([] if columns is None else [_ok_line(policy["rules"], data["id"])]),
         f"budget {data['budget']}",
-        f"findings {data['findings']}",
+        *([f"takes {data['uses']}"] if data.get("uses") else []),
+        f"{'WARNING ' if data.get('unscreened') else 'findings '}{data['findings']}",
         f"difference {data['difference']}",
         # of one that is over nothing is left to answer
-        *(f"{verdict}: {data['consequences'][verdict]}" for verdict in (("approve", "reject") if held else ())),
+        *(
+            f"{verdict}: {data['consequences'][verdict]}"
+            for verdict in (("approve", "later", "reject") if held else ())
+            if data["consequences"].get(verdict)
+        ),
     ]  # fmt: skip
     if columns is not None:
         lines = [row for line in lines for row in _folded(line, columns)]
     return "\n".join(lines)
+
+
+def _receiver(destination: Mapping[str, Any]) -> str:
+    """Who is at the other end, by name where that is known, and where."""
+    name, address = destination.get("name"), destination.get("address")
+    return f"{name} at {address}" if name else str(address)
 
 
 def _finding_lines(finding: Mapping[str, Any]) -> list[str]:
@@ -153,11 +165,30 @@ def _folded(line: str, columns: int) -> list[str]:
 def _ok_line(rules: Sequence[Mapping[str, Any]], release: str) -> str:
     """Rules that are ok in one line: with measured value and limit where both are numbers, else by name."""
     shown = [
-        f"{rule['rule']} {rule['measured']:.6g} of {rule['limit']:.6g}" if _is_measure(rule) else str(rule["rule"])
-        for rule in sorted(rules, key=lambda rule: not _is_measure(rule))
-        if rule["outcome"] == "ok"
+        _ok_text(rule) for rule in sorted(rules, key=lambda rule: not _is_measure(rule)) if rule["outcome"] == "ok"
     ]
     return f"  ok    {', '.join(shown)} (one a line: silo approvals show {release})"
+
+
+def _ok_text(rule: Mapping[str, Any]) -> str:
+    """What was measured, beside earlier releases or a limit that it comes near; else the name alone."""
+    from console.reading import NEAR_SHARE
+    from console.rule_words import binds_from_below
+
+    if usual := _usual_text(rule):
+        return f"{rule['rule']} {rule['measured']:.6g} ({usual})"
+    if _is_measure(rule) and binds_from_below(rule["rule"], str(rule["limit"])):
+        return f"{rule['rule']} {rule['measured']:.6g}, at least {rule['limit']:.6g}"
+    near = _is_measure(rule) and rule["measured"] >= rule["limit"] * NEAR_SHARE
+    return f"{rule['rule']} {rule['measured']:.6g} of {rule['limit']:.6g}" if near else str(rule["rule"])
+
+
+def _usual_text(rule: Mapping[str, Any]) -> str:
+    usual = rule.get("usual") or {}
+    if not usual:
+        return ""
+    least, most = f"{usual['least']:.6g}", f"{usual['most']:.6g}"
+    return f"{least if least == most else f'{least} to {most}'} in {usual['releases']} earlier"
 
 
 def _is_measure(rule: Mapping[str, Any]) -> bool:
@@ -171,8 +202,12 @@ def _kind_line(row: Mapping[str, Any]) -> str:
 
 
 def _rule_line(rule: Mapping[str, Any]) -> str:
-    limit = "" if rule["limit"] is None else f" (limit {rule['limit']})"
-    return f"  {rule['outcome']:5} {rule['rule']}: {rule['measured']}{limit}"
+    from console.rule_words import binds_from_below, limit_text, measured_text
+
+    name, bound = rule["rule"], limit_text(rule["rule"], rule["limit"])
+    bound = bound if not bound or binds_from_below(name, str(rule["limit"])) else f"limit {bound}"
+    told = "; ".join(filter(None, (bound, _usual_text(rule))))
+    return f"  {rule['outcome']:5} {name}: {measured_text(name, rule['measured'])}{f' ({told})' if told else ''}"
 
 
 @app.command("approve")
@@ -184,6 +219,9 @@ def approve(
     operator: OperatorOption,
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
+    expect_shown: Annotated[
+        str, typer.Option("--expect-shown", help="Digest of the facts that you were shown: `shown` of approvals show.")
+    ] = "",
     ack_finding: Annotated[
         list[str], typer.Option("--ack-finding", help="Id of a finding that you have read; once for each.")
     ] = [],  # noqa: B006  # typer reads the default, nobody changes it
@@ -199,13 +237,15 @@ def approve(
     loaded = load_site(config)
     group = [release]
     if not _OF_ONE.search(release):
-        if expect_digest or expect_policy or request_id:
+        if expect_digest or expect_policy or expect_shown or request_id:
             raise UsageError(
-                "--expect-digest, --expect-policy and --request-id are of one release", hint=f"such as {release}/0"
+                "--expect-digest, --expect-policy, --expect-shown and --request-id are of one release",
+                hint=f"such as {release}/0",
             )
         group = _held_of_round(loaded, release)
     read = [
-        _shown(loaded, name, expect_digest, expect_policy, acknowledged=ack_finding) for name in group
+        _shown(loaded, name, expect_digest, expect_policy, facts=expect_shown, acknowledged=ack_finding)
+        for name in group
     ]  # all of them, before the first is answered
     answers = []
     for arguments in read:
@@ -243,7 +283,7 @@ def _held_of_round(config: SiloConfig, group: str) -> list[str]:
         raise NotFoundError(f"nothing is held of {group!r}", hint="silo approvals list shows what is")
     of_round.sort(key=lambda row: (row["kind"] != "public.responses", int(str(row["id"]).rpartition("/")[2])))
     names = [str(row["id"]) for row in of_round]
-    _require_terminal("one release, --expect-digest and --expect-policy", f"held: {', '.join(names)}")
+    _require_terminal("one release, --expect-digest, --expect-policy and --expect-shown", f"held: {', '.join(names)}")
     return names
 
 
@@ -253,7 +293,9 @@ def reject(
     release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0.")],
     operator: OperatorOption,
     reason_code: Annotated[str, typer.Option("--reason", help="CONTENT, TIMING, POLICY, UNEXPECTED or OTHER.")],
-    text: Annotated[str, typer.Option("--text", help="For this site's log only; never sent.")] = "",
+    text: Annotated[
+        str, typer.Option("--text", help="A note of at most 500 characters; it stays at this site, beside the log.")
+    ] = "",
     expect_digest: Annotated[str, typer.Option("--expect-digest", help="SHA-256 that you were shown.")] = "",
     expect_policy: Annotated[str, typer.Option("--expect-policy", help="Policy digest that you were shown.")] = "",
     request_id: RequestOption = "",
@@ -261,12 +303,16 @@ def reject(
     json_output: JsonOption = False,
 ) -> None:
     """Say no. The coordinator learns only that this silo declined."""
+    from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, harmless
     from silo.guard.releases import REJECT_CODES
 
     if reason_code not in REJECT_CODES:
         raise UsageError(f"reason code {reason_code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
+    if len(text) > NOTE_CHARACTERS_MAX:
+        raise UsageError(f"a note has at most {NOTE_CHARACTERS_MAX} characters, this one has {len(text)}")
     loaded = load_site(config)
-    arguments = _shown(loaded, release, expect_digest, expect_policy) | {"reason_code": reason_code, "reason": text}
+    why = {"reason_code": reason_code, "reason": harmless(text)}
+    arguments = _shown(loaded, release, expect_digest, expect_policy) | why
     data = command(loaded, operator, "approvals.reject", arguments, request_id)
     emit("silo approvals reject", data, json_output=json_output, text=f"{data['release']}: rejected{recorded(data)}")
 
@@ -353,29 +399,32 @@ def _halt_shown(config: SiloConfig, kind: str) -> str:
 
 
 def _shown(
-    config: SiloConfig, release: str, digest: str, policy: str, *, acknowledged: Sequence[str] | None = None
-) -> dict[str, Any]:
+    config: SiloConfig, release: str, digest: str, policy: str, *, facts: str = "",
+    acknowledged: Sequence[str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Digests for a signed answer: as given, or, on a terminal, of what is shown here and typed back. With
-    `acknowledged`, ids of findings that were read, the others are shown and typed back too, each alone.
+    `acknowledged`, ids of findings that were read, it is for a yes: that has the digest of the facts too, and the
+    other findings are shown and typed back, each alone.
 
     Raises:
         NotFoundError, ConflictError: there is no such release, or it is no longer held.
         UsageError: no terminal and not both digests, or something else was typed.
     """
-    if digest and policy:
-        return {
-            "release": release,
-            "digest": digest.removeprefix("sha256:"),
-            "policy_digest": policy.removeprefix("sha256:"),
-        }
+    is_yes = acknowledged is not None
+    if digest and policy and (facts or not is_yes):
+        given = {"digest": digest.removeprefix("sha256:"), "policy_digest": policy.removeprefix("sha256:")}
+        return {"release": release, **given, **({"shown": facts} if is_yes else {})}
     with client_of(config) as client:
         data = client.query("approval", {"release": release})
     if data["state"] != "held":
         raise ConflictError(f"release {data['id']} is {data['state']}, no longer held", code="NOT_HELD")
-    _require_terminal("--expect-digest and --expect-policy", f"silo approvals show {release} --json names both")
+    needed = "--expect-digest, --expect-policy and --expect-shown" if is_yes else "--expect-digest and --expect-policy"
+    _require_terminal(needed, f"silo approvals show {release} --json names them")
     columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
     typer.echo(_release_text(data, columns=columns))
-    read = {} if acknowledged is None else {"acknowledged": _read(data.get("noticed", []), acknowledged, columns)}
+    read: dict[str, Any] = {}
+    if acknowledged is not None:
+        read = {"acknowledged": _read(data.get("noticed", []), acknowledged, columns), "shown": data.get("shown", "")}
     # Asked for last, so it stands here again: the first line may have scrolled away.
     typer.echo(plain(f"\nanswering {data['id']}\nsha256:{data['digest']}"))
     _typed_back(data["digest"])

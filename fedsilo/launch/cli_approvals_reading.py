@@ -121,20 +121,25 @@ def diff(
     release: ReleaseArgument, config: ConfigOption = CONFIG_DEFAULT, offline: OfflineOption = False,
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
-    """All of a release beside the last one of its kind that left."""
+    """All of a release beside the last one of its kind that left, or, where none has, that did not."""
     with source_of(load_site(config), offline=offline) as (source, told):
         data = source.query("approval.comparison", {"release": release})
-    emit("silo approvals diff", data, json_output=json_output, text=lambda: _diff_text(data), warnings=told)
+    emit("silo approvals diff", data, json_output=json_output, text=lambda: diff_text(data), warnings=told)
 
 
-def _diff_text(data: Mapping[str, Any]) -> str:
+def diff_text(data: Mapping[str, Any]) -> str:
     against = data["against"]
     if against is None:
         return f"{data['release']}: {data['note']}"
-    by = ", ".join(against["approved_by"]) or "nobody was asked"
+    state = against.get("state", "left")
+    people = ", ".join(against["approved_by"]) or "nobody was asked"
+    became = [f"left {against['at']}", f"approved by {people}"]
+    if state != "left":
+        by = ", ".join(against["rejected_by"])
+        became = [f"held since {against['at']}", f"{state}{f' by {by}' if by else ''}: it did not leave"]
     lines = [
-        f"{data['release']} against round {against['round']} of {against['run']}: left {against['at']}",
-        f"approved by {by}",
+        f"{data['release']} against round {against['round']} of {against['run']}: {became[0]}",
+        became[1],
         table(
             ("", "what", "before", "now"),
             [("DIFFERS" if row["differs"] else "same", row["what"], row["before"], row["now"]) for row in data["rows"]],
@@ -186,11 +191,17 @@ def history(
 
 
 def _answers(row: Mapping[str, Any]) -> str:
-    """Who answered what and when; of a no also the reason code, where the daemon tells it."""
+    """Who answered what and when; of a no also the reason code and the note, where the daemon tells them."""
     told = (
-        " ".join(filter(None, (one["person"], one["verdict"], one.get("reason"), one["at"]))) for one in row["answers"]
+        " ".join(filter(None, (one["person"], one["verdict"], one.get("reason"), one["at"], _noted(one))))
+        for one in row["answers"]
     )
     return ", ".join(told) or "nobody"
+
+
+def _noted(answer: Mapping[str, Any]) -> str:
+    """What a person wrote to a no, in quotes."""
+    return f'"{answer["note"]}"' if answer.get("note") else ""
 
 
 def answered_lines(approvers: Mapping[str, Any]) -> list[str]:
@@ -211,7 +222,7 @@ def answered_lines(approvers: Mapping[str, Any]) -> list[str]:
         *(
             "  " + " ".join(
                 [f"{words.get(one['verdict'], one['verdict'])} by {one['person']} at {utc(one['at'])}",
-                 *([f"reason {one['reason']}"] if one.get("reason") else [])]
+                 *([f"reason {one['reason']}"] if one.get("reason") else []), *filter(None, [_noted(one)])]
             )
             for one in given
         ),

@@ -12,6 +12,7 @@ import typer
 
 from fedsilo.launch import cli_audit_export, cli_audit_report
 from fedsilo.launch.audit_folders import existing_log, reading_warnings, told_apart, verification_warnings
+from fedsilo.launch.desk_answers import NoControlOption
 from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT
 
@@ -42,12 +43,18 @@ def verify(
     min_witnesses: Annotated[
         int, typer.Option(min=0, help="So many other parties must vouch for all but the last 24 hours of each log.")
     ] = 0,
+    site_ca: Annotated[
+        list[Path] | None,
+        typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
+    ] = None,
     output: Annotated[str, typer.Option("--output", help="text, json, junit or sarif.")] = "text",
     json_output: JsonOption = False,
 ) -> None:
     """Check logs alone and against each other. Exit status 7 if anything is wrong with a log; 1 if all verify, and
     prove that somebody signed two transcripts, or two results, of one round.
     """
+    from fedsilo.edge.audit_notes import check_notes
+    from fedsilo.edge.audit_orders import check_orders
     from fedsilo.edge.audit_story import check_stories
     from fedsilo.edge.audit_transcripts import check_rounds, findings_of
     from fedsilo.edge.audit_verify import verify_logs
@@ -59,6 +66,8 @@ def verify(
     results = verify_logs(folders, min_witnesses)
     check_rounds(results, folders)
     check_stories(results, folders)
+    check_notes(results, folders)
+    check_orders(results, folders, [existing(path).read_bytes() for path in site_ca or ()])
     told = told_apart(results)
     failed = [result for result in told if not result["verified"]]
     findings = findings_of(told)
@@ -118,9 +127,18 @@ def show(
     folder = existing_log(log)
     record = _record(folder, seq)
     emit(
-        "audit show", record, json_output=json_output, warnings=reading_warnings(folder),
-        text=lambda: json.dumps(record, indent=2, ensure_ascii=False),
+        "audit show", record, json_output=json_output,
+        warnings=[*reading_warnings(folder), *_note_troubles([record], folder)],
+        text=lambda: _record_text(record, folder),
     )  # fmt: skip
+
+
+def _record_text(record: Mapping[str, Any], folder: Path) -> str:
+    """A record in full, and below it what a person wrote to it, where that is kept here."""
+    from fedsilo.edge.audit_notes import note_of
+
+    note = note_of(folder, record)
+    return json.dumps(record, indent=2, ensure_ascii=False) + (f"\nnote kept beside the log: {note}" if note else "")
 
 
 def _show_payload(seq: int, config: Path, operator: str, *, json_output: bool) -> None:
@@ -147,11 +165,19 @@ def tail(
     event: Annotated[str, typer.Option("--event", help="Only of this event, such as egress.decision.")] = "",
     kind: Annotated[str, typer.Option("--kind", help="Only of this message kind, such as lora.factors.")] = "",
     denied: Annotated[bool, typer.Option("--denied", help="Only decisions that were a refusal.")] = False,
+    run: Annotated[str, typer.Option("--run", help="Only of this run.")] = "",
+    round_number: Annotated[int | None, typer.Option("--round", min=0, help="Only of this round.")] = None,
+    release: Annotated[str, typer.Option("--release", help="Only about this held release, such as r1/a/0.")] = "",
+    person: Annotated[str, typer.Option("--person", help="Only where this person answered or commanded.")] = "",
+    since: Annotated[str, typer.Option("--since", help="Only from this time on, such as 2026-03-01T08:00Z.")] = "",
+    until: Annotated[str, typer.Option("--until", help="Only before this time; UTC where it names no zone.")] = "",
+    no_control: NoControlOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """The newest records, a line each; with a filter, the newest that pass it."""
+    """The newest records, a line each; with filters, the newest that pass all of them."""
     from collections import deque
 
+    from fedsilo.edge.audit_pages import is_allowed_control
     from fedsilo.edge.audit_segments import read_records
     from fedsilo.treaty.audit.record import EVENTS
 
@@ -159,6 +185,7 @@ def tail(
         raise _unknown("event", event, EVENTS)
     folder = existing_log(log)
     records: deque[dict[str, Any]] = deque(maxlen=lines)
+    begin, end = _milliseconds(since), _milliseconds(until)
     of_kind = False
     for record in read_records(folder):
         of_kind = of_kind or record.get("kind") == kind
@@ -166,6 +193,13 @@ def tail(
             (not event or record["event"] == event)
             and (not kind or record.get("kind") == kind)
             and (not denied or record.get("decision") == "deny")
+            and (not run or record.get("run") == run)
+            and (round_number is None or record.get("round") == round_number)
+            and (not release or _detail(record, "release") == release)
+            and (not person or _detail(record, "person") == person)
+            and (begin is None or record["t"] >= begin)
+            and (end is None or record["t"] < end)
+            and not (no_control and is_allowed_control(record))
         ):
             records.append(record)
     if kind and not of_kind:  # a log of another version may have kinds that are not known here: then it has them
@@ -177,9 +211,77 @@ def tail(
         "audit tail",
         list(records),
         json_output=json_output,
-        text=lambda: _records_text(list(records)) if records else "no such record",
-        warnings=reading_warnings(folder),
+        text=lambda: _records_text(list(records), folder) if records else "no such record",
+        warnings=[*reading_warnings(folder), *_note_troubles(records, folder)],
     )
+
+
+def _detail(record: Mapping[str, Any], name: str) -> Any:
+    return record.get("detail", {}).get(name)
+
+
+def _milliseconds(time: str) -> int | None:
+    """UTC milliseconds of a time in ISO 8601; None where none was given. Raises UsageError: it is no time."""
+    from datetime import UTC, datetime
+
+    from fedsilo.treaty.errors import UsageError
+
+    if not time:
+        return None
+    try:
+        moment = datetime.fromisoformat(time)
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{time[:40]!r} is no time", hint="such as 2026-03-01 or 2026-03-01T08:00Z") from error
+
+
+@app.command("release")
+@guarded("audit release")
+def release_story(
+    release: Annotated[str, typer.Argument(help="Such as r1/hospital_a/0, as `silo approvals list` names it.")],
+    log: LogOption,
+    json_output: JsonOption = False,
+) -> None:
+    """What a log says of one held release, in order: the holds, the answers of people, the decisions, what left."""
+    from fedsilo.edge.audit_segments import read_records
+    from fedsilo.treaty.errors import NotFoundError
+
+    folder = existing_log(log)
+    named = [record for record in read_records(folder) if _detail(record, "release") == release]
+    if not named:
+        raise NotFoundError(
+            f"the log has no release {release[:80]!r}", hint="`fedsilo audit tail --event approval.request`"
+        )
+    messages = {(_place(record), _digest(record)) for record in named}
+    places = {place for place, _ in messages}
+    records = [
+        record
+        for record in read_records(folder)
+        if _detail(record, "release") == release
+        or (record["event"].startswith("egress.") and (_place(record), _digest(record)) in messages)
+        or (record["event"] == "screen.hit" and _place(record) in places)  # its record has no digest
+    ]
+    emit(
+        "audit release", records, json_output=json_output, text=lambda: _records_text(records, folder),
+        warnings=[*reading_warnings(folder), *_note_troubles(records, folder)],
+    )  # fmt: skip
+
+
+def _note_troubles(records: Iterable[Mapping[str, Any]], folder: Path) -> list[str]:
+    """Notes of people that are gone or were exchanged, of the records that are shown."""
+    from fedsilo.edge.audit_notes import trouble_of
+
+    return list(filter(None, (trouble_of(folder, record) for record in records)))
+
+
+def _place(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The message that a record is about: its kind, and where in a run it belongs."""
+    return record.get("kind"), record.get("run"), record.get("round"), record.get("step")
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    payload = record.get("payload", {})
+    return str(payload.get("sha256") or payload.get("hmac_sha256") or "")
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
@@ -389,6 +491,7 @@ def _verification_checks(results: list[dict[str, Any]]) -> list[Check]:
 
 
 def _verification_text(results: list[dict[str, Any]]) -> str:
+    from fedsilo.edge.audit_orders import orders_in_words
     from fedsilo.edge.audit_transcripts import findings_of
     from fedsilo.edge.audit_verify import shown
 
@@ -406,8 +509,10 @@ def _verification_text(results: list[dict[str, Any]]) -> str:
     ]
     problems = [f"{result['log']}: {problem}" for result in results for problem in result["problems"]]
     problems += findings_of(results)
+    asked = [result for result in results if any(result["orders"].values())]
+    signed = [f"{result['log']}: what people ordered: {orders_in_words(result['orders'])}" for result in asked]
     header = ("log", "result", "records", "witnesses", "countersigned to", "key", "path")
-    return "\n".join([table(header, rows), *problems])
+    return "\n".join([table(header, rows), *signed, *problems])
 
 
 def _check_text(data: dict[str, Any]) -> str:
@@ -424,15 +529,30 @@ def _check_text(data: dict[str, Any]) -> str:
     )
 
 
-def _records_text(records: list[dict[str, Any]]) -> str:
+def _records_text(records: list[dict[str, Any]], folder: Path) -> str:
+    from fedsilo.edge.audit_notes import note_of
+
     def row(record: dict[str, Any]) -> tuple[Any, ...]:
         when = _time_text(record["t"])
         place = "/".join(str(record[name]) for name in ("run", "round", "step") if record.get(name))
         size = record.get("payload", {}).get("bytes", "")
         what = (record["seq"], when, record["event"], record.get("kind", ""), record.get("decision", ""))
-        return (*what, size, place, ",".join(record.get("reasons", [])))
+        return (*what, size, place, ",".join(record.get("reasons", [])), _said(record, note_of(folder, record)))
 
-    return table(("seq", "time", "event", "kind", "decision", "bytes", "run/round/step", "reasons"), map(row, records))
+    header = ("seq", "time", "event", "kind", "decision", "bytes", "run/round/step", "reasons", "who and what")
+    return table(header, map(row, records))
+
+
+def _said(record: Mapping[str, Any], note: str) -> str:
+    """Person, release, what the person wrote, and what the screens found how often, of a record that has them."""
+    detail = record.get("detail", {})
+    said = [f"{name} {detail[name]}" for name in ("person", "release") if isinstance(detail.get(name), str)]
+    said += [f'"{note}"'] if note else []
+    if record["event"] == "screen.hit":
+        found = detail.get("hits")
+        said += [f"{screen} {count}" for screen, count in sorted(found.items())] if isinstance(found, Mapping) else []
+        said.append(f"in {detail.get('responses', '?')} answers")
+    return ", ".join(said)
 
 
 def _time_text(milliseconds: int) -> str:

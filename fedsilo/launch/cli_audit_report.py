@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsilo.launch.audit_folders import existing_log, told_apart, verification_warnings
-from fedsilo.launch.output import JsonOption, emit, existing_policy, guarded
+from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded
 
 if TYPE_CHECKING:
     from certs.identity import Identity
@@ -40,6 +40,10 @@ def report(
     evidence: Annotated[
         list[Path] | None,
         typer.Option("--evidence", help="A file named with its SHA-256, such as a junit.xml; once for each."),
+    ] = None,
+    site_ca: Annotated[
+        list[Path] | None,
+        typer.Option("--site-ca", metavar="FILE", help="CA certificate of a site, for what its people signed; repeat."),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -74,6 +78,7 @@ def report(
         collection=collection,
         evidence=[evidence_of(path) for path in evidence or ()],
         signer=(signer.spiffe_id, signer.peer.signing_public_key.public_bytes_raw()) if signer else None,
+        site_cas=[existing(path).read_bytes() for path in site_ca or ()],
     )
     made["verification"] = told_apart(made["verification"])
     made["warnings"] = [*verification_warnings(made["verification"]), *_warnings(made, collection[0])]
@@ -98,13 +103,14 @@ def report(
             **{key: made[key] for key in _TOLD},
         },
         json_output=json_output,
-        text=f"{_counted(made)} according to {made['records']} records{_since(made)}; {out / 'report.html'}",
+        text=f"{made['in_words']}\n{_counted(made)} according to {made['records']} records{_since(made)}; "
+        f"{out / 'report.html'}",
         warnings=made["warnings"],
         error=_trouble(made),
     )
 
 
-_TOLD = ("log", "records", "counted_from", "complete", "left_counted", "left_total", "arrived_total")
+_TOLD = ("in_words", "log", "records", "counted_from", "complete", "left_counted", "left_total", "arrived_total")
 
 
 def _since(made: dict[str, Any]) -> str:

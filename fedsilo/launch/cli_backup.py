@@ -96,7 +96,7 @@ def restore(
 
     public_key = load_coordinator_key(key or config.parent / "id" / "coordinator.pub")
     manifest = verified_backup(folder, public_key)
-    written = take_out(folder, config.parent) if not config.is_file() else []
+    written = take_out(folder, manifest["files"], config.parent) if not config.is_file() else []
     try:
         loaded = load_config(config)
         restore_backup(folder, manifest, _kept(loaded), public_key, seen=witnessed or ())

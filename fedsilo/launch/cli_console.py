@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from fedsilo.launch.output import JsonOption, VersionOption, emit, guarded
+from fedsilo.launch.standard_streams import takes_signs
 
 if TYPE_CHECKING:
     from console.feed import Source
@@ -66,7 +67,7 @@ def fedconsole(
         Path | None, typer.Option("--operator-certificate", help="Your certificate under the site CA.")
     ] = None,
     operator_key: Annotated[Path | None, typer.Option("--operator-key", help="Its key, mode 0600.")] = None,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="No character outside ASCII but in data.")] = False,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII alone but in data, as without UTF-8.")] = False,
     theme: Annotated[str, typer.Option("--theme", help=f"One of {', '.join(THEME_NAMES)}.")] = "",
     no_mouse: Annotated[
         bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal, to mark and copy text with it.")
@@ -104,12 +105,13 @@ def fedconsole(
         watched = _from_daemon(entries[0].socket, entries[0].site, _recording(record, include_local))
     try:
         if printed:
-            _print_once(watched, screen, ascii_only=ascii_only, json_output=json_output)
+            _print_once(watched, screen, ascii_only=ascii_only or not takes_signs(), json_output=json_output)
         else:
             origins = _origins(theme, ascii_only=ascii_only, read_only=read_only, no_mouse=no_mouse)
             files = operator_certificate, operator_key
             options: dict[str, Any] = {
-                "ascii_only": ascii_only, "theme_name": chosen, "mouse": not no_mouse, "origins": origins,
+                "ascii_only": ascii_only or not takes_signs(), "theme_name": chosen,
+                "mouse": not no_mouse, "origins": origins,
             }  # fmt: skip
             if entries and record is None:
                 _open_contexts(entries, files, read_only=read_only, **options)
@@ -172,8 +174,8 @@ def open_console(
 
     files = KeyFiles(certificate, key) if certificate is not None and key is not None else None
     run(
-        socket, key_files=files, site=site, leaving=leaving or LEAVING, read_only=read_only, ascii_only=ascii_only,
-        theme_name=theme,
+        socket, key_files=files, site=site, leaving=leaving or LEAVING, read_only=read_only,
+        ascii_only=ascii_only or not takes_signs(), theme_name=theme,
     )  # fmt: skip
 
 

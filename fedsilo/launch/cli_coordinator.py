@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from fedsilo.launch import cli_backup, cli_coordinator_messages, cli_transfer, doctor
 from fedsilo.launch.cli_coordinator_messages import CONFIG_DEFAULT, ConfigOption
 from fedsilo.launch.daemons import ContextOption, context_daemon
-from fedsilo.launch.desk_answers import seen_text, silent_for, with_fresh_silos
+from fedsilo.launch.desk_answers import recorded, seen_text, standing_text
 from fedsilo.launch.output import (
     JsonOption,
     PersonOption,
@@ -21,6 +22,7 @@ from fedsilo.launch.output import (
     table,
     takes_version,
 )
+from fedsilo.launch.silo_control import OperatorOption, RequestOption
 from fedsilo.launch.site_options import VERIFIERS, TemplateOption
 from fedsilo.launch.size_options import (
     LearningRateOption,
@@ -74,13 +76,16 @@ def init(
     least_isolation: Annotated[
         str, typer.Option("--least-isolation", help="Of each site's trainer; waived leaves it to each site.")
     ] = "waived",
-    rounds: RoundsOption = 200,
-    local_steps: LocalStepsOption = 120,
-    swap_period: SwapPeriodOption = 2,
-    prompts_per_step: PromptsOption = 16,
-    samples_per_prompt: SamplesOption = 16,
-    max_new_tokens: TokensOption = 2048,
-    learning_rate: LearningRateOption = 1e-3,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="run.yaml that will be submitted; the limits follow from its sizes.")
+    ] = None,
+    rounds: RoundsOption = None,
+    local_steps: LocalStepsOption = None,
+    swap_period: SwapPeriodOption = None,
+    prompts_per_step: PromptsOption = None,
+    samples_per_prompt: SamplesOption = None,
+    max_new_tokens: TokensOption = None,
+    learning_rate: LearningRateOption = None,
     template: TemplateOption = "",
     person: PersonOption = [],  # noqa: B006  # typer reads the default, nobody changes it
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
@@ -88,50 +93,58 @@ def init(
 ) -> None:
     """Write federation.json (for the sites), coordinator.yaml, charter.yaml and lora_schema.json.
 
-    The options from --rounds to --learning-rate say how large the runs will be: the limits of every site's policy
-    follow from them unless the site says otherwise.
+    --run says how large the runs will be: the limits of every site's policy follow from it unless the site says
+    otherwise. Without it they hold the run that `fedsilo run init` writes; --rounds to --learning-rate change a number.
     """
     import time
 
     from coordinator.setup import InitInputs, init_coordinator
+    from fedsilo.edge.files import undone_on_failure
     from fedsilo.edge.prompt_template import choice_of
+    from fedsilo.edge.run_request import EXAMPLE, size_of_run
+    from fedsilo.launch.input_files import read_document
     from fedsilo.launch.provision import people_of, write_coordinator_key, write_roles
     from policies.render import PlanSize
 
-    limits = given(
+    sizes = size_of_run(read_document(run).encode(), str(run)) if run else size_of_run(EXAMPLE.encode(), "run.yaml")
+    if run and max_new_tokens is None:
+        _require_context(run, int(sizes["max_new_tokens"]), model)
+    limits = sizes | given(
         rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
         samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
     )  # fmt: skip
-    if not (out / "id" / "coordinator.pub").exists():
-        write_coordinator_key(out / "id", name)
-    if person:
-        write_roles(out / "id", name, people_of(person))
+    # of what init_coordinator itself writes it takes care
+    with undone_on_failure(out, [out / "id" / "coordinator.pub", out / "id" / "roles.yaml"]):
+        if not (out / "id" / "coordinator.pub").exists():
+            write_coordinator_key(out / "id", name)
+        if person:
+            write_roles(out / "id", name, people_of(person))
 
-    result = init_coordinator(
-        InitInputs(
-            directory=out,
-            federation=federation,
-            silos=tuple(part.strip() for part in silos.split(",") if part.strip()),
-            model=model,
-            public=public,
-            held_out=held_out,
-            verifier=verifier,
-            now_seconds=time.time(),
-            coordinator=name,
-            listen=listen,
-            advertise=advertise,
-            ruleset=ruleset,
-            load=load,
-            rank=rank,
-            alpha=alpha,
-            targets=targets,
-            dtype=dtype,
-            least_isolation=least_isolation,
-            template=choice_of(template),
-            size=PlanSize().changed(limits, "coordinator init"),
-        ),
-        force=force,
-    )
+        result = init_coordinator(
+            InitInputs(
+                directory=out,
+                federation=federation,
+                silos=tuple(part.strip() for part in silos.split(",") if part.strip()),
+                model=model,
+                public=public,
+                held_out=held_out,
+                verifier=verifier,
+                now_seconds=time.time(),
+                coordinator=name,
+                listen=listen,
+                advertise=advertise,
+                ruleset=ruleset,
+                load=load,
+                rank=rank,
+                alpha=alpha,
+                targets=targets,
+                dtype=dtype,
+                least_isolation=least_isolation,
+                template=choice_of(template),
+                size=PlanSize().changed(limits, "coordinator init"),
+            ),
+            force=force,
+        )
     emit(
         "coordinator init",
         result,
@@ -140,6 +153,22 @@ def init(
         f"{size_text(result['plan_size'])}\n"
         f"give {result['bundle']} to every site\nnext: coordinator check --config {result['config']}",
     )
+
+
+def _require_context(run: Path, asked_tokens: int, model: Path) -> None:
+    """A run whose answers may be longer than the model's context is refused when it is submitted: rather now."""
+    from fedsilo.edge.model_folder import context_tokens
+    from fedsilo.edge.run_request import read_request
+    from fedsilo.launch.input_files import read_document
+    from fedsilo.treaty.errors import UsageError
+
+    context = context_tokens(model)
+    if context is not None and asked_tokens > context:
+        place = read_request(read_document(run).encode(), str(run)).place(("rollout", "max_new_tokens"))
+        raise UsageError(
+            f"{place}: rollout.max_new_tokens is {asked_tokens}, and the context of {model} is {context} tokens",
+            hint="write a shorter answer into the file, or say --max-new-tokens",
+        )
 
 
 @app.command()
@@ -224,17 +253,48 @@ def status(
     chosen = context_daemon("coordinator", context, config, here=CONFIG_DEFAULT)
     state, now = _state_of(chosen.connect()) if chosen else _state(_load(config or CONFIG_DEFAULT))
 
-    def text() -> str:
-        lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
-        if state["halted"]:
-            ends = "nothing is taken from any silo until that is put right and the coordinator started again"
-            lines.append(f"HALTED: {state['halted']}; {ends}")
-        lines.append(_silo_table(state["silos"], now))
-        runs = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"]) for run in state["runs"]]
-        lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")
-        return "\n".join(lines)
+    emit("coordinator status", state, json_output=json_output, text=lambda: status_text(state, now))
 
-    emit("coordinator status", state, json_output=json_output, text=text)
+
+def status_text(state: dict[str, Any], now: str) -> str:
+    """Linear text of `coordinator status`."""
+    lines = [f"coordinator {state['federation']}/{state['coordinator']} on {state['address']}"]
+    if state["halted"]:
+        ends = "nothing is taken from any silo until that is put right and the coordinator started again"
+        lines.append(f"HALTED: {state['halted']}; {ends}")
+    if state.get("waits"):
+        lines.append(f"WAITS: {state['waits']}")
+    if clock := state.get("clock"):
+        condition = "the clock is right by now" if "ahead_seconds" in clock else "that time was wrong"
+        lines.append(f"CLOCK: {clock['told']}; if {condition}: coordinator accept-clock --operator NAME")
+    lines.append(_silo_table(state["silos"], now))
+    runs = [(run["run"], run["state"], f"{run['round']}/{run['rounds']}", run["method"]) for run in state["runs"]]
+    lines.append(table(("run", "state", "round", "method"), runs) if runs else "no runs yet")
+    return "\n".join(lines)
+
+
+@app.command("accept-clock")
+@guarded("coordinator accept-clock")
+def accept_clock(
+    operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT,
+    request_id: RequestOption = "", json_output: JsonOption = False,
+) -> None:  # fmt: skip
+    """Go on by the clock as it is now: no later time that was seen is compared with any more, and a jump that was kept
+    out is followed (approvers)."""
+    from console.client import ControlClient
+    from coordinator.config import load_config
+
+    with ControlClient(load_config(config).control.socket) as client:
+        stands = client.snapshot().state.get("clock") or {}
+    data = cli_transfer.coordinator_command(
+        config, operator, "clock.accept", {"halt": stands.get("digest", "")}, request_id
+    )
+    now, released = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released"))
+    emit(
+        "coordinator accept-clock", data, json_output=json_output,
+        text=f"the clock counts as it is now, {now}; all went by {released} before, which is compared with no more"
+        f"{recorded(data)}",
+    )  # fmt: skip
 
 
 @app.command()
@@ -248,7 +308,8 @@ def stop(
     import os
     import signal
 
-    from fedsilo.launch.processes import holder_of, wait_for_end
+    from fedsilo.edge.files import holder_of
+    from fedsilo.launch.processes import wait_for_end
     from fedsilo.treaty.errors import UnreachableError
 
     lock = _load(config).state_dir / "lock"
@@ -331,20 +392,17 @@ def _state(config: CoordinatorConfig) -> tuple[dict[str, Any], str]:
 def _state_of(daemon: ControlClient) -> tuple[dict[str, Any], str]:
     with daemon as client:
         reading = client.snapshot()
-        return with_fresh_silos(client, reading.state), reading.time
+        return reading.state, reading.time
 
 
 def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
-    def how(row: dict[str, Any]) -> str:
-        silent = silent_for(row["last_seen"], now) if row["state"] == "joined" else ""
-        return f"{row['state']}, {silent}" if silent else row["state"]
-
-    return table(
+    clocks = [f"the clock of {row['silo']} is {row['clock']}" for row in rows if row.get("clock")]
+    shown = table(
         ("silo", "state", "last seen", "round.step", "refused because"),
         (
             (
                 row["silo"],
-                how(row),
+                standing_text(row),
                 seen_text(row["last_seen"], now),
                 f"{row['round']}.{row['step']}" if row["round"] else "-",
                 _reason(row["refusal"]),
@@ -352,6 +410,7 @@ def _silo_table(rows: list[dict[str, Any]], now: str) -> str:
             for row in rows
         ),
     )
+    return "\n".join([shown, *clocks])
 
 
 def _reason(refusal: dict[str, str] | None) -> str:

@@ -46,6 +46,12 @@ def demo(
     ] = False,
     replay: Annotated[bool, typer.Option("--replay", help="Run nothing; play a recording in 30 seconds.")] = False,
     no_console: Annotated[bool, typer.Option("--no-console", help="Hold nothing, open no console.")] = False,
+    answer_minutes: Annotated[
+        float,
+        typer.Option(
+            "--answer-minutes", min=0.1, help="End so long after the console was left with a release unanswered."
+        ),
+    ] = 10.0,
     json_output: JsonOption = False,
 ) -> None:
     """Four organisations post-train one adapter over mTLS; see what left each, and check it."""
@@ -86,6 +92,7 @@ def demo(
             data=data.absolute() if data else None,
             compare=compare,
             hold=on_terminal,
+            answer_minutes=answer_minutes,
             record=record,
             attacks=tuple(dict.fromkeys(attack)) or (LEAK if leak else ()),
         )
@@ -126,8 +133,9 @@ def _play() -> None:
 
     need_terminal()
     from console.playing import play
+    from fedsilo.launch.standard_streams import takes_signs
 
-    play(theme_name="fed-mono" if "NO_COLOR" in os.environ else "fed-dark")
+    play(ascii_only=not takes_signs(), theme_name="fed-mono" if "NO_COLOR" in os.environ else "fed-dark")
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -135,13 +143,13 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _open_console(site: Site) -> None:
-    """The console in the foreground, on the silo that holds a release; the run goes on when it is left."""
+    """The console in the foreground, on the silo that holds a release; when it is left, the demo follows the run."""
     from fedsilo.launch.cli_console import open_console
 
     identities = site.folder / "id"
     sys.stderr.write(
         f"{site.name} holds its first release: a, Enter to read it; L to unlock as alice; A or R to answer; "
-        f"ctrl+q to leave, the run goes on and its result follows here\n"
+        f"ctrl+q to leave: the result follows here, and what is unanswered stays held\n"
     )
     open_console(
         site.control_socket,

@@ -51,9 +51,11 @@ doctor.add_to(app, "fedsilo")
 @app.command("version")
 @guarded("version")
 def version(json_output: JsonOption = False) -> None:
-    """Versions of FedSilo and of the libraries its results depend on."""
+    """Versions of FedSilo and of the libraries its results depend on, and where the examples lie."""
     import platform
     from importlib import metadata
+
+    from fedsilo.launch.examples import examples_folder
 
     libraries = ("torch", "transformers", "grpcio", "protobuf", "cryptography", "numpy")
     versions = {"fedsilo": fedsilo.__version__, "python": platform.python_version()}
@@ -62,4 +64,5 @@ def version(json_output: JsonOption = False) -> None:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
+    versions["examples"] = str(examples_folder())
     emit("version", versions, json_output=json_output, text=lambda: table(("part", "version"), versions.items()))

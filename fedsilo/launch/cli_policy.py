@@ -47,7 +47,7 @@ _FileArgument = Annotated[Path, typer.Argument(help="Policy file.")]
 _TIMED_RULE = "valid"  # the rule that compares times
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
-# N1 to N6 of the threat model, said wherever a policy is judged.
+# N1 to N7 of the threat model, said wherever a policy is judged.
 NOTICES = (
     "N1: a malicious program inside the silo can hide data in weight values and wording; limits narrow this, none "
     "ends it",
@@ -57,6 +57,8 @@ NOTICES = (
     "N4: noise per silo would not help full adapters of 3 to 32 silos, and there is none",
     "N5: the coordinator sees each silo's delta; a secure sum would hide who sent what, not what the sum says",
     "N6: what has left cannot be unlearned or called back",
+    "N7: the coordinator can read from a site's updates which topics it trains on most",
+    "peers are known by the federation's CA alone: whoever holds it can mint one",
 )
 
 

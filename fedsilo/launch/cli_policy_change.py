@@ -180,7 +180,7 @@ def activate(
     if complete and policy.charter is not None and site.charter_sha256 not in (None, policy.charter.digest):
         warnings.append(f"set charter_sha256 in {config} to {policy.charter.digest}, or the silo does not start")
     data = {
-        "proposal": str(proposal), "approval": str(given), "approvers": approvers, "needed": needed,
+        "proposal": str(proposal), "approval": str(given), "approvers": list(approvers), "needed": needed,
         "in_place": complete, "after": found.after, "expires": _utc(found.expires),
         "changes": [_row(change) for change in changes], "linted": linted,
     }  # fmt: skip
@@ -280,7 +280,7 @@ def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, Peopl
     hours = before.approvals.expiry_hours if before else proposals.HOURS_UNKNOWN
     pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
     now = datetime.fromtimestamp(max(time.time(), latest), UTC)
-    return last, before, proposals.People(site.silo, pem, roles, now, min(hours, proposals.HOURS_MAX))
+    return last, before, proposals.People(site.silo, pem, roles, now, min(hours, proposals.HOURS_MAX), site.federation)
 
 
 def _shown(digest: str, expected: str, changes: list[Change], json_output: bool) -> None:
@@ -306,7 +306,7 @@ def _operator(site: SiloConfig, name: str) -> Any:
     from console.client import Operator
 
     folder = site.identity.certificate.parent
-    return Operator(site.silo, folder / f"{name}.crt", folder / f"{name}.key")
+    return Operator(site.silo, folder / f"{name}.crt", folder / f"{name}.key", site.federation)
 
 
 def _others(people: People, proposer: str) -> list[str]:

@@ -13,7 +13,7 @@ import typer
 
 from fedsilo.launch.output import JsonOption, emit, guarded, plain
 
-app = typer.Typer(no_args_is_help=True, help="What a run was worth to this site; shown here and never sent.")
+app = typer.Typer(no_args_is_help=True, help="What a run was worth to this site, and what it showed of it; never sent.")
 
 _COLUMNS = 80
 _ARMS = {"base": "base", "local_only": "local-only", "federated": "federated"}
@@ -50,6 +50,46 @@ def benefit(
 
     found = report_benefit(load_config(config), run=run, samples=samples, say=say)
     emit("silo report benefit", found, json_output=json_output, text=lambda: benefit_text(found))
+
+
+@app.command("case-mix")
+@guarded("silo report case-mix")
+def case_mix(
+    config: Annotated[Path, typer.Option("--config", help="The site's configuration file.")] = Path("silo.yaml"),
+    run: Annotated[str, typer.Option("--run", help="A finished run; by default the latest.")] = "",
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=1024, help="Answers to each public question, with and without.")
+    ] = 32,
+    json_output: JsonOption = False,
+) -> None:
+    """What the first update of a run shows of this site's case mix, to whoever reads it alone (N7)."""
+    from silo.config import load_config
+    from silo.report.case_mix import report_case_mix
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{plain(line)}\n")
+        sys.stderr.flush()
+
+    found = report_case_mix(load_config(config), run=run, samples=samples, say=say)
+    emit("silo report case-mix", found, json_output=json_output, text=lambda: case_mix_text(found))
+
+
+def case_mix_text(found: Mapping[str, Any]) -> str:
+    """The report in lines of at most 80 columns."""
+    head = (
+        f"run {found['run']} ({found['method']}), round {found['round']}, update {found['update'][:12]}; shown here "
+        "and never sent."
+    )
+    lines = [*_wrapped(head), "", f"{'topic':30}{'gain, points':>14}{'questions':>11}{'private rows':>14}"]
+    for row in found["topics"]:
+        name = plain(row["topic"])
+        lines.append(
+            f"{name if len(name) <= 29 else name[:28] + '+':30}{100 * row['gain']:+14.1f}{row['questions']:11}"
+            f"{row['private_rows']:8} {100 * row['private_share']:3.0f} %"
+        )
+    correlation = found["rank_correlation"]
+    told = "" if correlation is None else f" Rank correlation of gain and rows: {correlation:.2f}."
+    return "\n".join([*lines, "", *_wrapped(found["sentence"] + told), "", *_wrapped(f"{found['definition']}.")])
 
 
 def benefit_text(found: Mapping[str, Any]) -> str:

@@ -33,6 +33,27 @@ ENDED = ("finished", "failed", "aborted")
 _DIRECTIONS = {"in": "from the silo", "out": "to the silo"}
 
 
+@app.command("init")
+@guarded("run init")
+def init(
+    out: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("run.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Write an example of a run, for `coordinator init --run` and `fedsilo run submit`."""
+    from fedsilo.edge.files import write_durably
+    from fedsilo.edge.run_request import EXAMPLE
+    from fedsilo.treaty.errors import ConflictError
+
+    if out.exists() and not force:
+        raise ConflictError(f"{out} exists already", hint="give --force to replace it")
+    write_durably(out, EXAMPLE.encode())
+    emit(
+        "run init", {"run": str(out)}, json_output=json_output,
+        text=f"wrote {out}\nnext: change it, then coordinator init --run {out} ...",
+    )  # fmt: skip
+
+
 @app.command()
 @guarded("run submit")
 def submit(
@@ -411,7 +432,7 @@ def _client(config: Path, socket: Path | None) -> ControlClient:
 def _ended_run(config: Path, run: str) -> Path | None:
     """The folder of a run that has ended, where no coordinator runs that could be asked."""
     from coordinator.config import load_config
-    from fedsilo.launch.processes import holder_of
+    from fedsilo.edge.files import holder_of
 
     state_dir = load_config(config).state_dir
     folder = state_dir / "runs" / run
@@ -426,13 +447,17 @@ def _execute(
     from console.client import Operator, sign_as
     from coordinator.config import load_config
 
+    federation = ""
     if person.endswith(".crt"):
         certificate = Path(person)
     else:
-        certificate = load_config(config).identity.site_ca.parent / f"{person}.crt"
+        read = load_config(config)
+        certificate, federation = read.identity.site_ca.parent / f"{person}.crt", read.federation
     with _client(config, socket) as client:
-        site = client.snapshot().state["site"]
-        operator = Operator(site, certificate, certificate.with_suffix(".key"))
+        state = client.snapshot().state
+        operator = Operator(
+            state["site"], certificate, certificate.with_suffix(".key"), federation or state["federation"]
+        )
         return client.execute(sign_as(operator, name, arguments, request_id=request_id))
 
 

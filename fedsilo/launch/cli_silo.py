@@ -115,42 +115,46 @@ def init(
     The policy's limits follow from the size of plan that the federation's bundle states; the options from --rounds to
     --learning-rate put the site's own numbers in its place.
     """
+    from fedsilo.edge.files import undone_on_failure
     from fedsilo.edge.prompt_template import choice_of
     from fedsilo.edge.site_policy import read_bundle
     from fedsilo.launch.provision import people_of, take_from_bundle, write_roles
     from fedsilo.launch.silo_files import SiloFiles, write_silo_files
 
-    take_from_bundle(out / "id", read_bundle(federation))
-    if person:
-        write_roles(out / "id", name, people_of(person))
-    written = write_silo_files(
-        SiloFiles(
-            name=name,
-            out=out,
-            bundle=federation,
-            model=model,
-            private=private,
-            verifier=verifier,
-            public=public,
-            public_verifier=public_verifier or verifier,
-            held_out=held_out,
-            holdout_share=holdout_share,
-            ruleset=ruleset,
-            load=load,
-            template=choice_of(template),
-            fields=_fields_of(fields or ()),
-            rank=rank,
-            alpha=alpha,
-            least_isolation=least_isolation,
-            first_rounds=first_rounds,
-            silos_on_this_host=silos_on_this_host,
-            limits=given(
-                rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
-                samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
+    taken = [out / "id" / each for each in ("federation_ca.crt", "coordinator.pub", "roles.yaml")]
+    written_here = ("silo.yaml", "policy.yaml", "charter.yaml", "lora_schema.json", "canaries.txt")
+    with undone_on_failure(out, [*taken, *(out / each for each in written_here)]):
+        take_from_bundle(out / "id", read_bundle(federation))
+        if person:
+            write_roles(out / "id", name, people_of(person))
+        written = write_silo_files(
+            SiloFiles(
+                name=name,
+                out=out,
+                bundle=federation,
+                model=model,
+                private=private,
+                verifier=verifier,
+                public=public,
+                public_verifier=public_verifier or verifier,
+                held_out=held_out,
+                holdout_share=holdout_share,
+                ruleset=ruleset,
+                load=load,
+                template=choice_of(template),
+                fields=_fields_of(fields or ()),
+                rank=rank,
+                alpha=alpha,
+                least_isolation=least_isolation,
+                first_rounds=first_rounds,
+                silos_on_this_host=silos_on_this_host,
+                limits=given(
+                    rounds=rounds, local_steps=local_steps, swap_period=swap_period, prompts_per_step=prompts_per_step,
+                    samples_per_prompt=samples_per_prompt, max_new_tokens=max_new_tokens, learning_rate=learning_rate,
+                ),
             ),
-        ),
-        now_seconds=time.time(),
-    )  # fmt: skip
+            now_seconds=time.time(),
+        )  # fmt: skip
     warnings = written.pop("warnings")
     config = written["config"]
     keys = "" if (out / "id" / f"{name}.key").exists() else f"fedsilo certs request --token TOKEN --out {out / 'id'}; "
@@ -225,7 +229,7 @@ def check(
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Try everything that `silo start` needs, without starting or sending anything."""
+    """Check files, keys, policy, data, model, isolation and the line to the coordinator; start and send nothing."""
     import copy
 
     from fedsilo.launch.silo_check_text import prompts_text
@@ -356,10 +360,28 @@ def pause(
 @guarded("silo resume")
 def resume(
     operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT, request_id: RequestOption = "",
+    accept_clock: Annotated[
+        bool,
+        typer.Option("--accept-clock", help="Go on after a clock that was wrong: it counts as it is now (approvers)."),
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Go on after `silo pause`."""
-    data = command(load_site(config), operator, "resume", {}, request_id)
+    """Go on after `silo pause`, or after a clock that was found wrong.
+
+    Set the clock right before it is accepted: no later time that this site has seen is compared with after that.
+    """
+    site = load_site(config)
+    if accept_clock:
+        with client_of(site) as client:
+            halt = (client.snapshot().state.get("clock") or {}).get("halt") or {}
+        data = command(site, operator, "clock.accept", {"halt": halt.get("digest", "")}, request_id)
+        now, released = (
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released")
+        )
+        text = f"the clock counts as it is now, {now}; {released} is released and compared with no more{recorded(data)}"
+        emit("silo resume", data, json_output=json_output, text=text)
+        return
+    data = command(site, operator, "resume", {}, request_id)
     emit("silo resume", data, json_output=json_output, text=f"resumed{recorded(data)}")
 
 

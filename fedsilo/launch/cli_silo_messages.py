@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsilo.launch import desk_answers
+from fedsilo.launch import cli_ledger, desk_answers
 from fedsilo.launch.cli_daemon_audit import audit_app
 from fedsilo.launch.desk_answers import (
     BeforeOption,
@@ -32,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(outbox_app, name="outbox")
     app.add_typer(inbox_app, name="inbox")
     app.add_typer(ledger_app, name="ledger")
+    ledger_app.command("accept")(cli_ledger.accept)
     app.add_typer(audit_app("silo", CONFIG_DEFAULT, _ask), name="audit")
     app.command()(certs)
     app.command()(settings)

@@ -72,7 +72,9 @@ def export_plan(
     request_id: silo_control.RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Write what waits for a silo into a file for it: answers, plans, rounds and the adapters that they name."""
-    data = _command(config, operator, "transfer.export", {"silo": silo, "path": str(out.absolute())}, request_id)
+    data = coordinator_command(
+        config, operator, "transfer.export", {"silo": silo, "path": str(out.absolute())}, request_id
+    )
     warnings = [f"{told}: its beginning is in a file that is written once it is" for told in data["waits_for"]]
     if not data["messages"]:
         warnings.append(f"nothing waits for {silo}, so no message is in the file; one that dials needs none")
@@ -89,7 +91,7 @@ def import_release(
     request_id: silo_control.RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Take a silo's file: each message is judged as one that came over a line. The answers are in its next file."""
-    data = _command(config, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
+    data = coordinator_command(config, operator, "transfer.import", {"path": str(file.absolute())}, request_id)
     refused = [row for row in data["messages"] if row["code"]]
     emit(
         "coordinator import-release", data, json_output=json_output,
@@ -99,13 +101,14 @@ def import_release(
     )  # fmt: skip
 
 
-def _command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
+def coordinator_command(config: Path, operator: str, name: str, arguments: Mapping[str, Any], request_id: str) -> Any:
+    """Sign a command as a person of the coordinator's site and carry it out."""
     from console.client import ControlClient, Operator, sign_as
     from coordinator.config import load_config
 
     read = load_config(config)
     folder = read.identity.certificate.parent
-    person = Operator(read.site, folder / f"{operator}.crt", folder / f"{operator}.key")
+    person = Operator(read.site, folder / f"{operator}.crt", folder / f"{operator}.key", read.federation)
     with ControlClient(read.control.socket) as client:
         return client.execute(sign_as(person, name, arguments, request_id=request_id))
 

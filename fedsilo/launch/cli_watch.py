@@ -11,11 +11,11 @@ import typer
 
 from fedsilo.launch.common_options import quiet
 from fedsilo.launch.daemons import ConfigOption, ContextOption, SocketOption, chosen_daemon
-from fedsilo.launch.desk_answers import silent_for, with_fresh_silos
 from fedsilo.launch.event_gaps import EVENTS_MISSED, gap_text, gaps_told
 from fedsilo.launch.output import SCHEMA, JsonOption, emit, facts_text, guarded, plain
 from fedsilo.launch.standard_streams import OutputLostError, write_out
 from fedsilo.treaty.errors import FedSiloError, UnreachableError, UsageError
+from fedsilo.treaty.round_tables import silo_is_dead, silo_is_here
 
 if TYPE_CHECKING:
     from console.client import ControlClient, Event
@@ -49,8 +49,7 @@ def watch(
     try:
         with chosen_daemon(context, socket, config).connect() as client:
             state = client.snapshot()
-            shown = with_fresh_silos(client, state.state) if state.state.get("party") == "coordinator" else state.state
-            lines.stands(shown, state.time, state.sequence)
+            lines.stands(state.state, state.time, state.sequence)
             for event in _events(client, state.sequence, once=once):
                 lines.event(event)
     except FedSiloError as raised:
@@ -91,7 +90,7 @@ class _Lines:
         party = str(state.get("party", "silo"))
         name = str(state.get("silo") or state.get("coordinator") or state.get("site", ""))
         data = {"name": "state", "time": time, "sequence": sequence, "party": party, "of": name}
-        words = f"{time} {party} {name}: {_how(state, time)}"
+        words = f"{time} {party} {name}: {_how(state)}"
         self._print(data | {"fields": released_state(state)}, words)
 
     def event(self, event: Event) -> None:
@@ -130,14 +129,14 @@ class _Lines:
         write_out(json.dumps(row) + "\n")
 
 
-def _how(state: dict[str, Any], now: str) -> str:
-    """One sentence of the state, for people. now: the daemon's time."""
+def _how(state: dict[str, Any]) -> str:
+    """One sentence of the state, for people."""
     if state.get("party") == "coordinator":
         silos, runs = state.get("silos", []), state.get("runs", [])
         run = f"run {runs[-1]['run']} {runs[-1]['state']}" if runs else "no runs yet"
         halted = f", HALTED: {state['halted']}" if state.get("halted") else ""
-        joined = [each for each in silos if each["state"] == "joined"]
-        heard = [(each["silo"], silent_for(each["last_seen"], now)) for each in joined]
-        silent = ", ".join(f"{silo} {word}" for silo, word in heard if word)
-        return f"{len(joined)} of {len(silos)} silos joined{f' ({silent})' if silent else ''}, {run}{halted}"
+        here = sum(silo_is_here(each["state"]) for each in silos)
+        dead = [f"{each['silo']} {each['state']}" for each in silos if silo_is_dead(each["state"])]
+        named = f" ({', '.join(dead)})" if dead else ""
+        return f"{here} of {len(silos)} silos here{named}, {run}{halted}"
     return facts_text({key: value for key, value in state.items() if isinstance(value, str | int | bool)})

@@ -24,7 +24,6 @@ import fcntl
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,9 +33,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedsilo.edge.dry_run import is_active
-from fedsilo.edge.files import make_private_directory, write_durably
+from fedsilo.edge.files import make_private_directory, require_authority, write_durably
 from fedsilo.treaty import strict_yaml
-from fedsilo.treaty.errors import NotAllowedError, NotFoundError, OperationError, UsageError
+from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError
 
 FILE_MODE = 0o600
 BYTES_MAX = 1 << 20
@@ -211,13 +210,8 @@ def context_given(text: str, path: Path | None = None) -> ContextEntry:
 
 def _read(file: Path) -> tuple[dict[str, ContextEntry], str]:
     try:
+        require_authority(file)
         with file.open("rb") as stream:
-            facts = os.fstat(stream.fileno())
-            if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise NotAllowedError(
-                    f"{file} can be written by others, who could put another daemon behind a name",
-                    hint=f"chmod 600 {file}, and it must be your own",
-                )
             text = stream.read(BYTES_MAX + 1)
     except FileNotFoundError:
         return {}, ""

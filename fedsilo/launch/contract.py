@@ -153,12 +153,17 @@ COMMANDS: Mapping[str, Facts] = {
     "silo ledger show": _ASKS,
     "silo ledger limits": _ASKS,
     "silo ledger forecast": _ASKS,
+    "silo ledger accept": _writes(
+        "writes a signature into proposals/ beside the policy; with the second one the silo starts with this ledger",
+        action="halt.release", exits=(4, 6, 8, 9),
+    ),
     "silo audit list": _ASKS,
     "silo audit show": _ASKS,
     "silo audit status": _ASKS,
     "silo audit verify": _ASKS_AND_VERIFIES,
     "silo certs": _ASKS,
     "silo settings": _ASKS,
+    "silo report case-mix": Facts(exits=(3, 4, 6, 7, 8)),
     "silo report benefit": Facts(exits=(3, 4, 6, 7, 8)),
     "silo doctor": _READS,
     # ---- coordinator -------------------------------------------------------------------------------
@@ -172,6 +177,9 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     "coordinator status": _ASKS,
     "coordinator stop": Facts(changes="ends the coordinator's process", waits=True, exits=(3, 4, 8)),
+    "coordinator accept-clock": _commands_daemon(
+        "no later time than the clock shows now is compared with any more", "halt.release"
+    ),
     "coordinator backup": _writes("writes one new folder", exits=(4, 6, 7, 8)),
     "coordinator restore": _writes("fills an empty state_dir and an empty database", exits=(4, 6, 7, 8)),
     "coordinator export-plan": _commands_daemon(
@@ -226,6 +234,7 @@ COMMANDS: Mapping[str, Facts] = {
     ),
     "fedsilo metrics": Facts(waits=True, exits=(*_ASKED, 6)),
     "fedsilo run watch": Facts(streams=True, waits=True, exits=_ASKED),
+    "fedsilo run init": _writes("writes an example of a run"),
     "fedsilo run start": _commands_daemon("starts a waiting run with the silos that have joined", "run.start"),
     "fedsilo run pause": _commands_daemon("the run delivers nothing more until it is resumed", "run.pause"),
     "fedsilo run resume": _commands_daemon("the run goes on", "run.resume"),
@@ -259,6 +268,7 @@ COMMANDS: Mapping[str, Facts] = {
         action="payload.read",
     ),
     "fedsilo audit tail": Facts(exits=(7, 8)),
+    "fedsilo audit release": Facts(exits=(7, 8)),
     "fedsilo audit replay": Facts(
         changes="with --rescreen the silo records in its audit log who asked", waits=True, exits=(*_SIGNED, 7),
         action="payload.read",

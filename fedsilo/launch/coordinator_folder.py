@@ -124,8 +124,11 @@ def _silos(path: Path) -> list[dict[str, Any]]:
     with _reading(path) as session:
         return [
             {
-                "silo": member.silo, "state": member.state, "since": member.since, "last_seen": "", "round": 0,
-                "step": 0, "error": "", "hello": json.loads(member.hello),
+                "silo": member.silo,
+                # who is there now, a folder does not know
+                "state": "not_heard_yet" if member.state == "joined" else member.state, "since": member.since,
+                "last_seen": "", "age_seconds": None, "round": 0, "step": 0, "error": "",
+                "hello": json.loads(member.hello),
                 "refusal": json.loads(member.refusal) if member.refusal else None,
             }
             for member in session.scalars(select(db.Member).order_by(db.Member.silo))

@@ -7,15 +7,17 @@ demo only writes the files, presses the buttons and adds the figures up.
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsilo.edge.files import FOLDER_MODE
 from fedsilo.launch.hostile_attacks import named
 from fedsilo.launch.processes import Child, Children
-from fedsilo.treaty.errors import ConflictError, OperationError, UnreachableError, UsageError
+from fedsilo.treaty.errors import ConflictError, HeldError, OperationError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from fedsilo.launch.data_folder import DataFolder
@@ -44,6 +46,8 @@ HELD_SILO = "hospital_a"
 POLL_SECONDS = 0.5
 SILO_END_SECONDS = 30.0
 LINE_SECONDS = 4.0  # between lines of progress, unless something changed
+ANSWER_MINUTES = 10.0
+REMINDER_SECONDS = 60.0  # between lines that say how long a held release is still waited for
 
 Say = Callable[[str], None]
 
@@ -57,6 +61,7 @@ class DemoOptions:
     data: folder of `fedsilo data`; None makes the demo's own set from `seed`.
     compare: a second method, run afterwards from the same start; empty for none.
     hold: hold hospital_a's first factor release for a person.
+    answer_minutes: how long a held release is waited for once no console is open; then the demo ends.
     record: plant canaries, record every byte between silos and coordinator in the clear, and search it.
     attacks: what the last silo's trainer or the coordinator tries (`hostile_attacks`); anything here also records.
     """
@@ -71,6 +76,7 @@ class DemoOptions:
     data: Path | None = None
     compare: str = ""
     hold: bool = False
+    answer_minutes: float = ANSWER_MINUTES
     record: bool = False
     attacks: tuple[str, ...] = ()
 
@@ -85,14 +91,18 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
 
     Raises:
         ConflictError: `out` is not empty.
-        UsageError: an unknown method, an exchange that it has not, or a comparison that the ruleset does not cover.
+        HeldError: nobody answered a held release within `answer_minutes`.
+        UsageError: an unknown method, an exchange that it has not, a comparison that the ruleset does not cover, or
+            a library that is not installed.
         OperationError: a process did not start, or ended by itself.
     """
+    from fedsilo.edge.extras import need
     from fedsilo.launch.data_folder import read_data_folder
     from fedsilo.launch.demo_result import result_of
     from fedsilo.launch.demo_sites import Wanted, free_port, make_sites
     from fedsilo.treaty.methods import method_named
 
+    need("torch", "transformers", *(("hpack", "hyperframe") if options.record or options.attacks else ()))
     method = method_named(options.method)
     if options.exchange not in method.exchanges:
         raise UsageError(
@@ -109,7 +119,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         from fedsilo.launch.demo_attacks import check_attacks, rounds_needed
 
         silos = len(read_data_folder(options.data).private) if options.data else options.silos
-        steps = local_steps // SWAP_PERIOD
+        steps = local_steps // SWAP_PERIOD if "public.responses" in method.kinds else 0
         rounds = options.rounds or max(rounds, rounds_needed(attacks, public_steps=steps))
         check_attacks(
             attacks, rounds=rounds, silos=silos, method=options.method, kinds=method.kinds, public_steps=steps
@@ -122,7 +132,7 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         raise ConflictError(f"{options.out} is not empty", hint="choose another --out, or remove it")
     given = read_data_folder(options.data) if options.data is not None else None
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
+        options.out.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
         hint = "name a folder that you may write, with --out"
         raise UsageError(f"cannot make {options.out}: {error.strerror}", hint=hint) from error
@@ -163,7 +173,6 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         "prompts_per_step": PROMPTS_PER_STEP,
         "samples_per_prompt": SAMPLES_PER_PROMPT,
         "seed": options.seed,
-        "quorum": 1,
         "objective": {"kl_coefficient": 0.0},
         "optimiser": {"learning_rate": LEARNING_RATE},
         "rollout": {
@@ -189,13 +198,17 @@ def run_demo(options: DemoOptions, say: Say, *, attend: Callable[[Site], None] |
         if hostile is not None:
             outcome = _carry_out_attacks(children, sites, fields, suffix, say, hostile, options.out / "logs")
         else:
-            outcome = _carry_out(children, sites, fields, f"run-1{suffix}", say, attend)
+            outcome = _carry_out(
+                children, sites, fields, f"run-1{suffix}", say, attend=attend, answer_minutes=options.answer_minutes
+            )
         compared = {}
         if options.compare:
             say(f"again from the same start with {options.compare}")
             known = method_named(options.compare).exchanges
             other = {"method": options.compare, "exchange": options.exchange if options.exchange in known else "step"}
-            compared = _carry_out(children, sites, {**fields, **other}, f"run-2{suffix}", say, None)
+            compared = _carry_out(
+                children, sites, {**fields, **other}, f"run-2{suffix}", say, answer_minutes=options.answer_minutes
+            )
         say("stopping")
     finally:
         killed = children.stop()
@@ -277,7 +290,7 @@ def _carry_out_attacks(
                 _start_silo(children, hostile.site, logs, None, hostile).ready()
         if phase.attacks and not phase.is_main:
             say(f"a run of its own: {', '.join(phase.attacks)}")
-        record = _carry_out(children, sites, {**fields, **phase.fields}, f"run-{number}{suffix}", say, None)
+        record = _carry_out(children, sites, {**fields, **phase.fields}, f"run-{number}{suffix}", say)
         main = record if phase.is_main else main
     return main
 
@@ -288,31 +301,41 @@ def _carry_out(
     fields: dict[str, object],
     run: str,
     say: Say,
-    attend: Callable[[Site], None] | None,
+    *,
+    attend: Callable[[Site], None] | None = None,
+    answer_minutes: float = ANSWER_MINUTES,
 ) -> dict[str, Any]:
-    """Submit a run as the coordinator's person and follow it to its end; returns its record."""
+    """Submit a run as the coordinator's person and follow it to its end; returns its record.
+
+    Raises:
+        HeldError: a release was held, with no console open, and nobody answered it in time.
+    """
     from console.client import ControlClient, Operator, sign_as
-    from fedsilo.launch.demo_sites import COORDINATOR_PERSON, run_text
+    from fedsilo.launch.demo_sites import COORDINATOR_PERSON, FEDERATION, run_text
 
     identities = sites.coordinator.folder / "id"
     person = Operator(
-        sites.coordinator.name, identities / f"{COORDINATOR_PERSON}.crt", identities / f"{COORDINATOR_PERSON}.key"
-    )
+        sites.coordinator.name, identities / f"{COORDINATOR_PERSON}.crt", identities / f"{COORDINATOR_PERSON}.key",
+        FEDERATION,
+    )  # fmt: skip
     arguments = {"text": run_text({"run": run, **fields}), "source": "run.yaml"}
     with ControlClient(sites.coordinator.control_socket) as client:
         client.execute(sign_as(person, "run.submit", arguments))
-        follow = Follow(sites, say)
+        follow = Follow(sites, say, answer_minutes)
         try:
             while True:
                 children.raise_for_dead()
-                summary = next(row for row in client.query("runs") if row["run"] == run)
-                follow.show(summary)
-                if summary["state"] in {"finished", "failed", "aborted"}:
-                    break
-                holding = follow.holding()
-                if attend is not None and holding is not None:
+                follow.read()
+                if attend is not None and (holding := follow.holding()) is not None:
                     attend(holding)
                     attend = None
+                    follow.read()
+                summary = next(row for row in client.query("runs") if row["run"] == run)
+                now = time.monotonic()
+                follow.show(summary, now)
+                if summary["state"] in {"finished", "failed", "aborted"}:
+                    break
+                follow.end_if_unanswered(now)
                 time.sleep(POLL_SECONDS)
             follow.wait_until_idle(children)
         finally:
@@ -320,15 +343,21 @@ def _carry_out(
         return dict(client.query("run", {"run": run})) | {"rows_left_out": follow.rows_left_out()}
 
 
-def answer_command(site: Site) -> str:
-    """The command with which a person of that site reads what is held and answers."""
-    identities = site.folder / "id"
-    return shlex.join(
-        [
-            "fedconsole", "--socket", str(site.control_socket), "--operator-certificate", str(identities / "alice.crt"),
-            "--operator-key", str(identities / "alice.key"),
-        ]
-    )  # fmt: skip
+def answer_commands(site: Site, releases: Sequence[str]) -> list[str]:
+    """Commands for a person of that site at another terminal: the console, and the answer without one.
+
+    They name our programs where this one runs from, since a new terminal has no virtual environment active.
+    """
+    programs, identities = Path(sys.executable).parent, site.folder / "id"
+    console = [
+        str(programs / "fedconsole"), "--socket", str(site.control_socket),
+        "--operator-certificate", str(identities / "alice.crt"), "--operator-key", str(identities / "alice.key"),
+    ]  # fmt: skip
+    plain = [
+        [str(programs / "silo"), "approvals", "approve", each, "--operator", "alice", "--config", str(site.config)]
+        for each in releases
+    ]
+    return [shlex.join(words) for words in (console, *plain)]
 
 
 class Follow:
@@ -337,7 +366,7 @@ class Follow:
     The reward is local to a silo and crosses no wire: the demo can show it because it owns every site's socket.
     """
 
-    def __init__(self, sites: Sites, say: Say) -> None:
+    def __init__(self, sites: Sites, say: Say, answer_minutes: float = ANSWER_MINUTES) -> None:
         from console.client import ControlClient
 
         self._sites = sites
@@ -346,11 +375,18 @@ class Follow:
         self._said: tuple[int, str] = (0, "")
         self._line = ""
         self._held: dict[str, list[str]] = {}
+        self._answer_seconds = 60 * answer_minutes
+        self._end_at = self._remind_at = 0.0
         self._next_line = 0.0
         self.local: dict[str, dict[str, Any]] = {}
 
-    def show(self, summary: dict[str, Any]) -> None:
-        self._read()
+    def show(self, summary: dict[str, Any], now: float) -> None:
+        """Say where the run is, and what it waits for.
+
+        Args:
+            summary: the coordinator's of the run.
+            now: seconds of a monotonic clock.
+        """
         states = list(self.local.values())
         rewards = _values(states, "reward_mean")
         rates = _values(states, "pass_at_1")
@@ -368,28 +404,51 @@ class Follow:
             parts.append(f"pass@1 {sum(rates) / len(rates):.2f}")
         parts.append(f"out {out_bytes / 1e6:.1f} MB")
         line = " · ".join(parts)
-        self._tell_held()
+        self._tell_held(now)
         moment = summary["round"], summary["state"]
         # while people are waited for nothing moves, and the same line again would only push the command away
-        due = time.monotonic() >= self._next_line and line != self._line
+        due = now >= self._next_line and line != self._line
         if moment != self._said or due:
             self._said, self._line = moment, line
-            self._next_line = time.monotonic() + LINE_SECONDS
+            self._next_line = now + LINE_SECONDS
             self._say(line)
 
-    def _tell_held(self) -> None:
-        """Who holds what, and the command that answers it: once, and again when it changes."""
+    def _tell_held(self, now: float) -> None:
+        """Who holds what, and the commands that answer it: once, and again when it changes; then a line a minute."""
         held = {
             site.name: [str(release["id"]) for release in self.local.get(site.name, {}).get("held", ())]
             for site in self._sites.silos
         }
+        changed = False
         for site in self._sites.silos:
             releases = held[site.name]
             if releases and releases != self._held.get(site.name, []):
-                self._say(f"{site.name} holds {', '.join(releases)} until people answer: {answer_command(site)}")
+                changed = True
+                self._say(f"{site.name} holds {', '.join(releases)}, and the run waits until a person answers. Either")
+                for command in answer_commands(site, releases):
+                    self._say(f"  {command}")
+                self._say("at another terminal answers it (`silo approvals reject` takes the same words and --reason)")
             elif not releases and self._held.get(site.name):
                 self._say(f"{site.name} holds nothing any more")
         self._held = held
+        if changed:
+            self._end_at, self._remind_at = now + self._answer_seconds, now + REMINDER_SECONDS
+            self._say(f"without an answer this demo ends in {_minutes(self._answer_seconds)}, with exit status 9")
+        elif any(held.values()) and now >= self._remind_at:
+            self._remind_at = now + REMINDER_SECONDS
+            self._say(f"{self._waits_for()} is not answered yet: {_minutes(max(0.0, self._end_at - now))} are left")
+
+    def _waits_for(self) -> str:
+        return "; ".join(f"{', '.join(ids)} of {silo}" for silo, ids in self._held.items() if ids)
+
+    def end_if_unanswered(self, now: float) -> None:
+        """Raises HeldError: what is held has not been answered in time. Nobody waits for a person for ever."""
+        if any(self._held.values()) and now >= self._end_at:
+            raise HeldError(
+                f"{self._waits_for()} was not answered within {_minutes(self._answer_seconds)}: the demo ended, and "
+                "what is held did not leave",
+                hint="answer with A or R in the console of the next `fedsilo demo`; `--no-console` holds nothing",
+            )
 
     def holding(self) -> Site | None:
         """The site of a silo that holds a release, if any."""
@@ -399,7 +458,7 @@ class Follow:
         """Until every silo that runs has taken in the end of the run; their logs hold it then."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._read()
+            self.read()
             if not any(state.get("run") and children.running(name) for name, state in self.local.items()):
                 return
             time.sleep(POLL_SECONDS / 5)
@@ -417,12 +476,17 @@ class Follow:
         for client in self._clients.values():
             client.close()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Ask every site for its state."""
         for name, client in self._clients.items():
             try:
                 self.local[name] = client.snapshot().state
             except (UnreachableError, OperationError):
                 continue  # the process check tells when a silo is gone; until then the last state stands
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def _values(states: Sequence[dict[str, Any]], name: str) -> list[float]:

@@ -25,10 +25,13 @@ NOT_STOPPED = (
 _TRAINER_WAIT_SECONDS = 120
 # A run in which only the beginning counts; a silo that was given something else than the others ends no round of it.
 _SHORT = {
-    "rounds": 1, "local_steps": 2, "evaluation": {"prompts": 16, "samples": 1}, "round_deadline_seconds": 40.0,
+    "rounds": 1, "local_steps": 2, "quorum": 2, "evaluation": {"prompts": 16, "samples": 1},
+    "round_deadline_seconds": 40.0,
 }  # fmt: skip
 # What one of these does, it does to a whole run.
 _ALONE = frozenset({"one_record", "adapter_of_one_silo"})
+# After it the silo sits the open round out.
+_LEAVES_ROUND = frozenset({"round_opened_again"})
 _CONTENT = frozenset({"lora.factors", "public.responses"})
 
 
@@ -58,12 +61,15 @@ def phases(attacks: Sequence[Attack]) -> tuple[Phase, ...]:
     return (*(Phase((name,), is_main=False, fields=_SHORT) for name in of_plan), Phase(together), *after)
 
 
+SILOS_MIN = 3  # one update alone is no round's result, so two silos are left without the attacked one
+
+
 def rounds_needed(attacks: Sequence[Attack], *, public_steps: int) -> int:
     """Of the main run, so that each of its attacks has its opportunity.
 
     Args:
         attacks: all.
-        public_steps: of each round.
+        public_steps: of each round, after which answers come back.
     """
     from fedsilo.launch.hostile_deviations import DEVIATIONS
 
@@ -71,8 +77,11 @@ def rounds_needed(attacks: Sequence[Attack], *, public_steps: int) -> int:
     kinds = [ATTACKS[name].kind for name in names]
     if attacks and attacks[0].party == "coordinator":
         # those of rounds and adapters take a round each, after the others; one more has honest donors
-        rounds = sum(DEVIATIONS[name].stage >= 2 for name in names)
-        return 2 + rounds + math.ceil(kinds.count("public.donors") / max(1, public_steps))
+        rounds = sum(DEVIATIONS[name].stage >= 2 or name in _LEAVES_ROUND for name in names)
+        displacing = sum(DEVIATIONS[name].displaces for name in names)
+        donors = kinds.count("public.donors") - ("donors_of_another_round" in names)
+        # each message with donors can carry one of the others; in place of it, or of a round's result, comes another
+        return 2 + rounds + math.ceil(donors / max(1, public_steps) + displacing / (public_steps + 1))
     answers = math.ceil(kinds.count("public.responses") / max(1, public_steps))
     evaluations = kinds.count("metrics.eval")
     # the last evaluation is where the trainer fails
@@ -90,7 +99,7 @@ def check_attacks(
         silos: in it.
         method: its name.
         kinds: that the method sends.
-        public_steps: of each round.
+        public_steps: of each round, after which answers come back.
 
     Raises:
         UsageError: not in such a run.
@@ -100,8 +109,8 @@ def check_attacks(
         needs = "public.responses" if attack.kind == "public.donors" else attack.kind
         if needs in _CONTENT and needs not in sent:
             raise UsageError(f"{attack.name} needs {needs}, which {method} does not send", hint="--attack NAME")
-    if attacks and silos < 2:
-        raise UsageError("a round goes on without the attacked silo only if there is another one", hint="--silos 2")
+    if attacks and silos < SILOS_MIN:
+        raise UsageError("a round goes on without the attacked silo only if two others are left", hint="--silos 3")
     needed = rounds_needed(attacks, public_steps=public_steps)
     if attacks and rounds < needed:
         raise UsageError(f"these attacks need {needed} rounds", hint=f"--rounds {needed}, or fewer attacks")

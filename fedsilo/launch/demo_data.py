@@ -13,6 +13,7 @@ import numpy as np
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.launch import digit_tasks
 from fedsilo.launch.data_folder import DataFolder, Lengths, silo_names, write_data_folder
+from fedsilo.launch.examples import examples_folder
 from fedsilo.launch.partition import mean_total_variation, split_dirichlet_equal_size
 from fedsilo.treaty.errors import NotFoundError, UsageError
 from fedsilo.treaty.randomness import generator, seed_of
@@ -130,8 +131,6 @@ def _interleave(rows_of: dict[str, list[Row]], count: int) -> list[Row]:
 
 # --- other people's text -----------------------------------------------------------------------------------------
 
-SAMPLES = Path(__file__).resolve().parents[2] / "examples" / "data"
-
 
 @dataclass(frozen=True)
 class DataSet:
@@ -156,13 +155,13 @@ DEFAULT_PRIVATE = ("hospital_a=dmmath", "hospital_b=dmmath", "hospital_c=medqa",
 
 
 def find_sets_folder(folder: Path | None) -> Path:
-    """The folder asked for, else $FEDSILO_DATA, else the samples of a source checkout.
+    """The folder asked for, else $FEDSILO_DATA, else the samples that come along.
 
     Raises:
         NotFoundError: none of them is there.
     """
     named = os.environ.get("FEDSILO_DATA", "")
-    chosen = folder if folder is not None else Path(named) if named else SAMPLES
+    chosen = folder if folder is not None else Path(named) if named else examples_folder() / "data"
     if not chosen.is_dir():
         raise NotFoundError(f"no data sets at {chosen}", hint="point FEDSILO_DATA or --sets at a folder of JSONL files")
     return chosen

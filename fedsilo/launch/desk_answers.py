@@ -7,14 +7,11 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from fedsilo.launch.output import emit, table
-
-if TYPE_CHECKING:
-    from console.client import ControlClient
 
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=500, help="Newest so many.")]
 RecordsOption = Annotated[int, typer.Option("--limit", min=1, max=200, help="Newest so many.")]
@@ -34,7 +31,7 @@ NoWaitOption = Annotated[
 TextOption = Annotated[str, typer.Option("--text", help="Only records in which this stands.")]
 
 POLL_SECONDS = 0.1
-SILENT_SECONDS = 120  # without a poll or a heartbeat; a silo that is up sends one at least every half minute
+MINUTES_FROM_SECONDS = 120  # an age is told in minutes from here on
 
 Ask: TypeAlias = Callable[..., Any]  # (query, arguments) -> the daemon's answer
 
@@ -88,9 +85,17 @@ def show_message(ask: Ask, program: str, query: str, seq: int, json_output: bool
 
 
 def _message_text(data: Mapping[str, Any]) -> str:
+    from console.rule_words import limit_text, measured_text
+
     message = data["message"]
     header = ("outcome", "rule", "measured", "limit", "line")
-    rows = [[rule.get(name) for name in header] for rule in message.get("rules", ())]
+    rows = [
+        (
+            rule["outcome"], rule["rule"], measured_text(rule["rule"], rule.get("measured")),
+            limit_text(rule["rule"], rule.get("limit")), rule.get("line"),
+        )
+        for rule in message.get("rules", ())
+    ]  # fmt: skip
     became = f", {data['outcome']}" if data["outcome"] else ""
     became += f" after {data['milliseconds']} ms" if data["milliseconds"] is not None else ""
     lines = [
@@ -172,37 +177,23 @@ def verify_log(ask: Ask, command: str, *, wait: bool, json_output: bool) -> None
     emit(command, dict(data), json_output=json_output, text=lambda: _status_text(data), error=error)
 
 
-def with_fresh_silos(client: ControlClient, state: dict[str, Any]) -> dict[str, Any]:
-    """A coordinator's state with its silos as they are at this moment: the state itself is made anew when something
-    happens, and a poll is no event."""
-    from fedsilo.treaty.errors import NotFoundError
-
-    try:
-        return state | {"silos": client.query("silos")}
-    except NotFoundError:  # a desk without the query: what the state says is all there is
-        return state
+def standing_text(row: Mapping[str, Any]) -> str:
+    """How a silo stands, in the coordinator's own word for it."""
+    return str(row["state"]).replace("_", " ")
 
 
-def silent_for(last_seen: str, now: str) -> str:
-    """Of a silo that joined: since when nothing, not even a poll, came from it; empty for one that was just heard.
+def seen_text(last_seen: str, now: str) -> str:
+    """How long ago that was.
 
     Args:
         last_seen: UTC as the coordinator tells it; empty where it heard nothing since its own start.
         now: the coordinator's time.
     """
-    if not last_seen:
-        return "not seen since start"
-    seconds = _seconds_between(last_seen, now)
-    return "" if seconds is None or seconds < SILENT_SECONDS else f"silent for {int(seconds) // 60} min"
-
-
-def seen_text(last_seen: str, now: str) -> str:
-    """How long ago that was. Arguments as of `silent_for`."""
     seconds = _seconds_between(last_seen, now) if last_seen else None
     if seconds is None:
         return last_seen or "-"
     whole = max(int(seconds), 0)
-    return f"{whole} s ago" if whole < SILENT_SECONDS else f"{whole // 60} min ago"
+    return f"{whole} s ago" if whole < MINUTES_FROM_SECONDS else f"{whole // 60} min ago"
 
 
 def _seconds_between(earlier: str, later: str) -> float | None:

@@ -1,8 +1,9 @@
 """`doctor`: whether this machine can run a silo, the coordinator or the console, before anything is configured, and
-what of a configured one does not fit. `silo check` and `coordinator check` try everything that a start needs; this is
-less, needs no federation, and does not stop at the first fault.
+what of a configured one does not fit. `silo check` and `coordinator check` try what a start needs; this is less,
+needs no federation, and does not stop at the first fault.
 
-Does not find: a clock that is wrong but later than everything recorded here; a disk that fills later.
+Does not find: a clock that is wrong but later than everything recorded here, where no coordinator's was compared; a
+disk that fills later.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def _tried(check: str, work: Callable[[], str | Finding], hint: str = "") -> Fin
 
 
 def _installed(program: str) -> Iterator[Finding]:
+    from fedsilo.edge.extras import install_hint
     from fedsilo.launch.crash import versions
 
     found = versions()
@@ -119,6 +121,8 @@ def _installed(program: str) -> Iterator[Finding]:
     if platform.system() != "Linux":
         yield Finding("operating system", None, platform.system(), "daemons and their walls are made for Linux")
     wanted = {"torch": "silo's trainer", "transformers": "silo's trainer", "textual": "fedconsole"}
+    trainers = install_hint("torch")
+    how = {"torch": trainers, "transformers": trainers, "textual": "install FedSilo again"}
     needed = ("torch", "transformers") if program == "silo" else ()
     for name, what in wanted.items():
         missing = found[name] == "not installed"
@@ -126,7 +130,7 @@ def _installed(program: str) -> Iterator[Finding]:
             continue
         yield Finding(
             name, (False if name in needed else None) if missing else True, found[name],
-            f"the {what} needs it: install FedSilo with that extra" if missing else "",
+            f"the {what} needs it: {how[name]}" if missing else "",
         )  # fmt: skip
 
 
@@ -178,6 +182,18 @@ def _clock(state_dir: Path | None) -> Finding:
     if log is None or not log.is_dir():
         return Finding("clock", None, f"{told}; nothing here to compare it with")
     newest = max((each.stat().st_mtime for each in sorted(log.iterdir())[-_TIMES_LOOKED_AT:]), default=0.0)
+    ledger = state_dir / "ledger.sqlite3" if state_dir is not None else None
+    if ledger is not None and ledger.is_file():
+        from silo.guard.clock_watch import look_offline
+        from silo.guard.ledger import Ledger
+
+        reader = Ledger(ledger, read_only=True)
+        try:
+            told, warning = look_offline(reader, now)
+        finally:
+            reader.close()
+        if warning:
+            return Finding("clock", None, told, warning)
     behind = newest - now
     if behind > CLOCK_BEHIND_SECONDS_MAX:
         hint = "certificates and signed commands are judged by it: set it, and let a time service keep it"

@@ -18,7 +18,7 @@ from fedsilo.treaty.errors import NotAllowedError
 ACTIONS_OF_COMMANDS: Mapping[str, str] = {
     "pause": "silo.pause", "resume": "silo.resume", "stop": "silo.stop", "leave": "silo.leave",
     "policy.reload": "change.propose", "policy.propose": "change.propose", "policy.approve": "change.approve",
-    "audit.rescreen": "payload.read",
+    "audit.rescreen": "payload.read", "clock.accept": "halt.release",
     "approvals.approve": "release.approve", "approvals.reject": "release.reject",
     "approvals.release": "halt.release", "approvals.defer": "release.defer", "approvals.payload": "payload.read",
 }  # fmt: skip

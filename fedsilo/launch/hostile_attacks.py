@@ -146,7 +146,7 @@ TRAINER = _of(
         "T17",
         _ANSWERS,
         "denied",
-        "tokens of one response",
+        "bytes of one response",
         "sends an answer far longer than the plan allows",
     ),
     (

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 from sqlalchemy.orm import Session
 
+from coordinator import outbox
 from coordinator.blobs import AnyPayload, BytesPayload
 from coordinator.replies import Replies, Reply
 from fedsilo.launch.hostile_deviations import DEVIATIONS, Memory, Said
@@ -82,18 +83,25 @@ class HostileReplies(Replies):
             content = bytes(payload.read_at(0, payload.size_bytes))
         honest = Said(silo, kind, content, run, round_number, step)
         name, said = self._changed(honest)
-        if silo in self.memory.spare and self.memory.spare[silo] is None:
-            self.memory.spare[silo] = sealed(said)
+        if silo not in self.memory.spare:
+            self.memory.spare[silo] = sealed(honest.as_idle())
         reply = sealed(said)
         tamper = DEVIATIONS[name].tamper if name else None
         if tamper is not None and not said.is_prepared:
             reply = tamper(said, reply, self.memory, self._key)
+        if name and DEVIATIONS[name].displaces and not honest.is_idle:
+            _queue_again(session, silo)
+        if name:
+            self.memory.just_attacked.add(silo)
+        elif honest.answers_poll:
+            self.memory.just_attacked.discard(silo)
         if not name:
             self.memory.note(said)
             self.memory.delivered.setdefault(silo, reply)
         elif not said.is_prepared:
             self._left = [each for each in self._left if each != name]
-            self._attacked.add(said.run)
+            # an answer to a poll for which nothing waits names no run
+            self._attacked.add(self.memory.opened[silo].run if DEVIATIONS[name].displaces else said.run)
             envelope = reply.envelope
             self._report(
                 {"name": name, "silo": silo, "kind": envelope.kind, "run": envelope.run,
@@ -111,6 +119,8 @@ class HostileReplies(Replies):
             deviation = DEVIATIONS[name]
             if deviation.stage != stage or said.silo not in self._targets[min(stage, 1)]:
                 continue
+            if deviation.displaces and not self.memory.lets_displace(said):
+                continue
             if deviation.stage == 3 and said.run in self._attacked:
                 continue
             changed = deviation.change(said, self.memory)
@@ -119,6 +129,17 @@ class HostileReplies(Replies):
                     self._of_run[said.run] = name
                 return name, changed
         return "", said
+
+
+def _queue_again(session: Session, silo: str) -> None:
+    """Queue all that waits for a silo anew, in its order, since what it is given now is no message of the queue: once
+    it acknowledges that number or a later one, the coordinator would take the message as received."""
+    for item in outbox.items(session, silo):
+        outbox.queue(
+            session, silo=silo, run=item.run, round_number=item.round, step=item.step, kind=item.kind,
+            payload=item.payload,
+        )  # fmt: skip
+        session.delete(item)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array
+from policies.planted import PROGRESS_SECONDS
 from silo.link import LinkMessage, MessageLink
 
 _OFF_GRID = 0.0000123456789
@@ -218,10 +220,10 @@ def _overlong(message: pb.PublicResponses, prompts: Prompts) -> None:
 
 
 def _hidden(message: pb.PublicResponses, prompts: Prompts) -> None:
-    bits = "".join(_ZERO_WIDTH[bit] for bit in _bits_of(prompts, 64))
-    for row in message.prompts:
-        for response in row.responses:
-            response.text += bits
+    answers = [response for row in message.prompts for response in row.responses]
+    # one byte of it in each, since an answer that is too long is not even graded
+    for answer, bits in zip(answers, _bits_of(prompts, 8 * len(answers)).reshape(-1, 8), strict=True):
+        answer.text += "".join(_ZERO_WIDTH[bit] for bit in bits)
 
 
 def _metrics(change: Callable[[pb.MetricsEval, Prompts], object]) -> Callable[[bytes, Prompts], bytes]:
@@ -255,11 +257,12 @@ def _digest_of_its_own(message: pb.MetricsEval, prompts: Prompts) -> None:
 
 @dataclass(frozen=True)
 class Forgery:
-    """How one attack is made: the trainer's message that comes of `task` is replaced by those that `forge` makes; of no
-    task comes its answer to the plan."""
+    """How one attack is made: the trainer's message that comes of `task` is replaced by those that `forge` makes, with
+    a pause after each; of no task comes its answer to the plan."""
 
     task: str
     forge: Callable[[LinkMessage, Prompts], list[LinkMessage]]
+    pause_seconds: float = 0.0
 
 
 def _body(task: str, change: Callable[[bytes, Prompts], bytes]) -> Forgery:
@@ -319,7 +322,8 @@ FORGERIES: dict[str, Forgery] = {
     "metric_per_prompt": _body(_EVALUATE, _metrics(_per_prompt)),
     "metric_out_of_range": _body(_EVALUATE, _metrics(_out_of_range)),
     "digest_of_its_own": _body(_EVALUATE, _metrics(_digest_of_its_own)),
-    "burst_of_progress": Forgery("PrivateStep", _burst),
+    # the guard speaks of a step at moments of its own clock: one of them comes while the step lasts
+    "burst_of_progress": Forgery("PrivateStep", _burst, pause_seconds=1.2 * PROGRESS_SECONDS / _BURST),
     "text_in_exception": Forgery(_EVALUATE, _failure),
 }
 
@@ -335,15 +339,18 @@ class HostileLink:
         attacks: names, each tried once, at the first message it fits.
         report: told {name, kind, run, round, step} of each attempt, and of `low_bits` the bits that it placed.
         crash: text of the failure reported in place of the last evaluation; empty for none.
+        pause: waits so many seconds.
     """
 
     def __init__(
-        self, link: MessageLink, attacks: Sequence[str], report: Callable[[dict[str, Any]], None], *, crash: str
-    ) -> None:
+        self, link: MessageLink, attacks: Sequence[str], report: Callable[[dict[str, Any]], None], *, crash: str,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:  # fmt: skip
         self._link = link
         self._left = list(attacks)
         self._report = report
         self._crash = crash
+        self._pause = pause
         self._prompts: list[str] = []
         self._rounds = 0
         self._run = ""
@@ -367,6 +374,8 @@ class HostileLink:
         forged = FORGERIES[name].forge(message, self._prompts) if name else [message]
         for each in forged:
             self._link.send(each)
+            if name:
+                self._pause(FORGERIES[name].pause_seconds)
         if not name or forged == [message]:
             return  # nothing to speak through here, such as a step without prompts
         self._left.remove(name)

@@ -267,6 +267,8 @@ class guarded:  # noqa: N801 - used as a decorator and as a context, both of whi
             raise typer.Exit(1) from raised
         if isinstance(raised, OSError):
             raised = output_lost(raised) or _of_file(raised)
+        if isinstance(raised, ModuleNotFoundError):
+            raised = _of_extra(raised)
         if isinstance(raised, Exception) and not isinstance(raised, (FedSiloError, *_OF_TYPER)):
             if os.environ.get(TRACEBACK_VARIABLE):
                 return
@@ -300,6 +302,13 @@ def _of_file(error: OSError) -> FedSiloError:
     if isinstance(error, NotADirectoryError):
         return UsageError(f"{where}part of this path is a file, where a folder is needed", hint="is the path right?")
     return OperationError(f"{where}{error.strerror or error}")
+
+
+def _of_extra(error: ModuleNotFoundError) -> Exception:
+    """The command that installs a library of an extra; any other module that is missing is a fault of ours."""
+    from fedsilo.edge.extras import not_installed
+
+    return not_installed(error) or error
 
 
 class _InterruptedError(FedSiloError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -15,33 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.files import holder_of
 from fedsilo.treaty.errors import OperationError
 
 STOP_SECONDS, STOP_SECONDS_EACH = 20.0, 0.5  # of all, and more for each of them: they share a machine
 POLL_SECONDS = 0.05
-
-
-def holder_of(lock: Path) -> int:
-    """The process that holds a daemon's lock file; 0 if none does. The kernel lets go of it with the process, so a
-    stale process id is never told.
-
-    Raises:
-        OperationError: it is held and names no process.
-    """
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who asks keeps nobody else from asking
-        return 0
-    except BlockingIOError:
-        process_id = int(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or 0)
-        if process_id <= 0:
-            raise OperationError(f"{lock} names no process") from None
-        return process_id
-    finally:
-        os.close(descriptor)
 
 
 def wait_for_end(lock: Path, seconds: float) -> None:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from certs.authority import (
+    BACKDATED,
     DAEMON_LIFETIME_MAX,
     OPERATOR_LIFETIME_DEFAULT,
     CertificateAuthority,
@@ -76,7 +77,8 @@ def init_ca(
         ConflictError: there is a CA in it already.
         UsageError, OperationError: as `create_ca` and the file functions.
     """
-    authority = create_ca(name, kind=kind, not_before=_now(now), days=days)
+    # Clocks differ: a root made on one machine is good at once on another that is minutes behind.
+    authority = create_ca(name, kind=kind, not_before=_now(now) - BACKDATED, days=days)
     make_private_directory(directory)
     with _all_or_nothing() as created:
         _private(directory / "ca.key", authority.key_pem(passphrase), created)

@@ -47,7 +47,7 @@ def command(config: SiloConfig, operator: str, name: str, arguments: Mapping[str
         raise NotFoundError(
             f"{folder / operator}.crt does not exist", hint=f"there are keys of: {people or 'nobody'} (--operator NAME)"
         )
-    person = Operator(config.silo, folder / f"{operator}.crt", folder / f"{operator}.key")
+    person = Operator(config.silo, folder / f"{operator}.crt", folder / f"{operator}.key", config.federation)
     signed = sign_as(person, name, arguments, request_id=request_id)
     with client_of(config) as client:
         return client.execute(signed)

@@ -17,7 +17,8 @@ from typing import Any
 from fedsilo.edge.files import make_private_directory, write_durably, write_private
 from fedsilo.edge.site_policy import SiteInputs, charter_of, make_site_policy, read_bundle
 from fedsilo.edge.task_files import read_tasks
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.treaty.errors import ConflictError, UsageError
+from fedsilo.treaty.transcript import silo_id
 from policies.compare import effective
 from policies.load import load_policy
 from silo.config import config_from
@@ -93,6 +94,11 @@ def write_silo_files(files: SiloFiles, *, now_seconds: float) -> dict[str, Any]:
     paths = {"config": out / "silo.yaml", "policy": out / "policy.yaml", "schema": out / "lora_schema.json"}
     bundle = read_bundle(files.bundle)
     charter = charter_of(bundle, files.bundle)
+    if silo_id(bundle["federation"], files.name) not in bundle["peers"]:
+        raise UsageError(
+            f"{files.bundle} names no silo {files.name}: {', '.join(bundle['peers'])}",
+            hint="give one of these names, or ask the coordinator for a federation.json that names this site",
+        )
     if charter is not None:
         paths["charter"] = out / "charter.yaml"
     for path in paths.values():
@@ -179,7 +185,7 @@ def _config_text(files: SiloFiles, federation: str, address: str, charter_sha256
 # The site {name}. `silo start --config silo.yaml` runs it; `silo check --config silo.yaml` tries all but starting.
 # Relative paths are taken from this file's folder. examples/hospital_a.yaml explains every key at length.
 silo: {name}
-# member, or lead: runs models for all where a method asks for it.
+# member, or lead: trains like a member; no built-in method asks more of it yet.
 role: {files.role}
 federation: {federation}
 coordinator: {{address: {quoted(address)}}}

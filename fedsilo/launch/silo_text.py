@@ -36,6 +36,7 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
             ("made of", f"{part['file']} {part['digest'][:12]}")
             for part in (policy.get("made_of", ()) if len(policy.get("made_of", ())) > 1 else ())
         ),
+        *_clock_rows(state.get("clock") or {}),
         ("coordinator", f"{link.get('address')} {link.get('link')} {link.get('fault', '')}"),
         ("audit", _audit_text(state.get("audit", {}))),
     ]
@@ -51,6 +52,17 @@ def status_text(state: Mapping[str, Any], *, reached_by: str = "") -> str:
     if state.get("adapter_held"):
         rows.append(("HELD", f"adapter {state['adapter_held'][:12]}: silo adapters list{reached_by}"))
     return table(("what", "now"), rows)
+
+
+def _clock_rows(clock: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Nothing while this machine's clock and the coordinator's agree."""
+    halt = clock.get("halt")
+    rows = [("CLOCK", f"{clock['told']}: compare both machines' clocks")] if clock.get("told") else []
+    if halt:
+        rows.append(
+            ("CLOCK", "nothing goes on until an approver accepts it: silo resume --accept-clock --operator NAME")
+        )
+    return rows
 
 
 _BY_SILO = ("left", "declined")
@@ -73,6 +85,8 @@ def _run_text(state: Mapping[str, Any]) -> str:
 def _phase_text(state: Mapping[str, Any]) -> str:
     if state.get("halted"):
         return f"{state.get('phase')}: {state['halted']}"
+    if state.get("waits"):
+        return f"WAITS: {state['waits']}"
     # while a release is held, or a task is finished, the phase is that
     paused = state.get("paused") and state.get("phase") != "paused"
     return f"{state.get('phase')}{', paused: no further step is begun' if paused else ''}"

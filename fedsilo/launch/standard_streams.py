@@ -7,7 +7,9 @@ Does not stop: a disk that takes the bytes and loses them later; what the comman
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import sys
 from typing import TextIO
@@ -49,6 +51,17 @@ def open_all() -> None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for stream in (sys.stdout, sys.stderr, sys.__stderr__):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what this terminal has no sign for
+
+
+def takes_signs() -> bool:
+    """Whether every character can be written to the terminal as itself; where not, screens are drawn in ASCII."""
+    try:
+        return codecs.lookup(sys.stdout.encoding or "ascii").name.startswith("utf")
+    except LookupError:
+        return False
 
 
 def write_out(text: str) -> None:

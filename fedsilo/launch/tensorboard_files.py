@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedsilo.edge.extras import install_hint
 from fedsilo.edge.files import make_private_directory, write_durably
 from fedsilo.treaty.errors import OperationError, UsageError
 from fedsilo.treaty.plan import Name
@@ -38,7 +39,7 @@ def write_events(folder: Path, answer: Mapping[str, Any]) -> list[Path]:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError as error:
-        raise UsageError("tensorboard is not installed", hint='pip install "fedsilo[science]"') from error
+        raise UsageError("tensorboard is not installed", hint=install_hint("tensorboard")) from error
     by_silo: dict[str, list[Any]] = {}
     for series in answer["series"]:
         events = by_silo.setdefault(series["silo"] or "all", [Event(file_version=VERSION)])

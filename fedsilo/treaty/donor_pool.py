@@ -49,7 +49,7 @@ def rows_answered(plan: Plan, round_number: int, asked: Mapping[int, tuple[int, 
 
 
 def drawn_donors(
-    answers: Mapping[str, Sequence[T]], plan: Plan, round_number: int, step: int, prompt: int, receiver: str
+    answers: Mapping[str, Sequence[T | None]], plan: Plan, round_number: int, step: int, prompt: int, receiver: str
 ) -> tuple[tuple[str, int, T], ...]:
     """The donors that one silo gets for one prompt of one public step, best first: the order of the draw.
 
@@ -57,7 +57,7 @@ def drawn_donors(
     one, are different donors (methods 2.4); none is listed twice, and no silo is its own donor.
 
     Args:
-        answers: of the pool to this step's prompt, by silo, each silo's in the order it sent them.
+        answers: of the pool to this step's prompt, by silo, each silo's in the order it sent them; None is no donor.
         plan: of the run.
         round_number: of the step.
         step: which one of the round.
@@ -72,6 +72,7 @@ def drawn_donors(
         for silo in sorted(answers)
         if silo != receiver
         for position, answer in enumerate(answers[silo])
+        if answer is not None
     ]
     random = generator(seed_of(plan.seed, "pool-donors", round_number, step, prompt, receiver))
     return draw_without_replacement(candidates, donors_wanted(0, plan.samples_per_prompt), random)

@@ -126,7 +126,12 @@ class Plan(_Closed):
     public_set_rows: int = Field(ge=1)
     held_out_sha256: Sha256
     wire_dtype: Literal["float32", "bfloat16"] = "float32"
-    quorum: int = Field(1, ge=1)
+    quorum: int = Field(
+        1,
+        ge=1,
+        description="`n` are its silos; one where there is one",
+        json_schema_extra={"of_a_request": "max(2, n // 2 + 1)"},  # who writes run.yaml meets this one
+    )
     join_deadline_seconds: float = Field(300.0, gt=0)
     public_step_deadline_seconds: float = Field(600.0, gt=0)
     round_deadline_seconds: float = Field(7200.0, gt=0)

@@ -170,6 +170,16 @@ def is_over(state: str) -> bool:
     return state in OVER
 
 
+def silo_is_here(state: str) -> bool:
+    """Whether a run can begin with a silo that a coordinator says stands so."""
+    return state in ("joined", "by_files")
+
+
+def silo_is_dead(state: str) -> bool:
+    """Whether nothing comes from it, or nothing of it is taken."""
+    return state in ("silent", "refused")
+
+
 def advance(table: Table, state: str, event: str) -> str:
     """The next state. Raises ConflictError: the event is not possible in this state; the hint says what is."""
     cell = table[state][event]

@@ -124,7 +124,8 @@ class Progressed(_OfSiloInRound):
 
 @dataclass(frozen=True)
 class Contribution:
-    """A message that belongs to the run, in its place. `attempt` numbers how often its sender sent it."""
+    """A message that belongs to the run, in its place. `attempt` numbers how often its sender sent it; `ungraded` are
+    the places of answers in it that were not graded in time: for the method they are not there."""
 
     silo: str
     kind: str
@@ -132,6 +133,7 @@ class Contribution:
     step: int
     attempt: int
     digest: str
+    ungraded: tuple[int, ...] = ()
 
 
 class UpdateRefused(_OfSiloInRound):
@@ -456,7 +458,10 @@ _KINDS = {
 
 def to_fields(event: Event) -> dict[str, Any]:
     """An event as JSON; a message by its digest."""
-    return {"event": type(event).__name__, **asdict(event)}
+    fields = {"event": type(event).__name__, **asdict(event)}
+    if fields.get("ungraded") == ():
+        del fields["ungraded"]  # an earlier version knows no such field
+    return fields
 
 
 def from_fields(fields: Mapping[str, Any]) -> Event:

@@ -1,7 +1,8 @@
 """YAML without surprises (threat T35): bytes in, plain values with their line numbers out.
 
 Refused, each with its line: duplicate keys, anchors and aliases, tags, several documents, non-string keys, a bare
-`yes/no/on/off` (YAML 1.1 booleans), and a number that YAML reads as a string, such as 1e-6.
+`yes/no/on/off` (YAML 1.1 booleans), a line break that is none to `grep`, and a number that YAML reads as a string, such
+as 1e-6.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ DEPTH_MAX = 20
 DIGITS_MAX = 100  # of a number; the longest that any file of ours needs has 17
 
 _LOOKS_NUMERIC = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)([eE][-+]?\d+)?$")
+_HIDDEN_LINE = re.compile("[\\u0085\\u2028\\u2029]|\\r(?!\\n)")
 _BOUNDS = {"ge": "must be at least", "gt": "must be above", "le": "must be at most", "lt": "must be below"}
 _FORMS = (
     (
@@ -92,6 +94,15 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+def _refuse_hidden_lines(text: bytes, source: str) -> None:
+    """What ends a line in YAML and in no other tool: behind it a key could stand in what people, and `grep`, take for a
+    comment (T59). Written as an escape in a quoted text it is no line, and passes."""
+    if found := _HIDDEN_LINE.search(text.decode("utf-8", "replace")):
+        line, character = found.string[: found.start()].count("\n") + 1, ord(found.group())
+        message = f"the character U+{character:04X} ends a line in YAML alone"
+        raise _error(source, line, message, "remove it, or write it as an escape in a quoted text")
+
+
 def load(text: bytes, source: str) -> Document:
     """Parse one strict YAML document.
 
@@ -103,6 +114,7 @@ def load(text: bytes, source: str) -> Document:
             f"{source}: {len(text)} bytes, the limit is {BYTES_MAX}",
             hint="such a file has a few kilobytes: another one?",
         )
+    _refuse_hidden_lines(text, source)
     try:
         node = yaml.compose(text.decode("utf-8"), Loader=_Loader)
     except _RefusedError as error:

@@ -40,12 +40,13 @@ def draw_without_replacement(candidates: Sequence[T], count: int, random: np.ran
 
 
 def balanced_donors(
-    correct: Mapping[str, Sequence[T]], receiver: str, samples: int, random: np.random.Generator
+    correct: Mapping[str, Sequence[T | None]], receiver: str, samples: int, random: np.random.Generator
 ) -> tuple[tuple[str, int, T], ...]:
     """Donors of one prompt for one silo under Balanced.
 
     Args:
-        correct: each silo's verified correct answers to the prompt, in the order it sent them.
+        correct: each silo's verified correct answers to the prompt, in the order it sent them; None for one that nobody
+            but that silo has verified: it counts for it and is no donor.
         receiver: the silo the donors are for; it is never its own donor.
         samples: K', the number of answers the receiver generated for this prompt.
         random: keyed by (run seed, round, step, prompt, receiver).
@@ -58,20 +59,26 @@ def balanced_donors(
         for silo in sorted(correct)
         if silo != receiver
         for position, answer in enumerate(correct[silo])
+        if answer is not None
     ]
     wanted = donors_wanted(len(correct.get(receiver, ())), samples)
     return draw_without_replacement(candidates, wanted, random)
 
 
 def random_group(
-    answers: Mapping[str, Sequence[T]], samples: int, random: np.random.Generator
+    answers: Mapping[str, Sequence[T | None]], samples: int, random: np.random.Generator
 ) -> tuple[tuple[str, int, T], ...]:
-    """The one group every silo trains on under Random: K of the pooled answers, without replacement.
+    """The one group every silo trains on under Random: K of the pooled answers (but None), without replacement.
 
     Returns:
         (origin, position among the origin's answers, answer).
     """
-    pool = [(silo, position, answer) for silo in sorted(answers) for position, answer in enumerate(answers[silo])]
+    pool = [
+        (silo, position, answer)
+        for silo in sorted(answers)
+        for position, answer in enumerate(answers[silo])
+        if answer is not None
+    ]
     return draw_without_replacement(pool, samples, random)
 
 

@@ -67,6 +67,8 @@ class Transcript:
         public_set_sha256: of the public set.
         pool: by silo, one digest of the answers that it gave for this round (`donor_pool.answers_digest`), of those
             whose answers are its donors; empty, and then not part of what is signed, where there are none.
+        min_updates: with fewer the round is not committed: the largest of the plan's quorum and the silos' policies'
+            `min_updates` (T58); 0, and then not part of what is signed, in transcripts of protocol 1 only.
     """
 
     federation: str
@@ -79,11 +81,14 @@ class Transcript:
     schema_sha256: str
     public_set_sha256: str
     pool: Mapping[str, str] = field(default_factory=dict)
+    min_updates: int = 0
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self) | {"silos": list(self.silos), "policies": dict(self.policies)}
         if pool := dict(fields.pop("pool")):
             fields["pool"] = pool
+        if not self.min_updates:
+            del fields["min_updates"]
         return {"transcript_version": TRANSCRIPT_VERSION, **fields}
 
     def canonical(self) -> str:
@@ -139,6 +144,8 @@ def _from_json(value: Any) -> Transcript:
         and len(set(silos)) == len(silos)
         and set(policies) == set(silos)
         and len(pool) <= _SILOS_MAX
+        and type(transcript.min_updates) is int
+        and 0 <= transcript.min_updates <= _SILOS_MAX
     )
     if not good:
         raise ValueError("a value that belongs in no transcript")

@@ -374,6 +374,8 @@ def check_record(
             if transcript.base_digest != begins:
                 wrong.append("its base adapter is not the one in its transcript")
             wrong += round_check.missing(planned=len(silos), quorum=quorum)
+            if state == "committed" and len(set(map(_text, participants))) < quorum:
+                wrong.append(f"it is committed with {len(set(participants))} updates, the plan's quorum is {quorum}")
             good += not wrong
         problems += [f"round {number}: {problem}" for problem in wrong]
         unvouched |= round_check.unvouched

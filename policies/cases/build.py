@@ -238,7 +238,8 @@ class _Builder:
             "messages_in_minute": getattr(budgets, _BUCKETS[bucket_of(self.kind)]) - 1,
             "rounds_released": self._less(self.limit("approvals", "first_rounds"), 1),
             "round_bytes": budgets.round_bytes - facts["payload_bytes"],
-            "units_in_day": self._less(self.limit("max_per_day"), facts.get("units", 0)),
+            "units_in_day": self._less(self.limit("max_per_day"), facts.get("units", 0))
+            or self._less(self.limit("max_bytes_per_day"), facts.get("text_bytes", 0)),
             "screen_hits_in_day": self.limit("max_hits_per_day"),
             "day_bytes": budgets.day_bytes - facts["payload_bytes"],
             **{

@@ -21,7 +21,7 @@ from policies.compare import order_of
 from policies.fields import Approvals, MetricField, epoch_seconds
 from policies.lattice import NothingInCommon, Order
 from policies.load import Policy
-from policies.model import PolicyFile, PublicDonors
+from policies.model import UNLIMITED, PolicyFile, PublicDonors
 
 Path = tuple[str, ...]
 
@@ -93,6 +93,8 @@ def _asked(file: PolicyFile) -> Iterator[_Place]:
         if place.path[0] == "text_screens" and place.path[1] not in named:
             continue
         if place.path[-1] in ("on_hit", "max_hits_per_day") and not _at(file, place.path[:-1])["screens"]:
+            continue
+        if place.path[-1] == "max_bytes_per_day" and place.value == UNLIMITED:
             continue
         yield place
 

@@ -51,6 +51,8 @@ def plan_in(case: Case, site: Site, path: tuple[str, str]) -> Plan | dict[str, A
         for part in PLAN_FIELDS[name][:-1]:
             target = target[part]
         target[name] = _plan_value(case, site, (*path, name), name, value, target[name])
+    if "quorum" not in said:
+        values["quorum"] = max(1, min(values["quorum"], len(values["silos"])))
     try:
         return Plan.model_validate_json(canonical_json(values))
     except ValueError:
@@ -67,6 +69,8 @@ def _plan_value(case: Case, site: Site, path: Path, name: str, value: Any, defau
         return ANOTHER_DIGEST if len(default) == len(ANOTHER_DIGEST) else ANOTHER
     if isinstance(value, str) and isinstance(default, int | float):
         low, high = getattr(asked, name, (None, None)) if name in _RANGED else (None, None)
+        if name == "quorum":
+            low = site.policy.file.federation.min_updates
         amount = _amount(case, path, value)
         if isinstance(default, int):
             return resolved(case, path, lambda: amount.whole(high, low))

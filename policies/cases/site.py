@@ -89,6 +89,7 @@ class Site:
             federation=file.federation.id,
             method=method,
             silos=tuple(self.names),
+            quorum=min(file.federation.min_updates, len(self.names)),
             rounds=most("rounds"),
             local_steps=steps,
             swap_period=steps // (public + 1) + 1,  # the smallest with at most `public` public steps in a round

@@ -46,7 +46,7 @@ def approvals(facts: Facts, policy: Policy, history: History) -> Judgement:
     if not waits:
         return Judgement("ok", 0, 0, path)
     people = {approval.person for approval in history.approvals if set(approval.roles) & set(rules.roles)}
-    return Judgement("ok" if len(people) >= rules.persons else "hold", len(people), rules.persons, path)
+    return Judgement("ok" if len(people) >= rules.persons else "hold", len(people), rules.persons, path, least=True)
 
 
 RULES = (approvals,)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fedsilo.treaty.strict_yaml import Path
 from policies.history import History
 from policies.load import Policy
-from policies.message import Facts
+from policies.message import OFFERED, Facts
 
 # look: allowed, but a person should see it. n.a.: this rule has nothing to say about this kind.
 Outcome = Literal["ok", "look", "hold", "deny", "n.a."]
@@ -18,17 +18,25 @@ Measured = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class Judgement:
-    """path: the key in the policy file that the limit stands under."""
+    """Attributes:
+    path: the key in the policy file that the limit stands under.
+    least: the limit is the least that is allowed.
+    """
 
     outcome: Outcome
     measured: Measured
     limit: Any
     path: Path
+    least: bool = False
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """One rule's verdict, with the file and line of the limit it applied (line 0: the rule did not apply)."""
+    """One rule's verdict, with the file and line of the limit it applied (line 0: the rule did not apply).
+
+    Attributes:
+        least: the limit is the least that is allowed; for the sentence, and not recorded.
+    """
 
     rule: str
     reason: str
@@ -37,6 +45,7 @@ class RuleResult:
     limit: Any
     file: str
     line: int
+    least: bool = False
 
     def to_json(self) -> dict[str, Any]:
         limit = list(self.limit) if isinstance(self.limit, tuple | frozenset) else self.limit
@@ -51,7 +60,8 @@ class RuleResult:
         }
 
     def sentence(self) -> str:
-        return f"{self.file}:{self.line}: {self.rule}: measured {self.measured}, limit {self.limit} [{self.reason}]"
+        bound = "at least" if self.least else "limit"
+        return f"{self.file}:{self.line}: {self.rule}: measured {self.measured}, {bound} {self.limit} [{self.reason}]"
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ def at_most(measured: float | None, limit: float, path: Path) -> Judgement:
 
 def at_least(measured: float | None, limit: float, path: Path) -> Judgement:
     fits = measured is not None and measured >= limit
-    return Judgement("ok" if fits else "deny", measured, limit, path)
+    return Judgement("ok" if fits else "deny", measured, limit, path, least=True)
 
 
 def within(measured: float | None, bounds: tuple[float, float], path: Path) -> Judgement:
@@ -121,6 +131,12 @@ def none_of(measured: object, path: Path) -> Judgement:
 
 def not_applicable(path: Path = ()) -> Judgement:
     return Judgement("n.a.", None, None, path)
+
+
+def not_judged_yet(facts: Facts, path: Path) -> Judgement:
+    """What grading would tell. An offer is judged by all other rules first, so that nothing is graded for a message
+    that is refused anyway (T55); nothing passes on that alone, since what is final without it is refused."""
+    return not_applicable(path) if facts["stage"] == OFFERED else holds(False, path)
 
 
 def side_of(facts: Facts, policy: Policy) -> str:

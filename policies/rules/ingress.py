@@ -19,6 +19,7 @@ from policies.rules.base import (
     holds,
     none_of,
     not_applicable,
+    not_judged_yet,
     rule,
     within,
 )
@@ -184,6 +185,16 @@ def plan_peers(facts: Facts, policy: Policy, history: History) -> Judgement:
     return at_least(len(facts["names"]), policy.file.federation.min_peers, ("federation", "min_peers"))
 
 
+@rule("plan asks for enough updates", "MIN_UPDATES", "run.plan")
+def plan_updates(facts: Facts, policy: Policy, history: History) -> Judgement:
+    """No round of the plan may be committed with fewer updates than this site's own enters a mean over (T58). What
+    comes of each round is compared with its signed result (`silo/guard/transcripts.py`)."""
+    path = ("federation", "min_updates")
+    if "quorum" not in facts:
+        return not_applicable(path)  # measured by a version that did not look at it
+    return at_least(facts["quorum"], policy.file.federation.min_updates, path)
+
+
 @rule("plan fits the round's limits", "PLAN_SIZE", "run.plan")
 def plan_fits(facts: Facts, policy: Policy, history: History) -> Judgement:
     """A plan that would later be denied for its number of responses is refused before any training."""
@@ -283,7 +294,7 @@ def donors_verified(facts: Facts, policy: Policy, history: History) -> Judgement
         return not_applicable()
     path = (*path, "verify_locally")
     if facts["graded"] is not True:
-        return holds(False, path)
+        return not_judged_yet(facts, path)
     if facts["stage"] == OFFERED and facts["responses_wrong"] > 0:
         return Judgement("look", facts["responses_wrong"], 0, path)
     return none_of(facts["responses_wrong"], path)
@@ -339,6 +350,7 @@ RULES = (
     plan_frozen,
     plan_sets,
     plan_peers,
+    plan_updates,
     plan_fits,
     plan_records,
     round_of_plan,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from policies.history import History
 from policies.load import Policy
-from policies.message import Facts
+from policies.message import OFFERED, Facts
 from policies.rules.base import (
     Judgement,
     Rule,
@@ -19,6 +19,7 @@ from policies.rules.base import (
     names_pinned_set,
     none_of,
     not_applicable,
+    not_judged_yet,
     rule,
 )
 
@@ -57,7 +58,7 @@ def verified(facts: Facts, policy: Policy, history: History) -> Judgement:
     if block is None or not block.send_only_verified:
         return not_applicable()
     if facts["graded"] is not True:
-        return holds(False, (*path, "send_only_verified"))
+        return not_judged_yet(facts, (*path, "send_only_verified"))
     return none_of(facts["responses_wrong"], (*path, "send_only_verified"))
 
 
@@ -105,8 +106,9 @@ def samples(facts: Facts, policy: Policy, history: History) -> Judgement:
 
 
 def _nobody_counted(facts: Facts) -> bool:
-    """A receiver without a tokenizer has the byte limits; a sender without one counts each byte as a token."""
-    return facts["tokens_counted"] is not True and facts["direction"] == "ingress"
+    """A receiver without a tokenizer has the byte limits; a sender without one counts each byte as a token, but for an
+    offer whose texts nobody has read yet."""
+    return facts["tokens_counted"] is not True and (facts["direction"] == "ingress" or facts["stage"] == OFFERED)
 
 
 def _limit(name: str, reason: str, key: str, measured: Callable[[Facts, History], int]) -> Rule:
@@ -156,5 +158,11 @@ RULES = (
         "RESPONSE_BYTES",
         "max_bytes_per_round",
         lambda facts, history: history.text_bytes + facts["text_bytes"],
+    ),
+    _limit(
+        "bytes of responses per day",
+        "RESPONSE_BYTES",
+        "max_bytes_per_day",
+        lambda facts, history: history.units_in_day + facts["text_bytes"],
     ),
 )

@@ -10,7 +10,7 @@ from policies import screening
 from policies.history import History
 from policies.load import Policy
 from policies.message import OFFERED, Facts
-from policies.rules.base import Judgement, at_most, block_of, holds, none_of, not_applicable, rule
+from policies.rules.base import Judgement, Outcome, at_most, block_of, holds, none_of, not_applicable, rule
 
 
 @rule("screens ran", "SCREEN_FAILED", *screening.TEXT_KINDS)
@@ -41,7 +41,8 @@ def screen_hits(facts: Facts, policy: Policy, history: History) -> Judgement:
         return Judgement("ok", 0, 0, (*path, "on_hit"))
     asked = block.approvals
     people = {approval.person for approval in history.approvals if set(approval.roles) & set(asked.roles)}
-    return Judgement("ok" if len(people) >= asked.persons else "hold", len(people), asked.persons, (*path, "on_hit"))
+    outcome: Outcome = "ok" if len(people) >= asked.persons else "hold"
+    return Judgement(outcome, len(people), asked.persons, (*path, "on_hit"), least=True)
 
 
 @rule("screen hits per day", "SCREEN_HALT", *screening.TEXT_KINDS_OUT)

@@ -19,6 +19,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from certs.commands import VerifiedCommand
+from fedsilo.edge import audit_notes
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, OperationError, UsageError
@@ -178,7 +179,8 @@ class Archive:
         oldest = now - retention.payload_days * _DAY_SECONDS
         wanted = self._waiting() | {item.digest for item in self._ledger.outbox() if item.at >= oldest}
         self._drop(sorted(self._ledger.payloads.sizes.keys() - wanted), "age")
-        self._audit.remove_old(int((now - retention.records_years * _YEAR_SECONDS) * 1000))
+        if self._audit.remove_old(int((now - retention.records_years * _YEAR_SECONDS) * 1000)):
+            audit_notes.forget(self._audit.directory, self._audit.records())
 
     # ---- reading -----------------------------------------------------------------------------------
 

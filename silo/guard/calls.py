@@ -13,7 +13,7 @@ from typing import Protocol
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import PeerError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from silo.guard.conversation import Conversation
+from silo.guard.conversation import Conversation, seconds_between
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Inbound
@@ -30,6 +30,9 @@ class Exchange(Protocol):
 
     def turn(self) -> None:
         """What can be said and heard now. Raises what gate, keeper and conversation do."""
+
+    def beat(self) -> None:
+        """Show that this silo is there, where nothing was said for a while. Raises what the gate does."""
 
     @property
     def waits(self) -> bool:
@@ -72,13 +75,20 @@ class Calls:
             run.advance()
         if self._talk.relay():
             return  # the next round opens once enough parties have countersigned our log
-        quiet_seconds = self._monotonic() - self._talk.last_sent
         # A lost poll may not silence our signature while the trainer works.
-        signs = self._agreement.waiting is not None and quiet_seconds >= SHORT_POLL_SECONDS
+        signs = self._agreement.waiting is not None and self._quiet_seconds >= SHORT_POLL_SECONDS
         if run is None or not run.busy or self._talk.poll_now or signs:
             self._poll(0.0 if run is not None and run.busy else self._poll_seconds())
-        elif quiet_seconds >= HEARTBEAT_SECONDS:
+        else:
+            self.beat()
+
+    def beat(self) -> None:
+        if self._quiet_seconds >= HEARTBEAT_SECONDS:
             self._talk.say("control.heartbeat", pb.Heartbeat())
+
+    @property
+    def _quiet_seconds(self) -> int:
+        return seconds_between(self._talk.last_sent, self._monotonic())
 
     def _poll_seconds(self) -> float:
         run = self._keeper.run

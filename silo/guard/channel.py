@@ -22,6 +22,7 @@ import grpc
 from certs.describe import in_words, issued_by, met_in_words, spiffe_names
 from certs.encoding import shown
 from certs.identity import peer_identity
+from fedsilo.treaty.clocks import CERTIFICATE_TIME
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, OperationError, UnreachableError
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -295,13 +296,18 @@ def _certificate_refused(files: TlsFiles, sign: str) -> Fault:
         certificate = files.certificate.read_bytes()
         peer_identity(certificate, files.trust_root.read_bytes(), datetime.now(UTC), role="silo")
     except NotAllowedError as error:
-        return Fault(f"{said} ({sign}): {error.message}", hint=error.hint)
+        return Fault(f"{said} ({sign}): {error.message}", hint=error.hint, code=_of_time(error))
     except OSError as error:
         return Fault(f"{said} ({sign}), and it cannot be read here: {error.strerror}")
     return Fault(
         f"{said} ({sign}), which is good under {files.trust_root}: {in_words(certificate)}",
         hint=f"its CA may be another one, its clock wrong, or it is just stopping; {_ITS_LOG}",
     )
+
+
+def _of_time(error: NotAllowedError) -> str:
+    """The code of what is wrong by the clock alone, here or there: no line that is down (T41)."""
+    return CERTIFICATE_TIME if error.code == CERTIFICATE_TIME else ""
 
 
 def _certificate_not_accepted(
@@ -329,7 +335,7 @@ def _certificate_not_accepted(
         return Fault(
             f"its certificate is refused: {judged.message}; trusted is {files.trust_root}",
             hint=f"is coordinator.address in silo.yaml this federation's coordinator? {judged.hint or _ITS_LOG}",
-            code=FOREIGN_CERTIFICATE if foreign else "",
+            code=FOREIGN_CERTIFICATE if foreign else _of_time(judged),
         )
     except OSError as failure:
         return Fault(f"cannot read {files.trust_root}: {failure.strerror}")

@@ -35,6 +35,8 @@ class RunView:
     Attributes:
         last_adapter: digest of the last adapter that this site took into a round of the run; "" before the first.
         last_adapter_round: the round that ended in it; 0 for what the run began with.
+        told_adapter: digest of what the last result that this silo was told of left the run with, or, before any, of
+            what the first round that it saw began with; "" before that. The next round begins with no other (T58).
         pool: silos whose answers are the open round's donors, as its transcript says; None where none does.
         steps: rows of the public set that each public step of the open round asks for.
         evaluated: the committed adapter of each of the last rounds, which an evaluation of that round is about.
@@ -61,6 +63,7 @@ class RunView:
     agreeing: bool = False
     last_adapter: str = ""
     last_adapter_round: int = 0
+    told_adapter: str = ""
     pool: frozenset[str] | None = None
 
     @property
@@ -74,7 +77,7 @@ class RunView:
             pool = frozenset(transcript_from_canonical(body.transcript).pool)
         return replace(
             self, round=round_number, base_digest=base, base_l2=None, steps=steps, open_step=0, training=None,
-            agreeing=True, pool=pool,
+            agreeing=True, pool=pool, told_adapter=self.told_adapter or base,
         )  # fmt: skip
 
     def settled(self) -> RunView:
@@ -88,10 +91,14 @@ class RunView:
     def at_step(self, step: int) -> RunView:
         return replace(self, open_step=step)
 
+    def told(self, adapter_digest: str) -> RunView:
+        """A round was committed, whether or not this silo was in it."""
+        return replace(self, told_adapter=adapter_digest)
+
     def evaluating(self, adapter_digest: str) -> RunView:
         """The open round was committed."""
         known = {number: digest for number, digest in self.evaluated.items() if number > self.round - ROUNDS_EVALUATED}
-        return replace(self, evaluated={**known, self.round: adapter_digest})
+        return replace(self.told(adapter_digest), evaluated={**known, self.round: adapter_digest})
 
     def refused(self, round_number: int) -> RunView:
         """Its round.open was not let in, and the coordinator is to be told which."""
@@ -136,6 +143,7 @@ class RunView:
             "steps": {str(step): list(rows) for step, rows in self.steps.items()},
             "last_adapter": self.last_adapter,
             "last_adapter_round": self.last_adapter_round,
+            "told_adapter": self.told_adapter,
             "open_step": self.open_step,
             "agreeing": self.agreeing,
             "pool": None if self.pool is None else sorted(self.pool),
@@ -154,6 +162,7 @@ class RunView:
             base_l2=value.get("base_l2"),
             last_adapter=str(value.get("last_adapter", "")),
             last_adapter_round=int(value.get("last_adapter_round", 0)),
+            told_adapter=str(value.get("told_adapter", "")),
             steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
             open_step=int(value.get("open_step", 0)),
             agreeing=bool(value.get("agreeing", False)),
@@ -197,7 +206,7 @@ def context_of(
     *,
     now_seconds: float,
     expected_sender: str,
-    graded: tuple[tuple[bool, ...], tuple[int, ...]] | None = None,
+    graded: tuple[tuple[bool | None, ...], tuple[int, ...]] | None = None,
     screened: Screened | None = None,
 ) -> Context:
     """The engine's context for one message.
@@ -208,7 +217,7 @@ def context_of(
         now_seconds: UTC, never going back.
         expected_sender: whose message it must be.
         message: its round says which adapter an evaluation must name, its step which rows are asked for.
-        graded: own verdicts and token counts, for a message with answers.
+        graded: own verdicts and token counts, for a message with answers; without a verdict one is not right.
         screened: what own screens found in the same answers.
     """
     rows, open_step = view.steps, view.open_step
@@ -234,7 +243,7 @@ def context_of(
         public_set_sha256=site.public.tasks.sha256,
         public_set_rows=len(site.public.tasks.rows),
         public_prompt_indices=tuple(rows.get(message.step, ())),
-        verdicts=graded[0] if graded else None,
+        verdicts=tuple(verdict is True for verdict in graded[0]) if graded else None,
         token_counts=graded[1] if graded else None,
         asked=view.asked,
         usable_records=view.usable_records,

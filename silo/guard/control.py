@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from fedsilo.edge import control_places
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import ConflictError
 from fedsilo.treaty.wire import services
@@ -25,7 +26,6 @@ from fedsilo.treaty.wire._generated import control_pb2
 
 _log = logging.getLogger("fedsilo.silo.control")
 
-WATCHERS_MAX = 16
 WATCH_SLICE_SECONDS = 1.0
 STOP_GRACE_SECONDS = 1.0
 
@@ -45,7 +45,8 @@ class ControlServer:
     def __init__(self, desk: ControlDesk, path: Path, group: str) -> None:
         self._desk = desk
         self._path = path
-        self._server = grpc.server(ThreadPoolExecutor(WATCHERS_MAX + 4, thread_name_prefix="control"))
+        self._watchers, self._readers = control_places.watchers(), control_places.readers()
+        self._server = grpc.server(ThreadPoolExecutor(control_places.THREADS, thread_name_prefix="control"))
         behaviours: dict[str, Any] = {
             "Snapshot": self._snapshot,
             "Watch": self._watch,
@@ -84,11 +85,11 @@ class ControlServer:
         self._path.unlink(missing_ok=True)
 
     def _snapshot(self, _request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> control_pb2.Snapshot:
-        with _Boundary(context):
+        with _Boundary(context), self._readers.taken():
             return self._desk.snapshot()
 
     def _watch(self, request: control_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.Event]:
-        with _Boundary(context):
+        with _Boundary(context), self._watchers.taken():
             sequence = request.since_sequence
             while context.is_active() and not self._desk.closed:
                 for event in self._desk.events_since(sequence, WATCH_SLICE_SECONDS):
@@ -96,7 +97,7 @@ class ControlServer:
                     yield event
 
     def _query(self, request: control_pb2.QueryRequest, context: grpc.ServicerContext) -> control_pb2.QueryReply:
-        with _Boundary(context):
+        with _Boundary(context), self._readers.taken():
             return self._desk.query(request.name, request.arguments_json)
 
     def _execute(self, request: control_pb2.Command, context: grpc.ServicerContext) -> control_pb2.CommandReply:
@@ -117,5 +118,7 @@ class _Boundary:
     ) -> None:
         if error is None or isinstance(error, GeneratorExit):
             return
+        if isinstance(error, control_places.NoPlace):
+            self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "")
         _log.error("a control call failed", exc_info=(type(error), error, trace))
         self._context.abort(grpc.StatusCode.INTERNAL, "")

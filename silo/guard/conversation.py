@@ -4,11 +4,12 @@ speak again after trouble. One exchange at a time; whatever is said goes through
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from fedsilo.treaty.errors import FedSiloError, OperationError, WireCode
+from fedsilo.treaty.errors import FedSiloError, OperationError, UnreachableError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import PROTOCOL_VERSION
 from silo.guard.gate import Gate
@@ -19,11 +20,20 @@ from silo.guard.witnessing import Witnessing
 _log = logging.getLogger("fedsilo.silo")
 
 BACKOFF_SECONDS = (0.5, 15.0)
+_ASKED = frozenset({"control.hello", "control.poll", "control.heartbeat"})  # a yes to one ends a back-off
 RELAY_SECONDS = 1.0  # at most one exchange about other silos' checkpoints in this time
 WITNESS_WAIT_SECONDS = 60.0  # for cosignatures after a round; the coordinator's own comes at once
 
 
 NOTHING_YET = Inbound("control.ack", "", 0, 0, 0, pb.Ack(), b"", "", {})  # in place of an answer that comes by file
+
+
+def seconds_between(earlier: float, later: float) -> int:
+    """Whole seconds of the clock that begin after one moment and not after another.
+
+    No fraction of a second decides when a message leaves that only time leads to: a trainer may move those (T11).
+    """
+    return math.floor(later) - math.floor(earlier)
 
 
 class Carrier(Protocol):
@@ -50,6 +60,7 @@ class Conversation:
         witnessing: our part in the exchange of checkpoints.
         code_sha256: hash of the program that runs here.
         monotonic: seconds.
+        compare: is told the coordinator's signed time, and the seconds in which it was signed.
 
     Attributes:
         joined: hello was answered with yes.
@@ -62,12 +73,14 @@ class Conversation:
     """
 
     def __init__(
-        self, site: Site, gate: Gate, witnessing: Witnessing, *, code_sha256: str, monotonic: Callable[[], float]
-    ) -> None:
+        self, site: Site, gate: Gate, witnessing: Witnessing, *, code_sha256: str, monotonic: Callable[[], float],
+        compare: Callable[[float, float], None] = lambda signed, took: None,
+    ) -> None:  # fmt: skip
         self._site = site
         self._gate = gate
         self._witnessing = witnessing
         self._code_sha256 = code_sha256
+        self._compare = compare
         self._monotonic = monotonic
         self._backoff_seconds = 0.0
         self.joined = False
@@ -85,6 +98,7 @@ class Conversation:
 
         Raises:
             OperationError: the coordinator refuses this silo; names both values.
+            UnreachableError: it is halted or stopping, and has not looked at what this silo says.
         """
         site, fingerprints, policy = self._site, self._site.fingerprints, self._gate.policy.digest
         answer = self.say(
@@ -104,9 +118,13 @@ class Conversation:
                 role=site.config.role,
                 policy_sha256=policy,
                 own_verifiers_sha256=own_verifiers(site.config),
+                min_updates=self._gate.policy.file.federation.min_updates,
             ),
             run="",
         )
+        if isinstance(answer.body, pb.Refusal) and answer.body.code == WireCode.HALTED:
+            cause, hint = _refusal_in_words("control.hello", answer.body)
+            raise UnreachableError(cause, hint=hint)
         if isinstance(answer.body, pb.Refusal):
             raise self.refused(answer.body)
         self.joined, self._isolation_said, self.policy_said = True, isolation, policy
@@ -127,18 +145,25 @@ class Conversation:
             "public_set_sha256": f"the public set {config.data.public.path}",
             "held_out_sha256": f"the held-out set {config.data.held_out.path}",
             "own_verifiers_sha256": "of the packages that brought the verifiers here; `silo check` names them",
+            "min_updates": f"federation.min_updates of {policy.source}",
             "protocol": "this version of FedSilo",
         }.get(refusal.field, f"{config.source}")
         if refusal.field:
             cause = f"{refusal.field}: it expects {refusal.expected or '-'}, here it is {refusal.got or '-'}"
-            hint = f"ours is {holder}; use what the federation agreed on"
+            agreed = "what the federation agreed on"
+            if refusal.field == "protocol":
+                agreed = "one version of FedSilo on both sides: update the older one"
+            hint = f"ours is {holder}; use {agreed}"
         elif refusal.code == WireCode.NOT_A_MEMBER:
             cause = f"{config.spiffe_id} is not on its list of silos"
             hint = "its people list this silo under `silos:` in coordinator.yaml, or this is another silo's certificate"
         else:
             cause, hint = f"it answers hello with {refusal.code or 'no code'}", "the coordinator's log says why"
             if refusal.code == WireCode.UNKNOWN_FIELD:
-                hint = "this FedSilo is newer than the coordinator's; use one version of it on both sides"
+                hint = (
+                    f"this FedSilo speaks protocol {PROTOCOL_VERSION}, and the coordinator's an earlier one; use one "
+                    "version of FedSilo on both sides: update the coordinator"
+                )
         return Refused(f"the coordinator refuses this silo: {cause}", hint=hint, code=refusal.code or "REFUSED")
 
     def isolation_is(self, rung: str) -> None:
@@ -157,7 +182,9 @@ class Conversation:
 
         That the run is paused is a claim of the coordinator's, which people are shown as such (T37): what is done,
         sent or let in here is the same with it and without. Does not notice a coordinator that says nothing, or
-        something else, while its run stands still.
+        something else, while its run stands still. A refusal backs off like a line that is down, whatever it refuses:
+        a coordinator that takes nothing is asked a few times a minute. It does not stop a coordinator that answers
+        polls with nothing at once, and each is recorded: the rate of the policy is what bounds those.
         """
         if self.carrier is not None and (told := self.carrier.instead(kind, body, routing)) is not None:
             return told
@@ -166,17 +193,20 @@ class Conversation:
         except Carried:
             return NOTHING_YET
         self.last_sent = self._monotonic()
-        self._backoff_seconds = 0.0
+        if isinstance(answer.body, pb.Refusal):
+            cause, hint = _refusal_in_words(kind, answer.body)
+            self.back_off(UnreachableError(cause, hint=hint))
+            return answer
+        if kind in _ASKED:  # a yes to a complaint about an answer that is not let in says nothing of the next one
+            self._backoff_seconds = 0.0
         if isinstance(answer.body, pb.Ack) and answer.body.pending and kind != "control.poll":
             self.poll_now = True
         if isinstance(answer.body, pb.Ack) and answer.body.checkpoints:
             self.checkpoints_wait = True
         if isinstance(answer.body, pb.Ack):
             self._gate.counters.run_paused = answer.body.paused
-        elif kind == "control.poll" and not isinstance(answer.body, pb.Refusal):
+        elif kind == "control.poll":
             self._gate.counters.run_paused = False  # of a paused run nothing comes
-        if isinstance(answer.body, pb.Refusal):
-            _log.warning("the coordinator refuses %s: %s", kind, answer.body.code)
         return answer
 
     def tell(self, kind: str, body: Any, **routing: Any) -> None:
@@ -229,9 +259,12 @@ class Conversation:
         self.checkpoints_wait, self._witnessed_at = False, self._monotonic()
         if not same:
             self._shown_at, self._between_rounds = self._witnessed_at, True
+        asked = self._monotonic()
         answer = self.say("control.checkpoint", sent, run="")
         if isinstance(answer.body, pb.Checkpoint):
             self.witnessed(answer.body)
+            if (signed := self._witnessing.signed_time(answer.body)) is not None:
+                self._compare(signed, self._monotonic() - asked)
 
     def witnessed(self, answer: pb.Checkpoint) -> None:
         """Take in what the coordinator answered to our checkpoint."""
@@ -268,7 +301,8 @@ class Conversation:
         """
         now = self._monotonic()
         wanting = self._between_rounds and self._gate.view.round > 0 and not self._witnessing.enough
-        if (self.checkpoints_wait or self._witnessing.owes or wanting) and now - self._witnessed_at >= RELAY_SECONDS:
+        rested = seconds_between(self._witnessed_at, now) >= RELAY_SECONDS
+        if (self.checkpoints_wait or self._witnessing.owes or wanting) and rested:
             self.witness(same=True)
             wanting = wanting and not self._witnessing.enough
         waits = wanting and now - self._shown_at < WITNESS_WAIT_SECONDS
@@ -278,10 +312,26 @@ class Conversation:
         return waits
 
     def back_off(self, error: FedSiloError) -> None:
+        """Say nothing more for a while, which grows from one trouble to the next until something is answered with yes;
+        a second trouble within the while does not lengthen it."""
         if isinstance(error, Carried | NotSent):
             return  # by file: there is nothing to be tried again before people come
+        self._gate.counters.last_fault = error.message
+        now = self._monotonic()
+        if self._backoff_seconds and now < self.retry_at:
+            _log.warning("%s", error.line)
+            return
         first, most = BACKOFF_SECONDS
         self._backoff_seconds = min(most, max(first, 2 * self._backoff_seconds))
-        self.retry_at = self._monotonic() + self._backoff_seconds * random.uniform(0.7, 1.3)  # noqa: S311  # jitter
+        self.retry_at = now + self._backoff_seconds * random.uniform(0.7, 1.3)  # noqa: S311  # jitter
         _log.warning("%s; next try in %.1f s", error.line, self._backoff_seconds)
-        self._gate.counters.last_fault = error.message
+
+
+def _refusal_in_words(kind: str, refusal: pb.Refusal) -> tuple[str, str]:
+    """Who refused what, and where to look."""
+    if refusal.code == WireCode.HALTED:
+        return (
+            f"the coordinator is halted or stopping: it refuses {kind}",
+            "its people see why: `coordinator status`; this silo goes on by itself when that is put right",
+        )
+    return f"the coordinator refuses {kind}: {refusal.code}", "the coordinator's log says why"

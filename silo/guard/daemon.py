@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any
 
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.disk_space import require_space
 from fedsilo.treaty.audit.record import RecordError
+from fedsilo.treaty.clocks import CERTIFICATE_TIME, CLOCK_UNKNOWN, in_words
 from fedsilo.treaty.errors import (
     DeniedError,
     FedSiloError,
@@ -32,11 +37,13 @@ from fedsilo.treaty.errors import (
 )
 from fedsilo.treaty.transcript import Equivocation
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.planted import PROGRESS_SECONDS
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
 from silo.guard.calls import Calls, Exchange
+from silo.guard.clock_watch import ClockWatch
 from silo.guard.conversation import Conversation
-from silo.guard.events import Command, Event, Wake
+from silo.guard.events import Command, Done, Event, Wake
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts, ends_when
 from silo.guard.in_force import RECORDS_LOOKED_AT
@@ -60,7 +67,6 @@ from silo.link import LinkClosed, LinkMessage
 
 _log = logging.getLogger("fedsilo.silo")
 
-PROGRESS_SECONDS = 1.0
 HOURLY_SECONDS = 3600.0  # how often what is too old, or soon will be, is looked for
 COMMAND_TIMEOUT_SECONDS = 120.0
 CONFUSED = "TRAINER_CONFUSED"  # it runs, and what it says makes no sense
@@ -76,6 +82,7 @@ class Guard:
         desk: where people look and command.
         events: the queue that the trainer's reader fills.
         monotonic: seconds; deadlines and throttles go by it.
+        watch: what holds the clock against what knows better; gate and audit log go by its `time`.
     """
 
     def __init__(
@@ -93,7 +100,9 @@ class Guard:
         code_sha256: str,
         monotonic: Callable[[], float] = time.monotonic,
         archive: Archive | None = None,
+        watch: ClockWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._site = site
         self._archive = archive
         self.hourly: list[Callable[[], object]] = [] if archive is None else [archive.expire]  # what is too old, first
@@ -104,16 +113,21 @@ class Guard:
         self._trainer = trainer
         self._events = events
         self._monotonic = monotonic
+        self._later: deque[Event] = deque()  # what came while something was done aside
         self._stopping = threading.Event()
-        self._last_progress, self._hourly_at = -PROGRESS_SECONDS, 0.0
+        self._progress_tick, self._look_at, self._hourly_at = self._tick(), 0.0, 0.0
         self._failure: FedSiloError | None = None
+        self._clocks_told = ""
         self._halt_said, self._taken_up, self._sits_out = "", False, False
-        self.panel = Panel(site, gate, ledger, audit, releases, desk, clock=gate.clock)
+        self.panel = Panel(site, gate, ledger, audit, releases, desk, clock=gate.clock, watch=watch)
         witnessing = Witnessing(
             audit, lambda: gate.policy, own_id=site.config.spiffe_id, trust_root_pem=site.identity.trust_root_pem,
             now_seconds=gate.now,
         )  # fmt: skip
-        self._talk = Conversation(site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic)
+        self._talk = Conversation(
+            site, gate, witnessing, code_sha256=code_sha256, monotonic=monotonic,
+            compare=self._compare_clocks,
+        )  # fmt: skip
         self._agreement = Agreement(site=site, gate=gate, ledger=ledger, witnessing=witnessing, talk=self._talk)
         try:
             newest = list(audit.records(max(0, audit.size - RECORDS_LOOKED_AT)))
@@ -122,6 +136,8 @@ class Guard:
         except (OperationError, RecordError) as error:  # evidence in the log alone halts like that in the ledger
             gate.halted = gate.halted or self._agreement.halted or error.message
         gate.halted = gate.halted or self._agreement.halted  # as before a restart, and before anything can be sent
+        if watch is not None and watch.fault is not None and not gate.halted:
+            gate.halt(watch.fault.message, watch.fault.code)
         self.keeper = RunKeeper(
             site=site, gate=gate, ledger=ledger, releases=releases, adapters=adapters, panel=self.panel,
             talk=self._talk, agreement=self._agreement, trainer=trainer, monotonic=monotonic,
@@ -135,10 +151,13 @@ class Guard:
                 site, gate, ledger, self._talk, self._agreement, self.keeper, panel=self.panel,
                 rung=lambda: trainer.rung,
             )  # fmt: skip
+        gate.do_aside(self._aside)
+        ledger.locked.give_up = self._stopping.is_set
+        desk.before_snapshot = self.panel.look
         self.orders = Orders(
             site=site, gate=gate, ledger=ledger, audit=audit, releases=releases, halts=Halts(gate, ledger),
             keeper=self.keeper, panel=self.panel, trainer=trainer, on_loop=self.on_loop, stop=self._stopping.set,
-            fail=self._fail, files=self.files,
+            fail=self._fail, files=self.files, watch=watch,
         )  # fmt: skip
 
     # ---- life --------------------------------------------------------------------------------------
@@ -185,22 +204,29 @@ class Guard:
             self.keeper.abandon_round()
 
     def _turn(self) -> None:
-        """One step of the loop: an event if there is one, else one exchange, else wait."""
+        """One step of the loop: an event if there is one; what is due, if anything is; else wait."""
+        event: Event | None = None
+        with contextlib.suppress(queue.Empty):
+            event = self._later.popleft() if self._later else self._events.get(timeout=self._patience())
+        self._attempt(lambda: self._step(event))
+        self.panel.show(self.keeper.run, link_fault=self._gate.counters.last_fault)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do it, and what follows where it fails."""
         try:
-            event = self._events.get(timeout=self._patience())
-        except queue.Empty:
-            event = None
-        try:
-            self._step(event)
+            self._look_at_clock()
+            self._follow(work)
         except ExchangeInterrupted:
             if not self.stopping:
                 raise
         except (UnreachableError, NotAllowedError) as error:
+            self._go_on_unvouched(error)
             self._talk.back_off(error)
         except DeniedError as error:
             self._denied(error)
         except PeerError as error:
             _log.error("the coordinator's answer was refused: %s [%s]", error.line, error.code)
+            self._go_on_unvouched(error)
             self._talk.back_off(error)
         except VerificationError as error:
             _log.critical("checkpoint: %s", error.message)
@@ -212,16 +238,11 @@ class Guard:
                 self._halt()
             else:
                 self._failure = error
-        self.panel.show(self.keeper.run, link_fault=self._gate.counters.last_fault)
 
-    def _step(self, event: Event | None) -> None:
-        """The work of a turn, and what follows from a refusal in it, which may fail like any other work."""
+    def _follow(self, work: Callable[[], None]) -> None:
+        """The work, and what follows from a refusal in it, which may fail like any other work."""
         try:
-            if event is not None:
-                self._handle(event)
-            self._keep_time()
-            if self._events.empty() and not self.stopping and self._monotonic() >= self._talk.retry_at:
-                self._exchange()
+            work()
         except Equivocation as error:
             self._equivocated(error)
         except IngressDenied as error:
@@ -235,16 +256,39 @@ class Guard:
                 raise
             self._trainer_failed(error)
 
+    def _step(self, event: Event | None) -> None:
+        """The work of a turn. An event before anything is due is only handled: so when a message leaves that no event
+        leads to does not depend on when the trainer says something, or how often (T11)."""
+        if event is not None and not isinstance(event, Wake):
+            self._handle(event)
+            if self._patience() > 0.0:
+                return
+        try:
+            self._keep_time()
+            self._keep_house()
+            self._tell_progress()
+            now, run = self._monotonic(), self.keeper.run
+            # An event that waits comes before a long poll, and a flood of them does not keep back what is due.
+            waits = bool(self._later) or not self._events.empty()
+            due = now >= self._look_at or (run is not None and run.busy)
+            if (due or not waits) and not self.stopping and now >= self._talk.retry_at:
+                self._exchange()
+        finally:
+            self._look_at = self._next_look()
+
+    def _next_look(self) -> float:
+        """The next whole second of this guard's clock."""
+        return math.floor(self._monotonic()) + 1.0
+
     def _patience(self) -> float:
-        """How long to wait for an event before looking at the clock again."""
+        """Seconds until something is due, by this guard's clock alone."""
         now = self._monotonic()
-        if self._gate.halted:
-            return 1.0
+        moments = [self._look_at, *(at for at, _ in self.keeper.deadlines)]
         if now < self._talk.retry_at:
-            return min(1.0, self._talk.retry_at - now)
-        if self._line.waits:
+            moments.append(self._talk.retry_at)
+        elif self._line.waits and not self._gate.halted:
             return 0.0
-        return max(0.0, min([1.0, *(at - now for at, _ in self.keeper.deadlines)]))
+        return max(0.0, min(moments) - now)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -275,7 +319,7 @@ class Guard:
                         f"the trainer's {message.type!r} says what cannot be: {error}", hint=self._trainer_log,
                         code=CONFUSED,
                     ) from error  # fmt: skip
-            case Wake():
+            case Wake() | Done():
                 return
 
     def _keep_time(self) -> None:
@@ -285,9 +329,14 @@ class Guard:
         for name in due:
             if self.keeper.run is not None:
                 self.keeper.run.deadline(name)
+        if self._watch is not None and self._watch.unknown:
+            return  # nothing expires by a clock that nobody has vouched for
         for settled in self._releases.expire():
             self.keeper.settle(settled)
-        if now >= self._hourly_at:
+
+    def _keep_house(self) -> None:
+        now = self._monotonic()
+        if now >= self._hourly_at and not (self._watch is not None and self._watch.unknown):
             self._hourly_at = now + HOURLY_SECONDS
             for work in self.hourly:
                 work()
@@ -298,9 +347,54 @@ class Guard:
         if self._gate.halted:
             self._halt()
             return
+        unknown = self._watch is not None and self._watch.unknown
+        if self._watch is not None and unknown:
+            policy = self._gate.policy
+            if not policy.valid_from_seconds <= self._watch.wall() < policy.valid_until_seconds:
+                raise UnreachableError(
+                    "by this machine's clock the policy is not valid, and nobody has vouched for the clock",
+                    hint="look at the clock, then at `valid` in the policy", code=CLOCK_UNKNOWN,
+                )  # fmt: skip
+            self._talk.joined = False  # hello and a checkpoint first: its signature under that says what time it is
         self._take_up()
         self._talk.look_at_policy()
         self._line.turn()
+        if self._watch is not None and unknown and self._watch.unknown and self._talk.joined:
+            self._watch.nobody_answers()  # it answers, and signs no time
+
+    # ---- the clock -----------------------------------------------------------------------------------
+
+    def _look_at_clock(self) -> None:
+        """Halt where the clock is not believed; say what jumped below the limit."""
+        if (watch := self._watch) is None:
+            return
+        watch.look()
+        fault = watch.fault
+        if fault is not None:
+            if self._ledger.clock_halt != asdict(fault):
+                self._ledger.keep_clock_halt(asdict(fault))
+            if not self._gate.halted:
+                self._gate.halt(fault.message, fault.code)
+                self._halt()
+        elif watch.jumped and not self._gate.halted:
+            jumped, watch.jumped = watch.jumped, 0.0
+            _log.warning("the clock went on by %s that nobody vouches for", in_words(jumped))
+            self._gate.record("clock.jump", detail={"forward_milliseconds": int(jumped * 1000)})
+
+    def _compare_clocks(self, signed: float, took: float) -> None:
+        if (watch := self._watch) is None:
+            return
+        watch.compare(signed, took)
+        told = str(watch.state()["told"])
+        if told != self._clocks_told:
+            self._clocks_told = told
+            _log.warning("this machine's clock is %s", told or "as the coordinator's again")
+        self._look_at_clock()
+
+    def _go_on_unvouched(self, error: FedSiloError) -> None:
+        """Nobody says what time it is. A certificate that is not valid by this clock is no such answer."""
+        if self._watch is not None and error.code not in (CERTIFICATE_TIME, CLOCK_UNKNOWN) and self._watch.unknown:
+            self._watch.nobody_answers()
 
     # ---- the trainer -------------------------------------------------------------------------------
 
@@ -313,9 +407,6 @@ class Guard:
                 run.done(message.fields, message.body)
             case "step" if run is not None and run.task is not None:
                 self.panel.step(message.fields, run.task)
-                if self._monotonic() - self._last_progress >= PROGRESS_SECONDS and self._talk.joined:
-                    self._last_progress = self._monotonic()
-                    self._tell_progress(run.task.round, getattr(run.task, "step", 0))
             case "planned":
                 self.panel.planned(message.fields)
                 self.keeper.planned(message.fields)
@@ -326,9 +417,25 @@ class Guard:
                     hint=self._trainer_log, code="TRAINER_FAILED",
                 )  # fmt: skip
 
-    def _tell_progress(self, number: int, step: int) -> None:
-        """Where the task stands that we gave, whatever the trainer says of it: its numbers carry nothing out."""
+    def _tick(self) -> int:
+        return int(self._monotonic() // PROGRESS_SECONDS)
+
+    def _tell_progress(self) -> None:
+        """Say, on a schedule of this guard's clock alone, which step the trainer was given while it works (T9, T11).
+
+        Nothing that the trainer says moves a message or its numbers. It does not hide how long the trainer takes for a
+        step, to within a tick; the capacity report counts that.
+        """
+        before, self._progress_tick = self._progress_tick, self._tick()
+        task = self.keeper.run.task if self.keeper.run is not None else None
+        if task is None or before == self._progress_tick or not self._may_speak:
+            return
+        number, step = task.round, getattr(task, "step", 0)
         self._talk.tell("control.progress", pb.Progress(round=number, step=step), round_number=number, step=step)
+
+    @property
+    def _may_speak(self) -> bool:
+        return self._talk.joined and not self._gate.halted and self._monotonic() >= self._talk.retry_at
 
     @property
     def _trainer_log(self) -> str:
@@ -428,7 +535,9 @@ class Guard:
     def _denied(self, error: DeniedError) -> None:
         """Our own policy denies what the protocol cannot do without. What is over its rate waits; a first hello that
         the policy does not name at all is the end, since this silo could never take part."""
-        if not self._talk.policy_said and error.code != "MESSAGE_RATE":
+        if self._watch is not None and self._watch.unknown:
+            self._watch.nobody_answers()
+        elif not self._talk.policy_said and error.code != "MESSAGE_RATE":
             self._failure = error
             return
         self._talk.back_off(error)
@@ -436,6 +545,7 @@ class Guard:
     def _leave(self) -> None:
         """Say goodbye as far as possible, then end the trainer."""
         with contextlib.suppress(FedSiloError):
+            self._gate.close_windows()
             self._gate.record("stop", detail={"run": self._gate.view.run})
         if self._talk.joined and not self._gate.halted and not self._gate.counters.last_fault:
             self._agreement.leave(self.keeper.run.plan.run if self.keeper.run is not None else "")
@@ -443,6 +553,8 @@ class Guard:
                 self._talk.witness()
             except FedSiloError as error:
                 _log.info("last checkpoint not exchanged: %s", error.message)
+        with contextlib.suppress(FedSiloError):
+            self._gate.close_windows()
         self._trainer.stop()
         self._gate.close()
 
@@ -456,8 +568,58 @@ class Guard:
         except TimeoutError as error:
             said, hint = "the silo is still at it", "see what came of it before a new command is given"
             if command.result.cancel():
-                said, hint = "the silo was busy with an exchange; nothing was done", "give a new command"
+                busy = self._ledger.locked.waiting or "the silo was busy with an exchange"
+                said, hint = f"{busy}; nothing was done", "give a new command"
             raise UnreachableError(said, hint=hint) from error
+
+    def _aside(self, work: Callable[[], Any]) -> Any:
+        """Do what takes long and changes nothing here on a thread of its own; meanwhile carry out people's orders, and
+        say and do what is due by the clock. All else waits for its turn.
+
+        Raises:
+            ExchangeInterrupted: this guard is to end; the work is given up, as by a kill.
+            Exception: what the work raises, or what halted this guard meanwhile.
+        """
+        result: Future[Any] = Future()
+        done = Done()
+
+        def do() -> None:
+            try:
+                result.set_result(work())
+            except BaseException as error:  # noqa: BLE001  # raised on the loop's thread
+                result.set_exception(error)
+            self._events.put(done)
+
+        threading.Thread(target=do, name="aside", daemon=True).start()
+        failure: FedSiloError | None = None
+        while not done.noticed:
+            if self.stopping:
+                raise ExchangeInterrupted("this silo is to end, and does not wait for what it grades")
+            event: Event | None = None
+            with contextlib.suppress(queue.Empty):
+                event = self._events.get(timeout=max(0.0, self._look_at - self._monotonic()))
+            if isinstance(event, Done):
+                event.noticed = True  # perhaps of work that this one was ordered during
+            elif isinstance(event, Command):
+                try:
+                    self._handle(event)
+                except FedSiloError as error:
+                    failure = failure or error
+            elif event is not None and not isinstance(event, Wake):
+                self._later.append(event)
+            if self._monotonic() >= self._look_at:
+                self._look_at = self._next_look()
+                self._attempt(self._look_aside)
+        if failure is not None:
+            raise failure
+        return result.result()
+
+    def _look_aside(self) -> None:
+        """What is due while something is done aside."""
+        self._keep_time()
+        self._tell_progress()
+        if self._may_speak and not (self._watch is not None and self._watch.unknown):
+            self._line.beat()
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""

@@ -17,9 +17,8 @@ from fedsilo.treaty.errors import ConflictError, PeerError, WireCode
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Buffer
 from fedsilo.treaty.wire.services import INBOUND_KINDS
-from policies.engine import OFFERED, Approval, Decision, Message
+from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.facts_text import answers_of_step
-from policies.model import PublicDonors
 from policies.rules.ingress import donors_of_one_peer_most
 from policies.screening import screen_facts, texts_of
 from policies.transform import drop_wrong_donors, within_share
@@ -43,7 +42,9 @@ class Entrance:
         self._federation = federation
         self._coordinator_key = coordinator_key
 
-    def let_in(self, envelope: pb.Envelope, payload: Buffer, *, carried: bool = False) -> Inbound:
+    def let_in(
+        self, envelope: pb.Envelope, payload: Buffer, *, carried: bool = False, to_window: bool = False
+    ) -> Inbound:
         """Believe a message of the coordinator, or not; recorded either way.
 
         Args:
@@ -51,6 +52,8 @@ class Entrance:
             payload: as it came.
             carried: in a file, of which one message after the other is let in when it is its turn, and once more after
                 a kill; none that was taken in for good is (T29).
+            to_window: it answers a poll of a window; where it says only that there is nothing, and is let in, no record
+                of its own is written.
 
         Raises:
             PeerError: wrong sender, federation, digest, signature or sequence, not canonical, more than a record takes,
@@ -75,15 +78,16 @@ class Entrance:
             "ingress", envelope.kind, envelope.run, envelope.round, envelope.step, envelope.sender, len(payload), body,
             tensors,
         )  # fmt: skip
-        original = readings = None
-        block = judge.policy.file.ingress.public_donors
-        if isinstance(body, pb.PublicDonors) and block is not None:
-            message, original, readings = self._without_bad_donors(message, body, block, payload)
-        facts, decision = judge.judge(message, readings=readings)
+        original = None
+        if isinstance(body, pb.PublicDonors) and judge.policy.file.ingress.public_donors is not None:
+            message, original, facts, decision = self._without_bad_donors(message, body, payload)
+        else:
+            facts, decision = judge.judge(message)
         digest = envelope.payload_digest.hex()  # compared above
         digests = judge.digests(envelope.kind, payload, digest)
         try:
-            judge.record_decision(facts, decision, digests, sequence=envelope.sequence, original=original)
+            if not (to_window and envelope.kind == "control.ack" and decision.verdict == "allow"):
+                judge.record_decision(facts, decision, digests, sequence=envelope.sequence, original=original)
         except RecordError as error:
             self._record_refused("unknown", payload, error.code)
             raise PeerError(WireCode.MALFORMED, f"what came cannot be written down: {error.message}") from error
@@ -95,17 +99,21 @@ class Entrance:
         )  # fmt: skip
 
     def _without_bad_donors(
-        self, message: Message, body: pb.PublicDonors, block: PublicDonors, payload: Buffer
-    ) -> tuple[Message, Original, Readings]:
-        """Donors that are wrong by this site's own grading, that a screen finds something in, that are more than one
-        peer's share, or of a silo that the round's transcript does not name as a donor, are dropped and counted by the
-        silo they are from (T21)."""
+        self, message: Message, body: pb.PublicDonors, payload: Buffer
+    ) -> tuple[Message, Original | None, Facts, Decision]:
+        """Donors that are wrong by this site's own grading or not graded in time, that a screen finds something in,
+        that are more than one peer's share, or of a silo that the round's transcript does not name as a donor, are
+        dropped and counted by the silo they are from (T21). What any other rule refuses is not read any further (T23,
+        T55); then, and only then, it is read, and judged as a whole."""
         judge = self._judge
+        facts, decision = judge.judge(message, stage=OFFERED, readings=Readings())
+        if decision.would_be == "deny":
+            return message, None, facts, decision
         readings = judge.graded(message)
         facts, decision = judge.judge(message, stage=OFFERED, readings=readings)
-        if decision.verdict == "deny":
-            # Too large, or nothing that was asked for: not read any further (T23). Without screens it is denied again.
-            return message, Original(len(payload), facts, {}), readings
+        block = judge.policy.file.ingress.public_donors
+        if decision.would_be == "deny" or block is None:  # the policy, or where the run stands, is another one by now
+            return message, None, facts, decision
         readings = judge.screened(message, readings)
         facts |= screen_facts(readings.screened, len(list(texts_of(body)))) if readings.screened else {}
         verdicts, _ = readings.graded or ((), ())
@@ -113,7 +121,10 @@ class Entrance:
         # A screen that failed has no hits to go by: nothing is dropped for it, and the whole message is denied.
         clean = [not hit for hit in hits] if len(hits) == len(verdicts) else [True] * len(verdicts)
         # A method that trains on the whole pool wants the wrong ones too, where the policy says so.
-        good = [(right or not block.verify_locally) and fine for right, fine in zip(verdicts, clean, strict=True)]
+        good = [
+            right is not None and (right or not block.verify_locally) and fine
+            for right, fine in zip(verdicts, clean, strict=True)
+        ]
         if (pool := judge.view.pool) is not None:
             written = [donor for prompt in body.prompts for donor in prompt.donors if donor.HasField("response")]
             good = [fine and donor.origin in pool for fine, donor in zip(good, written, strict=True)]
@@ -121,9 +132,12 @@ class Entrance:
         keep = within_share(body, good, most)
         kept, dropped = drop_wrong_donors(body, keep)
         record = {"donors_dropped": dropped, "donors_hit": sum(hits), "donors_over_share": sum(good) - sum(keep)}
+        if late := sum(readings.ungraded):
+            record["donors_ungraded"] = late
         original = Original(len(payload), facts, record)
         places = [place for place, each in enumerate(keep) if each]
-        return replace(message, body=self._places_as_offered(message, kept)), original, readings.of(places)
+        message = replace(message, body=self._places_as_offered(message, kept))
+        return message, original, *judge.judge(message, readings=readings.of(places))
 
     def _places_as_offered(self, message: Message, body: pb.PublicDonors) -> pb.PublicDonors:
         """Own answers are named by their place in what was sent; where some were withheld, the trainer counts more."""

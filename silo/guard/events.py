@@ -23,4 +23,11 @@ class Wake:
     """Nothing but: look again."""
 
 
-Event = TrainerSaid | TrainerGone | Command | Wake
+@dataclass(eq=False)
+class Done:
+    """Work that was done aside is done. noticed: by whoever waits for it, or for other work that began later."""
+
+    noticed: bool = False
+
+
+Event = TrainerSaid | TrainerGone | Command | Wake | Done

@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.transfer_file import Header
+from fedsilo.treaty.audit import poll_window
+from fedsilo.treaty.audit.poll_window import PollWindow, PollWindows
 from fedsilo.treaty.audit.record import RecordError
 from fedsilo.treaty.errors import (
     DeniedError,
@@ -36,7 +39,7 @@ from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import Array, Buffer, sha256_hex, sha256_of
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
-from policies.engine import OFFERED, Approval, Decision, Message
+from policies.engine import OFFERED, Approval, Decision, Facts, Message
 from policies.load import Policy
 from policies.screening import screen_facts, texts_of
 from policies.transform import changes_bytes, transform_factors, withhold_responses
@@ -48,7 +51,7 @@ from silo.guard.context import RunView, SiteView
 from silo.guard.entrance import Entrance
 from silo.guard.file_channel import Export, FileChannel
 from silo.guard.framing import Reply, Sink
-from silo.guard.judge import Judge, Readings, halted_error
+from silo.guard.judge import Aside, Judge, Readings, halted_error
 from silo.guard.ledger import Ledger, OutboxItem
 from silo.guard.messages import (
     Allowed,
@@ -126,6 +129,7 @@ class Gate:
         )  # fmt: skip
         self._outcomes = Outcomes(self._judge, ledger, site.coordinator_id)
         self._entrance = Entrance(self._judge, ledger, federation=federation, coordinator_key=coordinator_key)
+        self._windows = PollWindows(self._judge.record, "egress")
         self.counters = Counters()
 
     # ---- the way out -------------------------------------------------------------------------------
@@ -196,7 +200,7 @@ class Gate:
                 return self._offer_update((kind, run, round_number, step), body, tensors, read_from)
         payload = codec.encode(body)
         message = self._message(kind, run, round_number, step, payload)
-        if self._judge.screens_asked(message):
+        if isinstance(body, pb.PublicResponses) or self._judge.screens_asked(message):
             return self._offer_texts(message, payload)
         return self.decide_payload(kind, run, round_number, step, payload)
 
@@ -237,33 +241,50 @@ class Gate:
         return self.decide_payload(*place, payload, original=original, readings=readings, digest=digest)
 
     def _offer_texts(self, message: Message, payload: bytes) -> Allowed | Denied | Held:
-        """Texts that the policy wants screened: every screen over every text, then what is left is decided on.
+        """Texts that are to be read: first the rules that need nothing of that (T55); then answers are graded, and each
+        text goes through every screen; then what is left is decided on.
 
-        With on_hit withhold a response with a hit is dropped here. What leaves are the bytes of a message in which it
-        had been graded wrong, and the screens have run the same once, so the coordinator learns of no hit (T18). Of
-        other kinds nothing is dropped: a hit denies the message, and so many a day halt the kind.
+        A response that was not graded in time is dropped here, and with on_hit withhold one with a hit. What leaves are
+        the bytes of a message in which it had been graded wrong, and the screens have run the same once, so the
+        coordinator learns of no hit (T18). Of other kinds nothing is dropped: a hit denies the message, and so many a
+        day halt the kind.
         """
-        place = (message.kind, message.run, message.round, message.step)
-        readings = self._judge.graded(message)
+        offered, place = message, (message.run, message.round, message.step)
+        facts, decision = self._judge.judge(message, stage=OFFERED, readings=Readings())
+        if decision.would_be == "deny":
+            return self._outcomes.denied(facts, decision, self._judge.digests(message.kind, payload))
+        readings, transform = self._judge.graded(message), dict[str, Any]()
+        places = list(range(len(readings.ungraded)))
+        if late := sum(readings.ungraded):
+            transform["responses_ungraded"] = late
+            message, readings, places = self._without(message, readings, readings.ungraded)
         facts, decision = self._judge.judge(message, stage=OFFERED, readings=readings)
         if decision.verdict == "deny":
-            return self._outcomes.denied(facts, decision, self._judge.digests(message.kind, payload))
+            original = Original(len(payload), facts, transform) if transform else None
+            digests = self._judge.digests(message.kind, payload)
+            return self._outcomes.denied(facts, decision, digests, original=original)
         readings = self._judge.screened(message, readings)
-        screened, body = readings.screened, message.body
-        assert screened is not None  # noqa: S101  # screens are asked for
-        self._judge.count_hits(message, screened)
-        facts |= screen_facts(screened, len(list(texts_of(body))))
-        block = self.policy.file.egress.public_responses
-        if not isinstance(body, pb.PublicResponses) or block is None:
-            original = Original(len(payload), facts, {})
-            return self.decide_payload(*place, payload, original=original, readings=readings)
-        withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]
-        original = Original(len(payload), facts, {"responses_withheld": sum(withheld)})
-        if not screened.failed:
-            left, places = withhold_responses(body, withheld)
-            self._judge.places_sent = place[1:], places_by_row(body, places)
-            payload, readings = codec.encode(left), readings.of(places)
-        return self.decide_payload(*place, payload, original=original, readings=readings)
+        if (screened := readings.screened) is not None:
+            self._judge.count_hits(message, screened)
+            facts |= screen_facts(screened, len(list(texts_of(message.body))))
+            block = self.policy.file.egress.public_responses
+            if isinstance(message.body, pb.PublicResponses) and block is not None:
+                withheld = [bool(found) and block.on_hit == "withhold" for found in screened.hits]
+                transform["responses_withheld"] = sum(withheld)
+                if any(withheld) and not screened.failed:
+                    message, readings, kept = self._without(message, readings, withheld)
+                    places = [places[place] for place in kept]
+        original = Original(len(payload), facts, transform) if transform or screened is not None else None
+        if message is not offered:
+            self._judge.places_sent = place, places_by_row(_answers(offered), places)
+            payload = codec.encode(message.body)
+        return self.decide_payload(message.kind, *place, payload, original=original, readings=readings)
+
+    @staticmethod
+    def _without(message: Message, readings: Readings, dropped: Sequence[bool]) -> tuple[Message, Readings, list[int]]:
+        """A message without some of its answers, and where the others stood."""
+        left, places = withhold_responses(_answers(message), dropped)
+        return replace(message, body=left, payload_bytes=left.ByteSize()), readings.of(places), places
 
     def decide_payload(
         self,
@@ -277,6 +298,7 @@ class Gate:
         granted: Sequence[int] = (),
         original: Original | None = None,
         readings: Readings | None = None,
+        graded: Facts | None = None,
         digest: str = "",
     ) -> Allowed | Denied | Held:
         """The final decision on exact bytes, recorded durably.
@@ -290,12 +312,15 @@ class Gate:
             approvals: persons whose signature over this payload's digest has been verified.
             granted: numbers of the records of that.
             original: what it was before the transforms.
-            readings: what was found in its texts or values; None: they are graded and screened now.
+            readings: what was found in its texts or values; None: they are screened now.
+            graded: facts of the same bytes from when they were held: people's orders wait for no grading.
             digest: SHA-256 of the payload, where it is known already.
         """
         message = self._message(kind, run, round_number, step, payload)
         digest = digest or sha256_hex(payload)
         digests = self._judge.digests(kind, payload, digest)
+        if graded is not None:
+            readings = self._judge.screened(message, self._judge.graded_before(message, graded))
         facts, decision = self._judge.judge(message, approvals=approvals, readings=readings)
         judged_by = self._judge.book.view(facts, approvals).to_json()  # before this message counts: the log replays
         if decision.verdict == "deny" or (decision.verdict == "allow" and not decision.may_leave):
@@ -304,12 +329,17 @@ class Gate:
         if content:
             with self._judge.halting():
                 archived = self._archive.keep(payload, digest)
+        windowed = self._goes_in_window(message)
         try:
             if decision.verdict == "hold":
                 self._judge.record_decision(facts, decision, digests, original=original, history=judged_by)
                 return Held(decision, facts, payload)
             # Counted first: a crash between the two writes costs a number, never lets an uncounted byte out.
             sequence = self._judge.count(facts, run)
+            if windowed:
+                window = self._window(facts, decision, digests, sequence, judged_by)
+                number = window.decision
+                return Allowed(kind, run, round_number, step, payload, digest, number, sequence, window=window)
             decision_seq = self._judge.record_decision(
                 facts, decision, digests, original=original, sequence=sequence, history=judged_by, archived=archived,
                 approvals=granted,
@@ -324,6 +354,26 @@ class Gate:
                 outbox_id = self._ledger.keep_until_sent(item)
         return Allowed(kind, run, round_number, step, payload, digest, decision_seq, sequence, 0, outbox_id)
 
+    def _goes_in_window(self, message: Message) -> bool:
+        """Whether a message is an empty poll over a line, which many of share one record."""
+        return not isinstance(self._channel, FileChannel) and poll_window.is_empty(message.kind, message.body)
+
+    def _window(
+        self, facts: Facts, decision: Decision, digests: Mapping[str, Any], sequence: int, judged_by: dict[str, Any]
+    ) -> PollWindow:
+        """The window that an allowed poll goes under; a new one is on record when this returns (P2)."""
+        return self._windows.take(
+            self._site.coordinator_id, facts["kind"], run=facts["run"], policy=self.policy.digest, now=self.now(),
+            sequence=sequence,
+            decide=lambda permission: self._judge.record_decision(
+                facts, decision, digests, sequence=sequence, history=judged_by, detail=permission
+            ),
+        )  # fmt: skip
+
+    def close_windows(self) -> None:
+        """Record how many polls left under the decisions on record. Raises as `record`."""
+        self._windows.close()
+
     def transmit(self, allowed: Allowed, *, wait_seconds: float = 0.0, into: Sink | None = None) -> Sent:
         """Send what was allowed, record the outcome, let the answer in.
 
@@ -334,6 +384,7 @@ class Gate:
         """
         if self.halted:
             raise halted_error("sent", self.halted)
+        self._judge.check_recorded()
         envelope = envelopes.sealed(
             allowed, federation=self._federation, sender=self._site.spiffe_id, key=self._signing_key
         )
@@ -357,10 +408,12 @@ class Gate:
         self._count_sent(allowed)
         self.counters.last_contact, self.counters.last_fault = self._clock(), ""
         try:
-            inbound = self.let_in(reply)
+            inbound = self._entrance.let_in(reply.envelope, reply.payload, to_window=allowed.window is not None)
         except PeerError:
             self._outcomes.settle(allowed)  # the message itself is out, whatever is wrong with the answer
             raise
+        if allowed.window is not None and isinstance(inbound.body, pb.Refusal):
+            allowed.window.refused += 1
         self._outcomes.answered(allowed, inbound.body)
         return Sent(inbound)
 
@@ -390,6 +443,10 @@ class Gate:
         self._channel.close()
 
     # ---- the way in, and what a decision rests on ---------------------------------------------------
+
+    def do_aside(self, aside: Aside) -> None:
+        """Grade answers by way of `aside`, which may do other things meanwhile."""
+        self._judge.aside = aside
 
     def let_in(self, reply: Reply, *, carried: bool = False) -> Inbound:
         """Believe an answer of the coordinator, or not. Raises PeerError as `Entrance.let_in` does."""
@@ -447,9 +504,17 @@ class Gate:
         """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
         return self._judge.now()
 
+    def accept_clock(self, now: float, difference: float) -> None:
+        """An approver accepted the clock as it is now. Raises OperationError: the ledger takes nothing."""
+        self._judge.accept_clock(now, difference)
+
     def record(self, event: str, **fields: Any) -> int:
         """Append to the audit log; a full disk halts the gate. Raises LogFullError, OperationError."""
         return self._judge.record(event, **fields)
+
+    def keep_note(self, sealed: bytes) -> str:
+        """Keep beside the audit log what a person wrote; its digest. Raises as `record`."""
+        return self._judge.keep_note(sealed)
 
     def digests(self, kind: str, payload: Buffer) -> dict[str, Any]:
         """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40)."""
@@ -485,6 +550,11 @@ class Gate:
         """Parse our own rebuilt bytes again, so that what is judged is what is sent."""
         body, tensors = parsed(kind, payload, OUTBOUND_KINDS)
         return Message("egress", kind, run, round_number, step, self._site.spiffe_id, len(payload), body, tensors)
+
+
+def _answers(message: Message) -> pb.PublicResponses:
+    assert isinstance(message.body, pb.PublicResponses)  # noqa: S101  # of no other are any dropped here
+    return message.body
 
 
 def open_channel(place: CoordinatorPlace, files: TlsFiles) -> Channel:

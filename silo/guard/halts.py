@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from certs.commands import VerifiedCommand
+from fedsilo.edge.audit_log import LogLostError
 from fedsilo.edge.audit_witness import OWN_HISTORY_LOST
+from fedsilo.treaty.clocks import HALTING
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, VerificationError
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
 from silo.guard.gate import Gate
 from silo.guard.ledger import Approval, Ledger
+from silo.guard.records import orders_of
 
 ROLE = "approver"
 EQUIVOCATION_KIND = "round.open"  # what it is listed and released as: no round opens meanwhile
@@ -29,8 +32,12 @@ def ends_when(code: str, state_dir: Path) -> str:
     space that is lacking in `state_dir`."""
     if code == "EQUIVOCATION":
         return "approvers release it (silo approvals list)"
+    if code in HALTING:
+        return "the clock is right and an approver accepts it (silo resume --accept-clock)"
     if code in _OF_A_LOG:
         return "its log was compared with the other parties' (fedsilo audit verify) and this silo is started again"
+    if code == LogLostError.default_code:
+        return "the audit log's file is back in its place and this silo is started again"
     return f"space is free in {state_dir} and this silo is started again"
 
 
@@ -96,7 +103,7 @@ class Halts:
             number = self._gate.record(
                 "approval.grant", kind=kind, reasons=["EQUIVOCATION" if told else "SCREEN_HALT"],
                 detail={"person": command.person, "certificate": command.certificate_fingerprint, "since": int(since)},
-                policy={"effective": self._gate.policy.digest},
+                policy={"effective": self._gate.policy.digest}, **orders_of(command.order),
             )  # fmt: skip
             yes = Approval(
                 _name(digest), command.person, command.certificate_fingerprint, digest, "approve", "",

@@ -30,8 +30,10 @@ from policies.compare import Change, compare
 from policies.load import Policy
 from silo.config import SiloConfig, load_config
 from silo.guard.ledger import Ledger, PolicyInForce
+from silo.guard.ledger_check import name_heads
 from silo.guard.proposals import HOURS_UNKNOWN, PERSONS_UNKNOWN, PROPOSALS, Consent, People, find_consent
-from silo.guard.startup import Site, check_policy, effective_policy
+from silo.guard.records import orders_of
+from silo.guard.startup import Site, check_policy, effective_policy, require_authority_files
 
 RECORDS_LOOKED_AT = 1000  # newest ones, for the policy that the log names last
 NAMES_SHOWN_MAX = 8
@@ -134,7 +136,7 @@ def step_to(
     pem, roles = people
     consent, why = find_consent(
         config.policy.parent / PROPOSALS, last.digest, policy.digest,
-        People(config.silo, pem, roles, datetime.fromtimestamp(now, UTC), hours),
+        People(config.silo, pem, roles, datetime.fromtimestamp(now, UTC), hours, config.federation),
         needed=needed, used=ledger.was_used,
     )  # fmt: skip
     if consent is None:
@@ -148,15 +150,17 @@ def step_to(
 
 
 def take_over(
-    site: Site, ledger: Ledger, audit: AuditLog, *, now: float, started: dict[str, Any], program: str
-) -> Step:
+    site: Site, ledger: Ledger, audit: AuditLog, *, now: float, started: dict[str, Any], program: str,
+    shows: float = 0.0,
+) -> Step:  # fmt: skip
     """The first two records of a start: that it began, and the policy that is in force from here on.
 
     Args:
         site: with the effective policy.
         ledger: of this site.
         audit: its log.
-        now: UTC seconds by the clock.
+        now: UTC seconds by the clock, as far as it is believed.
+        shows: what it shows while nobody vouches for it: a consent that is over by it is over (T41).
         started: detail of the record `start`.
         program: hash of the code.
 
@@ -164,12 +168,13 @@ def take_over(
         NotAllowedError: as `step_to`; recorded, and nothing else happened.
     """
     policy = site.policy
-    latest = max(ledger.now(now), audit.latest_time)
+    latest = max(ledger.now(now), audit.latest_time, shows)
     try:
         step = step_to(policy, ledger, Seen.of(audit), site.config, (site.site_ca_pem, site.roles), latest)
     except NotAllowedError as error:
         audit.append("policy.reload_refused", policy=policy.digests, reasons=[error.code], detail={"at": "start"})
         raise
+    name_heads(site.config, ledger, audit)  # not before: the record of a refusal vouches for no ledger
     # Before the first record: a log without this row in the ledger is a ledger that was taken away.
     _put_in_force(policy, ledger, step)
     audit.append("start", detail=started)
@@ -178,6 +183,7 @@ def take_over(
         policy={**policy.digests, "code": program, "schema": site.schema.digest},
         detail={"name": policy.file.name, "mode": policy.file.mode, **step.detail},
         link={"approvals": list(step.consent.approvers)} if step.consent else None,
+        **orders_of(*(step.consent.orders if step.consent else ())),
     )
     return step
 
@@ -207,6 +213,7 @@ def reload(
     who = {"person": command.person, "certificate": command.certificate_fingerprint}
     try:
         config = load_config(site.config.source)
+        require_authority_files(config)
         policy = effective_policy(config)
         changes = compare(in_force.file, policy.file)
         if looser := loosened(changes):
@@ -220,7 +227,10 @@ def reload(
     except FedSiloError as error:
         if error.code != "POLICY_LOOSER":
             error.message += f"; the policy in force {in_force.digest[:12]} stays in force"
-        record("policy.reload_refused", policy=in_force.digests, reasons=[error.code], detail={"at": "reload", **who})
+        record(
+            "policy.reload_refused", policy=in_force.digests, reasons=[error.code], detail={"at": "reload", **who},
+            **orders_of(command.order),
+        )  # fmt: skip
         raise
     step = Step(_tighter_or_same(changes), tuple(changes), in_force.digest)
     _put_in_force(policy, ledger, step)
@@ -228,6 +238,7 @@ def reload(
         "policy.load",
         policy={**policy.digests, "schema": site.schema.digest},
         detail={"name": policy.file.name, "mode": policy.file.mode, **step.detail, **who},
+        **orders_of(command.order),
     )
     return policy, step, number
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
-from fedsilo.edge.audit_log import AuditLog, LogFullError
+from fedsilo.edge import audit_notes
+from fedsilo.edge.audit_log import AuditLog, LogFullError, LogLostError
 from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.errors import FedSiloError, OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -29,12 +30,15 @@ from silo.guard.context import RunView, SiteView, context_of
 from silo.guard.ledger import Ledger
 from silo.guard.messages import Original
 from silo.guard.payloads import UNWRITABLE
-from silo.guard.public import answers_of, donated_answers_of
+from silo.guard.public import Answer, answers_of, donated_answers_of
 from silo.guard.records import decision_fields, payload_digests
 from silo.guard.screens import Screens
 
 # Nothing may leave that cannot be written down, or kept as the policy says.
 _HALTING = frozenset({"LEDGER_UNWRITABLE", "OUTBOX_FULL", UNWRITABLE})
+
+
+Aside = Callable[[Callable[[], Any]], Any]
 
 
 def halted_error(what: str, why: str) -> OperationError:
@@ -44,8 +48,8 @@ def halted_error(what: str, why: str) -> OperationError:
 
 
 def halts(error: FedSiloError) -> bool:
-    """Whether it says that the disk does not take what this silo must write down (T39)."""
-    return isinstance(error, LogFullError | DiskFullError) or error.code in _HALTING
+    """Return True if the error means that this silo cannot write down what it must (T39), or that its log is lost."""
+    return isinstance(error, LogFullError | LogLostError | DiskFullError) or error.code in _HALTING
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,12 @@ class Readings:
     """What this site found out about a message: of its texts one entry for each, in message order.
 
     Attributes:
-        graded: own verdicts, own token counts; None for a message without answers.
+        graded: own verdicts (None: none in time), own token counts; None for a message without answers, or unread.
         screened: what the screens found; None where the policy asks for none.
         measured: facts of the same tensors in the same bytes, as they were offered; None: they are measured.
     """
 
-    graded: tuple[tuple[bool, ...], tuple[int, ...]] | None = None
+    graded: tuple[tuple[bool | None, ...], tuple[int, ...]] | None = None
     screened: Screened | None = None
     measured: Facts | None = None
 
@@ -68,6 +72,11 @@ class Readings:
         if graded is not None:
             graded = (tuple(graded[0][place] for place in places), tuple(graded[1][place] for place in places))
         return Readings(graded, None if self.screened is None else screening.kept(self.screened, places))
+
+    @property
+    def ungraded(self) -> list[bool]:
+        """Of each text, whether it was not graded in time: it is dropped and counted, and decides nothing."""
+        return [verdict is None for verdict in self.graded[0]] if self.graded is not None else []
 
 
 class Judge:
@@ -88,6 +97,7 @@ class Judge:
         book: counts of what was allowed.
         places_sent: where the responses of the last message with withheld ones stood when they were offered:
             (run, round, step) and, by row of the public set, their places. The trainer numbers its answers by these.
+        aside: does what takes long and changes nothing here, and waits for it.
     """
 
     def __init__(
@@ -115,10 +125,17 @@ class Judge:
         self._clock = clock
         self._screens = screens
         self.places_sent: tuple[tuple[str, int, int], dict[int, list[int]]] = (("", 0, 0), {})
+        self.aside: Aside = lambda work: work()
 
     def now(self) -> float:
         """UTC seconds that never go back: the latest of clock, ledger and audit log (T41)."""
         return max(self._ledger.now(self._clock()), self._audit.latest_time)
+
+    def accept_clock(self, now: float, difference: float) -> None:
+        """As `Ledger.accept_clock`: budgets that were used at a later time stay used."""
+        self.book.turn_back(now)
+        with self.halting():
+            self._ledger.accept_clock(now, difference, self.book.to_json())
 
     # ---- judging -----------------------------------------------------------------------------------
 
@@ -136,7 +153,8 @@ class Judge:
             message: parsed from the very bytes that go out, or came in.
             stage: offered (before the transforms) or final.
             approvals: persons whose signature over this payload's digest has been verified.
-            readings: of its texts or values, where they were read before; else they are read here.
+            readings: of its texts or values, where they were read before; else they are read here. Without any, an
+                offer is judged by the rules that need none: whoever reads texts asks that first (T55).
         """
         if readings is None:
             readings = self.screened(message, self.graded(message))
@@ -152,9 +170,29 @@ class Judge:
         return facts, decide(facts, self.policy, self.book.view(facts, approvals))
 
     def graded(self, message: Message) -> Readings:
-        """This site's own verdicts and token counts of a message's answers; nothing for a message without any."""
-        answers = _answers_of(message.body)
-        return Readings(None if answers is None else self.site.public.judge(answers))
+        """This site's own verdicts and token counts of a message's answers; nothing for a message without any.
+
+        It may take long, and people's orders are carried out and deadlines pass meanwhile: the policy may be another
+        one afterwards, and the run may be over. Whatever was asked of either before it has to be asked again.
+        """
+        answers, place = self._answers_of(message.body), (message.run, message.round, message.step)
+        return Readings(None if answers is None else self.aside(lambda: self.site.public.judge(answers, place)))
+
+    def graded_before(self, message: Message, facts: Facts) -> Readings:
+        """The same of bytes that were graded when they were held, by the facts that were kept of that; of the order of
+        their verdicts no rule knows anything."""
+        answers = self._answers_of(message.body)
+        if answers is None:
+            return Readings()
+        right = min(int(facts.get("responses_correct", 0)), len(answers))
+        verdicts = (*[True] * right, *[False] * (len(answers) - right))
+        return Readings((verdicts, self.site.public.tokens(answer.text for answer in answers)))
+
+    def _answers_of(self, body: ProtobufMessage) -> list[Answer] | None:
+        """Every answer in a message; None for a message of another kind."""
+        if isinstance(body, pb.PublicResponses):
+            return answers_of(body, self.site.spiffe_id)
+        return donated_answers_of(body) if isinstance(body, pb.PublicDonors) else None
 
     def screens_asked(self, message: Message) -> tuple[ScreenName, ...]:
         """The screens that the policy wants run over this message's texts."""
@@ -249,9 +287,11 @@ class Judge:
         approvals: Sequence[int] = (),
         history: dict[str, Any] | None = None,
         archived: bool = False,
+        detail: Mapping[str, Any] | None = None,
     ) -> int:
         """Write a decision into the log, with everything it replays from: `history` are the counts it was judged by,
-        `archived` says that the payload is kept at the site, `approvals` are numbers of the records of persons' yes."""
+        `archived` says that the payload is kept at the site, `approvals` are numbers of the records of persons' yes,
+        `detail` is what the record says besides."""
         fields = decision_fields(
             facts, decision, self.policy, peer=self.site.coordinator_id,
             payload_digests=digests,
@@ -267,6 +307,8 @@ class Judge:
             fields["payload"] |= {"archived": True}
         if approvals:
             fields["link"] = {"approvals": list(approvals)}
+        if detail:
+            fields["detail"] = {**fields.get("detail", {}), **detail}
         event = "egress.decision" if facts["direction"] == "egress" else "ingress.decision"
         return self.record(event, sequence=sequence, **fields)
 
@@ -278,6 +320,21 @@ class Judge:
         """
         with self.halting():
             return self._audit.append(event, **fields)
+
+    def check_recorded(self) -> None:
+        """Check that what was recorded is still on disk, at its path (P2); otherwise halt the gate.
+
+        Raises:
+            LogLostError: it is not.
+            OperationError: halted already.
+        """
+        with self.halting():
+            self._audit.check_in_place()
+
+    def keep_note(self, sealed: bytes) -> str:
+        """Keep beside the audit log what a person wrote; its digest. Raises as `record`."""
+        with self.halting():
+            return audit_notes.keep(self._audit.directory, sealed)
 
     def digests(self, kind: str, payload: Buffer, digest: str = "") -> dict[str, Any]:
         """Size and digest of a payload as they may stand in the log: keyed where the content can be guessed (T40).
@@ -297,10 +354,3 @@ class Judge:
             if halts(error):
                 self.halted, self.halt_code = error.message, error.code
             raise
-
-
-def _answers_of(body: ProtobufMessage) -> list[tuple[int, str]] | None:
-    """(prompt index, text) of every answer in a message; None for a message of another kind."""
-    if isinstance(body, pb.PublicResponses):
-        return answers_of(body)
-    return donated_answers_of(body) if isinstance(body, pb.PublicDonors) else None

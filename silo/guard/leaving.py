@@ -18,10 +18,10 @@ from fedsilo.treaty.errors import DeniedError
 from silo.guard.conversation import Conversation
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
+from silo.guard.ledger_rows import LEFT
 
 _log = logging.getLogger("fedsilo.silo")
 
-LEFT = "left"  # the run's state in the ledger
 RUN_LEFT = "RUN_LEFT"  # reason of what is dropped
 _GOODBYE = "goodbye"
 

@@ -3,8 +3,10 @@ approvals, the policy in force, the run it takes part in. One SQLite file in `st
 returns; the bytes of messages lie beside it, one file each (`payloads.py`). The audit log says what happened; the
 ledger is what the next decision is made from.
 
-Time only moves forward here: `now` is the latest time ever seen, so a clock set back revives nothing (threat T41).
-Does not stop: a restored older copy of the file. The audit log's witnesses show that (T42).
+Time only moves forward here: `now` is the latest time ever seen, so a clock set back revives nothing (threat T41). Only
+an approver who accepts the clock, after it was found wrong, sets it to an earlier one (`accept_clock`).
+An older copy of the file is noticed at the start, since the log names the newest head (`ledger_check.py`, T42).
+Does not stop: older copies of ledger and log together. The log's witnesses show that.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.locked_file import TRY_SECONDS
 from fedsilo.edge.read_only import read_only_address
 from fedsilo.treaty.audit.record import COUNT_MAX
 from fedsilo.treaty.errors import ConflictError, NotFoundError, OperationError
 from fedsilo.treaty.wire.codec import Buffer
-from silo.guard.ledger_rounds import RoundLedger, count_for_good, count_until_kept
+from silo.guard.ledger_recount import RecountLedger
+from silo.guard.ledger_rounds import count_for_good, count_until_kept
 from silo.guard.ledger_rows import (
     SCHEMA,
     Approval,
@@ -42,7 +46,7 @@ _REFERRED = (
 )
 
 
-class Ledger(RoundLedger):
+class Ledger(RecountLedger):
     """Thread-safe: the control socket reads while the daemon writes.
 
     Args:
@@ -56,20 +60,20 @@ class Ledger(RoundLedger):
     payloads: Payloads
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        super().__init__()
+        super().__init__(path)
         self._read_only = read_only
         try:
             place = read_only_address(path) if read_only else path
-            self._database = sqlite3.connect(place, uri=read_only, check_same_thread=read_only, isolation_level=None)
+            self._database = sqlite3.connect(
+                place, uri=read_only, check_same_thread=read_only, isolation_level=None, timeout=TRY_SECONDS
+            )
             self._database.row_factory = sqlite3.Row
-            self._database.execute("PRAGMA schema_version")  # what is no database is found out here
+            # what is no database is found out here
+            self.locked.until_free(lambda: self._database.execute("PRAGMA schema_version"))
             if read_only:
                 return
             path.chmod(0o600)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.executescript(SCHEMA)
-            add_missing_columns(self._database)
+            self.locked.until_free(self._make_tables)
             self._make_finding_key()
             self.take_back_count()
         except sqlite3.Error as error:
@@ -77,6 +81,12 @@ class Ledger(RoundLedger):
         self.payloads = Payloads(path.parent / FOLDER)
         # Written just before a kill: without a row that refers to them they never left and never will.
         self.drop_payloads(self.payloads.sizes)
+
+    def _make_tables(self) -> None:
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.executescript(SCHEMA)
+        add_missing_columns(self._database)
 
     def close(self) -> None:
         with self._lock:
@@ -90,6 +100,49 @@ class Ledger(RoundLedger):
         if clock_now > seen + 1.0:
             self._set_fact("latest_time", repr(clock_now))
         return max(clock_now, seen)
+
+    @property
+    def clock_halt(self) -> dict[str, Any]:
+        """Why the clock was not believed, while nobody has accepted it as it is; else empty."""
+        return dict(json.loads(self._fact("clock_halt") or "{}"))
+
+    def keep_clock_halt(self, halt: Mapping[str, Any]) -> None:
+        self._set_fact("clock_halt", json.dumps(halt))
+
+    @property
+    def clock_difference(self) -> dict[str, float]:
+        """{seconds, at}: by how much the clock was ahead of the coordinator's, and when; empty before they compared."""
+        return dict(json.loads(self._fact("clock_difference") or "{}"))
+
+    def keep_clock_difference(self, seconds: float, at: float) -> None:
+        self._set_fact("clock_difference", json.dumps({"seconds": seconds, "at": at}))
+
+    @property
+    def clock_accepted(self) -> float:
+        """Seconds between this clock and the coordinator's that an approver accepted."""
+        return float(self._fact("clock_accepted") or 0.0)
+
+    def accept_clock(self, now: float, difference: float, book: Mapping[str, Any]) -> None:
+        """An approver accepted the clock: its halt ends, and nothing is compared with a later time than this any more.
+
+        What was asked for at a later time counts as asked for now: a hold keeps its length, and expires.
+
+        Args:
+            now: what the clock shows.
+            difference: to the coordinator's, as `clock_accepted`.
+            book: the history, as of now.
+        """
+        with self._writing() as database:
+            database.execute("DELETE FROM facts WHERE name='clock_halt'")
+            facts = (("latest_time", repr(now)), ("clock_accepted", repr(difference)))
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
+            database.execute(
+                "UPDATE releases SET expires_at=expires_at-requested_at+?, requested_at=?, revision=revision+1 "
+                "WHERE state='held' AND requested_at>?",
+                (now, now, now),
+            )
+            database.execute("UPDATE outbox SET at=? WHERE at>?", (now, now))
+            count_for_good(database, json.dumps(book))
 
     def next_sequence(self, run: str) -> int:
         """The next outgoing sequence of a run, durable before it is returned: no number is ever used twice."""
@@ -186,12 +239,24 @@ class Ledger(RoundLedger):
         row = self._one("SELECT * FROM outbox WHERE decision_seq=? ORDER BY id LIMIT 1", (decision_seq,))
         return None if row is None else outbox_item_of(row)
 
-    def outbox_before(self, release: Release, limit: int, *, same_place: bool = False) -> list[OutboxItem]:
+    def outbox_before(
+        self, release: Release, limit: int, *, same_place: bool = False, approved: bool = False
+    ) -> list[OutboxItem]:
         """The newest `limit` messages of a release's kind that left before it, oldest first; all that left, while it is
-        held. same_place: of its run, round and step only."""
+        held.
+
+        Args:
+            release: held, or over.
+            limit: at most so many.
+            same_place: of its run, round and step only.
+            approved: only those that persons let go.
+        """
         held, where, arguments = release.state == "held", "", tuple[Any, ...]()
         if same_place:
             where, arguments = " AND run=? AND round=? AND step=?", (release.run, release.round, release.step)
+        if approved:
+            where += " AND (run, digest) IN (SELECT run, digest FROM releases WHERE state='approved' AND kind=?)"
+            arguments = (*arguments, release.kind)
         rows = self._all(
             f"SELECT * FROM outbox WHERE kind=?{where} AND (? OR (digest<>? AND at<=?)) "  # noqa: S608  # constant text
             "ORDER BY id DESC LIMIT ?",
@@ -226,6 +291,24 @@ class Ledger(RoundLedger):
         if row is None:
             raise NotFoundError(f"there is no release {release_id!r}", hint="silo approvals list shows them")
         return release_of(row)
+
+    def releases_before(self, release: Release, limit: int) -> list[Release]:
+        """The newest `limit` of a release's kind that were held before it and are over, newest first."""
+        rows = self._all(
+            "SELECT * FROM releases WHERE kind=? AND state<>'held' AND rowid<(SELECT rowid FROM releases WHERE id=?) "
+            "ORDER BY rowid DESC LIMIT ?",
+            (release.kind, release.id, limit),
+        )
+        return [release_of(row) for row in rows]
+
+    def rejected_before(self, release: Release, limit: int) -> list[Release]:
+        """The newest `limit` releases of these very bytes that persons rejected before, newest first."""
+        rows = self._all(
+            "SELECT * FROM releases WHERE kind=? AND digest=? AND state='rejected' "
+            "AND rowid<(SELECT rowid FROM releases WHERE id=?) ORDER BY rowid DESC LIMIT ?",
+            (release.kind, release.digest, release.id, limit),
+        )
+        return [release_of(row) for row in rows]
 
     def releases(self, state: str | None = None) -> list[Release]:
         if state is None:
@@ -263,11 +346,6 @@ class Ledger(RoundLedger):
     def deferred(self, release_id: str) -> dict[str, float]:
         """Person -> until when (seconds since 1970)."""
         return dict(json.loads(self._fact(f"deferred/{release_id}") or "{}"))
-
-    def finding_key(self) -> bytes:
-        """The secret that ids of findings are made with, the same for this ledger's life; none for a reader of one
-        that has not made it yet."""
-        return bytes.fromhex(self._fact("finding_key") or "")
 
     def _make_finding_key(self) -> None:
         """When it is opened, so that showing a release writes nothing."""
@@ -313,7 +391,7 @@ class Ledger(RoundLedger):
     def free_release_id(self, stem: str) -> str:
         """`stem/n` with the first number that was never used, such as r1/hospital_a/0."""
         rows = self._all("SELECT 1 FROM releases WHERE substr(id, 1, ?)=?", (len(stem) + 1, stem + "/"))
-        return f"{stem}/{len(rows)}"
+        return f"{stem}/{max(len(rows), int(self._fact(f'releases/{stem}') or 0))}"
 
     def settle_release(self, release_id: str, state: str, *, was: str = "held") -> Release:
         """End a hold, once; what persons approved may yet be denied.

@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, plan TEXT NOT NULL, state
 CREATE INDEX IF NOT EXISTS outbox_place ON outbox (kind, run, round, step);
 CREATE INDEX IF NOT EXISTS releases_state ON releases (state, kind, digest, run);
 """
+LEFT = "left"  # state of a run that this silo left for good
 # Of tables that an earlier version of this program made.
 _ADDED = {
     "approvals": {

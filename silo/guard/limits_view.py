@@ -22,7 +22,7 @@ from fedsilo.edge.query_arguments import Asked
 from policies.capacity import NOT_COUNTED, capacities
 from policies.history import MINUTE_SECONDS, HistoryBook
 from policies.load import Policy
-from policies.model import PolicyFile
+from policies.model import UNLIMITED, PolicyFile
 from policies.schema import LoraSchema
 from silo.guard.context import RunView
 from silo.guard.ledger import Ledger
@@ -200,6 +200,9 @@ def counted(file: PolicyFile, book: HistoryBook, view: RunView, *, now: float, s
                 ("max_bytes_per_round", "text_bytes", "bytes"),
             ):
                 yield Limit((*path, key), kind, count(f"{place}/{counter}", 0), getattr(block, key), unit, "round")
+            if block.max_bytes_per_day != UNLIMITED:
+                used = book.units.get(today, {}).get(kind, 0)
+                yield Limit((*path, "max_bytes_per_day"), kind, used, block.max_bytes_per_day, "bytes", "day")
         if hasattr(block, "per_match"):
             used = count(f"{view.run}/match/{view.asked.match}/{kind}", 0)
             yield Limit((*path, "per_match"), kind, used, block.per_match, "messages", "match")

@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtobufMessage
 
+from fedsilo.treaty.audit.poll_window import PollWindow
 from fedsilo.treaty.errors import OperationError, PeerError, UnreachableError, WireCode
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -98,6 +99,7 @@ class Allowed:
     sequence: int
     attempt: int = 0
     outbox_id: int | None = None
+    window: PollWindow | None = None  # under whose decision it goes, with others
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """What persons may order a running guard to do: commands of the control socket, and the lists they read first.
 
-Each command was verified by the desk (certificate, signature, expiry, role) and runs on the loop's thread, between two
-exchanges, so that an order never finds a message half judged. Each answer names, as `record`, the audit log's record of
-the order itself; what is recorded of its effects comes behind it.
+Each command was verified by the desk (certificate, signature, expiry, role) and runs on the loop's thread: between two
+exchanges, or while a message is graded: nothing of that is decided yet, and an order finds all as it was before it
+came. So no order waits for grading, and none finds a message half judged. Each answer names, as `record`, the audit
+log's record of the order itself; what is recorded of its effects comes behind it.
 Does not stop: a person whose role allows the order. The log names who gave it.
 """
 
@@ -16,6 +17,8 @@ from typing import Any
 from certs.commands import VerifiedCommand
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.treaty.audit.record import CLOCK_ACCEPTED
+from fedsilo.treaty.clocks import CLOCK_UNKNOWN
 from fedsilo.treaty.errors import (
     ConflictError,
     FedSiloError,
@@ -25,14 +28,16 @@ from fedsilo.treaty.errors import (
     UsageError,
 )
 from silo.guard.adapter_orders import AdapterOrders
+from silo.guard.clock_watch import ClockWatch
 from silo.guard.gate import Gate
 from silo.guard.halts import Halts
 from silo.guard.held_payloads import HeldPayloads
 from silo.guard.in_force import reload
-from silo.guard.leaving import LEFT
 from silo.guard.ledger import Ledger
+from silo.guard.ledger_rows import LEFT
 from silo.guard.panel import Panel
 from silo.guard.participation import Participation
+from silo.guard.records import orders_of
 from silo.guard.releases import Releases
 from silo.guard.runs import RunKeeper
 from silo.guard.startup import Site, require_rung
@@ -47,6 +52,7 @@ class Orders:
     stop: asks the loop to end.
     fail: ends the loop with a cause.
     files: of a silo that has no line.
+    watch: what is known of the clock.
     """
 
     site: Site
@@ -62,6 +68,7 @@ class Orders:
     stop: Callable[[], None]
     fail: Callable[[FedSiloError], None]
     files: FileExchange | None = None
+    watch: ClockWatch | None = None
 
     def register(self, desk: ControlDesk) -> None:
         """Queries and commands of the control socket."""
@@ -82,6 +89,13 @@ class Orders:
             ("transfer.import", "transfer.import", self.import_plan),
         ):
             desk.register_command(name, action, self._on_loop_with(work))
+        if self.watch is not None:
+            watch = self.watch
+
+            def accept(command: VerifiedCommand) -> dict[str, Any]:
+                return self.accept_clock(command, watch, desk.accept_clock)
+
+            desk.register_command("clock.accept", "halt.release", self._on_loop_with(accept), by_clock=True)
         AdapterOrders(self).register(desk, self._on_loop_with)
         payloads = HeldPayloads(
             self.ledger, self.audit, lambda: self.site.public.rows,
@@ -90,7 +104,53 @@ class Orders:
         payloads.register(desk, self.on_loop)
 
     def _on_loop_with(self, work: Callable[[VerifiedCommand], Any]) -> Callable[[VerifiedCommand], Any]:
-        return lambda command: self.on_loop(lambda: work(command))
+        return lambda command: self.on_loop(lambda: self._in_time(command, work))
+
+    def _in_time(self, command: VerifiedCommand, work: Callable[[VerifiedCommand], Any]) -> Any:
+        """An answer is no answer before it is known whether what it answers has expired (T41)."""
+        if self.watch is not None and self.watch.unknown and command.name.startswith("approvals."):
+            raise ConflictError(
+                "nobody has vouched for this machine's clock yet: the silo asks its coordinator first",
+                hint="give the command again in a minute; `silo status` says how it stands", code=CLOCK_UNKNOWN,
+            )  # fmt: skip
+        return work(command)
+
+    def accept_clock(
+        self, command: VerifiedCommand, watch: ClockWatch, forget_later: Callable[[], None]
+    ) -> dict[str, Any]:
+        """The clock counts as it is now, and no later time that was seen before it.
+
+        Args:
+            command: argument {halt}, the digest of the halt that the person was shown.
+            watch: knows it.
+            forget_later: has the desk forget later times, too.
+
+        Raises:
+            NotFoundError, ConflictError: nothing is halted for its clock, or not this.
+            OperationError: the log, or the ledger, takes nothing; then all is as before.
+        """
+        before, halted, code = self.gate.now(), self.gate.halted, self.gate.halt_code
+        fault = watch.begin_acceptance(command)
+        detail = {
+            "code": fault.code, "halt": fault.digest, "showed": int(fault.showed),
+            "latest": int(max(before, fault.showed)), "off_seconds": int(fault.seconds),
+        }  # fmt: skip
+        if halted == fault.message:
+            self.gate.halt("", "")  # a halted gate records nothing
+        try:
+            self.gate.close_windows()  # or polls would go on under a window whose hour is in the released time
+            told = self.recorded(CLOCK_ACCEPTED, command, needed=True, detail=detail)
+            forget_later()
+            now, difference = watch.to_accept()
+            self.gate.accept_clock(now, difference)
+        except FedSiloError:
+            watch.restore(fault)
+            self.gate.halt(halted, code)
+            raise
+        watch.accepted(now)
+        self.panel.publish("clock.accepted", {"by": command.person})
+        self.panel.show(self.keeper.run, link_fault=self.gate.counters.last_fault)
+        return {"accepted": now, "released": detail["latest"], **told}
 
     def approve(self, command: VerifiedCommand) -> dict[str, Any]:
         release, settled = self.releases.approve(command)
@@ -219,7 +279,8 @@ class Orders:
         }  # fmt: skip
         run = {"run": self.gate.view.run} if self.gate.view.run else {}
         try:
-            number = self.gate.record(event, detail=told, policy={"effective": self.gate.policy.digest}, **run)
+            policy = {"effective": self.gate.policy.digest}
+            number = self.gate.record(event, detail=told, policy=policy, **run, **orders_of(command.order))
         except FedSiloError:
             if needed:
                 raise

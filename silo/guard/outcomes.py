@@ -81,7 +81,14 @@ class Outcomes:
     def record(
         self, event: str, allowed: Allowed, *, carried: bool = False, links: Mapping[str, int] | None = None
     ) -> None:
-        """What became of an allowed message. carried: in a file, which may get lost. links: more of them, by name."""
+        """What became of an allowed message. carried: in a file, which may get lost. links: more of them, by name.
+
+        Of a message in a window of polls it is counted, and recorded when the window ends.
+        """
+        if allowed.window is not None:
+            if event == "egress.sent":
+                allowed.window.passed(len(allowed.payload))
+            return
         self._judge.record(
             event, kind=allowed.kind, run=allowed.run, round=allowed.round, step=allowed.step, attempt=allowed.attempt,
             sequence=allowed.sequence, peer=self._coordinator_id, direction="egress",

@@ -20,6 +20,7 @@ from fedsilo.edge.message_index import MessageIndex
 from fedsilo.edge.message_view import MessageView
 from fedsilo.edge.query_arguments import Asked
 from fedsilo.edge.round_marks import RoundMarks
+from silo.guard.clock_watch import ClockWatch
 from silo.guard.curve_view import PROMPTS, CurveView, prompts_answered
 from silo.guard.figure_history import FILE, FigureHistory
 from silo.guard.gate import Gate
@@ -54,6 +55,7 @@ class Panel:
     site, gate, ledger, audit, releases: read only.
     desk: where it is shown.
     clock: UTC seconds.
+    watch: what is known of the clock.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Panel:
         desk: ControlDesk,
         *,
         clock: Callable[[], float] = time.time,
+        watch: ClockWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._site = site
         self._gate = gate
         self._ledger = ledger
@@ -168,6 +172,12 @@ class Panel:
 
     # ---- the snapshot ------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Before somebody looks: what a loop waits for that cannot show anything meanwhile."""
+        if self._shown and self._shown.get("waits") != self._ledger.locked.waiting:
+            self._shown = {**self._shown, "waits": self._ledger.locked.waiting}
+            self._desk.set_state(self._shown, policy_digest=self._gate.policy.digest)
+
     def show(self, run: Participation | None, *, link_fault: str) -> None:
         """Hand the desk the present state, if it differs from what it has."""
         state = self.state(run, link_fault=link_fault)
@@ -199,6 +209,8 @@ class Panel:
             "run_paused": bool(run and counters.run_paused),  # the coordinator says so
             "adapter_held": self.adapter_held if run else "",
             "halted": self._gate.halted,
+            "waits": self._ledger.locked.waiting,
+            "clock": self._watch.state() if self._watch is not None else {},
             "screens": {"halts": sorted(self._gate.screen_halts), "troubles": self._gate.screen_troubles()},
             "trainer": self._trainer,
             "overlong": self._overlong,
@@ -243,7 +255,7 @@ class Panel:
         if held:
             return "held: approval"
         if run is None:
-            return "idle"
+            return "idle" if "ready" in self._trainer else "starting"
         if run.busy:
             return str(self._phase.get("phase") or "training")
         return "paused" if run.paused else "waiting"

@@ -87,6 +87,7 @@ class Hands(Protocol):
 class Participation:
     """Attributes:
     task: what the trainer works on; None when it is idle.
+    over: the run has ended here, perhaps while an action of it was carried out; nothing more is.
     """
 
     plan: Plan
@@ -96,6 +97,7 @@ class Participation:
     state: Any = None
     task: TrainerTask | MeasureHoldout | None = None
     paused: bool = False
+    over: bool = False
     _actions: deque[SiloAction] = field(default_factory=deque)
     _factors: codec.Factors | None = None
     _carrying_out: bool = False
@@ -128,7 +130,7 @@ class Participation:
             return
         self._carrying_out = True
         try:
-            while self._actions:
+            while self._actions and not self.over:
                 action = self._actions[0]
                 if isinstance(action, Train) and (self.busy or self.paused):
                     return

@@ -10,31 +10,36 @@ from typing import Any
 
 from certs.identity import peer_identity
 from fedsilo.edge.disk_space import require_space
+from fedsilo.edge.files import holder_of
 from fedsilo.edge.identity_files import load_site
+from fedsilo.edge.model_facts import ModelFacts
 from fedsilo.edge.task_files import TaskFile
-from fedsilo.treaty.errors import FedSiloError, NotAllowedError
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UsageError
 from fedsilo.treaty.isolation import rung_at_least
 from policies.compare import compare
 from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard import isolation, rollout_checks, site_checks
+from silo.guard.clock_watch import look_offline
 from silo.guard.gate import coordinator_leaf
 from silo.guard.in_force import Seen, step_to
 from silo.guard.ledger import Ledger
+from silo.guard.ledger_check import disagreement, named_in_folder
 from silo.guard.prompt_preview import Preview
 from silo.guard.rollout_server import check as check_rollout
 from silo.guard.screens import check_screens
 from silo.guard.startup import (
     AUDIT,
     LEDGER,
+    LOCK,
     Site,
     effective_policy,
     load_site_parts,
+    require_authority_files,
     site_identity,
     thread_warning,
 )
 from silo.guard.trainer_link import check as check_trainer_link
-from silo.model_facts import ModelFacts
 
 # names of checks that others need
 PINNED = "pinned files"
@@ -120,6 +125,9 @@ def preflight(
             f"{charter.digest[:12]}, which tightens {len(tightened)} field{'s' * (len(tightened) != 1)}"
         )
 
+    def updates() -> str:
+        return _updates_in_a_mean(effective_policy(config))
+
     def change() -> str:
         path = config.state_dir / LEDGER
         if not path.is_file():
@@ -134,6 +142,31 @@ def preflight(
         finally:
             ledger.close()
         return f"{step.how}{f', {len(step.changes)} fields change' if step.changes else ''}"
+
+    def clock() -> str:
+        path, now = config.state_dir / LEDGER, time.time()
+        if not path.is_file():
+            told = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%dT%H:%M:%SZ}"
+            return f"{told}, not compared yet: a start compares it with the coordinator's"
+        ledger = Ledger(path, read_only=True)
+        try:
+            words, warning = look_offline(ledger, now)
+        finally:
+            ledger.close()
+        warnings.extend([warning] * bool(warning))
+        return words
+
+    def authority() -> str:
+        require_authority_files(config)
+        return "nobody else may write them, or a folder on the way to them"
+
+    def ledger_named() -> str:
+        if holder_of(config.state_dir / LOCK):  # it writes both meanwhile
+            raise site_checks.NotTriedHere("the silo runs, and compared the two when it started")
+        found = disagreement(config, named := named_in_folder(config.state_dir / AUDIT))
+        if found is not None:
+            raise found.error(config)
+        return f"group {named['groups']}, as the log names it" if named else "the log names none yet"
 
     def certificate() -> str:
         identity = site_identity(config)
@@ -163,8 +196,12 @@ def preflight(
     for place, name in enumerate(files):
         run(name, lambda place=place: rows(place))  # type: ignore[misc]
     run("policy", policy)
+    run("clock", clock)
+    run("updates in a mean", updates, needs=("policy",))
     run("certificate", certificate)
     run("disk", lambda: require_space(config.state_dir))
+    run("files that rule this site", authority, needs=("policy",))
+    run("ledger against the log", ledger_named)
     run("policy against the one last in force", change, needs=("policy",))
     run(PINNED, load, needs=("policy", "certificate"))
     run(BASE_MODEL, base_model)
@@ -210,6 +247,24 @@ def _apart(policy: Policy) -> list[str]:
         and getattr(getattr(charter.file, side), name) is not None
         and getattr(getattr(policy.file, side), name) is None
     ]
+
+
+def _updates_in_a_mean(policy: Policy) -> str:
+    """The least number of updates that one of this site enters a mean over (T58).
+
+    Raises:
+        UsageError: MIN_UPDATES, there are fewer silos, so no round could be committed. Names the file.
+    """
+    peers, least, place = len(policy.peers), policy.file.federation.min_updates, ("federation", "min_updates")
+    if least > peers:
+        part = max(policy.parts or (policy,), key=lambda part: part.file.federation.min_updates)
+        raise UsageError(
+            f"{part.source}:{part.line_of(place)}: it says {least} updates in a mean, and policy and charter have "
+            f"{peers} silo{'s' * (peers != 1)} in common, so no round could be committed",
+            hint="list more silos under federation.peers in both, or lower min_updates",
+            code="MIN_UPDATES",
+        )
+    return f"at least {least} of {peers}"
 
 
 def _rung(config: SiloConfig, policy: Policy) -> str:

@@ -32,13 +32,17 @@ SETS = ("private", "public", "held_out")
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of one set. Quantiles: smallest, median, 90 %, 99 %, largest. `topics`: rows by topic."""
+    """Of one set. Quantiles: smallest, median, 90 %, 99 %, largest. `topics`: rows by topic. The rest counts prompts
+    (`silo.trainer.preview.preview`)."""
 
     rows: int
     prompt_tokens: tuple[int, ...]
     answer_tokens: tuple[int, ...]
     overlong: int
     topics: Mapping[str, int]
+    ended: int = 0
+    alike: int = 0
+    without_text: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,9 @@ def _preview_of(told: Any) -> Preview:
             tuple(int(each) for each in told["sets"][name]["answer_tokens"]),
             int(told["sets"][name]["overlong"]),
             {str(topic): int(rows) for topic, rows in told["sets"][name]["topics"].items()},
+            int(told["sets"][name]["ended"]),
+            int(told["sets"][name]["alike"]),
+            int(told["sets"][name]["without_text"]),
         )
         for name in SETS
     }

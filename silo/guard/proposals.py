@@ -16,8 +16,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 
 from certs.commands import VerifiedCommand, verify_command
 from certs.roles import ACTIONS, Roles, may
-from fedsilo.edge.files import write_durably
+from fedsilo.edge.files import FOLDER_MODE, write_durably
 from fedsilo.treaty.errors import (
     ConflictError,
     FedSiloError,
@@ -60,6 +60,8 @@ class People:
     Attributes:
         now: timezone-aware; never earlier than a time that was seen before.
         hours: `approvals.expiry_hours` of the policy in force.
+        federation: that the site's guard is in, and that an order names. Only a proposal and its approvals may name
+            none, as an earlier version signed them: their digests are of policies of one federation, and fit no other.
     """
 
     site: str
@@ -67,11 +69,14 @@ class People:
     roles: Roles
     now: datetime
     hours: int
+    federation: str
 
     def verify(self, command: control_pb2.Command, name: str, action: str) -> VerifiedCommand:
         """Raises NotAllowedError: not signed by a person of this site, expired, or by one who may not."""
+        as_before = not command.federation and name in (PROPOSE, APPROVE)
         verified = verify_command(
-            command, site=self.site, site_ca_pem=self.site_ca_pem, roles=self.roles, now=self.now,
+            command, federation="" if as_before else self.federation, site=self.site,
+            site_ca_pem=self.site_ca_pem, roles=self.roles, now=self.now,
             lifetime_max=timedelta(hours=min(self.hours, HOURS_MAX)),
         )  # fmt: skip
         if verified.name != name:
@@ -94,6 +99,7 @@ class Proposal:
             `custom_text` of the file of own patterns that the policy names, if it names one.
         before: digest of the effective policy in force; the proposal is for no other.
         after: digest of the effective policy that shall be in force.
+        order: what the proposer signed, as the audit log keeps it.
     """
 
     id: str
@@ -104,6 +110,7 @@ class Proposal:
     proposer: str
     expires: datetime
     custom_text: str | None = None
+    order: Mapping[str, str] = field(default_factory=dict)
 
     def policy(self, charter: Policy | None) -> Policy:
         """The effective policy it stands for.
@@ -135,11 +142,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Consent:
-    """A proposal with every approval that it needs."""
+    """A proposal with every approval that it needs. `orders`: what proposer and approvers signed."""
 
     proposal: str
     proposer: str
     approvers: tuple[str, ...]
+    orders: tuple[Mapping[str, str], ...] = ()
 
 
 def proposal_arguments(
@@ -172,7 +180,7 @@ def write_proposal(
     proposal = _verified((text, charter_text, custom_text), command, people, "the proposal")
     path = folder / f"{proposal.id[:ID_CHARACTERS]}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise OperationError(f"cannot create {folder}: {error.strerror}") from error
     content = {"policy": text, "charter": charter_text, "custom_file": custom_text, "command": _packed(command)}
@@ -187,15 +195,14 @@ def write_approval(path: Path, proposal: Proposal, signed: control_pb2.Command, 
         NotAllowedError: not signed by an approver, over something else, or by the proposer.
         ConflictError: this person has approved it already; nobody counts twice.
     """
-    person = _approver(proposal, signed, people)
-    place = path.with_name(f"{path.stem}.{person}.approval")
-    if person in approvers_of(path, proposal, people)[0]:
-        raise ConflictError(f"{person} has approved {path.stem} already: {place}")
-    write_durably(place, _dump({"command": _packed(signed)}))
-    return place
+    command = _approver(proposal, signed, people)
+    place = path.with_name(f"{path.stem}.{command.person}.approval")
+    if command.person in approvers_of(path, proposal, people)[0]:
+        raise ConflictError(f"{command.person} has approved {path.stem} already: {place}")
+    return keep_signed(place, signed)
 
 
-def _approver(proposal: Proposal, signed: control_pb2.Command, people: People) -> str:
+def _approver(proposal: Proposal, signed: control_pb2.Command, people: People) -> VerifiedCommand:
     command = people.verify(signed, APPROVE, MAY_APPROVE)
     if command.arguments != approval_arguments(proposal):
         raise NotAllowedError(f"{command.person} approved something else")
@@ -204,7 +211,7 @@ def _approver(proposal: Proposal, signed: control_pb2.Command, people: People) -
             f"{command.person} proposed it, so another person has to approve it",
             hint=f"approvers at this site: {', '.join(people.roles.who_may(MAY_APPROVE)) or 'nobody'}",
         )
-    return command.person
+    return command
 
 
 def read_proposal(path: Path, people: People) -> Proposal:
@@ -232,26 +239,56 @@ def _verified(
         raise NotAllowedError(f"{source}: {command.person} signed another text than the one that stands there")
     return Proposal(
         id=command.digest, text=text, charter_text=charter_text, before=before, after=after,
-        proposer=command.person, expires=command.expires, custom_text=custom_text,
+        proposer=command.person, expires=command.expires, custom_text=custom_text, order=command.order,
     )  # fmt: skip
 
 
-def approvers_of(path: Path, proposal: Proposal, people: People) -> tuple[list[str], list[str]]:
-    """Who has approved a proposal, each person once and never the proposer; and why the other signatures do not count.
+def approvers_of(path: Path, proposal: Proposal, people: People) -> tuple[dict[str, VerifiedCommand], list[str]]:
+    """Who has approved a proposal by what, each person once and never the proposer; and why the other signatures do not
+    count.
 
     Args:
         path: of the proposal; the approvals lie beside it.
         proposal: from that file.
         people: as for the proposal.
     """
-    names: set[str] = set()
+    files = _files(path.parent, f"{path.stem}.*.approval")
+    return signed_by(files, lambda signed: _approver(proposal, signed, people))
+
+
+def signed_by(
+    files: Iterable[Path], check: Callable[[control_pb2.Command], VerifiedCommand]
+) -> tuple[dict[str, VerifiedCommand], list[str]]:
+    """Read signed approvals: what each person signed, by name, and why others do not count.
+
+    Args:
+        files: one signed command each.
+        check: returns the verified command; a FedSiloError says why it does not count.
+    """
+    given: dict[str, VerifiedCommand] = {}
     refused: list[str] = []
-    for file in _files(path.parent, f"{path.stem}.*.approval"):
+    for file in files:
         try:
-            names.add(_approver(proposal, _unpacked(file, _read(file, {"command"})["command"]), people))
+            command = check(read_signed(file))
+            given[command.person] = command
         except FedSiloError as error:
             refused.append(f"{file.name}: {error.message}")
-    return sorted(names), refused
+    return dict(sorted(given.items())), refused
+
+
+def keep_signed(place: Path, signed: control_pb2.Command) -> Path:
+    """Keep one person's signature as a file. Raises OperationError: the disk refused."""
+    try:
+        place.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperationError(f"cannot create {place.parent}: {error.strerror}") from error
+    write_durably(place, _dump({"command": _packed(signed)}))
+    return place
+
+
+def read_signed(path: Path) -> control_pb2.Command:
+    """What `keep_signed` kept; nothing is verified. Raises NotFoundError, UsageError: no such file, or another."""
+    return _unpacked(path, _read(path, {"command"})["command"])
 
 
 def find_consent(
@@ -282,7 +319,8 @@ def find_consent(
             approvers, refused = approvers_of(path, proposal, people)
             why += refused
             if len(approvers) >= needed:
-                return Consent(proposal.id, proposal.proposer, tuple(approvers)), why
+                orders = (proposal.order, *(approval.order for approval in approvers.values()))
+                return Consent(proposal.id, proposal.proposer, tuple(approvers), orders), why
             why.append(f"{path.name}: {len(approvers)} of {needed} approvals")
     return None, why
 

@@ -1,7 +1,8 @@
 """The guard's own view of the public set: which answers verify, and how many tokens they have.
 
 The guard grades answers again from its own copy of the public file (design 4.2), so a trainer that calls a wrong answer
-right, or hides text in an answer, does not decide what leaves. Grading runs in a child process that can be killed.
+right, or hides text in an answer, does not decide what leaves. Grading runs in a child process that can be killed, and
+all answers of a message together take no longer than one budget.
 Does not stop: private text inside an answer that is also correct (threat model N1, N3).
 """
 
@@ -10,55 +11,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
+from fedsilo.edge.answer_grading import AnswerGrading, Place
 from fedsilo.edge.task_files import TaskFile
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 
 
-class Verdict(Protocol):
-    @property
-    def correct(self) -> bool: ...
+class Answer(NamedTuple):
+    """row: of the public set, whose prompt it answers. silo: that wrote it."""
 
-
-class Grader(Protocol):
-    """What the gate needs of `fedsilo.edge.grading_process.GradingProcess`."""
-
-    def grade_many(self, pairs: Sequence[tuple[str, str]]) -> Sequence[Verdict]: ...
+    row: int
+    text: str
+    silo: str
 
 
 @dataclass(frozen=True)
 class PublicView:
-    """The public file of this site, a grader for its verifier, and a token counter of the site's own tokenizer."""
+    """The public file of this site, graders for its verifier, and a token counter of the site's own tokenizer."""
 
     tasks: TaskFile
-    grader: Grader
+    grading: AnswerGrading
     count_tokens: Callable[[str], int]
 
-    def judge(self, answers: Iterable[tuple[int, str]]) -> tuple[tuple[bool, ...], tuple[int, ...]]:
-        """Verdict and token count of each answer.
+    def judge(self, answers: Sequence[Answer], place: Place) -> tuple[tuple[bool | None, ...], tuple[int, ...]]:
+        """Verdict and token count of each answer. It may take as long as the budget for so many answers of one silo.
 
         Args:
-            answers: (row of the public set, text), in the order of the message.
+            answers: in the order of the message.
+            place: of the step that they answer.
 
         Returns:
-            One boolean and one token count per answer. A row that does not exist counts as wrong.
+            Whether each answer is correct, None where it could not be graded in time, and its number of tokens. A row
+            that does not exist counts as wrong.
         """
-        answers = list(answers)
-        rows = self.tasks.rows
-        known = [(text, rows[index].answer) for index, text in answers if index < len(rows)]
-        graded = iter(self.grader.grade_many(known) if known else ())
-        verdicts = tuple(index < len(rows) and bool(next(graded).correct) for index, _ in answers)
-        return verdicts, tuple(self.count_tokens(text) for _, text in answers)
+        rows, verdicts = self.tasks.rows, list[bool | None]([False] * len(answers))
+        of_silo: dict[str, list[int]] = {}
+        for i, answer in enumerate(answers):
+            if answer.row < len(rows):
+                of_silo.setdefault(answer.silo, []).append(i)
+        pairs = {
+            silo: [(answers[i].text, rows[answers[i].row].answer) for i in known] for silo, known in of_silo.items()
+        }
+        for silo, found in self.grading.grade_together(place, pairs).items():
+            for i, verdict in zip(of_silo[silo], found, strict=True):
+                verdicts[i] = verdict
+        return tuple(verdicts), self.tokens(answer.text for answer in answers)
+
+    def tokens(self, texts: Iterable[str]) -> tuple[int, ...]:
+        return tuple(self.count_tokens(text) for text in texts)
 
     @property
     def topics(self) -> frozenset[str]:
         return frozenset(task.topic for task in self.tasks.rows)
 
 
-def answers_of(body: pb.PublicResponses) -> list[tuple[int, str]]:
-    """(prompt index, text) of every response, in message order."""
-    return [(row.prompt_index, response.text) for row in body.prompts for response in row.responses]
+def answers_of(body: pb.PublicResponses, silo: str) -> list[Answer]:
+    """Every response of a silo's message, in message order."""
+    return [Answer(row.prompt_index, response.text, silo) for row in body.prompts for response in row.responses]
 
 
 def places_by_row(body: pb.PublicResponses, places: Sequence[int]) -> dict[int, list[int]]:
@@ -75,10 +85,10 @@ def places_by_row(body: pb.PublicResponses, places: Sequence[int]) -> dict[int, 
     return found
 
 
-def donated_answers_of(body: pb.PublicDonors) -> list[tuple[int, str]]:
-    """(prompt index, text) of every donor that carries its text; what the receiver wrote itself has none."""
+def donated_answers_of(body: pb.PublicDonors) -> list[Answer]:
+    """Every donor that carries its text; what the receiver wrote itself has none."""
     return [
-        (row.prompt_index, donor.response.text)
+        Answer(row.prompt_index, donor.response.text, donor.origin)
         for row in body.prompts
         for donor in row.donors
         if donor.HasField("response")

@@ -6,31 +6,24 @@
                      are two walls between a program and this site. The answers to a public prompt come from the models
                      of other silos too: such a program is a stranger's (T14, T22).
 
-The guard takes nine bytes an answer from it, and for a whole message no longer than `budget_seconds`. An answer of
-which it says nothing in time, or something else than a verdict, is a wrong one; where it cannot be built the silo does
-not start. Programs run only where the policy says so for this public set, and the charter as well, where there is one.
+The guard takes nine bytes an answer from it, and gives the answers of one silo to one step, and all answers of one
+message, no longer than their budget (`fedsilo.edge.answer_grading`), whatever the verifier. An answer of which it says
+nothing in time, or something else than a verdict, is dropped; where it cannot be built the silo does not start.
+Programs run only where the policy says so for this public set, and the charter as well, where there is one.
 What this does not stop: faults of the kernel that both walls rest on; a test program of the agreed public set that is
-itself hostile decides what is right; programs that take all the time there is make a message late, and others' answers
-in the same message wrong.
+itself hostile decides what is right; answers that take all their time make a message late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedsilo.edge.grading_process import CODE_DEADLINE_SECONDS, GradingProcess
+from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.edge.own_verifiers import find_verifier
 from fedsilo.treaty.errors import UsageError
 from silo.config import SiloConfig
 from silo.guard import isolation
 from silo.guard.startup import never_shown
-
-PROGRAM_SECONDS_MEAN = 2.0  # of a message's programs; most take a tenth of that
-
-
-def budget_seconds(answers: int) -> float:
-    """What a message with so many programs may take: one at its own deadline, and two seconds for each."""
-    return CODE_DEADLINE_SECONDS + PROGRAM_SECONDS_MEAN * answers
 
 
 def public_grader(config: SiloConfig) -> GradingProcess:
@@ -55,7 +48,7 @@ def public_grader(config: SiloConfig) -> GradingProcess:
     def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> isolation.WalledProcess:
         return isolation.launch_over_pipes(arguments, env=environment, never=never)
 
-    process = GradingProcess(verifier, runs_programs=True, launch=launch, budget_seconds=budget_seconds)
+    process = GradingProcess(verifier, runs_programs=True, launch=launch)
     try:
         process.wait_ready()
     except BaseException:

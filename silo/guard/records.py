@@ -56,7 +56,15 @@ def decision_fields(
 
 
 def release_fields(
-    release: Release, *, person: str = "", fingerprint: str = "", acknowledged: Sequence[str] = (), until: int = 0
+    release: Release,
+    *,
+    person: str = "",
+    fingerprint: str = "",
+    acknowledged: Sequence[str] = (),
+    until: int = 0,
+    note: str = "",
+    order: Mapping[str, str] | None = None,
+    facts: str = "",
 ) -> dict[str, Any]:
     """Fields of a record about a held release: `approval.*` and `release.defer`.
 
@@ -66,6 +74,9 @@ def release_fields(
         fingerprint: SHA-256 of that person's certificate.
         acknowledged: ids of the findings that the person opened.
         until: seconds since 1970, of a release that the person put off.
+        note: digest of what the person wrote to a no; the text itself is kept beside the log.
+        order: the person's signed command, as the log keeps it.
+        facts: digest of what the person was shown.
     """
     detail: dict[str, Any] = {"release": release.id, "expires_at": int(release.expires_at)}
     if person:
@@ -74,10 +85,20 @@ def release_fields(
         detail["acknowledged"] = list(acknowledged)
     if until:
         detail["until"] = until
+    if note:
+        detail["note"] = note
+    if facts:
+        detail["facts"] = facts
     return {
         "kind": release.kind, "run": release.run, "round": release.round, "step": release.step, "detail": detail,
-        "payload": release.recorded,
+        "payload": release.recorded, **orders_of(order or {}),
     }  # fmt: skip
+
+
+def orders_of(*orders: Mapping[str, str]) -> dict[str, Any]:
+    """The field of a record that keeps what people signed; none where nothing is known of it."""
+    known = [dict(order) for order in orders if order]
+    return {"orders": known} if known else {}
 
 
 def overruled(decision: Decision, reason: str, measured: str) -> Decision:

@@ -1,4 +1,5 @@
-"""All of a held release beside the last one of its kind that left, for whoever wants more than the one line of it.
+"""All of a held release beside the last one of its kind that left, for whoever wants more than the one line of it;
+where none has left, beside the last one that did not.
 
 Figures, digests and names only. Tensors are compared by their norms, one by one where both messages still lie here, the
 largest change first; a value of a tensor, an answer or a prompt is never shown.
@@ -8,7 +9,7 @@ Does not show: what changed inside of equal norms, and nothing of a message that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedsilo.treaty.wire.codec import Array
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
 from silo.guard.ledger import Ledger, Release
 from silo.guard.messages import parsed
-from silo.guard.release_findings import Against, ends_of
+from silo.guard.release_findings import KEPT_IN, Against, ends_of
 
 TENSORS_SHOWN = 12
 BYTES_MAX = 64 << 20  # of both messages; a fraction of a second, once for each release
@@ -39,17 +40,24 @@ class ReleaseComparison:
         self._compared: dict[tuple[str, str], dict[str, Any]] = {}  # of the two that were asked for last
 
     def comparison(
-        self, release: Release, last: Against | None, *, policy_digest: str, destination: Mapping[str, str]
+        self,
+        release: Release,
+        last: Against | None,
+        *,
+        policy_digest: str,
+        destination: Mapping[str, str],
+        told: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Args:
             release: held, or over.
-            last: the one it is compared with.
+            last, told: the one it is compared with, and what is said of that, as `ReleaseView.beside`.
             policy_digest: of the policy in force.
             destination: address and certificate of the far end.
 
         Returns:
             `rows` of {what, before, now, differs}, `tensors` of {name, before, now, times} with norms, `note` where
-            something could not be compared, and `against`: what it is compared with, null for a first release.
+            something could not be compared, and `against`: what it is compared with, null for a first release. Its
+            `state` is "left", or what became of one that did not leave, and `rejected_by` names who said no to it.
         """
         if last is None:
             return {"release": release.id, "kind": release.kind, "against": None, "rows": [], "tensors": [],
@@ -57,25 +65,26 @@ class ReleaseComparison:
         kept = self._ledger.kept_of_release(release.id)
         parts = self._parts(release, last)
         rows = [*_identity(release, last, kept, policy_digest, destination), *_figures(release.facts, last.facts)]
-        notes = [] if last.facts else ["no person was asked for that one, so of its figures only the size is known"]
-        item = last.item
+        notes = [*told]
+        if not last.facts:
+            notes.append("no person was asked for that one, so of its figures only the size is known")
+        if kept.get("base") and not kept.get("ended_in") and release.round > 1:
+            notes.append("what the round before ended in is not known, so the base is compared with nothing")
+        item, answers = last.item, self._ledger.approvals(last.release) if last.release else []
         return {
             "release": release.id,
             "kind": release.kind,
             "against": {
                 "run": item.run, "round": item.round, "step": item.step, "digest": item.digest, "at": utc(item.at),
-                "approved_by": self._approved_by(last),
+                "state": item.state if item.state in KEPT_IN else "left",
+                "approved_by": [one.person for one in answers if one.verdict == "approve"],
+                "rejected_by": [one.person for one in answers if one.verdict == "reject"],
             },
             "rows": [*rows, *parts["rows"]],
             "tensors": parts["tensors"],
             "tensors_total": parts["total"],
             "note": "; ".join([*notes, *parts["notes"]]),
         }  # fmt: skip
-
-    def _approved_by(self, last: Against) -> list[str]:
-        held = self._ledger.approved_release(last.item)
-        answers = self._ledger.approvals(held.id) if held else []
-        return [one.person for one in answers if one.verdict == "approve"]
 
     # ---- what lies in both messages ----------------------------------------------------------------
 
@@ -127,8 +136,8 @@ def _identity(
     if went:
         for what, before, now in zip(("address", "certificate"), ends_of(went), ends_of(destination), strict=True):
             yield _row(what, before, now)
-    if kept.get("base"):
-        yield _row("base, and what the last round ended in", str(kept.get("ended_in", "")), str(kept["base"]))
+    if kept.get("base") and kept.get("ended_in"):
+        yield _row("base, and what the last round ended in", str(kept["ended_in"]), str(kept["base"]))
 
 
 def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ EVIDENCE_MAX = 64  # lines of one finding; of loosened limits there are as many 
 ACKNOWLEDGED_MAX = 64
 _ID_CHARACTERS = 8
 # A rule that counts over messages, by what of this message's facts it adds.
-_COUNTED = {
+COUNTED = {
     "day bytes": "payload_bytes",
     "round bytes": "payload_bytes",
     "factor sets per round": "",
@@ -47,23 +47,26 @@ _COUNTED = {
     "tokens per round": "tokens",
 }
 SIZES = {"payload_bytes": "bytes", "responses": "answers", "tokens": "tokens"}
+KEPT_IN = ("rejected", "expired", "missed", "denied")  # states of a release that did not leave
 FORM = ("tensors", "rank", "dtype", "elements")
 
 
 @dataclass(frozen=True)
 class Against:
-    """The last release of a kind that left before another one.
+    """The last release of a kind that left before another one; where none has, one that did not.
 
     Attributes:
-        item: as the outbox knows it.
+        item: as the outbox knows it; of one that did not leave, `state` is one of `KEPT_IN`.
         facts, policy_digest: as it was held; empty where no person was asked.
         kept: what `Releases` kept of it: base, destination.
+        release: its id as it was held; empty where no person was asked.
     """
 
     item: OutboxItem
     facts: Mapping[str, Any] = field(default_factory=dict)
     policy_digest: str = ""
     kept: Mapping[str, Any] = field(default_factory=dict)
+    release: str = ""
 
     def place(self, run: str) -> str:
         return f"round {self.item.round}" if self.item.run == run else f"round {self.item.round} of {self.item.run}"
@@ -75,13 +78,15 @@ class Before:
 
     Attributes:
         kept: of the release itself, when it was held: base, places of hits.
-        last: the last one of its kind that left.
+        last: the last one of its kind that left, if possible one that persons let go, for only its figures are known.
+        rejected: releases of the very same bytes that were rejected, newest first, each with who said no.
         same_place: others of its kind that left for the same run, round and step.
         policy_then: by which policy the newest release of its kind left.
     """
 
     kept: Mapping[str, Any]
     last: Against | None
+    rejected: Sequence[tuple[Release, Sequence[str]]]
     same_place: Sequence[OutboxItem]
     policy_then: PolicyInForce | None
 
@@ -108,6 +113,7 @@ def findings(
         destination: address, certificate and not_after (UTC, ISO 8601) of the far end.
     """
     noticed = [
+        *_rejected_noticed(before.rejected),
         *_far_end_noticed(release, destination, before.last),
         *_base_noticed(release, before.kept),
         *_policy_noticed(release, policy_digest, policy, before),
@@ -172,6 +178,17 @@ def _policy_noticed(release: Release, digest: str, policy: PolicyFile | None, be
         ]
     advice = "reject or defer if nobody at your site announced it"
     yield _look("POLICY_CHANGED", f"policy CHANGED since {last.place(release.run)} {told}; {advice}", *evidence)
+
+
+def _rejected_noticed(rejected: Sequence[tuple[Release, Sequence[str]]]) -> Iterator[Finding]:
+    if rejected:
+        evidence = ((f"sha256, of {one.id}", one.digest, one.digest) for one, _ in rejected)
+        yield _look("REJECTED_BEFORE", rejected_text(*rejected[0]), *evidence)
+
+
+def rejected_text(release: Release, people: Sequence[str]) -> str:
+    """That another release had the same bytes, and who rejected it."""
+    return f"same bytes as {release.id}, rejected by {', '.join(people)}"
 
 
 def _second_noticed(release: Release, same: Sequence[OutboxItem]) -> Iterator[Finding]:
@@ -272,8 +289,8 @@ def counting(facts: Mapping[str, Any], rules: list[dict[str, Any]]) -> Iterator[
     """Rules that count over messages: name, what this one adds, the count with it, the limit."""
     for rule in rules:
         name, used, most = rule["rule"], rule["measured"], rule["limit"]
-        if name in _COUNTED and isinstance(used, int) and isinstance(most, int):
-            added = facts.get(_COUNTED[name]) if _COUNTED[name] else 1
+        if name in COUNTED and isinstance(used, int) and isinstance(most, int):
+            added = facts.get(COUNTED[name]) if COUNTED[name] else 1
             if isinstance(added, int) and added > 0:
                 yield name, added, used, most
 

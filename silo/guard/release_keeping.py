@@ -39,6 +39,8 @@ class ReleaseKeeping:
         kept: dict[str, Any] = {}
         if release.kind in TENSOR_KINDS and view.round == release.round and view.base_digest:
             kept = {"base": view.base_digest, "ended_in": view.evaluated.get(release.round - 1, "")}
+        if view.training is not None and view.training.of:
+            kept["private_records"] = view.training.of
         if release.facts.get("responses_hit"):
             kept["hits"] = self._screened(release, payload)[1]
         self._ledger.keep_of_release(release.id, kept)
@@ -119,6 +121,16 @@ def keep_recorded_noes(ledger: Ledger, newest: Iterable[Mapping[str, Any]]) -> N
 
 def judged_by_now(ledger: Ledger, release: Release, policy: Policy) -> list[dict[str, Any]]:
     """Verdict of each rule, by the facts of the hold and the counts of this moment, as the ledger has them."""
+    return [
+        result.to_json() for result in engine.decide(dict(release.facts), policy, _history(ledger, release)).results
+    ]
+
+
+def rounds_released(ledger: Ledger, release: Release) -> int:
+    """In how many other rounds of its run a message of its kind was allowed, as the rule on approvals counts them."""
+    return _history(ledger, release).rounds_released
+
+
+def _history(ledger: Ledger, release: Release) -> engine.History:
     now = max(ledger.latest_time, float(release.facts["now"]))
-    history = engine.HistoryBook.from_json(ledger.book or {}).view({**release.facts, "now": now})
-    return [result.to_json() for result in engine.decide(dict(release.facts), policy, history).results]
+    return engine.HistoryBook.from_json(ledger.book or {}).view({**release.facts, "now": now})

@@ -55,7 +55,13 @@ def _row(ledger: Ledger, release: Release) -> dict[str, Any]:
         "needed": release.persons,
         "given": [one.person for one in answers if one.verdict == "approve"],
         "answers": [
-            {"person": one.person, "verdict": one.verdict, "at": utc(one.at), "reason": one.reason_code}
+            {
+                "person": one.person,
+                "verdict": one.verdict,
+                "at": utc(one.at),
+                "reason": one.reason_code,
+                "note": one.reason,
+            }
             for one in answers
         ],
     }

@@ -20,15 +20,19 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from certs.roles import may
 from fedsilo.edge.message_index import utc
+from fedsilo.treaty.audit.record import shown_digest
 from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import OUTBOUND_KINDS
+from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from fedsilo.treaty.wire.services import OUTBOUND_KINDS, UPDATE_KINDS
 from policies.model import PolicyFile
 from policies.screening import hits_in_words
-from silo.guard.ledger import Approval, Ledger, PolicyInForce, Release
+from silo.guard.later_rounds import Later
+from silo.guard.ledger import Approval, Ledger, OutboxItem, PolicyInForce, Release
 from silo.guard.messages import parsed
 from silo.guard.release_findings import (
     EVIDENCE_MAX,
+    KEPT_IN,
     SIZES,
     Against,
     Before,
@@ -37,11 +41,16 @@ from silo.guard.release_findings import (
     counts,
     ends_of,
     findings,
+    rejected_text,
 )
+from silo.guard.release_words import EARLIER_MAX, party_of, says, with_usual
 
 STAYS = ("prompts", "answers", "per-sample rewards", "gradients", "optimiser", "rollouts")
+BUDGET = "DP off"
 ON_APPROVE = "these bytes are sent once; sending cannot be called back"
+ON_APPROVE_PLAN = "this silo takes part in the run"
 ON_REJECT = "only that this silo declined is told; the round needs its quorum"  # where the run is not known
+USED_SHARE_SHOWN = 0.25  # of a counting limit; less of it says nothing
 COSINE_BYTES_MAX = 64 << 20  # a fraction of a second, once for each release
 _BYTES = frozenset({"round bytes", "day bytes"})
 _LIMITS_IN_WORDS = {
@@ -72,6 +81,7 @@ class ReleaseView:
         destination: Mapping[str, str],
         roles: list[str],
         people: Sequence[str] = (),
+        later: Sequence[Later] = (),
     ) -> dict[str, Any]:
         """Everything a person must see before answering.
 
@@ -83,10 +93,28 @@ class ReleaseView:
             destination: address, certificate and not_after (UTC, ISO 8601) of the far end.
             roles: who may answer.
             people: names of those, where they are known.
+            later: of a held one, what a yes leaves to the policy in later rounds.
         """
         facts = release.facts
         kept = self._ledger.kept_of_release(release.id)
         last, since = self._last(release), self._used_since(release, destination)
+        sentences = {
+            "asked_by": f"round {release.round} of run {release.run}",
+            "to": party_of(policy.federation.coordinator) if policy else "",
+            "says": says(release.kind, facts, int(kept.get("private_records", 0))),
+            "items": items_of(facts),
+            "stays": "; ".join(STAYS),
+            "budget": BUDGET,
+            "findings": hits_in_words(facts) if "screens" in facts else "no text in this message",
+            "approve": on_approve(release.kind, policy),
+            "later": "; ".join(one["says"] for one in later),
+            "reject": on_reject(self._ledger.plan_of(release.run)),
+        }
+        told_facts = shown_facts(
+            release, name=policy_name, roles=roles, address=destination.get("address", ""), base=kept.get("base", ""),
+            sentences=sentences,
+        )  # fmt: skip
+        earlier = self._ledger.releases_before(release, EARLIER_MAX)
         noticed = findings(
             release, self._before(release, kept, last), key=self._ledger.finding_key(), rules=release.rules,
             policy=policy, policy_digest=policy_digest, destination=destination,
@@ -111,11 +139,13 @@ class ReleaseView:
             }
             for one in noticed
         ]  # fmt: skip
-        rules = [*looks, *rules]
+        rules = with_usual([*looks, *rules], [one.rules for one in earlier if one.state == "approved"])
         outcomes = [str(rule["outcome"]) for rule in rules]
         return {
             "id": release.id,
             "digest": release.digest,
+            "shown": shown_digest(release.id, release.recorded, policy_digest, told_facts),
+            "shown_facts": told_facts,
             "revision": release.revision,
             "state": release.state,
             "run": release.run,
@@ -123,14 +153,15 @@ class ReleaseView:
             "step": release.step,
             "held_since": release.requested_at,
             "expires_at": release.expires_at,
-            "asked_by": f"round {release.round} of run {release.run}",
+            "asked_by": sentences["asked_by"],
             "approvers": {"needed": release.persons, "roles": roles, "people": list(people), "given": given},
             "leaves": {
-                "destination": dict(destination) | since,
+                "destination": {"name": sentences["to"]} | dict(destination) | since,
                 "kinds": [
                     {
                         "kind": release.kind,
-                        "items": items_of(facts),
+                        "says": sentences["says"],
+                        "items": sentences["items"],
                         "bytes": release.payload_bytes,
                         "covered_by_epsilon": "NO",
                     }
@@ -145,38 +176,61 @@ class ReleaseView:
                 "counts": {name: outcomes.count(name) for name in ("ok", "look", "hold", "deny")},
                 "rules": [rule for rule in rules if rule["outcome"] != "n.a."],
             },
-            "budget": "; ".join(["DP off", *_used(facts, rules)]),
+            "budget": sentences["budget"],
+            "uses": "; ".join(_used(facts, rules)),
             "noticed": noticed,
-            "findings": hits_in_words(facts) if "screens" in facts else "no text in this message",
-            "difference": self._difference(release, kept, last, policy_digest, destination.get("not_after", ""), since),
+            "unscreened": facts.get("screens") == {},  # there is text in it, and no screen of the policy looked at it
+            "findings": sentences["findings"],
+            "difference": self._difference(release, kept, policy_digest, destination.get("not_after", ""), since),
             "norm": facts.get("l2"),
             "base": {"now": kept.get("base", ""), "before": kept.get("ended_in", "")},
             "consequences": {
-                "approve": ON_APPROVE,
-                "reject": on_reject(self._ledger.plan_of(release.run)),
+                "approve": sentences["approve"],
+                "later": sentences["later"],
+                "later_rounds": list(later),
+                "reject": sentences["reject"],
             },
             "deferred": self._ledger.deferred(release.id),
         }
 
     # ---- what was before ---------------------------------------------------------------------------
 
-    def last(self, release: Release) -> Against | None:
-        """The last one of its kind that left before it."""
-        return self._last(release)
+    def beside(self, release: Release) -> tuple[Against | None, list[str]]:
+        """What a release is compared with, and what people are told of that: the last one of its kind that persons let
+        go; without one, the last that left, of which only the size is known; and where none has left, the last one that
+        did not, whose `item.state` then is one of `KEPT_IN`."""
+        last = self._last(release)
+        earlier = self._ledger.releases_before(release, 1)
+        told = [rejected_text(*one) for one in self._rejected(release)[:1]]
+        told += [f"that of {_place(one, release.run)} was {one.state}" for one in earlier if one.state in KEPT_IN]
+        newest = self._ledger.outbox_before(release, 1)
+        if last is not None and newest and newest[0].id != last.item.id:
+            told.append(f"{Against(newest[0]).place(release.run)} left after that one, and no person was asked")
+        if last is None and told:
+            return self._as_if_sent(earlier[0]), ["none of this kind has left yet", *told]
+        return last, told
 
     def _before(self, release: Release, kept: Mapping[str, Any], last: Against | None) -> Before:
         same = self._ledger.outbox_before(release, EVIDENCE_MAX, same_place=True)
-        return Before(kept, last, same, self._ledger.policy_of_sent(release.kind))
+        return Before(kept, last, self._rejected(release), same, self._ledger.policy_of_sent(release.kind))
+
+    def _rejected(self, release: Release) -> list[tuple[Release, list[str]]]:
+        """Releases of the same bytes that were rejected, newest first, each with who said no."""
+        return [
+            (one, [answer.person for answer in self._ledger.approvals(one.id) if answer.verdict == "reject"])
+            for one in self._ledger.rejected_before(release, EVIDENCE_MAX)
+        ]
 
     def _last(self, release: Release) -> Against | None:
-        items = self._ledger.outbox_before(release, 1)
+        asked = self._ledger.outbox_before(release, 1, approved=True)
+        items = asked or self._ledger.outbox_before(release, 1)
         if not items:
             return None
         item = items[0]
         held = self._ledger.approved_release(item)
         if held is None:
             return Against(item)
-        return Against(item, held.facts, held.policy_digest, self._ledger.kept_of_release(held.id))
+        return Against(item, held.facts, held.policy_digest, self._ledger.kept_of_release(held.id), held.id)
 
     def _used_since(self, release: Release, destination: Mapping[str, str]) -> dict[str, Any]:
         """Since which round this address and this certificate are used without a break, over all kinds."""
@@ -189,15 +243,15 @@ class ReleaseView:
         return {"since_round": known["round"], "since_run": known["run"], "since": known["at"]}
 
     def _difference(
-        self, release: Release, kept: Mapping[str, Any], last: Against | None, policy_digest: str,
-        not_after: str, since: Mapping[str, Any],
+        self, release: Release, kept: Mapping[str, Any], policy_digest: str, not_after: str, since: Mapping[str, Any],
     ) -> str:  # fmt: skip
         until = [f"cert to {not_after[:10]}"] if not_after else []
+        last, kept_in = self.beside(release)
         if last is None:
             return "; ".join(["first release, nothing to compare", *until])
         of_run = "this run" if last.item.run == release.run else f"the earlier run {last.item.run}"
         more = release.payload_bytes - last.item.payload_bytes
-        words = [f"{more:+d} bytes against round {last.item.round} of {of_run}"]
+        words = [*kept_in, f"{more:+d} bytes against round {last.item.round} of {of_run}"]
         if not last.facts:
             return "; ".join([*words, "no person was asked for that one, so only its size is known", *until])
         now, before = release.facts, last.facts
@@ -221,6 +275,15 @@ class ReleaseView:
         if since:
             until.insert(0, f"far end since round {since['since_round']}")
         return "; ".join([*words, *until])
+
+    def _as_if_sent(self, release: Release) -> Against:
+        """One that did not leave, to set another beside it."""
+        item = OutboxItem(
+            0, release.run, release.round, release.step, release.kind, release.digest, release.payload_bytes, 0,
+            release.requested_at, release.state, 0, archived=False,
+        )  # fmt: skip
+        kept = self._ledger.kept_of_release(release.id)
+        return Against(item, release.facts, release.policy_digest, kept, release.id)
 
     def _cosine(self, release: Release, last: Against) -> str:
         """Of both updates, in words; only of what still lies here."""
@@ -254,6 +317,32 @@ class ReleaseView:
         return product / (squares * others) ** 0.5 if squares and others else "no cosine: all zero"
 
 
+def shown_facts(
+    release: Release, *, name: str, roles: Sequence[str], address: str, base: str, sentences: Mapping[str, str]
+) -> str:
+    """Digest of what people are shown of a held release and what does not move while it waits: no age, no expiry, not
+    who answered, not what others left meanwhile. What may come since they looked is a finding, signed by its id.
+
+    Args:
+        release: held.
+        name: of the policy in force.
+        roles: who may answer.
+        address: of the far end.
+        base: that the update is on top of.
+        sentences: every one that is shown and does not move, by where it is shown.
+    """
+    return sha256_hex(
+        canonical_json(
+            {
+                "revision": release.revision, "run": release.run, "round": release.round, "step": release.step,
+                "kind": release.kind, "bytes": release.payload_bytes, "held_since": release.requested_at,
+                "needed": release.persons, "roles": list(roles), "policy": name, "address": address, "base": base,
+                "sentences": dict(sentences), "facts": dict(release.facts),
+            }
+        )
+    )  # fmt: skip
+
+
 def given_of(answers: Iterable[Approval]) -> list[dict[str, Any]]:
     """Who answered what, when and why."""
     return [
@@ -267,6 +356,23 @@ def given_of(answers: Iterable[Approval]) -> list[dict[str, Any]]:
         }
         for item in answers
     ]
+
+
+def on_approve(kind: str, policy: PolicyFile | None) -> str:
+    """What comes of a yes.
+
+    Args:
+        kind: of the release.
+        policy: in force; None where this version cannot read it.
+    """
+    if kind == "run.plan":
+        return ON_APPROVE_PLAN
+    if kind not in UPDATE_KINDS or policy is None:
+        return ON_APPROVE
+    least = policy.federation.min_updates
+    # one line of the smallest terminal
+    given = f"others get a mean of {least} or more" if least > 1 else "others get it alone"
+    return f"sent once, cannot be called back; {given}"
 
 
 def on_reject(plan: str) -> str:
@@ -292,22 +398,28 @@ def who_may_approve(people: Mapping[str, Iterable[str]], roles: Iterable[str]) -
     return sorted(person for person, held in people.items() if wanted & set(held) and may(held, "release.approve"))
 
 
+def _place(release: Release, run: str) -> str:
+    return f"round {release.round}" if release.run == run else f"round {release.round} of {release.run}"
+
+
 def _used(facts: Mapping[str, Any], rules: list[dict[str, Any]]) -> list[str]:
-    """What of each counting limit this release uses: before and after of the limit."""
+    """What of each counting limit this release uses: before and after of the limit, where that is much of it. A round
+    has one factor set of one by nature."""
     return [
-        f"{_LIMITS_IN_WORDS[name]} {_amount(name, used - added)}->{_amount(name, used)} of "
-        f"{_amount(name, most)} {100 * used / most:.0f} %"
+        f"{_LIMITS_IN_WORDS[name]} {_amount(name, used - added, most)}->{_amount(name, used, most)} of "
+        f"{_amount(name, most, most)} {100 * used / most:.0f} %"
         for name, added, used, most in counting(facts, rules)
-        if most
+        if most and used / most >= USED_SHARE_SHOWN and name != "factor sets per round"
     ]
 
 
-def _amount(name: str, value: int) -> str:
-    return str(value) if name not in _BYTES or value < 1024 else _bytes(value)
-
-
-def _bytes(value: int) -> str:
-    return f"{value / (1 << 20):.1f}M" if value >= 1 << 20 else f"{value / 1024:.0f}K"
+def _amount(name: str, value: int, most: int) -> str:
+    """A count in the unit of its limit, so that it can be compared with it."""
+    if name not in _BYTES or most < 1024 or not value:
+        return str(value)
+    unit, letter = (1 << 20, "M") if most >= 1 << 20 else (1024, "K")
+    tenths = letter == "M" or value < 10 * unit
+    return f"{value / unit:.{int(tenths)}f}{letter}"
 
 
 def _percent(before: float, now: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from certs.commands import VerifiedCommand
 from certs.roles import Roles
-from fedsilo.treaty.audit.record import shortened
+from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, harmless, secret_in
 from fedsilo.treaty.errors import (
     ConflictError,
     DeniedError,
@@ -31,12 +31,13 @@ from policies.fields import Approvals
 from policies.load import Policy
 from silo.guard.gate import Gate
 from silo.guard.judge import halted_error
+from silo.guard.later_rounds import Later, later_rounds
 from silo.guard.ledger import Approval, Ledger, Release
 from silo.guard.messages import Allowed, Held, Inbound, held_plan
 from silo.guard.records import release_fields
 from silo.guard.release_comparison import ReleaseComparison
 from silo.guard.release_findings import Finding, acknowledged_in, counts, unread
-from silo.guard.release_keeping import ReleaseKeeping, judged_by_now
+from silo.guard.release_keeping import ReleaseKeeping, judged_by_now, rounds_released
 from silo.guard.release_view import ReleaseView, who_may_approve
 
 REJECT_CODES = ("CONTENT", "TIMING", "POLICY", "UNEXPECTED", "OTHER")
@@ -149,12 +150,14 @@ class Releases:
         """Count one person's yes; the last one needed frees the release.
 
         Args:
-            command: arguments {release, digest, policy_digest[, revision][, acknowledged]}, as the person was shown
-                them; acknowledged: ids of the findings that the person opened.
+            command: arguments {release, digest, policy_digest, shown[, revision][, acknowledged]}, as the person was
+                shown them; shown: digest of the facts in its view; acknowledged: ids of the findings that the person
+                opened.
 
         Raises:
             NotFoundError, ConflictError: no such release, no longer held, or what was shown is not what is held, or
-                not what its screens find by now; or a finding that is seen here was not opened (`FINDINGS_UNREAD`).
+                not what its screens find by now; or a finding that is seen here was not opened (`FINDINGS_UNREAD`), or
+                nothing was shown at all (`NOT_SHOWN`).
             NotAllowedError: the person has no role that the policy names.
             UsageError: acknowledged is no list of ids.
         """
@@ -171,14 +174,13 @@ class Releases:
             )
         destination = dict(self.destination)  # it may change in another thread
         self._screen_again(release)
-        noticed = self._opened(release, command, destination)
+        facts, noticed = self._opened(release, command, destination)
         self._void_unread(release, noticed)
         self._refuse_second(release, command, "approve")
         opened = [str(one["id"]) for one in noticed]
         # Recorded first: no yes counts that nobody finds in the log.
         number = self._record(
-            "approval.grant", release, person=command.person, fingerprint=command.certificate_fingerprint,
-            acknowledged=opened,
+            "approval.grant", release, **_who(command), acknowledged=opened, facts=facts
         )  # fmt: skip
         self._answer(release, command, "approve", "", opened, number)
         approvals = self._given(release)
@@ -213,15 +215,27 @@ class Releases:
                 )  # fmt: skip
                 self._ledger.forget_approvals(release.id, one.person)
 
-    def _opened(self, release: Release, command: VerifiedCommand, destination: Mapping[str, str]) -> list[Finding]:
-        """The findings of this release, each opened by the person.
+    def _opened(
+        self, release: Release, command: VerifiedCommand, destination: Mapping[str, str]
+    ) -> tuple[str, list[Finding]]:
+        """Digest of the facts of this release, which the person was shown, and its findings, each opened by the person.
 
         Raises:
-            ConflictError: one was not (`FINDINGS_UNREAD`). UsageError: no list of ids.
+            ConflictError: the facts are others than the person signed (`STALE_VIEW`), or none (`NOT_SHOWN`); or a
+                finding was not opened (`FINDINGS_UNREAD`). UsageError: no list of ids.
         """
         given = acknowledged_in(command.arguments)
         # As they are seen here, at this moment: what has been found since the person looked counts as not opened.
-        noticed: list[Finding] = self._view(release, destination)["noticed"]
+        view = self._view(release, destination)
+        if not (signed := command.arguments.get("shown")):
+            raise ConflictError(
+                f"a yes to {release.id} says what was shown, and this one does not",
+                hint=f"read it: silo approvals show {release.id}",
+                code="NOT_SHOWN",
+            )
+        if signed != view["shown"]:
+            raise _stale("a fact", release)
+        noticed: list[Finding] = view["noticed"]
         if left := unread(noticed, given):
             names = ", ".join(one["id"] for one in left)
             raise ConflictError(
@@ -229,7 +243,7 @@ class Releases:
                 hint=f"read them (silo approvals show {release.id}), then name each with --ack-finding",
                 code="FINDINGS_UNREAD",
             )
-        return noticed
+        return view["shown_facts"], noticed
 
     def _yeses(self, release: Release) -> list[Approval]:
         """Those that stand in the log."""
@@ -280,8 +294,9 @@ class Releases:
             release = self._ledger.settle_release(release.id, "denied", was="approved")
             return release, Settled(release, "denied")
         decided = self._gate.decide_payload(
-            release.kind, release.run, release.round, release.step, payload, approvals=approvals, granted=granted
-        )
+            release.kind, release.run, release.round, release.step, payload, approvals=approvals, granted=granted,
+            graded=dict(release.facts),
+        )  # fmt: skip
         self._ledger.drop_payloads([release.digest])
         if isinstance(decided, Allowed):
             self._keeping.keep_sent(release, destination)
@@ -293,14 +308,19 @@ class Releases:
         """One person's no ends the hold.
 
         Args:
-            command: arguments {release, digest, policy_digest, reason_code[, reason]}; the reason stays here.
+            command: arguments {release, digest, policy_digest, reason_code[, reason]}; the reason stays here, and
+                the record of the no has its salted digest.
 
         Raises:
             UsageError: no such reason code. ConflictError, NotFoundError: as `approve`.
             LogFullError, OperationError: the log, or the ledger, takes nothing; without a record the no is not kept.
         """
         self._refuse_while_halted()
-        code = str(command.arguments.get("reason_code", ""))
+        code, reason = str(command.arguments.get("reason_code", "")), str(command.arguments.get("reason", ""))
+        if what := secret_in(reason):
+            raise UsageError(f"a note is kept as it is written, and this one has what looks like {what}")
+        if reason != harmless(reason):
+            raise UsageError(f"a note is one line of at most {NOTE_CHARACTERS_MAX} printable characters")
         if code not in REJECT_CODES:
             raise UsageError(f"reason code {code[:40]!r} is not known", hint=f"one of: {', '.join(REJECT_CODES)}")
         release = self._shown(command)
@@ -308,9 +328,8 @@ class Releases:
         no = self._no(release, command.person)
         if no is None or no.record < 0:  # else a kill kept it from its effect, and it stands in the log already
             # Recorded first, as a yes is; what a kill leaves in the log alone is taken up at the next start.
-            whose = {"person": command.person, "fingerprint": command.certificate_fingerprint}
-            number = self._record("approval.deny", release, reasons=[code], **whose)
-            reason = shortened(str(command.arguments.get("reason", "")))
+            kept = self._gate.keep_note(command.sealed) if reason else ""  # before the record that names it
+            number = self._record("approval.deny", release, reasons=[code], note=kept, **_who(command))
             with self._gate.halting():  # else another person's yes would free it after all
                 no = self._answer(release, command, "reject", reason, record=number, code=code)
         return self._deny(release, no)
@@ -338,8 +357,7 @@ class Releases:
                 code="TOO_LATE",
             )
         number = self._record(
-            "release.defer", release, person=command.person, fingerprint=command.certificate_fingerprint,
-            until=int(until),
+            "release.defer", release, **_who(command), until=int(until)
         )  # fmt: skip
         self._ledger.defer(release.id, command.person, float(until))
         return release, number
@@ -370,11 +388,7 @@ class Releases:
             if name == "revision" and given is None:
                 continue
             if given != value:
-                raise ConflictError(
-                    f"{name.replace('_', ' ')} of {release.id} is not what was shown",
-                    hint=f"read it again: silo approvals show {release.id}",
-                    code="STALE_VIEW",
-                )
+                raise _stale(name.replace("_", " "), release)
         if release.policy_digest != self._gate.policy.digest:
             raise ConflictError(
                 f"the policy changed since {release.id} was held", hint="read it again", code="STALE_VIEW"
@@ -491,10 +505,34 @@ class Releases:
         return self._shows.view(
             release, policy_name=policy.file.name, policy_digest=policy.digest, policy=policy.file,
             destination=destination, roles=wanted, people=who_may_approve(self._people, wanted),
+            later=self._later(release),
         )  # fmt: skip
 
+    def _later(self, release: Release) -> list[Later]:
+        """What a yes to a held release leaves to the policy; of one that is over there is nothing to say."""
+        policy = self._gate.policy
+        told = later_rounds(
+            release, policy if isinstance(policy, Policy) else None, policy.file,
+            released=rounds_released(self._ledger, release), plan=self._ledger.plan_of(release.run),
+        )  # fmt: skip
+        return list(told) if release.state == "held" else []
+
     def comparison(self, release: Release) -> dict[str, Any]:
-        """All of a release beside the last one of its kind that left; figures and digests, never content."""
+        """All of a release beside the last one of its kind; figures and digests, never content."""
+        last, told = self._shows.beside(release)
         return self._compares.comparison(
-            release, self._shows.last(release), policy_digest=self._gate.policy.digest, destination=self.destination
-        )
+            release, last, policy_digest=self._gate.policy.digest, destination=self.destination, told=told
+        )  # fmt: skip
+
+
+def _who(command: VerifiedCommand) -> dict[str, Any]:
+    """Who answered, by which certificate, and what that person signed, for `_record`."""
+    fingerprint = command.certificate_fingerprint
+    return {"person": command.person, "fingerprint": fingerprint, "order": command.order}
+
+
+def _stale(what: str, release: Release) -> ConflictError:
+    return ConflictError(
+        f"{what} of {release.id} is not as it was shown", hint=f"read it again: silo approvals show {release.id}",
+        code="STALE_VIEW",
+    )  # fmt: skip

@@ -34,6 +34,7 @@ from silo.guard.incoming_adapters import stored_or_fetched
 from silo.guard.judge import halts
 from silo.guard.leaving import Leaving
 from silo.guard.ledger import Ledger, OutboxItem, Release
+from silo.guard.ledger_rows import LEFT
 from silo.guard.messages import Allowed, Denied, Held, Inbound
 from silo.guard.outbox import in_turn
 from silo.guard.panel import Panel
@@ -42,7 +43,7 @@ from silo.guard.releases import Releases, Settled
 from silo.guard.round_again import RoundAgain
 from silo.guard.startup import Site, require_part, trained_with
 from silo.guard.supervisor import TrainerHandle
-from silo.guard.transcripts import Agreement, TranscriptRefused
+from silo.guard.transcripts import Agreement, TooFewUpdates, TranscriptRefused
 from silo.link import LinkClosed, LinkMessage
 from silo.measuring import MeasureHoldout
 from silo.sampling import TaskGiver, Training
@@ -115,7 +116,15 @@ class RunKeeper:
             if isinstance(item.body, pb.RunEnd):
                 self._plans.run_ended(item.run, item.body.outcome)
             return True
+        if isinstance(item.body, pb.RoundResult):
+            try:
+                self.agreement.require_updates(item, item.body, run.plan)
+            except TooFewUpdates as error:
+                self._leave_for(item, error)
+                return True
         if 0 < item.round <= self._ignored_round and not isinstance(item.body, pb.RunEnd):
+            if isinstance(item.body, pb.RoundResult) and item.body.committed:
+                self._set_view(self._gate.view.told(item.body.adapter_digest))  # the next round begins with it
             return True  # of a round that a restart left; that the run ended counts all the same
         # The coordinator sends at least once; what was fed is not fed again.
         mark = (item.kind, item.round, item.step, item.digest)
@@ -153,6 +162,13 @@ class RunKeeper:
         elif isinstance(item.body, pb.RoundResult):
             self._ignored_round = max(self._ignored_round, item.round)  # it ended before it began here
         return self._follow(item)
+
+    def _leave_for(self, item: Inbound, error: TooFewUpdates) -> None:
+        """This silo's run is over, for good: a coordinator that commits such a round is not given another update."""
+        self.agreement.record_refused(item, error)
+        self.leaving.begin(item.run)
+        self._panel.publish("run.left", {"run": item.run, "round": item.round, "reason": error.reason})
+        self.end_run(LEFT)
 
     def _follow(self, item: Inbound) -> bool:
         """What the end of a round or run asks for besides what the method does; done once more if it may not be."""
@@ -278,7 +294,7 @@ class RunKeeper:
         self.agreement.drop()
         _log.info("run %s has ended: %s", run.plan.run, outcome)
         self._panel.publish("run.ended", {"run": run.plan.run, "outcome": outcome})
-        self.run = None
+        run.over, self.run = True, None
         self.deadlines.clear()
         self._fed.clear()
         self._ignored_round = 0

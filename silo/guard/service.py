@@ -21,6 +21,7 @@ from typing import Any
 
 import fedsilo
 from fedsilo.edge import long_lived
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.edge.disk_space import require_space
@@ -34,6 +35,7 @@ from policies.load import Policy
 from silo.config import SiloConfig
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
+from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import SiteView
 from silo.guard.control import ControlServer
 from silo.guard.daemon import Guard
@@ -41,7 +43,7 @@ from silo.guard.events import Command, Event
 from silo.guard.gate import Gate, open_channel
 from silo.guard.in_force import take_over
 from silo.guard.isolation import why_waived
-from silo.guard.ledger import Ledger
+from silo.guard.ledger_check import open_ledger
 from silo.guard.own_certificate import OwnCertificate
 from silo.guard.preflight import look_at_coordinator
 from silo.guard.public import PublicView, token_counter
@@ -52,12 +54,12 @@ from silo.guard.screens import Screens, index_key, site_canaries
 from silo.guard.site_view import QUOTED
 from silo.guard.startup import (
     AUDIT,
-    LEDGER,
     LOCK,
     Site,
     code_sha256,
     load_site_parts,
     never_shown,
+    require_authority_files,
     require_rung,
 )
 from silo.guard.supervisor import Supervisor, TrainerHandle
@@ -172,6 +174,7 @@ def serve(config: SiloConfig, *, ready: Callable[[dict[str, Any]], None]) -> Non
     try:
         with lock_exclusively(config.state_dir / LOCK) as lock, contextlib.ExitStack() as stack:
             require_space(config.state_dir)
+            require_authority_files(config)
             _serve_locked(load_site_parts(config), stack, ready)
     except FedSiloError as error:
         # The command shows it on stderr; the log must have it too, but not that of another one that runs.
@@ -196,16 +199,23 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         stack.callback(signal.signal, number, previous)
 
     key = site.identity.signing_key
-    audit = stack.enter_context(
-        AuditLog(config.state_dir / AUDIT, origin=config.spiffe_id, key=key, actor=config.spiffe_id)
-    )
-    audit.trust_peer(policy.file.federation.coordinator, site.coordinator_key)
-    ledger = Ledger(config.state_dir / LEDGER)
+
+    def log(clock: Callable[[], float]) -> AuditLog:
+        folder = config.state_dir / AUDIT
+        return AuditLog(folder, origin=config.spiffe_id, key=key, actor=config.spiffe_id, clock=clock)
+
+    ledger = open_ledger(site, log, time.time())
     stack.callback(ledger.close)
+    watch = ClockWatch(ledger, asks=not config.coordinator.by_files)
+    audit = stack.enter_context(log(watch.time))
+    watch.begin(audit.latest_time)
+    audit.trust_peer(policy.file.federation.coordinator, site.coordinator_key)
     grader = stack.enter_context(public_grader(config))
     program = code_sha256()
     started = {"version": fedsilo.__version__, "code": program}
-    step = take_over(site, ledger, audit, now=time.time(), started=started, program=program)
+    step = take_over(
+        site, ledger, audit, now=watch.time(), started=started, program=program, shows=watch.people_time()
+    )  # fmt: skip
     _log.info("policy %s is in force: %s", policy.digest[:12], step.how)
     certificate = OwnCertificate(site.identity, config.state_dir / AUDIT)
     certificate.look(audit.append, audit.latest_time)
@@ -229,14 +239,16 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             spiffe_id=config.spiffe_id,
             coordinator_id=policy.file.federation.coordinator,
             schema=site.schema,
-            public=PublicView(site.public, grader, token_counter(config.model.path)),
+            public=PublicView(
+                site.public, AnswerGrading([grader], grader.budget_seconds), token_counter(config.model.path)
+            ),
             topics=frozenset(task.topic for task in site.held_out.rows if task.topic),
             adapters=adapters,
             by_files=config.coordinator.by_files,
         ),
         federation=config.federation,
         site_key=hmac.new(site.site_secret, b"fedsilo audit digests", hashlib.sha256).digest(),
-        clock=time.time,
+        clock=watch.time,
         screens=screens,
         archive=archive,
         code_sha256=program,
@@ -249,8 +261,11 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         config.silo,
         site.site_ca_pem,
         site.roles,
-        lambda: datetime.now(UTC),
+        lambda: _utc(watch.time()),
         journal=config.state_dir / "requests.jsonl",
+        federation=config.federation,
+        shows=lambda: _utc(watch.people_time()),
+        wall=lambda: _utc(watch.wall()),
     )
     events: queue.Queue[Event] = queue.Queue()
     trainer = SupervisedTrainer(
@@ -261,7 +276,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     guard = Guard(
         site=site, gate=gate, ledger=ledger, audit=audit, releases=releases,
         adapters=adapters, trainer=trainer, desk=desk, events=events,
-        archive=archive, code_sha256=program,
+        archive=archive, code_sha256=program, watch=watch,
     )  # fmt: skip
     guard.hourly.append(lambda: certificate.look(gate.record, gate.now()))
     guards.append(guard)
@@ -269,6 +284,10 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
     threading.Thread(target=_fold, args=(guard.panel.index,), name="message-index", daemon=True).start()
     Rescreening(ledger, audit, screens).register(desk, guard.on_loop)
+    if config.trainer.launch == "external":
+        guard.panel.trainer({"waiting_for": config.trainer.address})
+    # before anybody can look: a trainer takes minutes to load a large model, and what is held is held meanwhile
+    guard.panel.show(None, link_fault="")
     control = ControlServer(desk, config.control.socket, config.control.group)
     stack.callback(control.close)
     if not config.coordinator.by_files:
@@ -279,9 +298,6 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
             _log.warning("%s", error.line)
         # It is renewed now and then; dialling may take a while, which the loop has no time for.
         guard.hourly.append(lambda: threading.Thread(target=_look_again, args=(site, releases), daemon=True).start())
-    if config.trainer.launch == "external":
-        guard.panel.trainer({"waiting_for": config.trainer.address})
-        guard.panel.show(None, link_fault="")
     trainer.start()
     guard.panel.trainer(trainer.description)
     guard.panel.show(None, link_fault="")
@@ -316,6 +332,10 @@ def _fold(index: MessageIndex) -> None:
         index.catch_up()
     except FedSiloError as error:  # whoever asks is told the same
         _log.warning("the messages of the audit log cannot be listed: %s", error.line)
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _look_again(site: Site, releases: Releases) -> None:

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from fedsilo.edge.data_findings import HELD_OUT, PRIVATE, find
+from fedsilo.edge.model_facts import ModelFacts, read_model_facts
 from fedsilo.edge.own_verifiers import find_verifier
 from fedsilo.edge.prompt_template import read_template
 from fedsilo.edge.reference_checks import our_parts_check
@@ -21,7 +22,6 @@ from silo.guard.prompt_preview import Lengths, Preview, preview
 from silo.guard.public_grader import public_grader
 from silo.guard.startup import LEDGER, own_verifiers
 from silo.memory_estimate import Settings, Shapes, estimate, judge, machine, require_card, size_text
-from silo.model_facts import ModelFacts, read_model_facts
 
 TOPICS_SHOWN_MAX = 6
 
@@ -214,20 +214,30 @@ def prompts(config: SiloConfig, facts: ModelFacts, show: int, warnings: list[str
     """Token lengths of the three sets, and some prompts as text.
 
     Raises:
-        NotTriedHere: the trainer's libraries are not installed here.
+        NotTriedHere: the trainer's libraries are not installed here, and it may run elsewhere.
         UsageError, OperationError: as `preview`.
     """
     limit = max_prompt_tokens(config, facts)
     try:
         found = preview(config, max_prompt_tokens=limit, show=show)
     except FedSiloError as error:
-        if error.code == "NOT_INSTALLED":
+        if error.code == "EXTRA_MISSING" and config.trainer.launch == "external":
             raise NotTriedHere(error.message) from error
         raise
     overlong = {name: each.overlong for name, each in found.sets.items() if each.overlong}
     if overlong:
         many = ", ".join(f"{count} of {found.sets[name].rows} {name}" for name, count in overlong.items())
         warnings.append(f"prompts of more than {limit} tokens are left out: {many}")
+    for name, each in found.sets.items():
+        if each.ended:
+            warnings.append(
+                f"{each.ended} of {each.rows} {name} prompts end with the token that ends an answer, so their answers "
+                "may be empty: take it out of the template, or out of what tokenizer.json puts after a text"
+            )
+        if each.without_text:
+            warnings.append(f"{name} prompts whose text is not in what the template makes of them: {each.without_text}")
+        if each.alike:
+            warnings.append(f"{each.alike} {name} prompts become the same tokens as another one")
     private = found.sets[PRIVATE]
     return found, f"{_tokens(private)}; {_topics(private)}"
 

@@ -19,18 +19,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 import fedsilo
 from certs.identity import Identity
 from certs.roles import Roles
-from fedsilo.edge.files import make_private_directory, read_private, write_private
+from fedsilo.edge.files import make_private_directory, read_private, require_authority, write_private
 from fedsilo.edge.identity_files import load_coordinator_key, load_identity, load_site
 from fedsilo.edge.model_folder import Fingerprints, lora_schema_of, read_fingerprints
 from fedsilo.edge.own_verifiers import find_verifier, own_verifiers_sha256
 from fedsilo.edge.prompt_template import read_template
-from fedsilo.edge.site_policy import read_effective, read_pinned_schema
+from fedsilo.edge.site_policy import read_effective, read_pinned_schema, read_policy
 from fedsilo.edge.task_files import TaskFile, read_tasks
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 from fedsilo.treaty.isolation import rung_at_least
 from fedsilo.treaty.methods import require_exchange
 from fedsilo.treaty.plan import Plan
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
+from policies.custom_file import custom_of
 from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.config import SiloConfig
@@ -94,6 +95,24 @@ def load_site_parts(config: SiloConfig, *, now: datetime | None = None, make_sec
     return Site(
         config, policy, identity, coordinator_key, site_ca_pem, roles, schema, fingerprints, public, held_out, secret
     )
+
+
+def require_authority_files(config: SiloConfig) -> None:
+    """That nobody else can change what this site obeys: configuration, policy with what it names, charter, people, CA
+    certificates and the coordinator's key (T59). Whatever else it reads is pinned by a hash in one of these.
+
+    Raises:
+        NotAllowedError: which one others may write, and the command that mends it.
+        UsageError: the policy is missing or wrong.
+    """
+    files = config.identity
+    for path in (
+        config.source, config.policy, *([config.charter] if config.charter is not None else []), files.operators,
+        files.federation_ca, files.site_ca, files.coordinator_key,
+    ):  # fmt: skip
+        require_authority(path)
+    if (custom := custom_of(read_policy(config.policy).file)) is not None:
+        require_authority(config.policy.parent / custom.file)
 
 
 def _check_verifiers(config: SiloConfig, policy: Policy) -> None:

@@ -7,8 +7,13 @@ Two transcripts of one round, both signed, are evidence: it is kept, and the sil
 round goes on without it then. Enough signatures for the plan and too few for this site's policy are no reason to
 leave: more may come until the round is over.
 
-Does not stop: a coordinator that tells all silos the same; peers that sign whatever they are shown; two groups of
-silos that are each large enough to agree on a transcript of their own (`needed` in `fedsilo.treaty.transcript`).
+A round whose signed end has fewer updates in it than plan and policy ask for ends this silo's run before the adapter
+is fetched (T58). A round that begins with another adapter than the last end left, or the first round that this silo
+saw, goes on without it: so no end can be kept from it.
+
+Does not stop: a coordinator that keeps single updates for itself, or that tells all silos the same; peers that sign
+whatever they are shown; two groups of silos that are each large enough to agree on a transcript of their own
+(`needed` in `fedsilo.treaty.transcript`).
 """
 
 from __future__ import annotations
@@ -63,6 +68,10 @@ class TranscriptRefused(PeerError):
         super().__init__(WireCode.INGRESS_DENIED, message)
         self.reason = reason
         self.fields = fields
+
+
+class TooFewUpdates(TranscriptRefused):
+    """A round was committed with fewer updates than this site's own enters a mean over (T58)."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,31 @@ class Agreement:
                 return None if waited else item
         return item
 
+    def require_updates(self, item: Inbound, body: pb.RoundResult, plan: Plan) -> None:
+        """Look at each genuine end of a round, also of one that this silo took no part in, before anything is done
+        with its adapter: that is what the next one begins with.
+
+        Raises:
+            TooFewUpdates: it is committed with fewer updates than plan, transcript or the policy in force ask for.
+        """
+        kept = self._ledger.transcript(item.run, item.round)
+        signed = transcript_from_canonical(kept["transcript"]).min_updates if kept is not None else 0
+        least = max(plan.quorum, signed, self._gate.policy.file.federation.min_updates)
+        if not body.committed or len(set(body.participants)) >= least:
+            return
+        few = TooFewUpdates(
+            "MIN_UPDATES",
+            f"round {item.round} of run {item.run} was committed with {len(set(body.participants))} updates "
+            f"({', '.join(sorted(set(body.participants)))}), asked for are {least} "
+            f"(federation.min_updates of the policy, the plan's quorum)",
+            ("participants",),
+        )
+        try:
+            self._result(item, body)  # the coordinator's signature under it is what proves it
+        except TranscriptRefused as error:
+            _log.error("%s", error.message)
+        raise few
+
     def refuse(self, item: Inbound, error: TranscriptRefused) -> bool:
         """The round goes on without this silo: recorded, and said to the coordinator in a code.
 
@@ -146,7 +180,7 @@ class Agreement:
             UnreachableError, NotAllowedError, PeerError, DeniedError: the no is not known to have been heard; the item
                 is not acknowledged then, and comes again.
         """
-        self._record_refused(item, error)
+        self.record_refused(item, error)
         if isinstance(item.body, pb.RoundResult):
             self._talk.tell_declined(item.run)
             return False
@@ -155,7 +189,8 @@ class Agreement:
         self.drop()
         return True
 
-    def _record_refused(self, item: Inbound, error: TranscriptRefused) -> None:
+    def record_refused(self, item: Inbound, error: TranscriptRefused) -> None:
+        """In this site's own log, with the reason."""
         _log.error("%s", error.message)
         self._gate.record(
             "ingress.decision", run=item.run, round=item.round, kind=item.kind, decision="deny",
@@ -298,6 +333,8 @@ class Agreement:
         if transcript is None:
             raise TranscriptRefused("TRANSCRIPT_UNSIGNED", f"round {item.round} opens without a signed transcript")
         wrong = self._differences(transcript, item, body, plan)
+        if transcript.min_updates < max(plan.quorum, self._gate.policy.file.federation.min_updates):
+            wrong += ("min_updates",)
         if wrong:
             raise TranscriptRefused(
                 "TRANSCRIPT_DIFFERS",
@@ -352,7 +389,8 @@ class Agreement:
             "plan_sha256": transcript.plan_sha256 == plan.digest,
             "policies": transcript.policies.get(config.silo)
             in {self._gate.policy.digest, self._talk.policy_said} - {""},
-            "base_digest": transcript.base_digest == body.base_digest,
+            "base_digest": transcript.base_digest == body.base_digest
+            and self._gate.view.told_adapter in ("", body.base_digest),
             "schema_sha256": transcript.schema_sha256 == self._site.schema.digest,
             "public_set_sha256": transcript.public_set_sha256 == self._site.public.sha256,
             "pool": pool_stands(transcript, plan, self._ledger, config.silo),
@@ -385,7 +423,7 @@ class Agreement:
                 raise few  # not enough for the plan either: it is said so only when nobody else is waited for
             if self._short != (item.run, item.round):
                 self._short = (item.run, item.round)
-                self._record_refused(item, few)
+                self.record_refused(item, few)
             return None
         # those that were verified: one row of each silo under this digest, whatever else it is said to have signed
         verified = [row for row in brought if row.silo in counted.agreed and row.digest == transcript.digest]

@@ -124,6 +124,9 @@ class FileExchange:
         elif not take_in(item, self._keeper, self._ledger, self._gate):
             self._held = item
 
+    def beat(self) -> None:
+        """Nobody hears it."""
+
     def _next(self) -> CarriedMessage | None:
         if self._stuck or self._file is None:
             return None

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from certs.identity import peer_identity
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_witness import OWN_HISTORY_LOST, TwoHistories
-from fedsilo.treaty.audit.checkpoint import parse_checkpoint, parse_note
+from fedsilo.treaty.audit.checkpoint import cosigned_at, cosigner_key, parse_checkpoint, parse_note
 from fedsilo.treaty.audit.witness import LogStep, Offer
 from fedsilo.treaty.errors import NotAllowedError, VerificationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
@@ -105,6 +105,14 @@ class Witnessing:
             self._follow(shown)
         for note in answer.countersigned:
             self._cosignature(note)
+
+    def signed_time(self, answer: pb.Checkpoint) -> int | None:
+        """UTC seconds at which the coordinator countersigned the checkpoint that it was just shown; None where it did
+        not. Raises VerificationError: it is not its signature."""
+        note = answer.cosigned_note
+        if not note or parse_checkpoint(parse_note(note).text).size != self._audit.offered_size:
+            return None
+        return cosigned_at(note, cosigner_key(self.coordinator, self._audit.key_of(self.coordinator)))
 
     def _follow(self, shown: pb.PeerLog) -> None:
         peer = ""

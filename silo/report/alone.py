@@ -68,6 +68,37 @@ def train_alone(method: Method, plan: Plan, start: codec.Buffer, do: DoTask) -> 
     return _Alone(method, plan, do).run(start)
 
 
+def with_update(method: Method, plan: Plan, adapter: codec.Buffer, update: codec.Factors | None) -> codec.Buffer:
+    """The adapter that a coordinator makes of one update alone.
+
+    Args:
+        method: of the run.
+        plan: of the run.
+        adapter: payload of the adapter that the round began with.
+        update: of one silo.
+
+    Raises:
+        OperationError: the update has other tensors than the plan trains.
+    """
+    base = codec.decode_factors(adapter)
+    trained = {name for name in base.tensors if not is_frozen(name, plan.lora.freeze)}
+    if update is None or update.tensors.keys() != trained:
+        raise OperationError("the trainer's update does not fit the adapter it was given", code="TRAINER_CONFUSED")
+    combined = {
+        name: method.combine(master.reshape(-1), [update.tensors[name].reshape(-1)]).reshape(master.shape)
+        for name, master in base.tensors.items()
+        if name in trained
+    }
+    return codec.encode_factors(
+        {**base.tensors, **combined},
+        base_digest="",
+        schema_sha256=base.header.schema_sha256,
+        rank=base.header.rank,
+        scale=base.header.scale,
+        dtype="float32",
+    )
+
+
 @dataclass
 class _Alone:
     method: Method
@@ -140,21 +171,5 @@ class _Alone:
 
     def _commit(self) -> None:
         """What the coordinator would make of one upload (coordinator.aggregate), with the same canonical zeros."""
-        base = codec.decode_factors(self.adapter)
-        trained = {name for name in base.tensors if not is_frozen(name, self.plan.lora.freeze)}
-        if self.upload is None or self.upload.tensors.keys() != trained:
-            raise OperationError("the trainer's update does not fit the adapter it was given", code="TRAINER_CONFUSED")
-        combined = {
-            name: self.method.combine(master.reshape(-1), [self.upload.tensors[name].reshape(-1)]).reshape(master.shape)
-            for name, master in base.tensors.items()
-            if name in trained
-        }
+        self.adapter = with_update(self.method, self.plan, self.adapter, self.upload)
         self.upload = None  # each round is made of an update of its own
-        self.adapter = codec.encode_factors(
-            {**base.tensors, **combined},
-            base_digest="",
-            schema_sha256=base.header.schema_sha256,
-            rank=base.header.rank,
-            scale=base.header.scale,
-            dtype="float32",
-        )

@@ -51,6 +51,7 @@ from silo.guard.startup import (
 from silo.guard.supervisor import Supervisor, TrainerGone, TrainerSaid
 from silo.guard.trainer_link import probe_fields_beside_the_daemon
 from silo.link import LinkClosed, LinkMessage
+from silo.measuring import PromptSet
 from silo.report.alone import plan_alone, train_alone
 from silo.report.benefit import ARMS, DEFINITION, Answers, Arm, Holdout, compare
 from silo.sampling import TaskGiver
@@ -98,7 +99,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
     finished = find_run(config, run)
     policy = effective_policy(config)
     schema = site_schema(config, policy)
-    _check_inputs(config, finished, schema)
+    check_inputs(config, finished, schema)
     store = AdapterStore(config.state_dir / "adapters")
     federated = store.find(finished.final_digest)
     if federated is None:
@@ -107,7 +108,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
             hint="it keeps the latest adapters only; ask for the report before further runs",
             code="ADAPTER_GONE",
         )
-    start = _initial_adapter(finished, schema, store)
+    start = adapter_at_start(finished, schema, store)
     folder = config.state_dir / "report" / finished.plan.run
     make_private_directory(folder.parent)
     make_private_directory(folder)
@@ -118,7 +119,7 @@ def report_benefit(config: SiloConfig, *, run: str, samples: int | None, say: Sa
     )
     kept = _kept(folder, inputs)
     plan = plan_alone(finished.plan, config.silo, f"local-{inputs[:16]}")
-    with _trainer(config, policy, schema, say) as trainer:
+    with report_trainer(config, policy, schema, say) as trainer:
         _check_split(trainer.ready, finished)
         trainer.begin(plan, schema)
         wanted = samples if samples is not None else finished.plan.evaluation.samples
@@ -192,7 +193,7 @@ def find_run(config: SiloConfig, name: str) -> FinishedRun:
         ledger.close()
 
 
-def _check_inputs(config: SiloConfig, finished: FinishedRun, schema: LoraSchema) -> None:
+def check_inputs(config: SiloConfig, finished: FinishedRun, schema: LoraSchema) -> None:
     """Local-only is trained now, so what it is trained with must be what the run had. Raises UsageError."""
     plan, model = finished.plan, site_fingerprints(config)
     had: dict[str, str] = json.loads(finished.settings or "{}")
@@ -233,7 +234,7 @@ def _check_split(ready: Mapping[str, Any], finished: FinishedRun) -> None:
         )
 
 
-def _initial_adapter(finished: FinishedRun, schema: LoraSchema, store: AdapterStore) -> Buffer:
+def adapter_at_start(finished: FinishedRun, schema: LoraSchema, store: AdapterStore) -> Buffer:
     """The one the run began with: as kept, else drawn again from the plan's seed. Raises NotFoundError."""
     kept = store.find(finished.start_digest)
     drawn = kept or encode_factors(
@@ -261,7 +262,7 @@ def _kept(folder: Path, inputs: str) -> bytes | None:
 # ---- the second trainer ------------------------------------------------------------------------------
 
 
-class _Trainer:
+class ReportTrainer:
     """The trainer of a report: asked one thing at a time."""
 
     def __init__(
@@ -304,9 +305,9 @@ class _Trainer:
         given = self._giver.complete(task) if self._giver else task
         return self._ask(LinkMessage("task", fields_of(given), body), "done").body
 
-    def measure(self, adapter: Buffer, samples: int) -> dict[str, Any]:
-        """What the holdout says of an adapter; empty bytes for the base model. Raises OperationError."""
-        fields = {"task": "MeasureHoldout", "round": 0, "samples": samples}
+    def measure(self, adapter: Buffer, samples: int, rows: PromptSet = "private") -> dict[str, Any]:
+        """What a holdout says of an adapter; empty bytes for the base model. Raises OperationError."""
+        fields = {"task": "MeasureHoldout", "round": 0, "samples": samples, "rows": rows}
         body = self._ask(LinkMessage("task", fields, adapter), "done").body
         try:
             verdicts = dict(json.loads(bytes(body)))
@@ -353,9 +354,10 @@ def _address_to_itself(config: SiloConfig) -> contextlib.AbstractContextManager[
 
 
 @contextlib.contextmanager
-def _trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: Say) -> Iterator[_Trainer]:
+def report_trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: Say) -> Iterator[ReportTrainer]:
     """A trainer as the guard starts it, with scratch folder, log and socket of its own."""
     place = config.state_dir / "report"
+    make_private_directory(place)
     with (
         lock_exclusively(place / "lock"),
         _address_to_itself(config),
@@ -383,7 +385,7 @@ def _trainer(config: SiloConfig, policy: Policy, schema: LoraSchema, say: Say) -
             say("starting a trainer behind this site's walls")
             supervisor.start(secret, probe_fields, never=never_shown(config), accepted=accepted)
             say(f"isolation {supervisor.state.rung}; {supervisor.state.ready.get('holdout_rows')} rows set aside")
-            yield _Trainer(supervisor, events, place / "logs" / "trainer.log", say, secret)
+            yield ReportTrainer(supervisor, events, place / "logs" / "trainer.log", say, secret)
         finally:
             supervisor.stop()
 

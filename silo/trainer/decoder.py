@@ -40,7 +40,7 @@ from silo.trainer.layers import (
 )
 from silo.trainer.quantised import QuantisedLinear, QuantisedWeight, side_by_side
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Kinds of rotary positions whose angles depend on the position alone, not on how long the text turns out to be.
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 ADAPTABLE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -341,7 +341,8 @@ def _check_supported(model: Any, factors: Mapping[str, tuple[Tensor, Tensor]]) -
             f"the base model's activation is {config.hidden_act!r}", hint=f"one of {', '.join(ACTIVATIONS)}"
         )
     _check_positions(model)
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+    mistral_window = config.sliding_window if kind == "MistralForCausalLM" else None  # in a Qwen it may lie unused
+    if mistral_window is not None or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise UsageError("the base model has layers with a sliding window, which are not supported")
     if getattr(config, "quantization_config", None) is not None:
         raise UsageError(

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsilo.edge.extras import need
 from fedsilo.edge.reference_checks import full_check
 from fedsilo.edge.task_files import FieldNames, Task, TaskFile, read_tasks, read_usable
 from fedsilo.treaty.errors import FedSiloError, UsageError
 
 PROMPT_CHARACTERS_MAX = 2000
+TEXTS_TRIED = 100
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
 
@@ -59,7 +61,10 @@ def request_from(fields: dict[str, Any]) -> Request:
 
 def preview(request: Request) -> dict[str, Any]:
     """{"sets": {name: {"rows", "prompt_tokens": [quantiles], "answer_tokens": [...], "overlong", "topics": {topic:
-    rows}}}, "prompts": [{"id", "file", "line", "tokens", "text"}]}, sets by name: private | public | held_out.
+    rows}, "ended", "alike", "without_text"}}, "prompts": [{"id", "file", "line", "tokens", "text"}]}, sets by name:
+    private | public | held_out. `ended`: prompts that close with the token that ends an answer; `alike`: different
+    prompts beyond the first that become the same tokens; `without_text`: of `TEXTS_TRIED` prompts, those whose text
+    does not stand in what the template makes of them.
 
     Raises:
         UsageError, NotFoundError: a file, the tokenizer or the template cannot be used.
@@ -73,7 +78,16 @@ def preview(request: Request) -> dict[str, Any]:
     sets, places = {}, list[tuple[int, TaskFile, Task]]()
     for name, group in files.items():
         rows = [(file, task) for file in group for task in file.rows]
-        lengths = [len(codec.prompt_ids(task.prompt)) for _, task in rows]
+        ids = [codec.prompt_ids(task.prompt) for _, task in rows]
+        lengths = [len(each) for each in ids]
+        texts = {task.prompt.strip(): each for (_, task), each in zip(rows, ids, strict=True)}
+        if len(texts) > 1 and len(set(texts.values())) == 1:
+            raise UsageError(
+                f"{len(texts)} different {name} prompts all become the same {lengths[0]} tokens: their text is lost",
+                hint="the chat template or the tokenizer drops it; data.template: plain, or a file with a template "
+                "that reads messages[0]['content'] as a text",
+                code="TEMPLATE_DROPS_PROMPT",
+            )
         topics: dict[str, int] = {}
         for _, task in rows:
             topics[task.topic] = topics.get(task.topic, 0) + 1
@@ -82,6 +96,9 @@ def preview(request: Request) -> dict[str, Any]:
             "prompt_tokens": quantiles(lengths),
             "answer_tokens": quantiles([len(codec.answer_ids(task.answer, finished=True)) for _, task in rows]),
             "overlong": sum(length > request.max_prompt_tokens for length in lengths),
+            "ended": sum(codec.is_ended(each) for each in ids),
+            "alike": len(texts) - len(set(texts.values())),
+            "without_text": sum(text not in codec.rendered(text) for text in spread_texts(texts)),
             "topics": topics,
         }
         if name == "private":
@@ -90,11 +107,17 @@ def preview(request: Request) -> dict[str, Any]:
     prompts = [
         {
             "id": task.id, "file": str(file.path), "line": task.line, "tokens": length,
-            "text": codec.rendered(task.prompt)[:PROMPT_CHARACTERS_MAX],
+            "text": codec.read_back(task.prompt)[:PROMPT_CHARACTERS_MAX],
         }
         for length, file, task in shown
     ]  # fmt: skip
     return {"sets": sets, "prompts": prompts}
+
+
+def spread_texts(texts: Iterable[str]) -> list[str]:
+    """At most `TEXTS_TRIED` of them, at even distances."""
+    every = list(texts)
+    return every[:: max(len(every) // TEXTS_TRIED, 1)][:TEXTS_TRIED]
 
 
 def quantiles(lengths: Sequence[int]) -> list[int]:
@@ -113,20 +136,13 @@ def spread(places: Sequence[tuple[int, TaskFile, Task]], count: int) -> list[tup
 
 def main() -> int:
     # Tokenizers need no torch, which would take most of the time until the first prompt is read.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would complain that torch is not there
     try:
+        need("torch", "transformers")
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would complain that torch is not there
         answer = preview(request_from(json.load(sys.stdin)))
     except FedSiloError as error:
         answer = {"error": {"message": error.message, "hint": error.hint, "code": error.code}}
-    except ImportError as error:
-        answer = {
-            "error": {
-                "message": f"{error.name} is not installed",
-                "hint": "in the clone: .venv/bin/pip install -e '.[silo]' -c constraints.txt",
-                "code": "NOT_INSTALLED",
-            }
-        }
     json.dump(answer, sys.stdout)
     return 0
 

@@ -12,8 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.model_folder import ending_ids
+from fedsilo.edge.model_folder import ending_ids, vocabulary_rows
 from fedsilo.treaty.errors import UsageError
+
+# What Python raises for what a template asks of it: a sum of a text and none, a key that is not there, a text of a
+# gigabyte. A template is data, so none of them is a fault of ours.
+_OF_TEMPLATES = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError, MemoryError,
+)  # fmt: skip
 
 
 class TextCodec:
@@ -43,8 +49,30 @@ class TextCodec:
         return tuple(ids) or (self.end_id,)
 
     def rendered(self, prompt: str) -> str:
-        """What the model reads, as text. Raises UsageError: the template cannot be rendered."""
+        """What the template makes of a prompt. Raises UsageError: the template cannot be rendered."""
         return str(self._rendered(prompt, tokenize=False)) if self._template else prompt
+
+    def read_back(self, prompt: str) -> str:
+        """What the model reads, as text, with the tokens that the tokenizer puts around a prompt by itself."""
+        if self._template:
+            return self.rendered(prompt)
+        own = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        whole = self._tokenizer(prompt)["input_ids"]
+        start = next((at for at in range(len(whole) - len(own) + 1) if whole[at : at + len(own)] == own), 0)
+        return self._control_text(whole[:start]) + prompt + self._control_text(whole[start + len(own) :])
+
+    def _control_text(self, ids: Iterable[int]) -> str:
+        return "".join(self._tokenizer.convert_ids_to_tokens(list(ids)))
+
+    def is_ended(self, ids: Iterable[int]) -> bool:
+        """True if a prompt ends with a token that ends an answer, so that the answer is over before it begins. Blanks
+        after that token change nothing."""
+        for token in reversed(tuple(ids)):
+            if token in self.stop_ids:
+                return True
+            if self._tokenizer.decode([token]).strip():
+                return False
+        return False
 
     def _rendered(self, prompt: str, *, tokenize: bool) -> Any:
         import jinja2
@@ -59,7 +87,7 @@ class TextCodec:
                 return_dict=False,
                 **given,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, *_OF_TEMPLATES) as error:
             place = f" at line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise UsageError(f"the chat template cannot be rendered{place}: {type(error).__name__}") from error
 
@@ -93,4 +121,12 @@ def load_codec(folder: Path, template: str | None = None) -> TextCodec:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"no tokenizer can be loaded from {folder}: {str(error).splitlines()[0][:200]}") from error
+    # Tokens that a settings file names get ids only when transformers loads it.
+    largest, rows = max(tokenizer.get_vocab().values(), default=0), vocabulary_rows(folder)
+    if rows is not None and largest >= rows:
+        raise UsageError(
+            f"{folder}: the tokenizer has token {largest}, but the embedding has {rows} rows (tokens 0 to {rows - 1})",
+            hint="take the tokenizer that was made with these weights, or remove the token that was added to it",
+            code="MODEL_NOT_SUPPORTED",
+        )
     return TextCodec(tokenizer, ending_ids(folder), template)

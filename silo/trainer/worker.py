@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsilo.edge.extras import not_installed
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, NotFoundError, OperationError, UsageError
 from fedsilo.treaty.plan import plan_from_canonical
 from silo.link import Link, LinkClosed, LinkMessage, LinkRefused, LinkSecurity, MessageLink, dial
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
 DIAL_PAUSE_SECONDS = 0.5
 
 
+def _failed(error: FedSiloError) -> LinkMessage:
+    fields = {"code": error.code, "message": error.message, "hint": error.hint}
+    return LinkMessage("failed", {**fields, "input": isinstance(error, UsageError | NotFoundError)})
+
+
 def load_model(folder: Path, load: str) -> Any:
     """The base model from disk, on the GPU where there is one. safetensors only, no code from the folder (T22).
 
@@ -54,7 +60,7 @@ def load_model(folder: Path, load: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from silo.model_facts import read_model_facts
+    from fedsilo.edge.model_facts import read_model_facts
     from silo.trainer.quantised import LOADS, load_quantised
 
     read_model_facts(folder)
@@ -147,8 +153,12 @@ class Worker:
                     return self._task(message)
         except FedSiloError as error:
             # The guard is this silo's own: it may read the sentence. Only the code ever goes further (T8).
-            fields = {"code": error.code, "message": error.message, "hint": error.hint}
-            return LinkMessage("failed", {**fields, "input": isinstance(error, UsageError | NotFoundError)})
+            return _failed(error)
+        except ModuleNotFoundError as error:
+            missing = not_installed(error)
+            if missing is None:
+                raise
+            return _failed(missing)
 
     def _configure(self, configuration: Configuration) -> LinkMessage:
         import torch

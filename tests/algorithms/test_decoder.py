@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -43,6 +45,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config(**SIDES), Qwen2ForCausalLM),
     "llama": (LlamaConfig(**SIDES), LlamaForCausalLM),
     "llama, every head its own keys": (LlamaConfig(**SIDES | {"num_key_value_heads": 4}), LlamaForCausalLM),
+    "mistral": (MistralConfig(**SIDES, head_dim=8, sliding_window=None), MistralForCausalLM),
     "llama 3 positions, biases": (
         LlamaConfig(**SIDES, rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True), LlamaForCausalLM,
     ),
@@ -221,7 +224,8 @@ def test_both_names_of_the_activation_are_known(act: str) -> None:
 @pytest.mark.parametrize(
     ("model", "factors", "words"),
     [
-        (lambda: MistralForCausalLM(MistralConfig(**SIDES)), {}, "is a MistralForCausalLM"),
+        (lambda: GemmaForCausalLM(GemmaConfig(**SIDES)), {}, "is a GemmaForCausalLM"),
+        (lambda: MistralForCausalLM(MistralConfig(**SIDES)), {}, "sliding"),
         (lambda: Qwen2ForCausalLM(Qwen2Config(**SIDES, use_sliding_window=True, max_window_layers=1)), {}, "sliding"),
         (
             lambda: LlamaForCausalLM(LlamaConfig(**SIDES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4,
@@ -249,7 +253,8 @@ def test_both_names_of_the_activation_are_known(act: str) -> None:
             "'model.layers.9.mlp.up_proj', which is no layer",
         ),
     ],
-    ids=["architecture", "sliding window", "positions", "head", "activation", "another linear layer", "another head",
+    ids=["architecture", "a Mistral with its window", "sliding window",
+         "positions", "head", "activation", "another linear layer", "another head",
          "dtypes", "quantised", "part of a head", "twice", "no such layer"],
 )  # fmt: skip
 def test_what_the_decoder_does_not_compute_is_refused(model: Any, factors: Any, words: str) -> None:

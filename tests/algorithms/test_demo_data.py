@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from fedsilo.edge.task_files import read_tasks
 from fedsilo.launch import cli_data, digit_tasks
 from fedsilo.launch.data_folder import read_data_folder, silo_names
-from fedsilo.launch.demo_data import SAMPLES, make_digit_set, write_digit_folder, write_sets_folder
+from fedsilo.launch.demo_data import make_digit_set, write_digit_folder, write_sets_folder
+from fedsilo.launch.examples import examples_folder
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotFoundError, UsageError
 from fedsilo.treaty.grading import check_reference, grade
 
@@ -92,7 +93,7 @@ def test_the_written_folder_reads_back_and_its_answers_verify(tmp_path: Path) ->
 
 
 def test_a_folder_from_the_samples(tmp_path: Path) -> None:
-    folder = write_sets_folder(tmp_path / "sets", seed=0, sets=SAMPLES)
+    folder = write_sets_folder(tmp_path / "sets", seed=0, sets=examples_folder() / "data")
     assert folder.description.tokenizer == "bytes"
     assert {silo: source.verifier for silo, source in folder.private.items()} == {
         "hospital_a": "math",
@@ -112,7 +113,7 @@ def test_a_folder_from_the_samples(tmp_path: Path) -> None:
 
 def test_every_sample_answer_is_right_for_its_own_verifier() -> None:
     for name, verifier in (("gsm8k", "math"), ("dmmath", "math"), ("medqa", "choice")):
-        for task in read_tasks(SAMPLES / f"{name}.jsonl").rows:
+        for task in read_tasks(examples_folder() / "data" / f"{name}.jsonl").rows:
             assert grade(verifier, f"\\boxed{{{task.answer}}}", task.answer).correct, task.id
 
 
@@ -129,7 +130,7 @@ def test_sets_that_do_not_fit(
     tmp_path: Path, arguments: dict[str, object], error: type[FedSiloError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        write_sets_folder(tmp_path / "x", seed=0, sets=SAMPLES, **arguments)  # type: ignore[arg-type]
+        write_sets_folder(tmp_path / "x", seed=0, sets=examples_folder() / "data", **arguments)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from fedsilo.edge import code_sandbox
+from fedsilo.edge.code_roles import decode
 from fedsilo.edge.code_sandbox import RUNGS, CodeSandbox, system_call_filter
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.grading import VerdictCode, check_reference, code, require_verifier
-from tests.algorithms.hostile_programs import FORGED, GOOD, HARMFUL, REFUSED, TEST
+from tests.algorithms.hostile_programs import CHEATS, FORGED, GOOD, HARMFUL, REFUSED, TEST
 from tests.algorithms.sets_folder import set_file
 
 DEADLINE_SECONDS = 2.0
@@ -83,6 +84,13 @@ def test_T22_success_cannot_be_forged(sandbox: CodeSandbox, name: str) -> None:
     assert time.monotonic() - began < ENDED_SECONDS
 
 
+@pytest.mark.parametrize("name", CHEATS)
+def test_T56_a_cheat_earns_nothing_where_a_solution_is_paid(sandbox: CodeSandbox, name: str) -> None:
+    test, solved, cheat = CHEATS[name]
+    assert sandbox.grade(solved, test).code is VerdictCode.CORRECT
+    assert sandbox.grade(cheat, test).code is VerdictCode.WRONG
+
+
 def test_T22_nothing_is_left_running(sandbox: CodeSandbox) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -114,11 +122,58 @@ def test_T22_nothing_is_left_running(sandbox: CodeSandbox) -> None:
         ("import enum\nclass Two(enum.IntEnum):\n    TWO = 2\ndef f():\n    return Two.TWO\n", "assert f() == 2"),
         ("import math\ndef f(x):\n    return math.sqrt(x)\n", "assert math.isclose(f(2), 2 ** 0.5)"),
         ("def sum(a, b):\n    return a * b\n", "assert sum(3, 4) == 12"),
+        ("def sorted(x):\n    return x\n",
+         "def check(candidate):\n    assert candidate([2, 1]) == [2, 1] and len([1]) == 1\ncheck(sorted)"),
+        ("def bisect(x):\n    return 4\n", "assert bisect(3) == 4"),
+        ("import collections\ndef f(x):\n    return collections.Counter(x)\n",
+         "assert f('aab').most_common(1) == [('a', 2)] and f('aab')['z'] == 0"),
+        ("import collections\ndef f(x):\n    x['n'] += 1\n    return x\n",
+         "import collections\nd = collections.defaultdict(int)\nf(d)\nassert d['n'] == 1 and f(d)['z'] == 0"),
+        ("import collections\ndef f():\n    return collections.OrderedDict([(1, 2), (3, 4)])\n",
+         "import collections\nassert f() == collections.OrderedDict([(1, 2), (3, 4)])\n"
+         "assert f() != collections.OrderedDict([(3, 4), (1, 2)])"),
+        ("import datetime\ndef f(d, n):\n    return d + datetime.timedelta(days=n)\n",
+         "import datetime\nassert f(datetime.date(2024, 2, 28), 2) == datetime.date(2024, 3, 1)"),
+        ("import datetime as d\ndef f():\n    return [d.timedelta(1, 2, 3), d.time(4, 5), d.timezone.utc]\n",
+         "import datetime as d\nassert f() == [d.timedelta(1, 2, 3), d.time(4, 5), d.timezone.utc]"),
+        ("import datetime as d\ndef f():\n    return d.datetime(2024, 1, 2, tzinfo=d.timezone.utc)\n",
+         "import datetime as d\nassert f() == d.datetime(2024, 1, 2, tzinfo=d.timezone.utc)"),
+        ("import uuid, pathlib, array\ndef f():\n"
+         "    path = pathlib.PurePosixPath('a/b')\n"
+         "    return uuid.UUID(int=7), path, array.array('i', [1]), memoryview(b'x'), slice(1), ...\n",
+         "import uuid, pathlib, array\nassert f() == "
+         "(uuid.UUID(int=7), pathlib.PurePosixPath('a/b'), array.array('i', [1]), memoryview(b'x'), slice(1), ...)"),
+        ("def f(d):\n    return d.keys(), d.values()\n",
+         "k, v = f({'a': 1})\nassert k == {'a'} and list(v) == [1] and sorted(k) == ['a']"),
+        ("from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    y: int = 2\n"
+         "def f(p):\n    return p.x + p.y\n",
+         "p = P(1)\nassert p.y == 2 and p._replace(x=3) == (3, 2) and f(p) == 3"),
+        ("def f():\n    yield from [1, 2]\n",
+         "g = f()\nassert next(g) == 1 and next(g, None) == 2\n"
+         "try:\n    next(g)\nexcept StopIteration:\n    pass\nelse:\n    assert False\nassert next(g, 7) == 7"),
+        ("def f(x):\n    return x > 1\n",
+         "assert list(map(f, [1, 2])) == [False, True] and list(filter(f, [1, 2])) == [2]\n"
+         "assert list(map(lambda a, b: a + b, [1, 2], [3, 4])) == [4, 6] and list(filter(None, [0, 1])) == [1]"),
+        ("def f(g, n):\n    for _ in range(n):\n        try:\n            return g()\n"
+         "        except ValueError:\n            pass\n",
+         "class Broken(Exception):\n    pass\ncalls = []\n"
+         "def fails_twice():\n    calls.append(1)\n    if len(calls) < 3:\n        raise ValueError\n    return 7\n"
+         "def breaks():\n    raise Broken\n"
+         "assert f(fails_twice, 3) == 7 and len(calls) == 3\n"
+         "try:\n    f(breaks, 2)\n    assert False\nexcept Broken:\n    pass"),
+        ("def f(g, n):\n    return g(n)\ndef h(n):\n    return n + 1\n", "assert f(lambda n: h(n) * h(n + 1), 1) == 6"),
+        ("def f(x):\n    return x\n", "assert True, 'first'\nfor x in (1, 2):\n    assert f(x) == x, f'{x} is wrong'"),
     ],
 )  # fmt: skip
 def test_what_tests_do_with_a_solution(sandbox: CodeSandbox, program: str, test: str) -> None:
     assert sandbox.grade(program, test).correct
     assert not sandbox.grade(program, test + "\nassert False").correct
+
+
+def test_T56_a_default_is_made_by_a_type_alone() -> None:
+    assert decode(["defaultdict", [], "list"], tuple)["x"] == []
+    with pytest.raises(KeyError):
+        decode(["defaultdict", [], "globals"], tuple)["x"]
 
 
 def test_T22_a_solution_lends_the_test_no_builtin_of_its_own(sandbox: CodeSandbox) -> None:
@@ -130,6 +185,16 @@ def test_T22_a_solution_lends_the_test_no_builtin_of_its_own(sandbox: CodeSandbo
 def test_T22_a_test_program_that_leaves_early_is_no_success(sandbox: CodeSandbox) -> None:
     assert sandbox.grade(GOOD, TEST + "import os\n").correct
     assert sandbox.grade(GOOD, TEST + "import os\nos._exit(0)\n").code is VerdictCode.WRONG
+
+
+CASES = Path(__file__).parents[1] / "vectors" / "grading_cases"
+
+
+@pytest.mark.parametrize("name", ["K1_code_module_missing", "K2_code_values_over_the_pipe", "K3_code_fences"])
+def test_cases_of_other_people(sandbox: CodeSandbox, name: str) -> None:
+    rows = [json.loads(line) for line in (CASES / f"{name}.jsonl").read_text("utf-8").splitlines() if line]
+    verdicts = {row["id"]: sandbox.grade(row["response"], row["gold"]).correct for row in rows}
+    assert rows and verdicts == {row["id"]: row["expected_correct"] for row in rows}
 
 
 def reference_rows() -> list[tuple[str, str, str]]:
@@ -217,6 +282,18 @@ def test_the_filter_has_no_call_twice_and_ends_with_a_refusal(machine: str) -> N
         ("```bash\nls\n```", None),
         ("<think>x = 1", None),
         ("  ", None),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("~~~~\n~~~\n~~~~\n~~~py\nx = 1\n~~~", "x = 1\n"),
+        ("````python\nx = 'a'\n```\ny = 1\n````", "x = 'a'\n```\ny = 1\n"),
+        ("1. So:\n\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1\n"),
+        ("- ```python\n  x = 1\n  ```", "x = 1\n"),
+        ("> ```python\n> def f():\n>     return 1\n> ```", "def f():\n    return 1\n"),
+        ("\t```python\n\tdef f():\n\t    return 1\n\t```", "def f():\n    return 1\n"),
+        ("```{.python .numberLines}\nx = 1\n```", "x = 1\n"),
+        ('```python title="a.py"\nx = 1\n```', "x = 1\n"),
+        ("~~~python\nx = 1", None),
+        ("~~~bash\nls\n~~~", None),
+        ("x = '~~~'\n", "x = '~~~'\n"),
     ],
 )
 def test_which_block_is_the_program(response: str, program: str | None) -> None:
@@ -224,7 +301,46 @@ def test_which_block_is_the_program(response: str, program: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "usable"), [(TEST, True), ("", False), ("# no test\n", False), ("assert (", False)]
+    ("reference", "usable"),
+    [
+        (TEST, True),
+        ("", False),
+        ("# no test\n", False),
+        ("assert (", False),
+        ("f(1)\n", False),  # asserts nothing
+        ("assert 1 + 1 == 2\n", False),  # tests nothing
+        ("assert sum([1]) == 1\n", True),
+        ("assert sum([1]) == max([1])\n", False),  # which of the two is tested?
+        ("def check(c):\n    assert abs(c([1]) - 1) < 1\ncheck(sum)\n", True),
+        ("assert math.floor(2.5) == 2\n", False),
+        ("assert math(2.5) == 2\n", True),
+        ("def check(c):\n    assert c([1]) == sum([1])\ncheck(sum)\n", False),  # the solution's own would be the answer
+        ("assert f(2)\n", True),
+        ("assert f(1) == 2\nassert True\n", True),
+        ("f(1)\nassert True\n", False),  # none of these asks anything
+        ("f(1)\nassert 'ok'\n", False),
+        ("f(1)\nassert 1 + 1 == 2\n", False),
+        ("assert f\n", False),
+        ("assert (f(2) == 4, 'no')\n", False),
+        ("assert f(1) == 2\nassert (f(2) == 4, 'no')\n", False),
+        ("assert [f(2) == 4]\n", False),
+        ("assert {'four': f(2)}\n", False),
+        ("assert (f(x) == 4 for x in [2])\n", False),
+        ("assert lambda: f(2) == 4\n", False),
+        ("assert f'it is {f(2)}'\n", False),
+        ("assert f(2) == 4 or True\n", False),
+        ("assert not (f(2) == 4 and False)\n", False),
+        ("def f_is_right():\n    assert f(2) == 4\nassert f_is_right\n", False),
+        ("assert [*f(2)]\n", True),
+        ("r = f(2)\nassert r\n", True),
+        ("def test_f():\n    assert f(2) == 4\n", False),  # nothing calls it
+        ("def test_f():\n    assert f(2) == 4\ntest_f()\n", True),
+        (
+            "def test_f():\n    assert f(2) == 4\nfor test in list(vars().values()):\n    callable(test) and test()\n",
+            True,
+        ),
+        ("class Cases:\n    def check(self):\n        assert f(2) == 4\nCases().check()\n", True),
+    ],
 )
-def test_which_reference_is_a_test_program(reference: str, usable: bool) -> None:
+def test_T56_which_reference_is_a_test_program(reference: str, usable: bool) -> None:
     assert check_reference("code", reference) is usable

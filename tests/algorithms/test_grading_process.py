@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,10 +84,8 @@ def test_T23_a_batch_takes_no_longer_than_its_budget(hostile_path: None) -> None
         starts.append(time.monotonic())
         return _plain_child(arguments, environment)
 
-    with GradingProcess(
-        "exact", deadline_seconds=0.5, launch=launch, budget_seconds=lambda items: 1.0 + items / 50
-    ) as process:
-        codes = [verdict.code for verdict in process.grade_many(pairs)]
+    with GradingProcess("exact", deadline_seconds=0.5, launch=launch) as process:
+        codes = [verdict.code for verdict in process.grade_many(pairs, budget_seconds=2.04)]
         assert codes == [VerdictCode.CORRECT] + [VerdictCode.TIMEOUT] * 51 and process.counts.timeouts == 51
         # each start is of an item that was begun: 2.04 s hold five of half a second, and what is late begins none
         assert 2 <= len(starts) <= 6 and starts[-1] - starts[0] < 12
@@ -111,6 +110,22 @@ def test_the_child_stays_alive_and_is_gone_after_close() -> None:
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+    process.close()
+
+
+def test_a_child_that_grades_is_ended_by_close_and_the_batch_with_it(hostile_path: None) -> None:
+    process, found = GradingProcess("exact", deadline_seconds=60.0), list[VerdictCode]()
+    process.wait_ready()
+    begun = time.monotonic()
+    batch = [("1", "1"), *[("hang", "hang")] * 3]
+    grading = threading.Thread(target=lambda: found.extend(each.code for each in process.grade_many(batch)))
+    grading.start()
+    while grading.is_alive():  # the first may come before the batch does
+        process.close()
+        grading.join(0.1)
+    assert time.monotonic() - begun < 40  # an item alone may take 60 s
+    assert len(found) == 4 and VerdictCode.CORRECT not in found[1:]
+    assert process.grade("1", "1").correct  # used again, it starts another child
     process.close()
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from fedsilo.edge.model_facts import read_model_facts
 from fedsilo.treaty.errors import UsageError
 from silo import memory_estimate
 from silo.config import Model, Rollout, SiloConfig, Trainer
 from silo.guard import site_checks
 from silo.memory_estimate import Machine, Settings, Shapes, estimate, judge, require_card
-from silo.model_facts import read_model_facts
 from tests.algorithms import tiny
 
 pytestmark = pytest.mark.torch

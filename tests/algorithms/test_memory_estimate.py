@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from fedsilo.edge.model_facts import ModelFacts, read_model_facts
 from fedsilo.treaty.errors import UsageError
 from silo.memory_estimate import LIBRARIES_BYTES, SERVER_BYTES, Machine, Settings, Shapes, estimate, judge, machine
-from silo.model_facts import ModelFacts, read_model_facts
 from silo.trainer.adapters.lora import LoraAdapter
 from silo.trainer.batch import Answer, Group
 from silo.trainer.step import Learner
@@ -24,9 +24,9 @@ from silo.trainer.worker import load_model
 from tests.algorithms import memory_child, tiny
 
 pytestmark = pytest.mark.torch
-# Measured: 0.92 to 1.14, and 1.37 for fp8 on a processor without instructions for bfloat16, whose products pack no
-# weights. Allocators keep more or less of what was freed, as pages and threads happen to fall.
-LOWEST, HIGHEST = 0.75, 1.45
+# Measured: 0.92 to 1.14, and 1.37 to 1.57 for nf4 and fp8 on processors without instructions for bfloat16, whose
+# products pack no weights. Allocators keep more or less of what was freed, as pages and threads happen to fall.
+LOWEST, HIGHEST = 0.75, 1.75
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from fedsilo.edge import model_facts
+from fedsilo.edge.model_facts import read_model_facts
 from fedsilo.treaty.errors import UsageError
-from silo import model_facts
-from silo.model_facts import read_model_facts
 from silo.trainer import decoder
+from silo.trainer.text import load_codec
 from tests.algorithms.tiny import make_model, make_tokenizer
 
 pytestmark = pytest.mark.torch
@@ -30,6 +31,8 @@ def built(kind: str) -> Any:
     match kind:
         case "qwen3":
             return make_model()
+        case "mistral":
+            return MistralForCausalLM(MistralConfig(**SIZES, tie_word_embeddings=False, sliding_window=None))
         case "qwen2":
             return Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
         case _:
@@ -39,7 +42,7 @@ def built(kind: str) -> Any:
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    for kind in ("qwen3", "qwen2", "llama"):
+    for kind in ("qwen3", "qwen2", "llama", "mistral"):
         built(kind).save_pretrained(root / kind)
         make_tokenizer().save_pretrained(root / kind)
     return root
@@ -52,20 +55,39 @@ def test_what_is_known_is_what_the_decoder_knows() -> None:
     assert model_facts.PROJECTIONS == decoder.ADAPTABLE
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral"])
 def test_sizes_are_those_of_the_model(origin: Path, kind: str) -> None:
     facts, model = read_model_facts(origin / kind), built(kind)
     assert facts.parameters == sum(each.numel() for each in model.parameters())
     linear = [each for name, each in model.named_modules() if type(each) is torch.nn.Linear and name != "lm_head"]
     assert facts.projection_numbers == sum(each.weight.numel() for each in linear)
     assert facts.projection_rows == sum(each.out_features for each in linear)
-    assert facts.tied is (kind != "llama")
+    assert facts.tied is kind.startswith("qwen")
 
 
 def config_is(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+AROUND = {"type": "TemplateProcessing", "special_tokens": {"<s>": {"id": "<s>", "ids": [31], "tokens": ["<s>"]}}}
+
+
+def token_is(key: str, value: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+    return change
+
+
+def added_beside(name: str, content: dict[str, Any]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | content))
 
     return change
 
@@ -95,7 +117,16 @@ def two_heads(tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [
-        ("llama", config_is(architectures=["MistralForCausalLM"]), "architecture 'MistralForCausalLM' is not known"),
+        ("llama", config_is(architectures=["GemmaForCausalLM"]), "architecture 'GemmaForCausalLM' is not known"),
+        ("llama", config_is(architectures=["GPT2LMHeadModel"]), "architecture 'GPT2LMHeadModel' is not known"),
+        # transformers' own default is a window of 4096
+        ("llama", config_is(architectures=["MistralForCausalLM"]), "sliding window"),
+        ("mistral", config_is(sliding_window=4096), "sliding window"),
+        ("qwen3", token_is("added_tokens", [{"id": 24, "content": "What", "special": False}]), "token 24, .* 24 rows"),
+        ("qwen3", token_is("post_processor", {"type": "Sequence", "processors": [AROUND]}), "token 31, but .* 24 rows"),
+        ("qwen3", added_beside("tokenizer_config.json", {"added_tokens_decoder": {"24": {"content": "W"}}}), "ken 24"),
+        ("qwen3", added_beside("added_tokens.json", {"What": 30}), "added_tokens.json: token 30"),
+        ("qwen3", added_beside("generation_config.json", {"eos_token_id": [1, 24]}), "token 24"),
         ("llama", config_is(hidden_act="gelu"), "activation 'gelu'"),
         ("llama", config_is(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "positions of kind 'dynamic'"),
         ("llama", config_is(rope_parameters={"partial_rotary_factor": 0.5}), "only 0.5 of each head"),
@@ -163,3 +194,21 @@ def test_a_head_that_is_the_embedding_may_be_stored_twice(origin: Path, tmp_path
     before = read_model_facts(folder).parameters
     tensors_are(lambda all: all.update({"lm_head.weight": all["model.embed_tokens.weight"].clone()}))(folder)
     assert read_model_facts(folder).parameters == before
+
+
+def test_the_last_row_of_the_embedding_may_be_a_token(origin: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "qwen3"
+    shutil.copytree(origin / "qwen3", folder)
+    token_is("added_tokens", [{"id": 23, "content": "What", "special": False}])(folder)
+    read_model_facts(folder)
+
+
+def test_M1_a_token_that_gets_its_id_when_it_is_loaded_is_refused_too(origin: Path, tmp_path: Path) -> None:
+    """A settings file that names a token unknown to tokenizer.json: transformers gives it the next id."""
+    folder = tmp_path / "qwen3"
+    shutil.copytree(origin / "qwen3", folder)
+    load_codec(folder)
+    added_beside("tokenizer_config.json", {"pad_token": "[PAD]"})(folder)
+    with pytest.raises(UsageError, match="token 24, but the embedding has 24 rows") as raised:
+        load_codec(folder)
+    assert raised.value.code == "MODEL_NOT_SUPPORTED"

@@ -65,6 +65,69 @@ def test_a_long_prompt_is_cut_where_it_is_shown(tmp_path: Path) -> None:
     assert shown["tokens"] == PROMPT_CHARACTERS_MAX + 51 and shown["text"] == "1" * PROMPT_CHARACTERS_MAX
 
 
+def after_each(folder: Path, *around: str) -> None:
+    """Let the tokenizer put these around a text, as add_eos_token and its like do."""
+    path = folder / "tokenizer.json"
+    tokens = {"<end>": {"id": "<end>", "ids": [1], "tokens": ["<end>"]}}
+    single = [
+        {"Sequence": {"id": "A", "type_id": 0}} if each == "$A" else {"SpecialToken": {"id": each, "type_id": 0}}
+        for each in around
+    ]
+    processor = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+    processor["pair"] = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": processor}))
+
+
+def test_M2_prompts_that_end_with_the_end_of_an_answer_are_counted_and_shown_with_it(tmp_path: Path) -> None:
+    fields = request(tmp_path, template="")
+    after_each(tmp_path / "model", "$A", "<end>")
+    found = preview(request_from(fields))
+    assert [each["ended"] for each in found["sets"].values()] == [30, 1, 2]
+    assert found["prompts"][0]["text"] == "1<end>"
+    # at its beginning it ends nothing, and a template does not get what the tokenizer adds
+    after_each(tmp_path / "model", "<end>", "$A")
+    found = preview(request_from(fields))
+    assert found["sets"]["private"]["ended"] == 0 and found["prompts"][0]["text"] == "<end>1"
+    closed = request_from(request(tmp_path, template="{{ messages[0]['content'] }}<end>"))
+    assert preview(closed)["sets"]["private"]["ended"] == 30
+    assert preview(request_from(request(tmp_path)))["sets"]["private"]["ended"] == 0
+
+
+PARTS = "{% for p in messages[0]['content'] %}{{ p['text'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [PARTS, "a=", "{{ messages[1] }}=", "{{ messages[0]['contents'] }}="])
+def test_M3_a_template_that_drops_the_prompt_is_refused(tmp_path: Path, template: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        preview(request_from(request(tmp_path, template=template)))
+    assert raised.value.code == "TEMPLATE_DROPS_PROMPT"
+    preview(request_from(request(tmp_path)))
+
+
+def test_M3_a_template_that_drops_a_part_is_told(tmp_path: Path) -> None:
+    found = preview(request_from(request(tmp_path, template="{{ messages[0]['content'][:3] }}=")))["sets"]["private"]
+    assert (found["without_text"], found["alike"]) == (27, 27)
+    found = preview(request_from(request(tmp_path)))["sets"]["private"]
+    assert (found["without_text"], found["alike"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        ("{{ messages[0]['content'] + none }}", "TypeError"), ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ '{3}'.format() }}", "IndexError"), ("{{ '{a}'.format() }}", "KeyError"),
+        ("{{ 'x'.encode('no-such') }}", "LookupError"),
+        ("{{ range(10 ** 9) | list }}", "OverflowError"), ("{{ '%d' % 'x' }}", "TypeError"),
+        ("{{ 'x'.index('y') }}", "ValueError"), ("{{ messages[0].content.a.b }}", "UndefinedError"),
+        ("{{ raise_exception('no') }}", "TemplateError"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
+    ],
+)  # fmt: skip
+def test_M4_whatever_a_template_raises_is_the_templates_fault(tmp_path: Path, template: str, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"the chat template cannot be rendered.*: {kind}"):
+        preview(request_from(request(tmp_path, template=template)))
+
+
 def test_a_request_that_lacks_something_is_refused(tmp_path: Path) -> None:
     fields = request(tmp_path)
     del fields["verifier"]

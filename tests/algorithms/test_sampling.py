@@ -37,7 +37,7 @@ def test_T07_what_is_counted_is_what_was_given(count: int, private_steps: int) -
     given = giver(count)
     for number in (1, 2, 3):
         times = Counter(row for rows in rows_of_round(given, number, private_steps) for row in rows)
-        assert given.training == Training(len(times), max(times.values(), default=0), private_steps)
+        assert given.training == Training(len(times), max(times.values(), default=0), private_steps, count)
         assert all(0 <= row < count for row in times)
         # a round begins and ends inside a pass: a row comes at most once in each pass that it touches
         drawn = sum(times.values())
@@ -53,7 +53,7 @@ def test_T07_public_steps_count_as_steps_and_as_no_record() -> None:
         given.complete(m.PublicStep(1, step, "none", m.pb.PublicDonors()))
     assert given.training is None, "nothing is said of a round that has not ended"
     given.complete(m.ExportDelta(1))
-    assert given.training == Training(0, 0, 2)
+    assert given.training == Training(0, 0, 2, 40)
 
 
 def test_a_round_begins_with_nothing_counted() -> None:
@@ -63,7 +63,7 @@ def test_a_round_begins_with_nothing_counted() -> None:
     assert given.training is None
     given.complete(m.PrivateStep(2, 1))
     given.complete(m.ExportDelta(2))
-    assert given.training == Training(3, 1, 1)
+    assert given.training == Training(3, 1, 1, 40)
 
 
 def test_T19_rows_follow_from_the_site_secret_and_no_method_names_any() -> None:
@@ -88,11 +88,13 @@ def test_a_guard_that_is_started_again_repeats_a_round_and_goes_on_after_it(tmp_
     torn.complete(m.PrivateStep(2, 1))
     assert rows_of_round(giver(50, state), 2, 4) == whole[1]
     again = giver(50, state)
-    assert rows_of_round(again, 3, 4) == whole[2] and again.training == Training(12, 1, 4)
+    assert rows_of_round(again, 3, 4) == whole[2] and again.training == Training(12, 1, 4, 50)
     assert state.stat().st_mode & 0o777 == 0o600 and state.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_training_as_json() -> None:
-    training = Training(64, 2, 20)
+    training = Training(64, 2, 20, 100)
     assert Training.from_json(training.to_json()) == training and Training.from_json(None) is None
+    # what an earlier version kept does not say how many rows there are
+    assert Training.from_json({"records": 64, "epochs": 2, "steps": 20}) == Training(64, 2, 20, 0)
     assert isinstance(plan_of(), Plan)

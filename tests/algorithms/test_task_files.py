@@ -37,7 +37,7 @@ GOOD = [row(number) for number in range(100)]
         ('{"id": "x", "prompt": "p", "topic": "t"}', "missing field 'answer'"),
         (row(200, answer=7.5), "field 'answer' is not a text"),
         (row(200, answer=True), "field 'answer' is not a text"),
-        (row(200, answer=None), "field 'answer' is not a text"),
+        (row(200, answer=None), "missing field 'answer'"),
         (row(200, prompt=" "), "field 'prompt' is not a text"),
         (row(200, group=3.5), "field 'group' is not a text"),
         (row(7), "duplicate id"),
@@ -275,3 +275,35 @@ def test_fields_may_have_other_names(tmp_path: Path, form: str) -> None:
     with pytest.raises(UsageError, match=r"30 of 30 .*missing field 'answer'.*") as raised:
         read_tasks(path)
     assert "data.fields" in raised.value.hint
+
+
+def test_D1_a_null_is_a_missing_field_in_every_form(tmp_path: Path) -> None:
+    rows = [{"id": f"q{n}", "prompt": "What is 1+1?", "answer": "2", "topic": "add", "group": None} for n in range(30)]
+    lines = read_tasks(write(tmp_path, [json.dumps(each) for each in rows]))
+    assert (len(lines.rows), lines.problems, {task.group for task in lines.rows}) == (30, (), {""})
+    assert read_tasks(as_array(tmp_path, rows)).rows[0].group == ""
+    with pytest.raises(UsageError, match="missing field 'topic'"):
+        read_tasks(as_array(tmp_path, [each | {"topic": None} for each in rows]))
+
+
+def test_D2_a_parquet_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"id": f"q{n}", "prompt": "p", "answer": "2", "topic": "t"} for n in range(30)]
+    path = as_parquet(tmp_path, rows)
+    assert len(read_tasks(path).rows) == 30
+    whole = parquet.read_table(path)
+    unread = whole.append_column("note", arrow.array(["n"] * 30)).append_column("note", arrow.array(["m"] * 30))
+    parquet.write_table(unread, path)
+    assert len(read_tasks(path).rows) == 30
+    parquet.write_table(whole.append_column("prompt", arrow.array(["other"] * 30)), path)
+    with pytest.raises(UsageError, match="column 'prompt' stands 2 times") as raised:
+        read_tasks(path)
+    assert raised.value.code == "TASK_FILE_INVALID"
+
+
+def test_D2_a_field_that_stands_twice_makes_its_row_a_bad_one(tmp_path: Path) -> None:
+    lines = [row(n) for n in range(30)]
+    lines[3] = lines[3].replace('"topic"', '"prompt": "another", "topic"')
+    assert read_tasks(write(tmp_path, lines)).problems == ((4, "a field stands twice"),)
+    (tmp_path / "tasks.json").write_text(f"[{','.join(lines)}]")
+    assert read_tasks(tmp_path / "tasks.json").problems == ((4, "a field stands twice"),)

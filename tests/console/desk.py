@@ -27,11 +27,13 @@ class Signer:
 
     def __init__(self) -> None:
         self.commands: list[tuple[str, str, dict[str, Any], str]] = []
+        self.federations: list[str] = []
         self.refusal: FedSiloError | None = None
         self.result: dict[str, Any] = {"state": "sent", "given": ["alice"], "needed": 1, "record": 72, "audit_size": 75}
 
     def carry_out(self, person: Person, name: str, arguments: Mapping[str, Any], request_id: str) -> Mapping[str, Any]:
         self.commands.append((person.name, name, dict(arguments), request_id))
+        self.federations.append(person.operator.federation)
         if self.refusal is not None:
             raise self.refusal
         if name == "approvals.reject":

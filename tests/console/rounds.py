@@ -92,7 +92,7 @@ def at_coordinator(**changes: Any) -> dict[str, Any]:
                 update_digest="7b" * 32,
             ),
             silo_row(
-                "hospital_b", "training", *through(4.0, 118.0, 220.0, tail=[phase("update", 220.0, None, state="open")])
+                "hospital_b", "awaited", *through(4.0, 118.0, 220.0, tail=[phase("update", 220.0, None, state="open")])
             ),
             silo_row(
                 "insurer_d",

@@ -13,6 +13,7 @@ from silo.guard.release_view import STAYS
 
 NOW = datetime(2026, 12, 1, 10, 0, 0, tzinfo=UTC).timestamp()
 DIGEST = "7be144d0" + "5a" * 26 + "c09f"
+SHOWN = "c3" * 32
 POLICY_DIGEST = "9f2c" + "31" * 28 + "41ab"
 
 
@@ -45,8 +46,9 @@ RULES = [
     rule("day bytes", 4_000_000, 256 << 20), rule("messages per minute", 3, 60), rule("schema", "ab" * 32, "ab" * 32),
     rule("tensor set", 0, 0), rule("tensor shapes", 0, 0), rule("tensor dtype", "float32", "float32"),
     rule("rank and scale", 16, 16), rule("finite values", 0, 0), rule("canonical values", 0, 0),
-    rule("base adapter", True, True), rule("L2 of the delta", 0.93217, 4.0), rule("L2 of one tensor", 0.2141, 1.5),
-    rule("L2 of base and delta", 1.9, 12.0), rule("factor sets per round", 0, 1),
+    rule("base adapter", True, True),
+    rule("L2 of the delta", 0.93217, 4.0),
+    rule("L2 of one tensor", 0.2141, 1.5), rule("L2 of base and delta", 7.9, 12.0), rule("factor sets per round", 0, 1),
     rule("approvals", 0, 1, "hold"),
 ]  # fmt: skip
 
@@ -54,13 +56,18 @@ RULES = [
 def release(**changes: Any) -> dict[str, Any]:
     """A held factor release, as `Releases.view` makes it; `changes` replace top-level keys."""
     data: dict[str, Any] = {
-        "id": "r1/hospital_a/0", "digest": DIGEST, "revision": 1, "state": "held", "run": "run-1",
+        "id": "r1/hospital_a/0", "digest": DIGEST, "shown": SHOWN, "revision": 1, "state": "held", "run": "run-1",
         "round": 1, "step": 0,
         "held_since": NOW - 133, "expires_at": NOW + 1664, "asked_by": "round 1 of run run-1",
         "approvers": {"needed": 1, "roles": ["approver"], "given": []},
         "leaves": {
-            "destination": {"address": "coordinator.example:7443", "certificate": "31aa" * 16},
+            "destination": {
+                "name": "coordinator hub of cardio-net", "address": "coordinator.example:7443",
+                "certificate": "31aa" * 16,
+            },
             "kinds": [{
+                "says": "changes to the model, trained on 18 of your 78 private records in 6 steps; the coordinator "
+                "can read them and tell your main topics",
                 "kind": "lora.factors", "items": "42 tensors, rank 16, float32, 124416 values", "bytes": 1_992_294,
                 "covered_by_epsilon": "NO",
             }],
@@ -72,6 +79,7 @@ def release(**changes: Any) -> dict[str, Any]:
         "difference": "first release, nothing to compare", "norm": 0.93217,
         "consequences": {
             "approve": "these bytes are sent once; sending cannot be called back",
+            "later": "lora.factors of rounds 2 to 3 LEAVES UNASKED (policy.yaml:31)",
             "reject": "the coordinator is told only that this silo declined; the round goes on without it if the "
             "quorum is met",
         },

@@ -160,7 +160,7 @@ async def test_all_facts_of_a_release_with_a_finding_stand_on_one_screen(size: t
     kinds = [{**leaves["kinds"][0], "items": items}]
     state = noticed(
         DESTINATION, leaves={**leaves, "kinds": kinds},
-        budget="DP off; round 0->33K of 124K 27 %; day 34K->67K of 352K 19 %; sets 0->1 of 2 50 %",
+        uses="round 0->33K of 124K 27 %; day 34K->97K of 352K 28 %",
         difference="+0 bytes against round 1 of this run; L2 0.166->0.166 +0 %; cosine 0.00; form, base, policy same; "
         "cert to 2027-01-22",
     )  # fmt: skip
@@ -169,7 +169,7 @@ async def test_all_facts_of_a_release_with_a_finding_stand_on_one_screen(size: t
         screen = desk.app.top
         assert isinstance(screen, ApprovalScreen) and screen.query_one("#body").max_scroll_y == 0
         assert screen.why_not(approve=True) == ""
-        facts = "NEW destination", "cosine 0.00", "cert to 2027-01-22", "sets 0->1 of 2 50 %", "the quorum is met"
+        facts = "NEW destination", "cosine 0.00", "cert to 2027-01-22", "day 34K->97K of 352K 28 %", "the quorum is met"
         for fact in facts:
             assert fact in " ".join(desk.text.split()), fact
 
@@ -353,6 +353,16 @@ async def test_d_opens_the_whole_comparison_and_h_what_was_held_of_this_kind() -
         assert isinstance(desk.app.screen, HistoryScreen)
         assert desk.app.wanted["history"] == ("approvals", {"kind": "lora.factors", "limit": 100})
         assert desk.app.screen.twin() == "silo approvals history --kind lora.factors"
+
+
+@pytest.mark.parametrize(
+    ("rejected_by", "state", "says"),
+    [(["bob"], "rejected", "rejected by bob: it did not leave"), ([], "expired", "expired: it did not leave")],
+)
+def test_one_that_did_not_leave_is_compared_with_as_that(rejected_by: list[str], state: str, says: str) -> None:
+    against = COMPARED["against"] | {"state": state, "approved_by": [], "rejected_by": rejected_by}
+    text = to_text(comparison_lines(COMPARED | {"against": against}, 120))
+    assert f"held since 2026-12-01T08:00:00Z, {says}" in text and "nobody was asked" not in text and "x3.00" in text
 
 
 @pytest.mark.parametrize("told", [{}, {"against": 3}, {"against": {}, "rows": [3], "tensors": {}}, {"note": "x\x1b"}])

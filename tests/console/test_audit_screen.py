@@ -184,14 +184,14 @@ def test_a_break_is_drawn_in_the_colour_of_what_is_bad_and_is_never_wider() -> N
      ({"verified_at": "2026-11-30T09:41:00Z"}, "of 18,290 at 2026-11-30 09:41:00", "18,290 at 09:41")],
 )  # fmt: skip
 def test_the_head_says_what_the_daemon_knows_and_no_more(changes: dict[str, Any], said: str, not_said: str) -> None:
-    text = to_text(chain.head_lines({**STATUS, **changes}, NOW, 200, UNICODE))
+    text = to_text(chain.head_lines({**STATUS, **changes}, NOW, 200, UNICODE, control=False))
     assert said in text and not_said not in text
 
 
 def test_the_head_in_one_line_where_there_is_room() -> None:
-    assert to_text(chain.head_lines(STATUS, NOW, 160, UNICODE)) == (
+    assert to_text(chain.head_lines(STATUS, NOW, 160, UNICODE, control=False)) == (
         "verified to 18,204 of 18,290 at 09:41:00 · checkpoint 18,000 · countersigned by coordinator/main, "
-        "silo/uni_c · matches coordinator"
+        "silo/uni_c · matches coordinator · c adds control messages"
     )
 
 
@@ -205,7 +205,7 @@ async def test_loading_refused_empty_stale_and_disconnected_say_so() -> None:
         await desk.answer("audit", None, refused=("NOT_ALLOWED", "bob may not read this"))
         assert "not allowed: bob may not read this" in desk.text
         await desk.answer("audit", {"records": [], "size": 0, "next": None})
-        assert "no records yet" in desk.text and "silo start" in desk.text
+        assert "no records but of control messages yet" in desk.text and "silo start; c adds control" in desk.text
         await newest_again(desk, Log(71))
         assert "Audit log · 71" in desk.text and "as of" not in desk.text
         await desk.wait(9.0)
@@ -267,7 +267,7 @@ async def test_newest_first_and_older_pages_as_one_goes_down() -> None:
         await desk.press("G")
         await answer_all(desk, log)
         assert screen.table.rows.kept == 200
-        assert ("audit", {"limit": PAGE_ROWS, "before": 150}) in log.asked
+        assert ("audit", {"control": False, "limit": PAGE_ROWS, "before": 150}) in log.asked
 
 
 async def test_a_filter_asks_the_daemon_for_the_event_and_the_text() -> None:
@@ -276,7 +276,7 @@ async def test_a_filter_asks_the_daemon_for_the_event_and_the_text() -> None:
         screen = await opened(desk, log)
         await desk.press("slash", *"event:egress.sent*", "enter")
         await answer_all(desk, log)
-        assert ("audit", {"event": "egress.sent", "limit": PAGE_ROWS}) in log.asked
+        assert ("audit", {"event": "egress.sent", "control": False, "limit": PAGE_ROWS}) in log.asked
         rows = screen.table.rows
         assert rows.kept >= 100 and {item.row["event"] for item in rows.shown} == {"egress.sent"}
         await filter_by(desk, "event:egress.sent* prompt_id decision:deny")
@@ -401,6 +401,17 @@ async def test_a_record_is_opened_with_its_links_its_twin_and_all_of_its_json() 
     assert "none: it is the first" in to_text(chain.record_lines(record(0), "x", [], 80))
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [({"run": "", "round": 0, "step": 0}, ""), ({"run": "r1", "round": 0, "step": 0}, "r1"), ({}, ""),
+     ({"run": "r1", "round": 2, "step": 0}, "r1/2/0"), ({"run": "r1", "round": 2}, "r1/2")],
+)  # fmt: skip
+def test_a_record_of_no_run_or_round_has_no_place_of_one(place: dict[str, Any], told: str) -> None:
+    row = {"seq": 322, "event": "egress.decision", "decision": "allow", **place}
+    assert chain.place_of(row) == told
+    assert to_text([chain.why_line(row, 80, "…")]).startswith(f"record 322 {told} allowed" if told else "record 322 a")
+
+
 def test_a_damaged_line_stands_among_the_records_as_that() -> None:
     row = {"seq": 5, "t": 0, "event": "damaged", "why": "it carries number 9"}
     cells = dict(zip([column.name for column in chain.COLUMNS], [c.show(row) for c in chain.COLUMNS], strict=True))
@@ -463,7 +474,8 @@ async def test_it_looks_as_kept(scene: str, size: tuple[int, int]) -> None:
 
 
 def test_the_twins_are_quoted_as_a_shell_takes_them() -> None:
-    assert command_line(chain.list_twin()) == "fedsilo audit tail --log STATE_DIR"
+    assert command_line(chain.list_twin(control=True)) == "fedsilo audit tail --log STATE_DIR"
+    assert command_line(chain.list_twin(control=False)) == "fedsilo audit tail --no-control --log STATE_DIR"
 
 
 async def test_a_filter_over_a_frozen_log_asks_anew_and_is_frozen_no_more() -> None:

@@ -37,7 +37,7 @@ def ask(site: Site, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Any:
     orders = dataclasses.replace(loop.guard.orders, on_loop=lambda work: work())
     AdapterOrders(orders).register(site.desk, lambda work: work)
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     monkeypatch.setattr(cli_adapters, "load_site", lambda path: config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedsilo.launch import cli_approvals
 from fedsilo.treaty.errors import NotFoundError
-from tests.console.states import DIGEST, POLICY_DIGEST, release, silo
+from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN, release, rule, silo
 from tests.console.test_real_desk import Site, site
 
 __all__ = ["site"]  # a fixture is found by its name
@@ -33,7 +34,7 @@ def answering(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     site.desk.register_query("approval", approval)
     site.desk.set_state(silo(release()), policy_digest=POLICY_DIGEST)
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     monkeypatch.setattr(cli_approvals, "load_site", lambda path: config)
@@ -63,7 +64,7 @@ def test_an_approval_that_is_not_the_last_one_needed_ends_with_9(answering: Site
     answers = [counted, counted | {"state": "sent", "given": ["alice", "bob"]}]
     del answering.desk._commands["approvals.approve"]  # the one that the fixture's desk has
     answering.desk.register_command("approvals.approve", "release.approve", lambda command: answers.pop(0))
-    proof = ["--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST, "--json"]
+    proof = ["--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST, "--expect-shown", SHOWN, "--json"]
     code, text = ask("approve", "r1/hospital_a/0", *proof)
     told = json.loads(text)
     assert (code, told["ok"], told["error"]["code"], told["data"]) == (9, False, "HELD", counted)
@@ -78,14 +79,23 @@ def test_an_unknown_or_settled_release_is_told_before_missing_digests(answering:
     code, text = ask(verb, "r0/hospital_a/0", *reason)
     assert code == 6 and "approved, no longer held" in text
     code, text = ask(verb, "r1/hospital_a/0", *reason)
-    assert code == 2 and "needs --expect-digest and --expect-policy" in text and answering.approved == []
+    asked = {name for name in ("digest", "policy", "shown") if f"--expect-{name}" in text}
+    assert code == 2 and asked == {"digest", "policy", *(["shown"] if verb == "approve" else [])}
+    assert answering.approved == []
+
+
+def test_T36_off_a_terminal_a_yes_that_does_not_say_what_was_shown_is_not_signed(answering: Site) -> None:
+    proof = ["--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST]
+    assert ask("approve", "r1/hospital_a/0", *proof)[0] == 2 and answering.approved == []
+    assert ask("approve", "r1/hospital_a/0", *proof, "--expect-shown", SHOWN)[0] == 0
+    assert [command.arguments["shown"] for command in answering.approved] == [SHOWN]
 
 
 @pytest.mark.parametrize(("typed", "approved"), [(DIGEST[-4:], 1), (DIGEST[:4], 0), ("", 0)])
 def test_at_80x24_all_that_is_asked_for_stands_above_the_prompt(
     answering: Site, monkeypatch: pytest.MonkeyPatch, typed: str, approved: int
 ) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: SimpleNamespace(columns=80, lines=24))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     screen, asked = Terminal(), []
     monkeypatch.setattr(cli_approvals.sys, "stdin", Terminal())
     monkeypatch.setattr(cli_approvals.sys, "stdout", screen)
@@ -108,8 +118,26 @@ def test_at_80x24_all_that_is_asked_for_stands_above_the_prompt(
     # the digest is far inside the 24 rows, and every fact is there
     whole = " ".join(text.split())
     for fact in (
-        "hold approvals: 0 (limit 1)", "message bytes 1.99229e+06 of 8.38861e+06", "rank and scale", "DP off",
-        "cannot be called back", "first release", POLICY_DIGEST, "epsilon covers it: NO",
+        "hold approvals: 0 (at least 1)", "L2 of base and delta 7.9 of 12", "message bytes,",
+        "18 of your 78 private records", "coordinator hub of cardio-net at coordinator.example:7443",
+        "rank and scale", "DP off", "cannot be called back", "first release", POLICY_DIGEST, "epsilon covers it: NO",
     ):  # fmt: skip
         assert fact in whole, fact
     assert len(lines) <= 36 and len(cli_approvals._release_text(release()).splitlines()) > len(lines)
+
+
+def test_a_limit_that_binds_from_below_is_told_as_the_least() -> None:
+    shown = release()
+    shown["policy"]["rules"] += [rule("records of the round", 8, 2), rule("message bytes", 7, 8)]
+    brief, whole = (" ".join(cli_approvals._release_text(shown, columns=each).split()) for each in (500, None))
+    assert "records of the round 8, at least 2" in brief and "message bytes 7 of 8" in brief
+    assert "records of the round: 8 (at least 2)" in whole and "message bytes: 7 (limit 8)" in whole
+
+
+@pytest.mark.parametrize("later", ["lora.factors of rounds 2 to 4 LEAVES UNASKED (site.yaml:7)", ""])
+def test_T36_show_says_what_leaves_unasked_after_a_yes_while_it_can_be_answered(later: str) -> None:
+    consequences = {"approve": "sent once", "reject": "no", "later": later}
+    lines = cli_approvals._release_text(release(consequences=consequences)).splitlines()
+    assert (f"later: {later}" in lines) is bool(later)
+    over = cli_approvals._release_text(release(consequences=consequences, state="approved"))
+    assert "UNASKED" not in over

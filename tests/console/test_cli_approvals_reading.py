@@ -22,7 +22,7 @@ from silo.guard.ledger import PolicyInForce
 from silo.guard.release_pages import release_page
 from tests.console.test_real_desk import Site, site
 from tests.simulated.guarded import command
-from tests.simulated.test_release_view import earlier
+from tests.simulated.test_release_view import earlier, say_no
 
 __all__ = ["site"]  # a fixture is found by its name
 
@@ -88,7 +88,8 @@ def ask(site: Site, silo: release_site.Site, monkeypatch: pytest.MonkeyPatch) ->
     desk.register_query("halts", lambda arguments: {"halts": []})
     HeldPayloads(ledger, bench.audit, lambda: bench.gate._site.public.tasks.rows).register(desk, now)
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket), state_dir=silo.folder / "state",
+        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
+        state_dir=silo.folder / "state",
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     for module in (cli_approvals, cli_approvals_reading):
@@ -167,7 +168,8 @@ def test_T36_an_approval_names_each_finding(ask: Ask, silo: release_site.Site) -
     code, text = ask("show", held.id, text=True)
     assert code == 0 and "FINDINGS 2" in text and all(name in text for name in named)
     assert "address: coordinator.example:7443 -> 198.51.100.23:7443" in text
-    proof = ("--operator", "alice", "--expect-digest", held.digest, "--expect-policy", shown["policy"]["digest"])
+    proof = ("--operator", "alice", "--expect-digest", held.digest, "--expect-policy", shown["policy"]["digest"],
+             "--expect-shown", shown["shown"])  # fmt: skip
     for given in ([], named[:1], [named[0], "X-1"]):
         code, told = ask("approve", held.id, *proof, *(word for one in given for word in ("--ack-finding", one)))
         assert (code, told["error"]["code"]) == (6, "FINDINGS_UNREAD") and "--ack-finding" in told["error"]["hint"]
@@ -209,6 +211,14 @@ def test_what_would_leave_is_read_by_who_may_and_recorded(ask: Ask, silo: releas
     code, text = ask("payload", factors.id, "--operator", "alice", text=True)
     assert code == 0 and "negative|zero|positive" in text and "float32" in text
     assert ask("payload", "r9/none/0", "--operator", "alice")[0] == 8
+
+
+def test_diff_says_of_one_that_was_rejected_that_it_did_not_leave(tmp_path: Path) -> None:
+    with closing(release_site.Site(tmp_path / "site", "run-1", 3, release_site.policy())) as site:
+        say_no(site, site.hold_factors(1.0))
+        site.open_round(2)
+        text = cli_approvals_reading.diff_text(site.bench.releases.comparison(site.hold_factors(1.0)))
+    assert "rejected by bob: it did not leave" in text and ": left " not in text and "DIFFERS" in text
 
 
 def test_diff_and_history_and_list_walk_every_page(

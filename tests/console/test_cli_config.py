@@ -16,11 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsilo.edge import disk_space
-from fedsilo.edge.files import lock_exclusively
+from fedsilo.edge.files import holder_of, lock_exclusively
 from fedsilo.launch import cli_coordinator, cli_fedsilo, cli_silo
 from fedsilo.launch.contexts import changing
 from fedsilo.launch.doctor import CLOCK_BEHIND_SECONDS_MAX, Finding, findings
-from fedsilo.launch.processes import holder_of
 from silo.guard import proxied
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of

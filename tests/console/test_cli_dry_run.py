@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from certs.roles import ACTIONS, render_roles
 from console.client import ControlClient, Operator, sign_as
+from fedsilo.edge.audit_orders import COMMANDS
 from fedsilo.edge.dry_run import DryRun, dry_run, is_active
 from fedsilo.launch import cli_approvals, cli_fedsilo, cli_policy, cli_silo
 from fedsilo.launch.dry_signing import ACTIONS_OF_COMMANDS
@@ -29,7 +30,7 @@ from fedsilo.launch.output import JsonOption, emit, guarded
 from silo.guard.ledger import Ledger
 from silo.guard.orders import Orders
 from silo.guard.startup import LEDGER
-from tests.console.states import DIGEST, POLICY_DIGEST
+from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
 
@@ -205,7 +206,7 @@ def test_a_dry_run_that_finds_nothing_to_change_says_so(place: Path) -> None:
 # ---- commands that are signed ----------------------------------------------------------------------
 
 
-ANSWER = ("r1/hospital_a/0", "--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST)
+ANSWER = ("r1/hospital_a/0", "--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST, "--expect-shown", SHOWN)
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def signing(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     (site.folder / "roles.yaml").write_text(render_roles("hospital_a", {"alice": ["approver"], "bob": ["viewer"]}))
     (site.folder / "site_ca.crt").write_bytes(site.desk._site_ca_pem)
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     monkeypatch.setattr(cli_approvals, "load_site", lambda path: config)
@@ -242,7 +243,7 @@ def test_T36_who_may_not_is_told_before_anything_is_sent(signing: Site) -> None:
 
 
 def test_every_way_to_the_daemon_is_closed(signing: Site) -> None:
-    person = Operator("hospital_a", *signing.person("alice"))
+    person = Operator("hospital_a", *signing.person("alice"), "cardio-net")
     with dry_run() as trying, ControlClient(signing.socket) as client:
         client.execute(sign_as(person, "approvals.approve", {"release": "r1/hospital_a/0", "digest": DIGEST}))
     assert isinstance(trying, DryRun) and trying.signing is not None
@@ -275,7 +276,7 @@ class _Registered:
 
     def register_query(self, name: str, answer: object) -> None: ...
 
-    def register_command(self, name: str, action: str, handler: object) -> None:
+    def register_command(self, name: str, action: str, handler: object, *, by_clock: bool = False) -> None:
         self.actions[name] = action
 
 
@@ -289,5 +290,8 @@ def test_commands_stand_for_the_actions_that_the_daemons_register() -> None:
     for name, action in desk.actions.items():
         assert ACTIONS_OF_COMMANDS.get(name, name) == action, name
     assert set(ACTIONS_OF_COMMANDS.values()) <= ACTIONS.keys()
+    # T36: what changes something is known to whoever verifies the signature that its record keeps
+    known = {*COMMANDS.values(), "approvals.approve", "approvals.release"}
+    assert {name for name, action in desk.actions.items() if action != "payload.read"} <= known
     # the coordinator registers `run.VERB` as the action of that name
     assert {f"run.{verb}" for verb in ("submit", "start", "pause", "resume", "abort")} <= ACTIONS.keys()

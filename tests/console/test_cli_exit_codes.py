@@ -21,13 +21,15 @@ from fedsilo.launch.contract import EXIT_MEANINGS, INTERRUPTED_EXIT_CODE
 from fedsilo.launch.crash import reports_folder
 from fedsilo.launch.output import JsonOption, emit, ended_by, guarded
 from fedsilo.treaty.errors import DeniedError
-from tests.console.states import DIGEST, POLICY_DIGEST
+from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN
 from tests.console.test_real_desk import Site, site
 from tests.simulated.policy_site import PolicySite, text_of
 
 __all__ = ["site"]  # a fixture is found by its name
 
 ANSWER = ("r1/hospital_a/0", "--expect-digest", DIGEST, "--expect-policy", POLICY_DIGEST, "--operator", "alice")
+
+YES = ("--expect-shown", SHOWN)
 
 
 def run(app: typer.Typer, *arguments: object) -> tuple[int, dict[str, Any]]:
@@ -59,7 +61,7 @@ class Place:
         return self.fedsilo("watch", "--socket", self.folder / "nobody.sock")
 
     def not_allowed(self) -> tuple[int, Any]:
-        return run(cli_silo.app, "approvals", "approve", *ANSWER[:-1], "bob")
+        return run(cli_silo.app, "approvals", "approve", *ANSWER[:-1], "bob", *YES)
 
     def denied(self) -> tuple[int, Any]:
         def refuse(command: VerifiedCommand) -> Any:
@@ -69,7 +71,7 @@ class Place:
         return run(cli_silo.app, "approvals", "reject", *ANSWER, "--reason", "CONTENT")
 
     def changed(self) -> tuple[int, Any]:
-        return run(cli_silo.app, "approvals", "approve", ANSWER[0], "--expect-digest", "0" * 64, *ANSWER[3:])
+        return run(cli_silo.app, "approvals", "approve", ANSWER[0], "--expect-digest", "0" * 64, *ANSWER[3:], *YES)
 
     def unverified(self) -> tuple[int, Any]:
         place = PolicySite(self.folder / "site")
@@ -104,7 +106,7 @@ ENDS: dict[int, Callable[[Place], tuple[int, Any]]] = {
 def place(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.chdir(tmp_path)
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     monkeypatch.setattr(cli_approvals, "load_site", lambda path: config)

@@ -35,7 +35,7 @@ WORDS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_names_the_record_of_the_order(name: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     for module in (cli_approvals, cli_silo):

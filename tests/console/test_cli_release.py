@@ -47,7 +47,7 @@ def ask(site: Site, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Any:
     site.desk.register_query("approvals", lambda arguments: {"releases": []})
     site.desk.register_command("approvals.release", "halt.release", release)
     config = SimpleNamespace(
-        silo="hospital_a", control=SimpleNamespace(socket=site.socket),
+        silo="hospital_a", federation="cardio-net", control=SimpleNamespace(socket=site.socket),
         identity=SimpleNamespace(certificate=site.folder / "hospital_a.crt"),
     )  # fmt: skip
     monkeypatch.setattr(cli_approvals, "load_site", lambda path: config)

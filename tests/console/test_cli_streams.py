@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from console.playing import RECORDING
 from fedsilo.launch.output import JsonOption, guarded
 
 FULL = Path("/dev/full")  # each write to it fails as on a full disk
@@ -103,3 +104,26 @@ def test_a_folder_in_place_of_a_file_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     assert CliRunner().invoke(app, [str(tmp_path / "file" / "below")]).exit_code == 2
     assert CliRunner().invoke(app, [str(tmp_path / "file")]).exit_code == 0
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp437"])
+@pytest.mark.parametrize("screen", ["1", "2", "3"])
+def test_a_terminal_without_unicode_gets_ascii(encoding: str, screen: str) -> None:
+    words = ["fedconsole", "--once", "--screen", screen, "--replay", str(RECORDING)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "fedsilo.launch", *words], capture_output=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert b"hospital_a" in ended.stdout and ended.stdout.isascii() and b"\\u2" not in ended.stdout
+
+
+@pytest.mark.parametrize(("encoding", "written"), [("latin-1", b"a \\u2192 \xe9"), ("utf-8", "a \u2192 \xe9".encode())])
+def test_no_answer_fails_for_a_sign_that_the_terminal_lacks(encoding: str, written: bytes) -> None:
+    program = "from fedsilo.launch.standard_streams import *; open_all(); "
+    program += "write_out('a ' + chr(0x2192) + ' ' + chr(0xe9) + ' ' + chr(0xdcff))"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert ended.stdout == written + b" \\udcff"

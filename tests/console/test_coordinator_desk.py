@@ -102,7 +102,7 @@ async def test_one_row_says_what_waits_and_its_twin_is_the_coordinators() -> Non
         assert "there is no digest to copy" in desk.text
         await desk.press("escape", "c")
         assert desk.app.wanted["outbox control"] == ("outbox", {"control": True, "limit": PAGE_ROWS})
-        assert "c hides replies" in desk.text
+        assert "c hides control messages" in desk.text and "c Control" in desk.text
 
 
 async def test_a_row_is_gone_to_by_its_name_and_a_word_filters() -> None:
@@ -203,7 +203,7 @@ STATUS: dict[str, Any] = {
 
 
 def head(**changes: Any) -> str:
-    return to_text(head_lines({**STATUS, **changes}, NOW, 300, UNICODE, at_coordinator=True))
+    return to_text(head_lines({**STATUS, **changes}, NOW, 300, UNICODE, control=False, at_coordinator=True))
 
 
 def test_which_silo_differs_is_named_first() -> None:
@@ -223,7 +223,7 @@ async def test_v_and_the_twins_are_the_coordinators() -> None:
     async with console((100, 30)) as desk:
         await desk.show(coordinator())
         await desk.press("6")
-        assert isinstance(desk.app.screen, AuditScreen) and desk.app.top.twin() == "coordinator audit list"
+        assert isinstance(desk.app.screen, AuditScreen) and desk.app.top.twin() == "coordinator audit list --no-control"
         await desk.press("v")
         await answer_all(desk, log)
         assert log.verifications == 1 and desk.app.top.twin() == "coordinator audit show 70"

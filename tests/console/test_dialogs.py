@@ -9,7 +9,7 @@ from textual.screen import Screen
 
 from console.screens.approval import ApprovalScreen
 from console.screens.asking import AskingDialog
-from tests.console.desk import console, type_word
+from tests.console.desk import SIZES, console, type_word
 from tests.console.test_T36_approving import DESTINATION, noticed, opened
 
 
@@ -33,8 +33,23 @@ async def test_a_no_names_what_leaves_and_where_to_in_a_low_terminal_too() -> No
     async with console() as desk:
         await opened(desk, noticed(), "R")
         words = " ".join(desk.text.split())
-        assert "lora.factors 1.9 MiB to coordinator.example:7443" in words and "OTHER see the note" in words
+        assert "lora.factors 1.9 MiB to coordinator hub of cardio-net" in words and "OTHER see the note" in words
         assert "Reject" in words.rpartition("optional text")[2]  # and the button is there still
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_T36_what_leaves_unasked_after_a_yes_stands_on_the_screen_and_in_its_dialog(
+    size: tuple[int, int],
+) -> None:
+    later = "lora.factors of rounds 2 to 4 LEAVES UNASKED (site.yaml:7)"
+    for told in (later, ""):
+        async with console(size) as desk:
+            await opened(desk, noticed(consequences={"approve": "sent once", "reject": "no", "later": told}))
+            assert ("LEAVES UNASKED (site.yaml:7)" in desk.text) is bool(told)
+            await desk.press("A")
+            assert isinstance(desk.app.screen, AskingDialog)
+            dialog = "".join(text for row in desk.app.screen.what(70) for text, _ in row)  # type: ignore[attr-defined]
+            assert (later in dialog) is bool(told) and ("UNASKED" in desk.text) is bool(told)
 
 
 async def test_while_facts_are_below_the_screen_it_says_so_until_they_were_read() -> None:

@@ -285,6 +285,16 @@ async def test_each_list_twin_is_a_command_and_names_no_row() -> None:
             await desk.press("escape")
 
 
+async def test_the_list_twin_of_the_audit_log_has_control_messages_when_the_rows_have() -> None:
+    async with console((100, 30)) as desk:
+        await desk.show(coordinator())
+        await desk.press("6")
+        for keys, twin in ((), "coordinator audit list --no-control"), (("c",), "coordinator audit list"):
+            await desk.press(*keys, "e")
+            assert isinstance(desk.app.screen, ExportDialog) and desk.app.screen._sheet.list_twin == twin
+            await desk.press("escape")
+
+
 async def test_a_fault_while_it_writes_is_said_and_the_dialog_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from certs.roles import Roles
 from console import feed as feed_module
 from console.client import Event
 from console.feed import EVENTS_WAITING_MAX, QUESTIONS_MAX, SAMPLES_WAITING_MAX, Feed, Waiting
 from console.values import Snapshot
+from fedsilo.edge.control_desk import ControlDesk
 from fedsilo.treaty.errors import NotAllowedError, NotFoundError, UnreachableError
 from tests.console.states import Reading, coordinator, silo
 
@@ -201,6 +205,44 @@ def test_a_flood_of_samples_is_bounded_and_counted_and_displaces_nothing_else() 
         waiting.add(Event(sequence, "t", "release.held", {}))
     missed, *events = waiting.take()
     assert missed.fields == {"missed": 1} and len(events) == EVENTS_WAITING_MAX
+
+
+class Eventful(Daemon):
+    """With a real desk's events: those from before somebody watched, and those after."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__()
+        self.desk = ControlDesk("hospital_a", b"", Roles("hospital_a", {}), lambda: datetime.now(UTC))
+        self.desk._events = type(self.desk._events)(maxlen=kept)
+
+    def snapshot(self) -> Reading:
+        return Reading(self.state, sequence=self.desk.snapshot().sequence)
+
+    def watch(self, since_sequence: int = 0) -> Iterator[Event]:
+        while not self.ended.is_set():
+            for event in self.desk.events_since(since_sequence, 0.05):
+                since_sequence = event.sequence
+                yield Event(event.sequence, event.time, event.name, json.loads(event.fields_json))
+
+
+@pytest.mark.parametrize("kept", [100, 3])
+def test_what_happened_before_the_console_opened_is_there_and_nothing_of_it_is_missed(kept: int) -> None:
+    daemon = Eventful(kept)
+    for number in range(5):
+        daemon.desk.publish("message.decided", {"seq": number})
+    with reading(daemon) as reader:
+        shown = reader.until(lambda snapshot: len(snapshot.events) >= min(kept, 5))
+        assert [event.text for event in shown.events] == [f"seq {number}" for number in range(5)][-kept:]
+        assert shown.events_missed == 0
+        daemon.desk.publish("message.decided", {"seq": 5})
+        assert reader.until(lambda snapshot: len(snapshot.events) > min(kept, 5)).events[-1].text == "seq 5"
+
+
+def test_of_what_was_before_nothing_counts_as_dropped() -> None:
+    waiting = Waiting()
+    for number in range(EVENTS_WAITING_MAX + 3):
+        waiting.add(Event(number, "", "message.decided", {}), counts=False)
+    assert [event.name for event in waiting.take()] == ["message.decided"] * EVENTS_WAITING_MAX
 
 
 def test_a_daemon_that_cannot_be_read_is_said_to_be_that_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

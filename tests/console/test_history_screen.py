@@ -6,6 +6,8 @@ from console.screens.history import AT_A_COORDINATOR, COLUMNS, KEY, HistoryScree
 from tests.console.desk import console
 from tests.console.states import coordinator, silo
 
+NOTE = "the round was announced for next week, and half of the ward's records are still being coded; ask bob again"
+
 
 def test_a_rejection_has_its_reason_code_and_a_yes_has_none() -> None:
     answers = next(column for column in COLUMNS if column.name == "answers")
@@ -20,15 +22,16 @@ def test_a_rejection_has_its_reason_code_and_a_yes_has_none() -> None:
 async def test_what_a_code_means_stands_in_the_row_when_it_is_opened() -> None:
     row = {
         "id": "r1/hospital_a/0", "kind": "lora.factors", "state": "rejected", "held_since": 1.0, "needed": 1,
-        "bytes": 5, "answers": [{"person": "bob", "verdict": "reject", "at": "", "reason": "TIMING"}],
+        "bytes": 5, "answers": [{"person": "bob", "verdict": "reject", "at": "", "reason": "TIMING", "note": NOTE}],
     }  # fmt: skip
-    async with console() as desk:
+    async with console((80, 24)) as desk:
         await desk.show(silo())
         await desk.open(HistoryScreen())
         await desk.answer(KEY, {"releases": [row], "total": 1, "next": None})
         assert "bob no TIMING " in desk.text and "not at this time" not in desk.text
         await desk.press("enter")
-        assert "bob TIMING (not at this time)" in desk.text
+        words = " ".join(desk.text.replace("│", " ").split())
+        assert "bob TIMING (not at this time)" in words and f'"{NOTE}"' in words
 
 
 async def test_at_a_coordinator_it_asks_nothing_and_says_where_releases_are() -> None:

@@ -16,12 +16,13 @@ from console.recording import FORMAT_VERSION, NEVER_RECORDED
 from console.remembered import ANSWERS_MAX, BYTES_MAX, Remembered
 from console.replay import Replay
 from console.screens.curves import CurvesScreen
+from console.store import Store
 from console.values import Link, Snapshot
 from fedsilo.treaty.errors import NotFoundError
 from tests.console.desk import SIZES, Desk, console
 from tests.console.rounds import at_silo, curves_at_silo
 from tests.console.site_answers import CERTIFICATES
-from tests.console.states import live, silo
+from tests.console.states import NOW, POLICY_DIGEST, Reading, live, release, silo
 from tests.console.test_tables import page
 
 SIZE_IDS = [f"{width}x{height}" for width, height in [(60, 16), *SIZES]]
@@ -232,3 +233,24 @@ async def test_frozen_rows_are_as_old_as_their_title_says_and_not_called_unread(
         await desk.wait(600.0)
         await lose(desk)
         assert "FROZEN 10:00" in desk.text and "below as of 10:00 ago" in desk.text and NOT_READ not in desk.text
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_release_stays_as_it_was_shown_while_its_guard_starts_again(size: tuple[int, int]) -> None:
+    async with console(size=size) as desk:
+        await desk.show(silo(release()))
+        await desk.press("enter")
+        before = desk.app.screen
+        desk.pass_time(4.0)
+        store = Store()
+        store.read(Reading(silo(release()), policy_digest=POLICY_DIGEST), desk.now - 4.0, wall_time=NOW)
+        store.read(Reading({}, policy_digest=""), desk.now, wall_time=NOW)
+        await desk.show(store.snapshot)
+        assert desk.app.screen is before and "expires in 27:4" in desk.text
+        assert (
+            "live" not in desk.text and "told nothing of its state" in desk.text and "no longer held" not in desk.text
+        )
+        await desk.press("A")
+        assert desk.app.screen is before
+        await desk.show(silo(release()))
+        assert "live" in desk.text

@@ -315,7 +315,7 @@ async def test_T18_H_releases_the_kind_under_the_cursor_by_its_name() -> None:
 async def test_a_silo_is_stopped_from_the_palette_only() -> None:
     async with console() as desk:
         await ready(desk, silo(), site="hospital_a")
-        await desk.press("ctrl+p", *"endguard")
+        await desk.press("ctrl+p", *"stop this")
         await desk.show(silo())
         await desk.press("enter")
         assert isinstance(desk.app.screen, OrderDialog) and "the name of this silo" in desk.text

@@ -13,6 +13,7 @@ from console.playing import OVER, RECORDING, STEPS, PlayedConsole, play
 from console.replay import Replay
 from console.screens.approval import ApprovalScreen
 from console.screens.confirm import TextDialog
+from fedsilo.treaty.errors import NotFoundError
 
 WAIT_SECONDS = 20
 DURATION_SECONDS = 30.0
@@ -55,6 +56,19 @@ async def test_it_goes_through_its_scenes_and_closes() -> None:
             assert not app.is_running
     finally:
         feed.stop()
+
+
+def test_a_recording_whose_console_asked_for_all_records_answers_without_control_messages_too() -> None:
+    replay = Replay(RECORDING, clock=lambda: 0.0)
+    replay.seek(replay.duration)
+    whole, shown = (replay.query("audit", {"limit": 100, **more}) for more in ({}, {"control": False}))
+    kinds = {record.get("kind", "") for record in whole["records"]}
+    assert any(kind.startswith("control.") for kind in kinds)
+    assert shown["size"] == whole["size"] and shown["records"] == [
+        record for record in whole["records"] if not record.get("kind", "").startswith("control.")
+    ]
+    with pytest.raises(NotFoundError, match="not in this recording"):
+        replay.query("audit", {"limit": 7, "control": False})
 
 
 async def test_enter_leaves_only_once_it_is_over() -> None:

@@ -52,7 +52,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
         (tmp_path / f"{name}.crt").write_bytes(issued.certificate_pem)
         write_private(tmp_path / f"{name}.key", pem)
     roles = Roles("hospital_a", {"alice": frozenset({"approver"}), "bob": frozenset({"viewer"})})
-    desk = ControlDesk("hospital_a", authority.certificate_pem, roles, lambda: datetime.now(UTC))
+    desk = ControlDesk(
+        "hospital_a", authority.certificate_pem, roles, lambda: datetime.now(UTC), federation="cardio-net"
+    )
     approved: list[VerifiedCommand] = []
 
     def approve(command: VerifiedCommand) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def test_the_feed_reads_follows_and_says_when_the_daemon_is_gone(site: Site) -> 
 
 
 def test_T36_an_answer_is_signed_by_the_person_and_given_once(site: Site) -> None:
-    alice, hand = unlock(*site.person("alice")), Hand(site.socket)
+    alice, hand = unlock(*site.person("alice")).ordering("cardio-net"), Hand(site.socket)
     arguments = {"release": "r1/hospital_a/0", "digest": DIGEST, "policy_digest": POLICY_DIGEST, "revision": 1}
     result = hand.carry_out(alice, "approvals.approve", arguments, "request-0001")
     assert result["state"] == "sent" and result["given"] == ["alice"]
@@ -104,10 +106,14 @@ def test_T36_other_bytes_and_people_without_the_role_are_refused(site: Site) -> 
     hand = Hand(site.socket)
     arguments = {"release": "r1/hospital_a/0", "digest": "0" * 64, "policy_digest": POLICY_DIGEST, "revision": 1}
     with pytest.raises(ConflictError) as stale:
-        hand.carry_out(unlock(*site.person("alice")), "approvals.approve", arguments, "request-0002")
+        hand.carry_out(
+            unlock(*site.person("alice")).ordering("cardio-net"), "approvals.approve", arguments, "request-0002"
+        )
     assert stale.value.code == "STALE_VIEW"
     with pytest.raises(NotAllowedError, match="bob"):
-        hand.carry_out(unlock(*site.person("bob")), "approvals.approve", arguments, "request-0003")
+        hand.carry_out(
+            unlock(*site.person("bob")).ordering("cardio-net"), "approvals.approve", arguments, "request-0003"
+        )
     assert site.approved == []
 
 

@@ -38,7 +38,7 @@ def own(screen: RoundScreen) -> dict[str, Any]:
 
 
 def test_a_strip_has_each_phase_where_it_was_and_ends_where_it_stands() -> None:
-    row = silo_row("a", "training", *through(10.0, 50.0, tail=[phase("update", 50.0, None, state="open")]))
+    row = silo_row("a", "awaited", *through(10.0, 50.0, tail=[phase("update", 50.0, None, state="open")]))
     answer = at_coordinator(silos=[row], elapsed_seconds=80.0, deadlines=[],
                             quorum={"needed": 1, "of": 1, "given": 0, "reached_seconds": None})  # fmt: skip
     assert rounds.scale_of(answer) == 80.0

@@ -6,11 +6,12 @@ import pytest
 
 from console import rule_words
 from console.conditions import denied_lines
-from console.drawing import UNICODE, to_text
+from console.drawing import UNICODE, to_text, width_of
 from console.facts import header, policy_summary, rule_lines, rules
 from console.messages import detail_lines
 from console.values import Rule
 from console.words import WAIVED, silos_lines
+from policies.rules import RULES
 from silo.guard.releases import REJECT_CODES
 from tests.console.states import live, release, rule, silo
 
@@ -36,12 +37,20 @@ from tests.console.states import live, release, rule, silo
         ("plan peers", "4", "2", "peers in the run: 4, at least 2"),
         ("screen hits", "2", "0", "screen hits: 2, none is allowed"),
         ("screen hits", "0", "1", "people's approvals of answers that a screen hit: 0 given, 1 needed"),
+        ("plan asks for enough updates", "3", "2", "updates that the plan asks for in each mean: 3, at least 2"),
         ("plan peers", "1", "0",
          "peers in the run: 1 of its silos are no peers of this site; none is allowed"),
     ],
 )  # fmt: skip
 def test_a_rule_says_what_it_asks_and_how_its_limit_binds(name: str, measured: str, limit: str, says: str) -> None:
     assert rule_words.says(Rule(name, "ok", measured, limit)) == says
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in RULES if {"at_least", "persons"} & set(each.check.__code__.co_names)]
+)
+def test_each_rule_whose_limit_binds_from_below_is_told_so(name: str) -> None:
+    assert rule_words.binds_from_below(name, "2")
 
 
 def test_a_denial_says_of_a_least_limit_that_it_is_one() -> None:
@@ -54,19 +63,34 @@ def test_a_denial_says_of_a_least_limit_that_it_is_one() -> None:
     assert "at least 2" in shown and "at least 8" not in shown
 
 
+def test_a_commands_limits_are_told_as_at_least_and_moments_as_times() -> None:
+    assert rule_words.limit_text("records of the round", 2) == "at least 2"
+    assert rule_words.limit_text("plan peers", 0) == "0" and rule_words.limit_text("message bytes", 8) == "8"
+    # 2027-01-15T08:00:00Z and 2027-02-01T00:00:00Z, by `date -d`
+    assert rule_words.measured_text("valid", 1_800_000_000) == "2027-01-15 08:00:00Z"
+    assert rule_words.limit_text("valid", [1_800_000_000, 1_801_440_000]) == (
+        "2027-01-15 08:00:00Z to 2027-02-01 00:00:00Z"
+    )
+    assert rule_words.limit_text("valid", None) == "" and rule_words.measured_text("day bytes", 1_800_000_000) == (
+        "1800000000"
+    )
+
+
 def test_each_reason_code_has_its_words_and_the_silo_takes_no_other() -> None:
     assert tuple(rule_words.REJECT_CODES) == REJECT_CODES
     assert rule_words.reason_text("TIMING") == "TIMING (not at this time)" and rule_words.reason_text("X") == "X"
 
 
 def test_who_said_no_and_why_stands_in_the_head_of_a_release_that_was_rejected() -> None:
-    answers = [{"person": "alice", "verdict": "approve"}, {"person": "bob", "verdict": "reject", "reason": "CONTENT"}]
+    no = {"person": "bob", "verdict": "reject", "reason": "CONTENT", "note": "half of it is coded " * 9 + "yet"}
+    answers = [{"person": "alice", "verdict": "approve"}, no]
     shown = release(approvers={"needed": 2, "roles": ["approver"], "given": answers})
     for given, told in ((answers, True), (answers[:1], False)):
         shown["approvers"]["given"] = given
         snapshot = live(silo(shown))
-        head = " ".join(to_text(header(snapshot.held[0], snapshot, 100.0, 100, UNICODE)).split())
-        assert ("bob said no: CONTENT (what is in it)" in head) is told and "1 of 2 given: alice" in head
+        rows = header(snapshot.held[0], snapshot, 100.0, 80, UNICODE)
+        head, said = " ".join(to_text(rows).split()), f'bob said no: CONTENT (what is in it), "{no["note"]}"'
+        assert (said in head) is told and "1 of 2 given: alice" in head and max(map(width_of, rows)) <= 80
 
 
 def test_what_waived_walls_mean_is_said_where_they_are_waived() -> None:

@@ -23,7 +23,7 @@ from console.signing import IDLE_LOCK_SECONDS, KeyFiles
 from console.values import Link
 from fedsilo.treaty.errors import ConflictError
 from tests.console.desk import SIZES, console, open_dialog, type_word
-from tests.console.states import DIGEST, POLICY_DIGEST, Happened, coordinator, live, release, rule, silo
+from tests.console.states import DIGEST, POLICY_DIGEST, SHOWN, Happened, coordinator, live, release, rule, silo
 from tests.console.test_safe import HOSTILE, TOGETHER
 
 # ---- refusals --------------------------------------------------------------------------------------
@@ -294,7 +294,9 @@ async def test_an_approval_is_bound_to_what_was_shown(size: tuple[int, int]) -> 
         assert (person, name) == ("alice", "approvals.approve") and len(request_id) == 32
         assert arguments == {
             "release": "r1/hospital_a/0", "digest": DIGEST, "policy_digest": POLICY_DIGEST, "revision": 1,
+            "shown": SHOWN,
         }  # fmt: skip
+        assert desk.signer.federations == ["cardio-net"]  # whose guard was shown (T29)
         assert "audit record 72" in desk.text
 
 
@@ -403,10 +405,14 @@ async def test_every_fact_is_on_the_approval_screen_without_scrolling(size: tupl
         for fact in (
             "r1/hospital_a/0", "7be1 44d0", "held 02:1", "expires in 27:4", "0 of 1 given", "1.9 MiB",
             "coordinator.example:7443", "lora.factors", "epsilon covers it: NO", "rollouts", "pubswap", "9f2c", "41ab",
-            "23 ok", "0 look", "0 deny", "0.9322 of 4", "1.9M of 8.0M", "DP off", "first release, nothing to compare",
+            "23 ok", "0 look", "0 deny", "7.9 of 12", "DP off", "first release, nothing to compare",
             "no text screens in this ruleset", "cannot be called back", "quorum", "LOCKED",
+            "coordinator hub of cardio-net",
+            "trained on 18 of your", "78 private records in",
         ):  # fmt: skip
             assert fact in words or (size[0] == 140 and fact == "7be1 44d0" and DIGEST in words), fact
+        # a limit from which it is far says nothing
+        assert "0.9322" not in words and "of 8.0M" not in words
         assert desk.app.screen.query_one("#body").max_scroll_y == 0
 
 

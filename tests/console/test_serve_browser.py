@@ -258,7 +258,9 @@ async def test_T36_a_browser_looks_and_cannot_answer(site: Site) -> None:
         await until(lambda: not runs(console))
         assert told == []
     # with a key and without a browser it can be answered
-    Hand(site.socket).carry_out(unlock(*site.person("alice")), "approvals.approve", arguments, "request-0001")
+    Hand(site.socket).carry_out(
+        unlock(*site.person("alice")).ordering("cardio-net"), "approvals.approve", arguments, "request-0001"
+    )
     assert len(site.approved) == 1
 
 

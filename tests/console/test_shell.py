@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from textual import events
 
-from console.actions import actions_on
+from console.actions import ACTIONS, actions_on, title_of
 from console.bar import Lock, top_bar
 from console.conditions import answer_lines, denied_lines, empty_lines, refused_lines
 from console.drawing import UNICODE, to_text
@@ -16,7 +16,7 @@ from console.help import JSON_LINES_MAX, json_lines
 from console.screens.approval import ApprovalScreen
 from console.screens.confirm import ConfirmDialog, TextDialog
 from console.screens.overview import OverviewScreen
-from console.screens.palette import ChooseDialog
+from console.screens.palette import ChooseDialog, by_letters, things_to_do
 from console.store import Store
 from console.told import ToldConsole, ToldLock
 from console.values import Link, Snapshot
@@ -109,6 +109,38 @@ async def test_the_palette_finds_by_letters_and_asks_the_same_questions() -> Non
         assert isinstance(desk.app.screen, ConfirmDialog) and await desk.answers_sent() == []
         await desk.press("escape", "ctrl+p", *"nothing at all like it", "enter", "escape")
         assert isinstance(desk.app.screen, ApprovalScreen)
+
+
+def titles(desk: Desk, typed: str) -> list[str]:
+    return [entry.name for entry in by_letters(typed, things_to_do(desk.app))]
+
+
+async def test_the_palette_finds_what_is_called_so_before_what_is_told_so_and_before_what_changes_something() -> None:
+    async with console() as desk:
+        await desk.show(silo(release()))
+        assert titles(desk, "theme")[0] == "theme" and "stop this silo" not in titles(desk, "theme")
+        assert titles(desk, "stop")[0] == "stop this silo"
+        for typed in ("p", "s", "l", "o", "sto", "re", "the"):
+            found = titles(desk, typed)
+            called_so = {name for name in found if name.startswith(typed)}
+            assert set(found[: len(called_so)]) == called_so, typed
+        before = desk.app.theme
+        await desk.press("ctrl+p", "t", "h", "e", "m", "e", "enter")
+        assert desk.app.theme != before and isinstance(desk.app.screen, OverviewScreen)
+
+
+def test_no_name_of_the_program_is_shown_to_people() -> None:
+    for action in ACTIONS:
+        assert "_" not in action.title and title_of(action.name), action.name
+    for screens in ("overview", "approval", "audit", "outbox", "round", "curves", "budget", "logs"):
+        there = [action.title for action in actions_on(screens, "table", "ordering", "ordering a silo")]
+        assert len(set(there)) == len(there), [title for title in there if there.count(title) > 1]
+
+
+def test_a_key_does_not_mean_the_opposite_on_another_screen() -> None:
+    """What polls are is left out at first wherever there is a key for them, and the key adds them."""
+    told = {action.says.partition(",")[2].strip() for action in ACTIONS if action.name == "control"}
+    assert told == {"and without"}
 
 
 async def test_a_burst_of_keys_through_the_palette_opens_no_dialog() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from console.drawing import NOT_YET_KNOWN, duration_text
 from console.store import Store, halts_of
 from console.values import CoordinatorState, SiloState, Snapshot, why_not_answer
 from tests.console.states import DIGEST, NOW, POLICY_DIGEST, Happened, Reading, coordinator, live, release, rule, silo
@@ -76,6 +77,32 @@ def test_what_was_known_stays_when_the_daemon_goes_away() -> None:
     store = Store()
     store.lost("nothing listens there", "is it started?", 5.0)
     assert store.snapshot.state is None and store.snapshot.link.cause == "nothing listens there"
+
+
+def test_a_daemon_that_has_just_started_is_not_live_and_takes_nothing_away() -> None:
+    store = Store()
+    store.read(Reading(silo(release()), policy_digest=POLICY_DIGEST), 100.0, wall_time=NOW)
+    store.read(Reading({}, policy_digest=""), 103.0, wall_time=NOW + 3)
+    shown = store.snapshot
+    assert shown.link.state == "loading" and shown.link.cause and len(shown.held) == 1
+    assert shown.server_now(104.0) == pytest.approx(NOW + 4) and shown.age_seconds(104.0) == 4.0
+    assert shown.link.cause in why_not_answer(shown.held[0], shown, 104.0, approve=True)
+    store.read(Reading(silo(release()), policy_digest=POLICY_DIGEST), 105.0, wall_time=NOW)
+    assert store.snapshot.link.state == "live"
+
+
+@pytest.mark.parametrize("missing", ["held_since", "expires_at"])
+def test_a_moment_that_is_not_told_is_not_counted_from_1970(missing: str) -> None:
+    (held,) = live(silo(release(**{missing: None}))).held
+    known = {"held_since": held.held_seconds(NOW), "expires_at": held.left_seconds(NOW)}
+    assert math.isnan(known.pop(missing)) and all(0 < seconds < 3600 for seconds in known.values())
+    assert math.isnan(held.held_seconds(0.0)) and math.isnan(held.left_seconds(0.0))
+    assert duration_text(math.nan) == duration_text(math.inf) == NOT_YET_KNOWN and duration_text(0.0) == "00:00"
+
+
+def test_a_release_of_which_nobody_knows_when_it_expires_is_not_answered() -> None:
+    snapshot = live(silo(release(expires_at=None)))
+    assert NOT_YET_KNOWN in why_not_answer(snapshot.held[0], snapshot, 100.0, approve=True)
 
 
 def test_events_are_kept_in_order_and_the_missed_are_counted() -> None:

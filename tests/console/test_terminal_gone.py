@@ -26,11 +26,12 @@ ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
 @contextmanager
-def opened(*, is_told: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def opened(*, is_told: bool = True, encoding: str = "utf-8") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A console that has drawn, on a terminal of which we have the other end.
 
     Args:
         is_told: the kernel tells it when the terminal ends; not to a program on a terminal of another session.
+        encoding: of what the terminal shows.
     """
     main, there = os.openpty()
     ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -39,7 +40,7 @@ def opened(*, is_told: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], i
         words = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(there), *words]
     console = subprocess.Popen(
         words, stdin=there, stdout=there, stderr=there, start_new_session=True,
-        env={**os.environ, "TERM": "xterm-256color"},
+        env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": encoding},
     )  # fmt: skip
     try:
         read_until(main, b"Overview")
@@ -50,8 +51,8 @@ def opened(*, is_told: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], i
         console.wait()
 
 
-def read_until(main: int, wanted: bytes, *, typing: bytes = b"") -> None:
-    """typing: pressed once a second."""
+def read_until(main: int, wanted: bytes, *, typing: bytes = b"") -> bytes:
+    """All that was read. typing: pressed once a second."""
     data, typed_at = b"", -math.inf
     deadline = time.monotonic() + WAIT_SECONDS
     while wanted not in data:
@@ -61,6 +62,7 @@ def read_until(main: int, wanted: bytes, *, typing: bytes = b"") -> None:
             typed_at = time.monotonic()
         if select.select([main], [], [], 0.2)[0]:
             data += os.read(main, 1 << 16)
+    return data
 
 
 def test_it_ends_when_its_terminal_is_closed() -> None:

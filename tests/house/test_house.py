@@ -1,4 +1,4 @@
-"""The house's own rules: generated code, names that are ours alone, and how long a module may be."""
+"""The house's own rules: generated code and names that are ours alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 
 from fedsilo.launch import own_names
 from fedsilo.treaty.errors import OperationError
-from tests.house.tree import ROOT, SETTINGS, Tree, modules
+from tests.house.tree import ROOT, SETTINGS, Tree
 
 GENERATED = ("federation_pb2.py", "federation_pb2.pyi", "control_pb2.py", "control_pb2.pyi")
-LINES_MAX = 500
 
 
 # ---- generated code --------------------------------------------------------------------------------
@@ -51,7 +50,7 @@ def _owners(**changed: list[str]) -> dict[str, list[str]]:
 
 def test_names_are_the_packages_that_we_install() -> None:
     found = SETTINGS["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert {f"{name}*" for name in own_names.TOP_LEVEL_NAMES} == set(found)
+    assert {pattern for name in own_names.TOP_LEVEL_NAMES for pattern in (name, f"{name}.*")} == set(found)
     assert set(SETTINGS["tool"]["importlinter"]["root_packages"]) == set(own_names.TOP_LEVEL_NAMES)
     assert set(SETTINGS["tool"]["mypy"]["packages"]) == set(own_names.TOP_LEVEL_NAMES)
 
@@ -122,13 +121,54 @@ def test_a_folder_named_like_a_package_stops_every_start(command: str, tmp_path:
     assert f"the package 'policies' is taken from {tmp_path / 'policies'}, not from {ROOT}" in refused.stderr
 
 
-# ---- length ----------------------------------------------------------------------------------------
+COMMANDS = {
+    "fedsilo": ("version",),
+    "silo": ("status", "--config", "absent.yaml"),
+    "coordinator": ("--help",),
+    "fedconsole": ("--once",),
+}
 
 
-def test_no_module_is_longer_than_five_hundred_lines() -> None:
-    long = {
-        name: lines
-        for name in modules()
-        if (lines := len(ROOT.joinpath(*name.split(".")).with_suffix(".py").read_text().splitlines())) > LINES_MAX
-    }
-    assert not long
+def _run(command: str, folder: Path, *arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """A command of the packages in `folder`, with `path` searched after them, as an installation has both."""
+    code = f"import sys; sys.path.append({str(path)!r}); from fedsilo.launch.__main__ import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, command, *arguments], check=False, cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_console_of_pypi_beside_ours_stops_every_command(command: str, tree: Tree, tmp_path: Path) -> None:
+    beside = tmp_path / "site"
+    beside.mkdir()
+    assert "FOREIGN_PACKAGE" not in _run(command, tree.root, *COMMANDS[command], path=beside).stderr
+    stranger = beside / "console-0.9911.dist-info"
+    stranger.mkdir()
+    (stranger / "METADATA").write_text("Metadata-Version: 2.1\nName: console\nVersion: 0.9911\n")
+    (stranger / "RECORD").write_text("console/__init__.py,,\n")
+    # installed after ours, its files took the place of ours: then ours is refused, too, before it imports them
+    for overwrites in (False, True):
+        if overwrites:
+            (tree.root / "console" / "__init__.py").write_text("raise RuntimeError('the console of another')\n")
+        refused = _run(command, tree.root, *COMMANDS[command], path=beside)
+        assert refused.returncode == 1
+        assert "the package 'console' is installed by console too" in refused.stderr
+        assert "hint: pip uninstall console;" in refused.stderr and "RuntimeError" not in refused.stderr
+
+
+def test_a_package_overwritten_by_a_distribution_of_another_name_is_refused_by_every_command(
+    tree: Tree, tmp_path: Path
+) -> None:
+    stranger = tmp_path / "site/terminal_tools-1.0.dist-info"
+    stranger.mkdir(parents=True)
+    (stranger / "METADATA").write_text("Metadata-Version: 2.1\nName: terminal-tools\nVersion: 1.0\n")
+    (stranger / "top_level.txt").write_text("certs\n")
+    (tree.root / "certs" / "__init__.py").write_text("VERSION = 1\n")
+    refused = _run("fedsilo", tree.root, "version", path=stranger.parent)
+    assert refused.returncode == 1 and "the package 'certs' is installed by terminal-tools too" in refused.stderr
+
+
+def test_our_packages_begin_with_an_empty_file() -> None:
+    """What another distribution put in its place is seen by that."""
+    names = [name for name in own_names.TOP_LEVEL_NAMES if name != own_names.DISTRIBUTION]
+    assert [name for name in names if (ROOT / name / "__init__.py").stat().st_size] == []

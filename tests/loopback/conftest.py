@@ -49,7 +49,7 @@ def attacked_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """`fedsilo demo` with a hostile coordinator."""
     attacks = [part for name in COORDINATOR_ATTACKS for part in ("--attack", name)]
     # Three: where one refuses a round, the other two still agree on its transcript (T20).
-    return demo(tmp_path_factory.mktemp("attacked") / "out", "--silos", "3", "--rounds", "4", *SHORT, *attacks)
+    return demo(tmp_path_factory.mktemp("attacked") / "out", "--silos", "3", "--rounds", "5", *SHORT, *attacks)
 
 
 @pytest.fixture(scope="package")

@@ -34,6 +34,7 @@ SWAP_PERIOD = 2
 # What is tried in the demo that several tests read, and what must come of it.
 COORDINATOR_ATTACKS = {
     "temperature_out_of_range": ("deny", "plan temperature"),
+    "other_run": ("deny", "run"),
     "wrong_key": ("deny", "SIGNATURE_INVALID"),
     "wrong_donors": ("drop", "donors graded here"),
     "unknown_prompt_index": ("deny", "prompts are rows of the public set"),
@@ -197,6 +198,7 @@ def federation(
     local_steps: int = LOCAL_STEPS,
     before_start: Callable[[Site], None] = lambda site: None,
     write_data: Callable[..., DataFolder] = write_digit_folder,
+    model: Path | None = None,
 ) -> Iterator[Federation]:
     """Write some silos and a coordinator below `root`, start them, and end them however the tests went.
 
@@ -211,8 +213,9 @@ def federation(
         local_steps: of the largest plan.
         before_start: what a site's people do with its files before its daemon starts.
         write_data: as `write_digit_folder`, whose questions the model can read.
+        model: folder of the base model; without one the demo's, which answers questions on digits.
     """
-    model = cached_model(recipe_for("digits"))
+    model = model or cached_model(recipe_for("digits"))
     data = write_data(root / "data", seed, silos=silos, rows_per_silo=rows_per_silo)
     recorder_port = free_port()
     sites = make_sites(
@@ -375,11 +378,13 @@ def records(audit_log: Path) -> list[dict[str, Any]]:
 
 
 def counted(lines: list[dict[str, Any]], event: str, peer: str = "") -> dict[str, list[int]]:
-    """{kind: [messages, payload bytes]} of one event, of one peer if named."""
+    """{kind: [messages, payload bytes]} of one event, of one peer if named; polls of a window count where it ends."""
     counts: dict[str, list[int]] = {}
+    events = {event, "ingress.polls"} if event == "ingress.decision" else {event}
     for line in lines:
-        if line["event"] == event and (not peer or line["peer"].endswith(peer)):
+        detail = line.get("detail", {})
+        if line["event"] in events and "window" not in detail and (not peer or line["peer"].endswith(peer)):
             of_kind = counts.setdefault(line["kind"], [0, 0])
-            of_kind[0] += 1
+            of_kind[0] += detail.get("polls", 1)
             of_kind[1] += line["payload"]["bytes"]
     return counts

@@ -235,7 +235,7 @@ def test_other_terminals(sites: Federation, term: str, environment: dict[str, st
         coloured = bool(COLOUR.search(there.text("-e")))
         assert coloured == ("NO_COLOR" not in environment)
         there.press("5")
-        there.until(lambda text: "[outbound]" in text and "left since the daemon began" in text)
+        there.until(lambda text: "[outbound]" in text and "left since the start" in text)
         there.press("C-q")
         there.until(lambda text: "ended with 0." in text)
         there.is_as_before()

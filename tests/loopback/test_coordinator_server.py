@@ -101,10 +101,11 @@ def exchange(site: Path, ready: Ready, silo: str, kind: str, body: Any, sequence
 def hello(site: Path, **changes: Any) -> pb.Hello:
     public = read_tasks(site / "main" / "public.jsonl").sha256
     fields: dict[str, Any] = {
-        "protocol_min": 1, "protocol_max": 1, "base_model_sha256": HASH["base"], "tokenizer_sha256": HASH["tokenizer"],
-        "template_sha256": HASH["template"], "load": "fp32", "lora_schema_sha256": SCHEMA.digest,
-        "public_set_sha256": public, "held_out_sha256": HASH["held"], "code_sha256": "c0" * 32,
-        "isolation": "namespaces", "role": "member",
+        "protocol_min": services.PROTOCOL_VERSION, "protocol_max": services.PROTOCOL_VERSION, "min_updates": 2,
+        "base_model_sha256": HASH["base"], "tokenizer_sha256": HASH["tokenizer"], "template_sha256": HASH["template"],
+        "load": "fp32", "lora_schema_sha256": SCHEMA.digest, "public_set_sha256": public,
+        "held_out_sha256": HASH["held"], "code_sha256": "c0" * 32, "isolation": "namespaces",
+        "role": "member",
     }  # fmt: skip
     return pb.Hello(**{**fields, **changes})
 
@@ -206,10 +207,10 @@ def test_a_run_is_submitted_by_an_operator_and_by_nobody_less(site: Path, ready:
     )
     files = site / "main" / "id"
     with ControlClient(Path(ready.control_socket)) as client:
-        viewer = Operator("main", files / "victor.crt", files / "victor.key")
+        viewer = Operator("main", files / "victor.crt", files / "victor.key", "cardio-net")
         with pytest.raises(NotAllowedError):
             client.execute(sign_as(viewer, "run.submit", {"text": text}))
-        operator = Operator("main", files / "alice.crt", files / "alice.key")
+        operator = Operator("main", files / "alice.crt", files / "alice.key", "cardio-net")
         command = sign_as(operator, "run.submit", {"text": text})
         assert client.execute(command)["run"] == "run-1"
         assert client.execute(command)["run"] == "run-1"  # the same request again is the same request

@@ -12,6 +12,7 @@ from tests.loopback.conftest import HOLDS
 from tests.loopback.federation import Federation, Reply, command, counted, records
 
 TAKES_PART = ["hospital_a", "hospital_b"]
+ALL = [*TAKES_PART, "hospital_c"]  # without the one that is refused, two are left: one update alone is none (T58)
 
 
 def approvals(sites: Federation, *arguments: object) -> Reply:
@@ -31,7 +32,11 @@ def held_release(sites: Federation, *, number: int = 1) -> dict[str, Any]:
 def answer(sites: Federation, verb: str, shown: dict[str, Any], person: str, **instead: str) -> Reply:
     digests = {"digest": shown["digest"], "policy": shown["policy"]["digest"], **instead}
     opened = [word for one in shown["noticed"] for word in ("--ack-finding", one["id"])]
-    more = ["--reason", "CONTENT", "--text", "the norm looks odd to me"] if verb == "reject" else opened
+    more = (
+        ["--reason", "CONTENT", "--text", "the norm looks odd to me"]
+        if verb == "reject"
+        else [*opened, "--expect-shown", shown["shown"]]
+    )
     return approvals(
         sites, verb, shown["id"], "--operator", person, "--expect-digest", digests["digest"],
         "--expect-policy", digests["policy"], *more,
@@ -81,6 +86,23 @@ def test_a_release_leaves_only_after_the_right_person_approved_exactly_its_bytes
     assert [(line["detail"]["person"], line["payload"]["sha256"]) for line in grants] == [("bob", shown["digest"])]
 
 
+def test_T36_what_people_signed_verifies_by_the_site_s_CA_while_its_silo_runs(sites: Federation) -> None:
+    site, other = sites.site(HOLDS), sites.site("hospital_b")
+    ordered = [line for line in records(site.audit_log) if "orders" in line]
+    assert "approval.grant" in {line["event"] for line in ordered}  # the tests above gave them
+
+    def verified(of: str) -> dict[str, int]:
+        told = command(
+            "fedsilo", "audit", "verify", site.audit_log, "--site-ca", sites.site(of).folder / "id/site_ca.crt"
+        )
+        (result,) = told.data
+        assert result["verified"], result["problems"]
+        return {name: count for name, count in result["orders"].items() if count}
+
+    assert verified(site.name) == {"anchored": len(ordered)}
+    assert verified(other.name) == {"signed": len(ordered)}  # whose CA certifies nobody here
+
+
 def test_what_left_can_be_read_by_an_approver_and_the_log_says_who_did(sites: Federation) -> None:
     site = sites.site(HOLDS)
     left = [line for line in records(site.audit_log) if line["event"] == "egress.sent"]
@@ -102,7 +124,7 @@ def test_what_left_can_be_read_by_an_approver_and_the_log_says_who_did(sites: Fe
 
 
 def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites: Federation) -> None:
-    assert sites.submit("rejected", silos=TAKES_PART).exit_code == 0
+    assert sites.submit("rejected", silos=ALL).exit_code == 0
     shown = held_release(sites)
     # what would leave is read before the answer, by who may, and put off by one person, which stops nothing
     assert approvals(sites, "payload", shown["id"], "--operator", "dave").exit_code == 4
@@ -120,9 +142,9 @@ def test_a_rejected_release_never_leaves_and_the_round_goes_on_without_it(sites:
     assert answer(sites, "reject", shown, "alice").exit_code == 0
     record = sites.ended("rejected")
     assert record["state"] == "finished"
-    assert [row["participants"] for row in record["rounds"]] == [["hospital_b"]]
+    assert [row["participants"] for row in record["rounds"]] == [["hospital_b", "hospital_c"]]
     # It trains on and measures the others' adapter; only its update is kept back.
-    assert sorted(record["rounds"][0]["metrics"]) == TAKES_PART
+    assert sorted(record["rounds"][0]["metrics"]) == ALL
     assert factors_sent(sites, HOLDS, "rejected") == []
     assert len(factors_sent(sites, "hospital_b", "rejected")) == 1
 
@@ -147,7 +169,8 @@ def test_after_that_both_sides_still_count_the_same_and_the_logs_verify(sites: F
         sent = counted(records(site.audit_log), "egress.sent")
         got = counted(came_in, "ingress.decision", f"/silo/{site.name}")
         for counts in (sent, got):  # polls go on while this reads the two logs
-            counts.pop("control.poll")
+            counts.pop("control.poll", None)
+            counts.pop("control.heartbeat", None)
         assert sent == got
     verdicts = command("fedsilo", "audit", "verify", *(site.audit_log for site in sites.sites.all())).data
     assert [row["verified"] for row in verdicts] == [True] * 4

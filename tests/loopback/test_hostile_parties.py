@@ -13,7 +13,7 @@ import pytest
 
 from tests.loopback.federation import COORDINATOR_ATTACKS, SHORT, Demo, command, demo, living, records
 
-TARGET, LAST_OF_THREE = "hospital_b", "hospital_c"
+LAST_OF_THREE = "hospital_c"
 
 pytestmark = pytest.mark.demo
 
@@ -65,13 +65,13 @@ def test_X09_nothing_planted_left_for_any_of_it(attacked_demo: Demo) -> None:
 
 
 def test_T03_a_trainer_whose_message_is_none_ends_and_the_run_goes_on(tmp_path: Path) -> None:
-    made = demo(tmp_path / "out", "--silos", "2", "--rounds", "1", *SHORT, "--attack", "unknown_field")
+    made = demo(tmp_path / "out", "--silos", "3", "--rounds", "1", *SHORT, "--attack", "unknown_field")
     (row,) = made.data["attacks"]
     assert (row["decision"], row["rule"]) == ("stop", "TRAINER_CONFUSED")
-    line = log_of(made, TARGET)[row["record"]]
+    line = log_of(made, LAST_OF_THREE)[row["record"]]
     assert (line["event"], line["decision"], line["reasons"]) == ("egress.decision", "deny", ["TRAINER_CONFUSED"])
-    assert "lora.factors" not in content(log_of(made, TARGET), row["run"])
-    assert [each["participants"] for each in made.data["rounds"]] == [["hospital_a"]]
+    assert "lora.factors" not in content(log_of(made, LAST_OF_THREE), row["run"])
+    assert [each["participants"] for each in made.data["rounds"]] == [["hospital_a", "hospital_b"]]
     assert (made.data["canaries_on_wire"], made.data["positive_control_found"]) == (0, True)
 
 

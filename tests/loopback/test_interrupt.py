@@ -1,14 +1,21 @@
-"""Ctrl-C and starting again: nothing stays behind, and what was finished can be repeated bit for bit."""
+"""Ctrl-C, a release that nobody answers, and starting again: nothing stays behind, and what was finished can be
+repeated bit for bit."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sqlite3
+import struct
+import subprocess
+import sys
+import termios
 import time
+from fcntl import ioctl
 from pathlib import Path
 
-from tests.loopback.federation import SHORT, command, demo, living, records
+from tests.loopback.federation import ENVIRONMENT, LIMIT_SECONDS, SHORT, command, demo, descendants, living, records
 
 STOP_SECONDS_MAX = 30.0  # a few on an idle machine; a test suite is not one
 POLL_SECONDS = 0.05
@@ -66,3 +73,45 @@ def test_what_a_killed_demo_started_ends_by_itself_and_in_order(tmp_path: Path) 
                 os.kill(process[0], signal.SIGKILL)
     for site in ("hospital_a", "coordinator"):  # asked to end, not killed
         assert records(tmp_path / "out" / site / "state" / "audit")[-1]["event"] == "stop"
+
+
+def test_a_demo_whose_console_is_left_with_a_release_unanswered_says_how_to_answer_and_ends_as_held(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    main, there = os.openpty()
+    ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsilo.launch", "fedsilo", "demo", "--silos", "1", *SHORT, "--rounds", "1",
+         "--answer-minutes", "0.1", "--out", str(out)],
+        stdin=there, stdout=there, stderr=there, start_new_session=True,
+        env={**os.environ, **ENVIRONMENT, "TERM": "xterm-256color"},
+    )  # fmt: skip
+    os.close(there)
+    shown, typed = b"", 0.0
+    seen: set[tuple[int, int]] = set()
+    deadline = time.monotonic() + LIMIT_SECONDS
+    try:
+        while process.poll() is None:
+            assert time.monotonic() < deadline, shown[-2000:]
+            if select.select([main], [], [], 0.2)[0]:
+                try:
+                    shown += os.read(main, 1 << 16)
+                except OSError:  # nobody has the terminal open any more
+                    break
+            if b"needs you" in shown and b"approvals approve" not in shown and time.monotonic() > typed + 1.0:
+                seen |= descendants(process.pid)
+                os.write(main, b"\x11")  # ctrl+q; what is typed while the terminal is being taken is lost
+                typed = time.monotonic()
+        assert process.wait(LIMIT_SECONDS) == 9
+    finally:
+        process.kill()
+        os.close(main)
+    told = shown.decode(errors="replace")
+    assert f"approvals approve r1/hospital_a/0 --operator alice --config {out}/hospital_a/silo.yaml" in told
+    assert "[HELD]" in told and seen and living(seen) == []
+    # it was held and never sent, and each log was closed in order
+    silo = records(out / "hospital_a" / "state" / "audit")
+    assert not [line for line in silo if line["event"] == "egress.sent" and line["kind"] == "lora.factors"]
+    for log in (silo, records(out / "coordinator" / "state" / "audit")):
+        assert "stop" in [line["event"] for line in log]

@@ -28,16 +28,19 @@ def test_the_run_goes_on_without_a_killed_silo_which_then_joins_again(
     sites: Federation, request: pytest.FixtureRequest
 ) -> None:
     survivor, victim = SILOS
+    # three of them: what one survivor alone has to say is no round's result (T58)
     submitted = sites.submit(
-        "killed", silos=[survivor, victim], swap_period=4, public_step_deadline_seconds=2.0, round_deadline_seconds=20.0
-    )
+        "killed", silos=[HOLDS, survivor, victim], swap_period=4, public_step_deadline_seconds=2.0,
+        round_deadline_seconds=40.0,
+    )  # fmt: skip
     assert submitted.exit_code == 0
     sites.until_state(victim, lambda state: state.get("run") == "killed" and int(state.get("step") or 0) >= 1)
     below = descendants(sites.pid(victim))
     assert below
     sites.kill(victim)
+    assert answer(sites, "approve", held_release(sites, number=1), "alice").exit_code == 0
     committed = sites.until_committed("killed", 1)  # at the deadline, since the dead say nothing
-    assert committed["participants"] == [survivor]
+    assert committed["participants"] == [HOLDS, survivor]
     assert living(below) == []  # the trainer hangs on its guard's leash
 
     # Back again it says that it has nothing for this round, so nobody waits for its evaluation; then it takes part.

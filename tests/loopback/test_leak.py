@@ -12,7 +12,8 @@ import pytest
 from fedsilo.launch.canaries import Canary, make_canaries
 from fedsilo.launch.demo_wire import search_recordings
 from fedsilo.launch.wire_recorder import recordings
-from tests.loopback.federation import SHORT, Demo, command, demo, living, records
+from fedsilo.treaty.audit.poll_window import KINDS
+from tests.loopback.federation import SHORT, Demo, command, counted, demo, living, records
 
 ATTACKS = {
     "prompt_as_response": ("public.responses", "answers graded again"),
@@ -20,7 +21,8 @@ ATTACKS = {
     "extra_tensor": ("lora.factors", "tensor set"),
     "off_grid_number": ("metrics.eval", "metric grid"),
 }
-ATTACKER = "hospital_b"
+ATTACKER = "hospital_c"
+SILOS = ["hospital_a", "hospital_b", ATTACKER]
 SEED = 2
 
 pytestmark = pytest.mark.demo
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.demo
 
 @pytest.fixture(scope="module")
 def leak(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    options = ("--leak", "--silos", "2", "--rounds", "2", "--seed", str(SEED), *SHORT)
+    options = ("--leak", "--silos", "3", "--rounds", "2", "--seed", str(SEED), *SHORT)
     return demo(tmp_path_factory.mktemp("leak") / "out", *options)
 
 
@@ -55,7 +57,8 @@ def test_the_coordinator_saw_none_of_it_and_the_rounds_went_on_without_that_silo
     for row in leak.data["attacks"]:
         assert (row["kind"], row["round"], row["step"]) not in came_in
         assert ("control.declined", row["round"], row["step"]) in came_in
-    assert [(row["state"], row["participants"]) for row in leak.data["rounds"]] == [("committed", ["hospital_a"])] * 2
+    rounds = [(row["state"], row["participants"]) for row in leak.data["rounds"]]
+    assert rounds == [("committed", ["hospital_a", "hospital_b"])] * 2
     # and what the same silo said rightly in between did arrive
     assert any(kind == "public.responses" for kind, _, _ in came_in)
 
@@ -63,7 +66,7 @@ def test_the_coordinator_saw_none_of_it_and_the_rounds_went_on_without_that_silo
 def test_a_failure_that_quotes_private_data_stays_in_the_silos_own_log(leak: Demo) -> None:
     quoted = [
         canary.text
-        for canary in make_canaries(SEED, ["hospital_a", "hospital_b"], tokenizer="digits")
+        for canary in make_canaries(SEED, SILOS, tokenizer="digits")
         if canary.silo == ATTACKER and canary.place == "exception"
     ]
     assert quoted[0] in (leak.out / "logs" / f"{ATTACKER}.log").read_text()
@@ -82,7 +85,7 @@ def test_two_hundred_planted_texts_are_not_on_the_wire_and_the_control_is(leak: 
 
 def test_planted_texts_really_are_where_the_silo_works_on_them(leak: Demo) -> None:
     """What is not there cannot be found on the wire, and would prove nothing."""
-    for canary in make_canaries(SEED, ["hospital_a", "hospital_b"], tokenizer="digits"):
+    for canary in make_canaries(SEED, SILOS, tokenizer="digits"):
         site = leak.out / canary.silo
         if canary.place == "config":
             texts = [(site / "silo.yaml").read_text(), (site / "policy.yaml").read_text()]
@@ -95,7 +98,7 @@ def test_planted_texts_really_are_where_the_silo_works_on_them(leak: Demo) -> No
 
 def test_the_same_bytes_with_a_name_changed_into_a_planted_text_are_caught(leak: Demo, tmp_path: Path) -> None:
     """The counterpart: a recording in which the end of the run's name is the id of a private row."""
-    planted = make_canaries(SEED, ["hospital_a", "hospital_b"], tokenizer="digits")
+    planted = make_canaries(SEED, SILOS, tokenizer="digits")
     shutil.copytree(leak.out / "wire", tmp_path / "wire")
     path = next(
         path for path in sorted((tmp_path / "wire").glob("*.up")) if b"spiffe://demo/silo/" in path.read_bytes()
@@ -111,7 +114,7 @@ def test_the_same_bytes_with_a_name_changed_into_a_planted_text_are_caught(leak:
 
 def test_the_wire_holds_exactly_the_messages_that_the_logs_know(leak: Demo) -> None:
     """Payload by payload: the digest of each tensor payload on the wire is one that the silo's log says was sent."""
-    for silo in ("hospital_a", "hospital_b"):
+    for silo in SILOS:
         crossed = [
             message
             for recording in recordings(leak.out / "wire")
@@ -119,9 +122,13 @@ def test_the_wire_holds_exactly_the_messages_that_the_logs_know(leak: Demo) -> N
             for message in recording.messages
         ]
         sent = [line for line in records(leak.out / silo / "state" / "audit") if line["event"] == "egress.sent"]
-        assert sorted((message.envelope.kind, len(message.payload)) for message in crossed) == sorted(
-            (line["kind"], line["payload"]["bytes"]) for line in sent
-        )
+        singly = [line for line in sent if line["kind"] not in KINDS]
+        assert sorted(
+            (message.envelope.kind, len(message.payload)) for message in crossed if message.envelope.kind not in KINDS
+        ) == sorted((line["kind"], line["payload"]["bytes"]) for line in singly)
+        for kind in KINDS:  # many of which share a record
+            polls = [len(message.payload) for message in crossed if message.envelope.kind == kind]
+            assert counted(sent, "egress.sent").get(kind, [0, 0]) == [len(polls), sum(polls)]
         digests = {line["payload"]["sha256"] for line in sent if line["kind"] == "lora.factors"}
         assert digests == {
             hashlib.sha256(message.payload).hexdigest()
@@ -133,6 +140,7 @@ def test_the_wire_holds_exactly_the_messages_that_the_logs_know(leak: Demo) -> N
 def test_what_cannot_be_shown_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for options, words in (
         (("--leak", "--rounds", "1"), "2 rounds"),
+        (("--leak", "--silos", "2"), "--silos 3"),
         (("--attack", "no_such"), "no attack"),
         (("--leak", "--compare", "public-no-swap"), "--compare"),
         (("--leak", "--exchange", "round_end"), "--exchange step"),

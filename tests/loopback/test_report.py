@@ -99,6 +99,21 @@ def test_without_a_network_it_is_made_and_the_audit_log_stays_byte_for_byte(repo
     assert "round 2 of 2, step 4 of 4" in reported["reply"].stderr
 
 
+def test_the_case_mix_that_the_first_update_shows_is_measured_on_the_very_bytes_that_left(
+    sites: Federation, reported: dict[str, Any]
+) -> None:
+    site = sites.site(SILO)
+    before = records(site.audit_log)
+    found = command("silo", "report", "case-mix", "--config", site.config, "--run", RUN, "--samples", "4").data
+    sent = [line for line in before if line["event"] == "egress.sent" and line.get("kind") == "lora.factors"]
+    assert (found["run"], found["round"]) == (RUN, 1)
+    assert found["update"] == next(line["payload"]["sha256"] for line in sent if line["run"] == RUN)
+    assert 0 < sum(row["private_rows"] for row in found["topics"]) <= reported["rows"] and len(found["topics"]) > 3
+    assert 0 <= found["found"] <= len(found["main_topics"]) == len(found["guessed"]) == 3
+    unknown = command("silo", "report", "case-mix", "--config", site.config, "--run", "no-such-run")
+    assert unknown.exit_code != 0 and "no-such-run" in unknown.envelope["error"]["message"]
+
+
 def figures_of(found: Any) -> set[float]:
     """Every number of a report that is on no grid of four digits, which the federation's own evaluation is on."""
     if isinstance(found, dict | list):

@@ -90,7 +90,7 @@ def test_T29_T42_a_standby_is_kept_out_until_the_first_coordinator_is_killed_and
     with started(standby / "coordinator.yaml") as (second, answer):
         ready = Ready(**answer["data"])
         with ControlClient(Path(ready.control_socket)) as client:
-            assert [row["state"] for row in client.query("silos")] == ["joined"]
+            assert [row["state"] for row in client.query("silos")] == ["not_heard_yet"]
         # what the first acknowledged is not taken again, and what comes next is
         _, payload = exchange(site, ready, "hospital_a", "control.heartbeat", pb.Heartbeat(), 3)
         assert codec.decode(pb.Refusal, payload).code == "SEQUENCE_REPLAYED"

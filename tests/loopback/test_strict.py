@@ -45,12 +45,12 @@ def approve(sites: Federation, silo: str, number: int) -> str:
     (row,) = [row for row in command("silo", "approvals", "list", *config).data["releases"] if row["state"] == "held"]
     assert (row["kind"], row["round"], row["needed"]) == ("lora.factor_b", number, 2)
     sent = len([line for line in lines_of(sites, silo, "egress.sent", "strict") if line["kind"] == row["kind"]])
-    noticed = command("silo", "approvals", "show", row["id"], *config).data["noticed"]
-    opened = [word for one in noticed for word in ("--ack-finding", one["id"])]
+    shown = command("silo", "approvals", "show", row["id"], *config).data
+    opened = [word for one in shown["noticed"] for word in ("--ack-finding", one["id"])]
     for person, given, status in (("alice", ["alice"], 9), ("bob", ["alice", "bob"], 0)):
         answer = command(
             "silo", "approvals", "approve", row["id"], "--operator", person, "--expect-digest", row["digest"],
-            "--expect-policy", row["policy_digest"], *opened, *config,
+            "--expect-policy", row["policy_digest"], "--expect-shown", shown["shown"], *opened, *config,
         )  # fmt: skip
         told = answer.envelope["data"]
         assert (answer.exit_code, told["given"], told["needed"]) == (status, given, 2)

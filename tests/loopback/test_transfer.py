@@ -160,7 +160,8 @@ def answer_at(sites: Federation, shown: dict[str, Any]) -> Reply:
     opened = [word for one in shown["noticed"] for word in ("--ack-finding", one["id"])]
     return command(
         "silo", "approvals", "approve", shown["id"], "--operator", "bob", "--expect-digest", shown["digest"],
-        "--expect-policy", shown["policy"]["digest"], *opened, "--config", sites.site(WITHOUT).config,
+        "--expect-policy", shown["policy"]["digest"], "--expect-shown", shown["shown"], *opened,
+        "--config", sites.site(WITHOUT).config,
     )  # fmt: skip
 
 

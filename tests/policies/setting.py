@@ -101,6 +101,7 @@ PLAN = Plan(
     public_set_sha256=HASH["public"],
     public_set_rows=10,
     held_out_sha256=HASH["held"],
+    quorum=2,
 )
 
 

@@ -32,7 +32,6 @@ from policies.planted import (
 )
 from policies.render import RULESETS
 from policies.rules import RULES
-from silo.guard import daemon
 from silo.guard.messages import Allowed
 from tests.policies.kinds import SCHEMAS, policy_named
 from tests.policies.setting import (
@@ -169,18 +168,20 @@ def in_round(folder: Path, policy: Policy) -> Loop:
     return loop
 
 
-def said_and_heard(folder: Path, policy: Policy, counts: Sequence[int], *, seconds_apart: float) -> list[int]:
-    """A round in which the trainer reports each step so many times; what the other side counts of progress messages."""
+def said_and_heard(folder: Path, policy: Policy, counts: Sequence[int]) -> list[int]:
+    """A trainer that draws each step out over so many moments of the guard's schedule: what the other side counts."""
     loop = in_round(folder, policy)
+    before, loop.turn_seconds = len(loop.coordinator.bodies("control.progress")), 0.0
     try:
         for count in counts:
             for _ in range(count):
-                loop.bench.clock_now += seconds_apart
+                loop.clock += PROGRESS_SECONDS
+                loop.bench.clock_now += PROGRESS_SECONDS
                 loop.trainer_says("step", round=1, step=1, phase="rollout")
             loop.trainer_says("done", task="PrivateStep", round=1, metrics={})
         assert loop.guard._failure is None
         heard = Counter(
-            pb.Progress.FromString(payload).step for _, payload in loop.coordinator.bodies("control.progress")
+            pb.Progress.FromString(payload).step for _, payload in loop.coordinator.bodies("control.progress")[before:]
         )
         return [heard[step] for step in range(1, len(counts) + 1)]
     finally:
@@ -189,27 +190,53 @@ def said_and_heard(folder: Path, policy: Policy, counts: Sequence[int], *, secon
 
 def test_T11_how_often_progress_is_said_carries_what_the_row_counts_and_no_more(tmp_path: Path) -> None:
     most, row = progress_messages(SLOW, STEPS), row_of(SLOW, "control.*")
-    assert daemon.PROGRESS_SECONDS == PROGRESS_SECONDS
-    assert most * STEPS * 60 <= ROUND_SECONDS, "a message a minute fills the round and no more"
     words = [[0] * STEPS, [most] * STEPS, [3, 0, 1, 2]]
-    heard = [said_and_heard(tmp_path / f"s{n}", SLOW, word, seconds_apart=60.0) for n, word in enumerate(words)]
+    heard = [said_and_heard(tmp_path / f"s{n}", SLOW, word) for n, word in enumerate(words)]
     assert heard == words
     measured = STEPS * math.log2(most + 1)  # each step is one of so many numbers, as the first two show
     assert row.planted_bits == pytest.approx(measured, rel=1e-12)
     assert 0 < measured <= row.bits
 
 
-def test_T11_a_count_above_the_rate_is_not_heard_and_a_looser_rate_carries_more(tmp_path: Path) -> None:
-    burst = GUARD_MESSAGES_PER_MINUTE + 10
-    tight = said_and_heard(tmp_path / "tight", SLOW, [burst], seconds_apart=0.0)
-    assert 0 < tight[0] <= GUARD_MESSAGES_PER_MINUTE + 1 < burst
-    assert said_and_heard(tmp_path / "loose", POLICY, [burst], seconds_apart=0.0) == [burst]
-    slow, loose = row_of(SLOW, "control.*"), row_of(POLICY, "control.*")
-    assert loose.bits > slow.bits > row_of(ONE, "control.*").bits
-    assert loose.planted_bits is not None and slow.planted_bits is not None
-    assert loose.planted_bits > slow.planted_bits > row_of(ONE, "control.*").planted_bits == 0  # type: ignore[operator]
+def sent_at(folder: Path, reports: Sequence[int]) -> list[tuple[float, int]]:
+    """When, by the guard's clock, which step was said, where the trainer reports so often in each second."""
+    loop = in_round(folder, POLICY)
+    loop.turn_seconds, said, heard = 0.0, len(loop.coordinator.bodies("control.progress")), []
+    try:
+        for count in reports:
+            loop.clock += 1.0
+            for _ in range(count):
+                loop.trainer_says("step", round=1, step=1, phase="rollout")
+            loop.turn()
+            told = loop.coordinator.bodies("control.progress")
+            heard += [(loop.clock, pb.Progress.FromString(payload).step) for _, payload in told[said:]]
+            said = len(told)
+        return heard
+    finally:
+        loop.close()
+
+
+def test_T11_progress_leaves_at_the_guards_own_moments_whenever_and_however_often_the_trainer_reports(
+    tmp_path: Path,
+) -> None:
+    """Each trainer has the same time; none moves a message by a second, or makes one more."""
+    patterns = ([0] * 45, [1] * 45, [7, *[0] * 43, 9], [0, 5, 0, 0, 1] * 9)
+    times = [sent_at(tmp_path / f"p{n}", pattern) for n, pattern in enumerate(patterns)]
+    assert times[0] and all(other == times[0] for other in times)
+    assert {moment % PROGRESS_SECONDS for moment, _ in times[0]} == {0.0}
+    assert len(times[0]) in (4, 5)  # in 45 s, every 10 s
+
+
+def test_T11_a_policy_that_leaves_fewer_moments_counts_fewer_bits() -> None:
+    loose, tight = row_of(POLICY, "control.*"), row_of(ONE, "control.*")
+    assert loose.bits > tight.bits and loose.planted_bits is not None
+    assert loose.planted_bits > tight.planted_bits == 0  # type: ignore[operator]
     silent = row_of(edited("heartbeat, progress,", "heartbeat,"), "control.*")
-    assert silent.planted_bits == 0 and silent.bits < row_of(ONE, "control.*").bits
+    assert silent.planted_bits == 0 and silent.bits < tight.bits
+    # by hand: a moment every 10 s, both ends counted, and as many ways to share them between the tasks of a round
+    tasks = 2 * POLICY.file.ingress.run_plan.local_steps[1] + 4  # type: ignore[union-attr]
+    shares = math.log2(math.comb(int(ROUND_SECONDS) // 10 + 1 + tasks, tasks))
+    assert loose.bits - silent.bits == pytest.approx(shares, rel=1e-9)
 
 
 def after_export(folder: Path, body: bytes) -> tuple[tuple[str, str], ...]:

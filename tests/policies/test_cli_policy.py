@@ -15,12 +15,12 @@ from fedsilo.treaty.wire.codec import canonical_json
 from policies.load import load_policy
 from policies.schema import schema_from_json
 from tests.policies.setting import COORDINATOR, PEERS
-from tests.policies.test_model_folder import _folder
+from tests.policies.test_model_folder import whole_folder
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    _folder(tmp_path / "model")
+    whole_folder(tmp_path / "model", max_position_embeddings=4096)
     for name in ("public", "held_out"):
         rows = [{"id": f"{name}{n}", "prompt": f"{n}?", "answer": str(n), "topic": f"t{n % 2}"} for n in range(4)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

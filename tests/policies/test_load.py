@@ -55,6 +55,8 @@ def test_T35_yaml_traps_are_errors_with_line_and_hint(trap: str) -> None:
         ("    schema: adapter ", "    schema: other "),
         ("    set: public\n", "    set: elsewhere\n"),
         ("min_peers: 2", "min_peers: 5"),
+        ("min_updates: 2", "min_updates: 1"),
+        ("min_updates: 2", "min_updates: 5"),
         ('until: "2027', 'until: "2025'),
         ('id: "cardio-net"', 'id: "other-net"'),
         ("secure_aggregation: allowed", "secure_aggregation: required"),

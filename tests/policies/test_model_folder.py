@@ -31,6 +31,31 @@ def _folder(path: Path, config: dict[str, Any] | None = None) -> Path:
     return path
 
 
+WHOLE: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "vocab_size": 9, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def whole_folder(path: Path, **config: Any) -> Path:
+    """A model folder by hand with everything that training needs."""
+    path.mkdir(parents=True)
+    sides: dict[str, tuple[int, ...]] = {"input_layernorm": (16,), "post_attention_layernorm": (16,)}
+    sides |= {f"self_attn.{name}_proj": (16, 16) for name in "qkvo"}
+    sides |= {"self_attn.q_norm": (8,), "self_attn.k_norm": (8,)}
+    sides |= {"mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16), "mlp.down_proj": (16, 24)}
+    tensors = {"model.embed_tokens": (9, 16), "lm_head": (9, 16), "model.norm": (16,)}
+    tensors |= {f"model.layers.{layer}.{name}": shape for layer in range(2) for name, shape in sides.items()}
+    save_file(
+        {f"{name}.weight": np.full(shape, 0.5, np.float32) for name, shape in tensors.items()},
+        path / "model.safetensors",
+    )
+    (path / "config.json").write_text(json.dumps(WHOLE | config))
+    (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 8}}}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "A", "model_max_length": 10**30}))
+    return path
+
+
 def test_schema_by_hand(tmp_path: Path) -> None:
     schema = lora_schema_of(_folder(tmp_path / "model"), 3, 6.0)
     expected = []

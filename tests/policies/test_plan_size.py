@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from fedsilo.launch import cli_coordinator, cli_policy, cli_silo
+from fedsilo.edge.run_request import EXAMPLE
+from fedsilo.launch import cli_coordinator, cli_policy, cli_run, cli_silo
 from fedsilo.launch.trial import make_trial
 from fedsilo.treaty.errors import UsageError
 from policies.compare import compare, effective
@@ -18,7 +20,7 @@ from policies.render import TEXT_DAY_BYTES, TEXT_ROUND_BYTES, PlanSize, text_war
 from silo.config import load_config
 from silo.guard.startup import effective_policy
 from tests.policies.setting import policy_of, policy_text
-from tests.policies.test_model_folder import _folder
+from tests.policies.test_model_folder import whole_folder
 
 SMALL = ("--rounds", "2", "--local-steps", "4", "--prompts-per-step", "8", "--samples-per-prompt", "8",
          "--max-new-tokens", "6", "--learning-rate", "0.0005")  # fmt: skip
@@ -28,7 +30,7 @@ CONTEXT = 64
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("s")  # the kernel takes sockets of 107 bytes, the test's own name is long
-    _folder(tmp_path / "model", {"model_type": "qwen3", "max_position_embeddings": CONTEXT})
+    whole_folder(tmp_path / "model", max_position_embeddings=CONTEXT)
     for name in ("private", "public", "held_out"):
         rows = [{"id": f"{name}{n}", "prompt": f"{name} {n}?", "answer": str(n), "topic": "t"} for n in range(4)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -77,6 +79,7 @@ def test_a_site_takes_the_size_from_the_bundle(folder: Path) -> None:
     # 8 prompts x 8 answers in 2 public steps, 6 tokens of 8 bytes and a header of 64 bytes each
     assert text.max_bytes_per_round == 2 * 64 * (6 * 8 + 64)
     # one run of 2 rounds every hour
+    assert text.max_bytes_per_day == 24 * 2 * text.max_bytes_per_round
     assert policy.file.budgets.day_bytes == 24 * 2 * policy.file.budgets.round_bytes
     charter = load_policy((folder / "trial" / "coordinator" / "charter.yaml").read_bytes(), "charter.yaml")
     assert charter.file.ingress.run_plan == plan
@@ -112,14 +115,46 @@ def test_no_answer_is_longer_than_the_models_context(folder: Path) -> None:
     assert warnings[0] == f"max_new_tokens 100 is beyond the model's context: {CONTEXT}"
 
 
-def test_a_model_that_tells_no_context_is_not_capped(folder: Path) -> None:
-    (folder / "model" / "config.json").write_text('{"model_type": "qwen3"}')
-    assert coordinator(folder)["plan_size"] == PlanSize().to_json()
+def test_sizes_come_from_the_run_that_will_be_submitted_and_give_a_policy_without_warnings(folder: Path) -> None:
+    shutil.rmtree(folder / "model")
+    whole_folder(folder / "model", max_position_embeddings=32768)
+    run = folder / "run.yaml"
+    assert invoke(cli_run.app, "init", "--out", run)[0] == 0
+    assert invoke(cli_run.app, "init", "--out", run)[0] == 6  # it exists
+    size = coordinator(folder, "--run", str(run))["plan_size"]
+    assert (size["rounds"], size["local_steps"], size["max_new_tokens"], size["learning_rate"]) == (20, 16, 256, 1e-4)
+    policy, warnings = silo(folder)
+    assert warnings == [] == text_warnings(policy)
+    plan = policy.file.ingress.run_plan
+    assert plan is not None and (plan.rounds[1], plan.local_steps[1]) == (20, 16)
 
 
-def test_the_coordinators_options_default_to_the_size_of_the_published_experiments(folder: Path) -> None:
-    (folder / "model" / "config.json").write_text('{"text_config": {"max_position_embeddings": 32768}}')
-    assert coordinator(folder)["plan_size"] == PlanSize().to_json()
+def test_each_size_follows_the_named_run_and_an_option_changes_one(folder: Path) -> None:
+    run = folder / "mine.yaml"
+    run.write_text(
+        "method: pubswap\nrounds: 3\nlocal_steps: 6\nswap_period: 3\nprompts_per_step: 4\n"
+        "samples_per_prompt: 5\nseed: 1\n"
+        "rollout: {max_new_tokens: 7}\noptimiser: {learning_rate: 0.002, epochs: 1}\n"
+    )
+    size = coordinator(folder, "--run", str(run), "--rounds", "9")["plan_size"]
+    assert size == {
+        "rounds": 9, "local_steps": 6, "swap_period": 3, "prompts_per_step": 4, "samples_per_prompt": 5,
+        "max_new_tokens": 7, "epochs": 1, "learning_rate": 0.002,
+    }  # fmt: skip
+
+
+def test_without_a_run_the_sizes_are_those_of_the_example(folder: Path) -> None:
+    assert coordinator(folder)["plan_size"]["rounds"] == 20
+
+
+def test_a_run_that_is_none_is_refused_and_nothing_is_left(folder: Path) -> None:
+    (folder / "run.yaml").write_text("rounds: 3\n")
+    here = folder / "trial" / "coordinator"
+    code, _ = invoke(
+        cli_coordinator.app, "init", "--out", here, "--federation", "cardio-net", "--silos", "hospital_a,hospital_b",
+        *files(folder), "--run", folder / "run.yaml",
+    )  # fmt: skip
+    assert code == 2 and not (here / "federation.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -158,6 +193,12 @@ def test_text_above_the_thresholds_is_said_with_its_line() -> None:
     assert size > TEXT_ROUND_BYTES
     assert a_round.startswith(f"policy.yaml:{line}: up to {size:,} bytes of text may leave in one round, more than")
     assert "in one day" in a_day and f"{TEXT_DAY_BYTES:,}" in a_day
+    # a day's updates are many bytes, of which the text may be few
+    large = policy_text().replace("  day_bytes: ", "  day_bytes: 99")
+    assert policy_of(large).file.budgets.day_bytes > TEXT_DAY_BYTES and text_warnings(policy_of(large)) == []
+    unsaid = [row for row in large.splitlines() if "max_bytes_per_day" not in row]
+    (told,) = text_warnings(policy_of("\n".join(unsaid)))
+    assert "in one day" in told
     # the same rounds with a small day's budget: only the round is said
     tight = [f"  day_bytes: {TEXT_DAY_BYTES}" if "day_bytes:" in row else row for row in text.splitlines()]
     assert [warning.split("one ")[1][:5] for warning in text_warnings(policy_of("\n".join(tight)))] == ["round"]
@@ -195,3 +236,53 @@ def test_T34_a_bundle_whose_charter_was_changed_makes_no_site(folder: Path) -> N
     assert not (folder / "trial" / "hospital_a" / "silo.yaml").exists()
     place.write_text(json.dumps(bundle))
     assert invoke(*arguments)[0] == 0
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("tokens", [CONTEXT, CONTEXT + 1])
+def test_a_run_beyond_the_context_is_refused_when_the_federation_is_made(folder: Path, tokens: int) -> None:
+    run, here = folder / "run.yaml", folder / "trial" / "coordinator"
+    text = EXAMPLE.replace("max_new_tokens: 256", f"max_new_tokens: {tokens}")
+    run.write_text(text)
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if "max_new_tokens" in row)
+    before = written(here)
+    options = ("--out", here, "--federation", "cardio-net", "--silos", "hospital_a,hospital_b", "--run", run)
+    code, answer = invoke(cli_coordinator.app, "init", *options, *files(folder))
+    if tokens == CONTEXT:
+        assert code == 0 and answer["data"]["plan_size"]["max_new_tokens"] == CONTEXT
+    else:
+        assert code == UsageError.exit_code and answer["error"]["message"].startswith(f"{run}:{line}: ")
+        assert written(here) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--verifier", "nosuch"), ("--listen", "foo"), ("--held-out", "public.jsonl"), ("--verifier", "exact")],
+    ids=["verifier", "listen", "held-out", "none"],
+)
+def test_what_check_would_refuse_is_refused_when_the_federation_is_made(folder: Path, wrong: tuple[str, str]) -> None:
+    here = folder / "trial" / "coordinator"
+    before = written(here)
+    option, value = wrong
+    given = value if option != "--held-out" else folder / value
+    code, answer = invoke(
+        cli_coordinator.app, "init", "--out", here, "--federation", "cardio-net",
+        "--silos", "hospital_a,hospital_b", *files(folder), option, given,
+    )  # fmt: skip
+    assert (code == 0) is (value == "exact"), answer
+    assert (written(here) == before) is (code != 0)
+
+
+@pytest.mark.parametrize("name", ["hospital_a", "hospital_z"])
+def test_a_site_that_the_bundle_does_not_name_is_refused(folder: Path, name: str) -> None:
+    coordinator(folder, *SMALL)
+    here = folder / "trial" / name
+    code, answer = invoke(
+        cli_silo.app, "init", name, "--out", here, "--private", folder / "private.jsonl",
+        "--federation", folder / "trial" / "coordinator" / "federation.json", *files(folder),
+    )  # fmt: skip
+    assert (code == 0) is (name == "hospital_a"), answer
+    assert (here / "silo.yaml").exists() is (code == 0)

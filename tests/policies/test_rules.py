@@ -266,6 +266,7 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
     ("bytes of one response", "too many", lambda: _tighter("max_bytes_per_response: 512", "max_bytes_per_response: 1")),
     ("bytes per step", "too many", lambda: _tighter("max_bytes_per_step: 3840", "max_bytes_per_step: 70")),
     ("bytes of responses per round", "too many", lambda: _answers(history=History(text_bytes=7676))),
+    ("bytes of responses per day", "too many", lambda: _tighter("max_bytes_per_day: 1536000", "max_bytes_per_day: 4")),
     (
         "metric split",
         "private",
@@ -338,7 +339,8 @@ FAILURES: list[tuple[str, str, Callable[[], Decision]]] = [
     ("plan sets", "T12 rows", lambda: _plan(public_set_rows=11)),
     ("plan sets", "held out", lambda: _plan(held_out_sha256=HASH["base"])),
     ("plan peers", "T48 stranger", lambda: _plan(silos=("hospital_a", "hospital_z"))),
-    ("plan peers", "T48 too few", lambda: _plan(silos=("hospital_a",))),
+    ("plan peers", "T48 too few", lambda: _plan(silos=("hospital_a",), quorum=1)),
+    ("plan asks for enough updates", "T58 one", lambda: _plan(quorum=1)),
     ("plan fits the round's limits", "every step public", lambda: _plan(swap_period=1)),
     ("round is of the plan", "beyond it", lambda: _round(number=4)),
     ("round is of the plan", "no base", lambda: _round(digest="")),

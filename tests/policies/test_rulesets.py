@@ -24,7 +24,7 @@ from policies.render import RULESETS
 from policies.ruleset_methods import METHOD_RULESETS
 from tests.policies.kinds import NAMED, OFFERED_KINDS, R_SCHEMA, SCHEMAS, Case, ruleset_text
 from tests.policies.setting import COORDINATOR, PEERS, PLAN, SCHEMA, SIZE, inbound, policy_of, policy_text
-from tests.policies.test_model_folder import _folder
+from tests.policies.test_model_folder import whole_folder
 
 FOLDER = Path(__file__).parents[2] / "policies" / "rulesets"
 
@@ -139,7 +139,7 @@ def test_a_model_that_does_not_tell_its_layers_has_no_interventions() -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    _folder(folder / "model", {"model_type": "qwen3", "num_hidden_layers": 2, "hidden_size": 16})
+    whole_folder(folder / "model")
     for name in ("public", "held_out"):
         rows = [{"id": f"{name}{n}", "prompt": f"{n}?", "answer": str(n), "topic": f"t{n % 2}"} for n in range(4)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -79,6 +79,7 @@ LOOSER: list[tuple[str, float, str]] = [
     ("max_tokens_per_step", 385, "max_responses_per_step x generation.max_new_tokens is 384"),
     ("max_responses_per_step", 13, "max_prompts_per_step x generation.samples_per_prompt is 12"),
     ("max_bytes_per_round", 10**9, "budgets.round_bytes is"),
+    ("max_bytes_per_round", 10**9, "max_bytes_per_day is"),
     ("max_steps", 5, "ingress.run.plan.local_steps is 4"),
     ("max_tensor_l2", 1e6, "max_l2 is"),
 ]

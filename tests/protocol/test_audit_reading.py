@@ -376,3 +376,76 @@ def test_a_kind_that_is_none_is_refused_with_the_one_that_may_be_meant(tmp_path:
     found = json.loads(invoke("tail", "--log", tmp_path / "log", "--kind", "of.another.version", "--json").stdout)
     assert [record["seq"] for record in found["data"]] == [2, 3]
     assert SILO in found["data"][0]["actor"]
+
+
+def rows(*words: str | Path) -> list[dict[str, Any]]:
+    done = invoke(*words, "--json")
+    assert done.exit_code == 0, done.stderr
+    return list(json.loads(done.stdout)["data"])
+
+
+def log_of_two_releases(folder: Path) -> Path:
+    """One that a person let go, and one that another person rejected, a second apart."""
+    clock = Clock(1_800_000_000)
+    with open_log(folder, clock=clock) as log:
+        for round_number, person, answer in ((1, "alice", "approval.grant"), (2, "bob", "approval.deny")):
+            of = {
+                "kind": "lora.factors", "run": f"r{round_number}", "round": round_number, "step": 0,
+                "payload": {"bytes": 9, "sha256": f"{round_number:064x}"},
+            }  # fmt: skip
+            release = {"release": f"r{round_number}/hospital_a/0"}
+            log.append("screen.hit", **{**of, "payload": None}, detail={"responses": 3, "hits": {"dates": 2}})
+            log.append("egress.decision", decision="hold", **of)
+            log.append("approval.request", reasons=["APPROVALS"], detail=release, **of)
+            log.append(answer, detail={**release, "person": person, "certificate": "c"}, **of)
+            log.append("egress.decision", decision="allow" if person == "alice" else "deny", **of)
+            # other bytes at the same place are no part of that release
+            log.append("egress.decision", decision="deny", **{**of, "payload": {"bytes": 9, "sha256": "f" * 64}})
+            clock.now += 1
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (("--run", "r2"), range(6, 12)),
+        (("--round", "1"), range(6)),
+        (("--release", "r1/hospital_a/0"), (2, 3)),
+        (("--person", "bob"), (9,)),
+        (("--since", "2027-01-15T08:00:01Z"), range(6, 12)),
+        (("--since", "2027-01-15T09:00:01+01:00"), range(6, 12)),
+        (("--until", "2027-01-15T08:00:01"), range(6)),
+        (("--person", "alice", "--round", "2"), ()),
+        (("--person", "alice", "--event", "approval.grant"), (3,)),
+    ],
+)
+def test_tail_finds_records_by_run_round_release_person_and_time(
+    tmp_path: Path, filters: tuple[str, ...], found: Any
+) -> None:
+    log = log_of_two_releases(tmp_path / "log")
+    assert [row["seq"] for row in rows("tail", "--log", log, *filters)] == list(found)
+
+
+def test_tail_leaves_allowed_control_messages_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    of: dict[str, Any] = {"run": "r1", "round": 1, "step": 0, "direction": "egress"}
+    with open_log(tmp_path / "log") as log:
+        for decision, kind in ("allow", "control.poll"), ("deny", "control.poll"), ("allow", "metrics.eval"):
+            log.append("egress.decision", kind=kind, decision=decision, **of)
+            log.append("egress.sent", kind=kind, payload={"bytes": 1}, **of)
+    assert [row["seq"] for row in rows("tail", "--log", tmp_path / "log", "--no-control")] == [2, 4, 5]
+    assert len(rows("tail", "--log", tmp_path / "log")) == 6
+
+
+def test_tail_prints_who_answered_about_what_and_which_screen_found_how_much(tmp_path: Path) -> None:
+    log = log_of_two_releases(tmp_path / "log")
+    told = invoke("tail", "--log", log, "--person", "bob").stdout
+    assert "person bob" in told and "release r2/hospital_a/0" in told
+    assert "dates 2, in 3 answers" in invoke("tail", "--log", log, "--event", "screen.hit").stdout
+    assert invoke("tail", "--log", log, "--since", "yesterday").exit_code == 2
+
+
+def test_a_release_has_its_whole_story_and_nothing_of_another(tmp_path: Path) -> None:
+    log = log_of_two_releases(tmp_path / "log")
+    assert [row["seq"] for row in rows("release", "r1/hospital_a/0", "--log", log)] == [0, 1, 2, 3, 4]
+    assert [row["seq"] for row in rows("release", "r2/hospital_a/0", "--log", log)] == [6, 7, 8, 9, 10]
+    assert invoke("release", "r3/hospital_a/0", "--log", log).exit_code == 8

@@ -77,7 +77,7 @@ def test_none_means_absent() -> None:
 
 @pytest.mark.parametrize("event", sorted(EVENTS))
 def test_every_listed_event_and_no_other(event: str) -> None:
-    fields = {"kind": "k", "decision": "allow", "payload": {"bytes": 1}}
+    fields = {"kind": "k", "decision": "allow", "payload": {"bytes": 1}, "link": {"decision": 0}}
     assert parse_record(line_of(event, **fields))["event"] == event
     with pytest.raises(RecordError):
         line_of(event + "x", **fields)

@@ -59,6 +59,21 @@ def test_what_left_is_what_the_raw_lines_say(report: dict[str, Any], raw: list[d
     assert sum(row["messages"] for row in report["left_by_run"]) == len(sent)
 
 
+def test_the_report_begins_with_one_sentence_in_words_whose_numbers_are_those_of_the_raw_lines(
+    report: dict[str, Any], raw: list[dict[str, Any]]
+) -> None:
+    said = report["in_words"]
+    assert "5 messages with content left hospital_a, 1 after people's yes and 4 without a person" in said
+    assert "1 message of the protocol itself" in said and "people rejected 1" in said
+    assert f"rules denied {sum(record.get('decision') == 'deny' for record in raw)} messages" in said
+    verifies = report["verification"][0]["verified"]
+    assert said.endswith("the log verifies." if verifies else "the log does NOT verify.")
+    shown = html.unescape(page(report))
+    assert shown.index(said) < shown.index("<h2>")
+    rows = [(row["kind"], row["messages"], row["bytes"], row["line"]) for row in report["left_unasked"]]
+    assert rows == [("public.responses", 4, 1214, 0), ("control.hello", 1, 490, 0)]
+
+
 def test_decisions_and_denials_are_those_of_the_raw_lines(report: dict[str, Any], raw: list[dict[str, Any]]) -> None:
     for direction, part in (("egress", "left"), ("ingress", "arrived")):
         decided = Counter(
@@ -133,7 +148,7 @@ def test_verification_and_witnesses(report: dict[str, Any]) -> None:
     assert report["witness"]["cosigned_by"] == {"spiffe://net/coordinator/main": 41}
     assert report["witness"]["countersigned_for_others"] == [{"origin": "spiffe://net/coordinator/main", "size": 2}]
     assert report["dp"].startswith("off")
-    assert list(RESIDUALS) == ["N1", "N2", "N3", "N4", "N5", "N6"] and report["residuals"] == RESIDUALS
+    assert list(RESIDUALS) == ["N1", "N2", "N3", "N4", "N5", "N6", "N7"] and report["residuals"] == RESIDUALS
 
 
 # ---- the page ------------------------------------------------------------------------------------------
@@ -236,7 +251,18 @@ def test_T38_a_log_that_does_not_verify_is_reported_as_such_with_status_7(
     ended = invoke(log, logs[1], "--out", tmp_path / "out")
     assert ended.exit_code == 7 and "the report was written, but these logs do not verify" in ended.stderr
     source = (tmp_path / "out/report.html").read_text(encoding="utf-8")
-    assert "NOT VERIFIED: see below before you read on" in source and "every log given verifies" not in source
+    top = source.split("<h2>")[0]
+    made = json.loads((tmp_path / "out/report.json").read_bytes())
+    assert f"NOT VERIFIED: {made['verification'][0]['log']}" in html.unescape(re.sub("<[^>]*>", "", top))
+    assert "every log given verifies" not in source
+    # The same two the other way round: the one reported on is sound, and is not called otherwise for the other's sake.
+    assert invoke(logs[1], log, "--out", tmp_path / "other").exit_code == 7
+    made = json.loads((tmp_path / "other/report.json").read_bytes())
+    top = (tmp_path / "other/report.html").read_text(encoding="utf-8").split("<h2>")[0]
+    assert [item["verified"] for item in made["verification"]] == [True, False]
+    sound, damaged = (item["log"] for item in made["verification"])
+    assert "NOT VERIFIED" not in top and f"{sound} verifies" in top
+    assert damaged in top and "every log given verifies" not in top
 
 
 def test_damage_ends_the_counting_and_the_page_says_so(logs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fedsilo.edge import audit_approvals, audit_counting, audit_tally
 from fedsilo.edge.audit_counting import OTHERS, moment
 from fedsilo.edge.audit_log import AuditLog
+from fedsilo.edge.audit_orders import ORDERS_IN_WORDS
 from fedsilo.edge.audit_report import audit_report, inventory_csv
 from fedsilo.edge.audit_tally import Tally
 from fedsilo.launch.audit_report_page import page
@@ -265,10 +266,13 @@ def test_T36_a_release_is_granted_only_where_a_decision_says_so(
     assert ("allowed all the same" in told) is (words == "allowed all the same")
 
 
-def test_T36_the_page_does_not_say_that_signatures_of_people_were_checked(plain: dict[str, Any]) -> None:
-    words = shown(plain)
-    assert "The person's signature is not in the log and was not checked here" in words
-    assert "is signed by" not in words.split("Who approved what")[1].split("Data inventory")[0]
+@pytest.mark.parametrize("verdict", ["", *ORDERS_IN_WORDS])
+def test_T36_the_page_says_of_what_people_signed_no_more_than_was_found(plain: dict[str, Any], verdict: str) -> None:
+    """A log without an order: nothing was checked. One order: its verdict, and none of the others."""
+    results = [{**plain["verification"][0], "orders": {verdict: 1} if verdict else {}}]
+    words = shown(plain | {"verification": results}).split("Who approved what")[1].split("Data inventory")[0]
+    assert ("was checked here" in words) is bool(verdict)
+    assert [name for name, told in ORDERS_IN_WORDS.items() if told in words] == [verdict] * bool(verdict)
 
 
 @pytest.mark.parametrize("of_halt", [True, False])

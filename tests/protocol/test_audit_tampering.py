@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -20,6 +21,7 @@ from fedsilo.edge import audit_verify
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.audit.checkpoint import Checkpoint, open_checkpoint, parse_verifier_key, sign_checkpoint
 from fedsilo.treaty.audit.merkle import leaf_hash, verify_inclusion
+from fedsilo.treaty.audit.record import parse_record
 from fedsilo.treaty.errors import VerificationError
 from tests.protocol.audit_parties import (
     COORDINATOR,
@@ -249,7 +251,7 @@ def test_T38_an_unknown_or_false_peer_is_refused(tmp_path: Path) -> None:
 def test_the_auditors_module_runs_alone(honest: tuple[Path, Path], tmp_path: Path) -> None:
     """Copied away from the project, without it on the path; and it stays short enough to be read."""
     source = Path(audit_verify.__file__).read_text(encoding="utf-8")
-    assert len(source.splitlines()) < 300
+    assert len(source.splitlines()) < 400
     assert "fedsilo." not in "".join(line for line in source.splitlines() if "import" in line)
     script = tmp_path / "audit_verify.py"
     script.write_text(source, encoding="utf-8")
@@ -452,3 +454,64 @@ def test_T38_a_record_that_two_readers_would_read_differently_is_damaged(
     note = sign_checkpoint(Checkpoint(SILO, 1, leaf_hash(line)), KEYS[SILO])
     (tmp_path / "log" / "checkpoints" / f"{1:012d}.note").write_text(note, encoding="utf-8")
     assert problems(tmp_path / "log") == [found]
+
+
+def signed_alone(folder: Path, line: bytes) -> Path:
+    """A log of one record, as the holder of its key writes and signs it."""
+    with open_log(folder) as log:
+        log.append("start")
+    segment(folder).write_bytes(line + b"\n")
+    note = sign_checkpoint(Checkpoint(SILO, 1, leaf_hash(line)), KEYS[SILO])
+    (folder / "checkpoints" / f"{1:012d}.note").write_text(note, encoding="utf-8")
+    return folder
+
+
+def one_record(folder: Path) -> bytes:
+    with open_log(folder) as log:
+        log.append("policy.load", facts={"x": 0.5, "list": [1, {"y": "text"}], "big": 2.5e20, "small": 1e-7})
+    return segment(folder).read_bytes().rstrip(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"x":0.5', b'"x":0.5'),  # the counterpart
+        (b'"x":0.5', b'"x":0.50'),
+        (b'"x":0.5', b'"x":5e-1'),
+        (b'"x":0.5', b'"x": 0.5'),
+        (b'"x":0.5', b'"x":NaN'),
+        (b'"x":0.5', b'"x":-0'),
+        (b'"x":0.5', b'"x":1.0'),
+        (b'"x":0.5', b'"x":0.5,"x":0.5'),
+        (b'"x":0.5', b'"x":0.5,"a":1'),
+        (b'{"y":"text"}', b'{"y":"text","y":"other"}'),
+        (b'"y":"text"', b'"y":"te\\u0078t"'),
+        (b'"y":"text"', b'"y":"te\\/xt"'),
+        (b'"big":250000000000000000000', b'"big":2.5e20'),
+        (b'"small":1e-7', b'"small":0.0000001'),
+    ],
+)
+def test_T38_the_verifier_that_stands_alone_is_as_strict_about_a_record_as_the_command(
+    tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    line = one_record(tmp_path / "written")
+    assert old in line
+    line = line.replace(old, new)
+    folder = signed_alone(tmp_path / "log", line)
+    try:
+        parse_record(line)
+    except VerificationError:
+        assert problems(folder) == [["record 0 is damaged"]]
+    else:
+        assert old == new and problems(folder) == [[]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53) + 1, 2**53 - 1))
+def test_T38_both_spell_every_number_alike(value: float) -> None:
+    canonical = rfc8785.dumps({"x": value})
+    assert audit_verify.parsed(canonical) == json.loads(canonical)
+    spelled = json.dumps({"x": value}, separators=(",", ":")).encode()
+    if spelled != canonical:
+        with pytest.raises(ValueError, match="canonical"):
+            audit_verify.parsed(spelled)

@@ -20,8 +20,10 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from coordinator.blobs import BytesPayload
 from coordinator.ingress import Ingress, OpenPlace
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.edge.task_files import Task
 from fedsilo.treaty.errors import PeerError
+from fedsilo.treaty.grading.verdict import Verdict, judged
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.codec import encode, encode_factors, sha256_hex
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
@@ -65,14 +67,9 @@ _ROWS = 10
 # ---- the two ends ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    correct: bool
-
-
 class _Grader:
-    def grade_many(self, pairs: Any) -> list[Any]:
-        return [_Verdict(text == reference) for text, reference in pairs]
+    def grade_many(self, pairs: Any, budget_seconds: float | None = None) -> list[Verdict]:
+        return [judged(text == reference) for text, reference in pairs]
 
 
 @dataclass(frozen=True)
@@ -105,13 +102,18 @@ class Ends:
         self.policy: Policy = policy_named(self.ruleset)
         self.schema = SCHEMAS.get(self.ruleset, SCHEMA)
         rows = tuple(Task(str(row), "?", ANSWER, "t") for row in range(_ROWS))
-        public: Any = PublicView(_Tasks(HASH["public"], rows), _Grader(), lambda text: (len(text) + 3) // 4)  # type: ignore[arg-type]
+        public: Any = PublicView(
+            _Tasks(HASH["public"], rows),
+            AnswerGrading([_Grader()], lambda _: 60.0),
+            lambda text: (len(text) + 3) // 4,  # type: ignore[arg-type]
+        )
         topics = frozenset({"sort up", "rotate"})
         self._site = SiteView(SILO, COORDINATOR, self.schema, public, topics)
         self._plan = PLAN.model_copy(update={"method": PROBE})
         self._ingress = Ingress(
             federation="cardio-net", silos=("hospital_a", "hospital_b"), policy=self.policy, schema=self.schema,
-            references=[ANSWER] * _ROWS, public_set_sha256=HASH["public"], topics=topics, grader=_Grader(),
+            references=[ANSWER] * _ROWS, public_set_sha256=HASH["public"], topics=topics,
+            grading=AnswerGrading([_Grader()], lambda _: 60.0),
             now_seconds=lambda: NOW,
         )  # fmt: skip
 
@@ -124,8 +126,8 @@ class Ends:
         message = Message("egress", sent.kind, sent.run, sent.round, sent.step, SILO, len(sent.payload), body, tensors)
         graded = screened = None
         if isinstance(body, pb.PublicResponses):
-            answers = answers_of(body)
-            graded = self._site.public.judge(answers)
+            answers = answers_of(body, SILO)
+            graded = self._site.public.judge(answers, (sent.run, sent.round, sent.step))
         block = block_of({"kind": sent.kind, "sender": SILO}, self.policy)[0]
         if names := screening.asked(block, sent.kind, "egress"):
             texts = list(screening.texts_of(body))
@@ -164,7 +166,12 @@ class Ends:
             step = sent.step if sent.step in steps else 0
             evaluated = BASE_DIGEST if sent.round == 1 else ""
             place = OpenPlace(self._plan, BASE_DIGEST, 1.0, 1, step, steps.get(step, ()), evaluated, sent.asked)
-        ruling = self._ingress.judge(self._ingress.grade(arrived, place), place, self.coordinator_book)
+        # what is refused without grading is graded all the same here, as at the other end: the rules are compared
+        if isinstance(arrived.body, pb.PublicResponses) and all(
+            row.prompt_index < _ROWS or not row.responses for row in arrived.body.prompts
+        ):
+            arrived = self._ingress.grade(arrived)
+        ruling = self._ingress.judge(arrived, place, self.coordinator_book)
         if ruling.decision.verdict == "allow":
             self.coordinator_book.record(ruling.facts)
         return ruling.decision

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from certs.identity import PeerIdentity
+from coordinator import outbox
 from coordinator import store as db
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.launch.hostile_coordinator import HostileReplies
@@ -48,6 +49,7 @@ round_deadline_seconds: {round_deadline_seconds}
 ANSWER = "12"  # right for each of the ten public prompts
 PROMPTS = ("Patient 17: which dose of warfarin?", "Patient 23: which dose of heparin?")
 TURNS_MAX = 200
+MOMENT_SECONDS = 0.001  # a guard that may not ask yet waits as long for its trainer
 
 
 @dataclass
@@ -160,7 +162,9 @@ class Federation:
         self.loop = Joined(folder / "hospital_a", policy or setting.policy_of(setting.policy_text()), house=self.house)
         self.channel = ToDriver(house=self.house)
         self.trainer = ScriptedTrainer()
-        self.link = HostileLink(ToGuard(self._trainer_says), trainer_attacks, self.made.append, crash="")
+        self.link = HostileLink(
+            ToGuard(self._trainer_says), trainer_attacks, self.made.append, crash="", pause=lambda seconds: None
+        )
         self.link._prompts = list(PROMPTS)
         self.trainer.says = self.link.send
         self._wire()
@@ -225,7 +229,13 @@ class Federation:
         self.loop.bench.clock_now += 0.2
         self.house.advance(0.2)
         guard._talk.poll_now = True
+        if not self.asks():
+            guard._talk.retry_at = self.loop.clock + MOMENT_SECONDS  # only what its trainer said is dealt with
         guard._turn()
+
+    def asks(self) -> bool:
+        """Return True if hospital_a's guard may poll in this turn."""
+        return True
 
     @property
     def failed(self) -> str:
@@ -244,6 +254,17 @@ class Federation:
 
     def left(self, kind: str) -> list[tuple[pb.Envelope, bytes]]:
         return [(envelope, payload) for envelope, payload in self.channel.sent if envelope.kind == kind]
+
+
+class LastToBeReady(Federation):
+    """hospital_a is the slowest silo: within a round its guard polls only for what waits already."""
+
+    def asks(self) -> bool:
+        view, ledger = self.loop.bench.gate.view, self.loop.bench.ledger
+        if view.agreeing:
+            return self.b.opening is not None and self.b.opening.round >= view.round
+        waiting = self.house.rows(lambda session: outbox.items(session, "hospital_a"))
+        return not view.round or any(not 0 < each.delivered_sequence <= ledger.acknowledged for each in waiting)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from coordinator import server
 from coordinator.config import Limits
 from coordinator.control import Control
 from fedsilo.edge.control_desk import ControlDesk
+from fedsilo.edge.control_places import WATCHERS_MAX
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, OperationError, PeerError, WireCode
 from fedsilo.treaty.wire import codec, services
 from fedsilo.treaty.wire._generated import control_pb2
@@ -294,6 +295,34 @@ def test_T08_no_rpc_of_a_control_socket_tells_what_failed_in_it(
         assert CANARY not in everything_told(caught.value)
 
 
+@pytest.mark.parametrize("watches", [20, WATCHERS_MAX + 8])
+def test_T24_people_are_heard_however_many_watch(socket: Socket, watches: int) -> None:
+    socket.desk.publish("seen", {})
+    request, reply, _ = services.CONTROL_METHODS["Watch"]
+    with contextlib.ExitStack() as stack:
+        channel = stack.enter_context(grpc.insecure_channel(f"unix:{socket.path}"))
+        watch: Any = channel.unary_stream(
+            f"/{services.CONTROL_SERVICE}/Watch", request_serializer=request.SerializeToString,
+            response_deserializer=reply.FromString,
+        )  # fmt: skip
+        # longer than an order may take: one that has to wait for a watch to end fails
+        streams = [watch(control_pb2.WatchRequest(), timeout=4 * LIMIT_SECONDS) for _ in range(watches)]
+        for stream in streams:
+            stack.callback(stream.cancel)
+        refused = 0  # which of them that are is the threads' to say
+        for stream in streams:
+            try:
+                assert next(stream).name == "seen"
+            except grpc.RpcError:
+                assert (stream.code(), stream.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+                refused += 1
+        assert refused == max(0, watches - WATCHERS_MAX)
+        order = socket.sign("no.such.command", "request-1")
+        answer = socket.call("Execute", lambda rpc: rpc(order, timeout=LIMIT_SECONDS))
+        assert answer.error_code == "NOT_FOUND"
+        assert socket.call("Query", socket.calls()["Query"]).error_code == "NOT_FOUND"
+
+
 def test_T08_no_query_and_no_command_tells_what_nobody_foresaw(socket: Socket) -> None:
     queries, commands = dict(socket.desk._queries), dict(socket.desk._commands)
     assert len(queries) >= 4 and len(commands) >= 5
@@ -304,7 +333,7 @@ def test_T08_no_query_and_no_command_tells_what_nobody_foresaw(socket: Socket) -
             socket.call("Query", lambda rpc, name=name: rpc(control_pb2.QueryRequest(name=name)))  # type: ignore[misc]
         told.append(everything_told(caught.value))
     for number, (name, command) in enumerate(commands.items()):
-        socket.desk._commands[name] = type(command)(command.action, raising(unforeseen))
+        socket.desk._commands[name] = type(command)(command.action, raising(unforeseen), command.by_clock)
         signed = socket.sign(name, f"request-{number:04d}")
         with pytest.raises(grpc.RpcError) as caught:
             socket.call("Execute", lambda rpc, signed=signed: rpc(signed))  # type: ignore[misc]

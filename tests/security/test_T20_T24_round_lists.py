@@ -137,7 +137,7 @@ def test_T24_what_no_record_takes_is_refused_and_never_the_end(
             raise RecordError("too many items")
         return append(log, name, **fields)
 
-    body = loop.ended(committed=True, adapter_digest=BASE, participants=["hospital_b"])
+    body = loop.ended(committed=True, adapter_digest=BASE, participants=["hospital_b", "hospital_c"])
     with monkeypatch.context() as patched:
         patched.setattr(AuditLog, "append", refuses)
         say(loop, "round.result", body)

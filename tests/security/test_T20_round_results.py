@@ -152,7 +152,7 @@ def test_T20_a_silo_takes_no_result_that_the_coordinator_did_not_sign(
     loop: Loop, forge: Callable[[pb.RoundResult, Loop], None]
 ) -> None:
     loop.open_round()
-    body = loop.ended(committed=True, adapter_digest=BASE, participants=["hospital_a"])
+    body = loop.ended(committed=True, adapter_digest=BASE)
     honest = pb.RoundResult.FromString(body.SerializeToString())
     forge(body, loop)
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)

@@ -699,12 +699,12 @@ def test_T20_a_round_that_ended_before_it_was_agreed_on_is_over(loop: Loop) -> N
 def test_T20_a_result_of_another_transcript_is_not_evaluated(loop: Loop, transcript: str) -> None:
     loop.open_round()
     told = len(loop.trainer.told)
-    body = loop.ended(committed=True, adapter_digest=TRAP, participants=["hospital_a"], transcript_sha256=transcript)
+    body = loop.ended(committed=True, adapter_digest=TRAP, transcript_sha256=transcript)
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
     loop.turn()
     assert denied(loop) == [("round.result", ["TRANSCRIPT_DIFFERS"])] and len(loop.trainer.told) == told
     assert loop.bench.gate.view.evaluated == {} and loop.bench.events("round.result") == []
-    body = loop.ended(committed=True, adapter_digest=TRAP, participants=["hospital_a"])
+    body = loop.ended(committed=True, adapter_digest=TRAP)
     loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=1)
     loop.turn()
     (record,) = loop.bench.events("round.result")

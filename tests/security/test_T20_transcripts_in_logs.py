@@ -707,6 +707,7 @@ def test_T20_run_verify_asks_for_the_quorum_of_the_plan(run: Path, tmp_path: Pat
     assert code == 7 and told["data"]["problems"] == [
         "round 1: its transcript is of another plan",
         "round 1: 2 signatures of silos verify, needed: 3",
+        "round 1: it is committed with 2 updates, the plan's quorum is 3",
     ]
 
 

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.edge.grading_process import GradingProcess
 from fedsilo.treaty.errors import UsageError
 from fedsilo.treaty.grading import VerdictCode
 from silo.guard import isolation, public_grader, site_checks
-from silo.guard.public import PublicView
+from silo.guard.public import Answer, PublicView
 from silo.guard.startup import AUDIT, LEDGER
 from tests.algorithms.hostile_programs import GOOD, HARMFUL, TEST
 
@@ -117,26 +118,28 @@ def test_T22_bombs_and_a_killed_process_are_wrong_answers_and_no_pass(grader: Gr
     bombs = [HARMFUL[name] + GOOD for name in ("fork_bomb", "thread_bomb")]
     assert not any(verdict.correct for verdict in grader.grade_many([(bomb, TEST) for bomb in bombs]))
     tasks: Any = SimpleNamespace(rows=(SimpleNamespace(answer=TEST),))
-    view = PublicView(tasks, grader, len)
-    assert view.judge([(0, GOOD), (0, "")])[0] == (True, False)
+    view = PublicView(tasks, AnswerGrading([grader], grader.budget_seconds), len)
+
+    def judged(*texts: str) -> tuple[bool | None, ...]:
+        return view.judge([Answer(0, text, "hospital_b") for text in texts], ("run-1", 1, 2))[0]
+
+    assert judged(GOOD, "") == (True, False)
     assert grader.process_id is not None
     os.kill(grader.process_id, signal.SIGKILL)
-    # the answer at which it was gone is wrong; it is started again, behind the same walls, for the next one
-    assert view.judge([(0, GOOD), (0, GOOD)])[0] == (False, True)
+    # the answer at which it was gone has no verdict; it is started again, behind the same walls, for the next one
+    assert judged(GOOD, GOOD) == (None, True)
 
 
 @needs_walls
 def test_T23_programs_that_take_all_the_time_there_is_hold_the_guard_no_longer_than_the_budget(
-    grader: GradingProcess, monkeypatch: pytest.MonkeyPatch
+    grader: GradingProcess,
 ) -> None:
-    assert grader._budget_seconds is public_grader.budget_seconds
-    monkeypatch.setattr(grader, "_budget_seconds", lambda answers: 2.0)
     begun = time.monotonic()
-    verdicts = grader.grade_many([(GOOD, TEST), *[(HARMFUL["endless_loop"], TEST)] * 5])
+    verdicts = grader.grade_many([(GOOD, TEST), *[(HARMFUL["endless_loop"], TEST)] * 5], budget_seconds=2.0)
     assert [verdict.correct for verdict in verdicts] == [True, *[False] * 5]
     assert {verdict.code for verdict in verdicts[1:]} == {VerdictCode.TIMEOUT}
     assert time.monotonic() - begun < 20  # of the 100 s of five deadlines; ending a process may take a few
-    assert public_grader.PROGRAM_SECONDS_MEAN * 512 < 1200  # the largest step of the shipped rulesets
+    assert grader.budget_seconds(512) < 1200  # the largest step of the shipped rulesets
 
 
 @needs_walls

@@ -53,11 +53,14 @@ def decided(bench: Bench, event: str) -> tuple[str, str, list[str]]:
 
 
 def heartbeat(loop: Loop) -> None:
-    """The trainer works, so this is what the silo says next; the coordinator acknowledges it."""
+    """The trainer works, so this is what the silo says next; the coordinator refuses it."""
     loop.guard._talk.poll_now = False
-    loop.clock += 3600.0
+    loop.clock = 3600.0 * (loop.clock // 3600.0 + 1)
     loop.events.put(Wake())
-    loop.coordinator.says("control.heartbeat", "control.ack", pb.Ack())
+    loop.guard._turn()  # the moment for progress, of which there is one every ten seconds
+    loop.clock += 5.0
+    loop.events.put(Wake())
+    loop.coordinator.says("control.heartbeat", "control.refusal", pb.Refusal(code="ROUND_CLOSED"))
     loop.guard._turn()
     assert loop.coordinator.sent[-1][0].kind == "control.heartbeat"
 
@@ -69,13 +72,13 @@ def test_T24_an_answer_to_a_heartbeat_that_no_record_takes_is_refused(
     loop: Loop, refused: set[tuple[str, str]]
 ) -> None:
     loop.open_round()
-    refused.add(("ingress.decision", "control.ack"))
+    refused.add(("ingress.decision", "control.refusal"))
     heartbeat(loop)
     assert decided(loop.bench, "ingress.decision") == UNKNOWN
     assert loop.guard._failure is None and not loop.bench.gate.halted
     refused.clear()
     heartbeat(loop)  # the counterpart
-    assert decided(loop.bench, "ingress.decision") == ("control.ack", "allow", [])
+    assert decided(loop.bench, "ingress.decision") == ("control.refusal", "allow", [])
 
 
 def test_T24_an_adapter_that_no_record_takes_ends_the_round_here_and_the_next_begins(
@@ -156,7 +159,12 @@ def test_T03_a_release_that_no_record_takes_is_denied_though_persons_agreed(
     assert isinstance(held, Held)
     release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
     refused.add(("egress.decision", "lora.factors"))
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": bench.policy.digest,
+        **bench.shown(release),
+    }
     ended, settled = bench.releases.approve(command("approvals.approve", shown))
     assert ended.state == "denied" and settled is not None and settled.allowed is None
     assert bench.ledger.payloads.sizes == {} and bench.channel.sent == []

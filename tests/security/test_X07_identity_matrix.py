@@ -118,7 +118,9 @@ class Direct:
     def __init__(self, address: str, files: TlsFiles, sender: str, key: Ed25519PrivateKey, pinned: Any) -> None:
         self.channel = GrpcChannel(address, files)
         self.counters = Counters()
-        self.policy = SimpleNamespace(digest="a" * 64)  # hello names it
+        self.policy = SimpleNamespace(
+            digest="a" * 64, file=SimpleNamespace(federation=SimpleNamespace(min_updates=2))
+        )  # hello names it
         self._sender, self._key, self._pinned = sender, key, pinned
 
     def send(self, kind: str, body: Any, *, run: str = "", **_: Any) -> Inbound:
@@ -668,8 +670,8 @@ def test_a_hello_of_another_protocol_is_refused_with_both_values_at_both_ends(
     monkeypatch.setattr("silo.guard.conversation.PROTOCOL_VERSION", 7)
     since = len(place.process.lines)
     line = place.refused(caplog, place.mine)
-    assert "the coordinator refuses this silo: protocol: it expects 1, here it is 7-7; ours is this version of" in line
-    place.process.said(rf"refused {ME}: no common protocol version: expected 1, got 7-7 \[PROTOCOL_RANGE\]", since)
+    assert "the coordinator refuses this silo: protocol: it expects 2, here it is 7; ours is this version of" in line
+    place.process.said(rf"refused {ME}: no common protocol version: expected 2, got 7; .* \[PROTOCOL_RANGE\]", since)
 
 
 def test_T30_a_coordinator_with_another_signing_key_than_the_pinned_one_is_not_believed(
@@ -700,7 +702,7 @@ def test_T28_T36_a_command_that_may_not_be_given_is_named_to_the_person_and_in_t
             client.execute(command)
         return caught.value.line
 
-    victor = Operator("main", folder / "victor.crt", folder / "victor.key")
+    victor = Operator("main", folder / "victor.crt", folder / "victor.key", FEDERATION)
     line = told(sign_as(victor, "run.submit", {"text": ""}))
     assert re.search(
         r"^victor \(viewer\) may not run.submit at main; it takes .*operator.*; at this site: alice$", line
@@ -708,7 +710,7 @@ def test_T28_T36_a_command_that_may_not_be_given_is_named_to_the_person_and_in_t
     refused = "refused the command 'run.submit': "
     place.process.said(refused + r"victor \(viewer\) may not run.submit at main; .*\[NOT_ALLOWED\]", since)
 
-    alice = Operator("main", folder / "alice.crt", folder / "alice.key")
+    alice = Operator("main", folder / "alice.crt", folder / "alice.key", FEDERATION)
     late = NOW + timedelta(hours=9)  # her certificate is good for eight: as she would sign, nine hours ago
     authority = load_authority(place.root / "main" / "site_ca")
     key, _, keys = new_keys(signing=False)
@@ -729,7 +731,9 @@ def test_T28_T36_a_command_that_may_not_be_given_is_named_to_the_person_and_in_t
     place.process.said(refused + "the signature of alice does not cover .* made for another site .* again", since)
 
     other = place.root / SILO / "id"
-    line = told(sign_as(Operator("main", other / "olga.crt", other / "olga.key"), "run.submit", {"text": ""}))
+    line = told(
+        sign_as(Operator("main", other / "olga.crt", other / "olga.key", FEDERATION), "run.submit", {"text": ""})
+    )
     assert f"wrong CA: the certificate spiffe://{SILO}/operator/olga" in line and f"but by '{SILO} site CA'" in line
     place.process.said(
         refused + rf"wrong CA: the certificate spiffe://{SILO}/operator/olga .* compare the roots", since

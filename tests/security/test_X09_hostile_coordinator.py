@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.launch.demo_attacks import found_in
+from fedsilo.launch.demo_attacks import found_in, rounds_needed
 from fedsilo.launch.hostile_attacks import ATTACKS, COORDINATOR
 from fedsilo.launch.hostile_deviations import DEVIATIONS, ESCAPES, TEXT
 from fedsilo.treaty.wire import codec
@@ -20,7 +20,7 @@ from policies.engine import History, decide
 from policies.rules import RULES
 from silo.guard import envelopes
 from silo.guard.ledger import Ledger
-from tests.security.hostile_bench import ANSWER, Federation
+from tests.security.hostile_bench import ANSWER, Federation, LastToBeReady
 
 PLANS = tuple(name for name, deviation in DEVIATIONS.items() if deviation.stage == 0)
 # Two silos with two adapters cannot end a round together: this one has a run of its own.
@@ -95,6 +95,25 @@ def test_X09_every_attack_of_a_coordinator_is_known_made_and_came_to_what_the_li
     for name in (*PLANS, *IN_A_RUN):
         found, attack = found_in(lines, ATTACKS[name], attempt(attacked, name)), ATTACKS[name]
         assert (found["decision"], found["rule"], found["obeyed"]) == (attack.decision, attack.rule, 0), name
+
+
+def test_X09_every_attack_is_made_on_a_silo_that_is_never_told_to_wait(tmp_path: Path) -> None:
+    """No poll of it within a round is answered with nothing, and the rounds are as many as the demo takes."""
+    federation = LastToBeReady(tmp_path, IN_A_RUN)
+    rounds = rounds_needed([ATTACKS[name] for name in IN_A_RUN], public_steps=2)
+    assert federation.run(rounds=rounds) == "finished"
+    assert sorted(row["name"] for row in federation.made) == sorted(IN_A_RUN)
+    lines = list(federation.loop.bench.audit.records())
+    for name in IN_A_RUN:
+        found, attack = found_in(lines, ATTACKS[name], attempt(federation, name)), ATTACKS[name]
+        assert (found["decision"], found["rule"], found["obeyed"]) == (attack.decision, attack.rule, 0), name
+    # each message in whose place one of them came has come after it
+    results = [row["round"] for row in federation.records() if row["kind"] == "round.result"]
+    assert list(dict.fromkeys(results)) == list(range(1, rounds + 1))
+    given = [m.fields for m in federation.trainer.told if m.fields.get("task") == "PublicStep"]
+    asked = [m.fields for m in federation.trainer.told if m.fields.get("task") == "GeneratePublic"]
+    assert [(row["round"], row["step"]) for row in given] == [(row["round"], row["step"]) for row in asked]
+    federation.close()
 
 
 def test_X09_an_honest_coordinator_is_refused_nothing(tmp_path: Path) -> None:
@@ -345,4 +364,13 @@ def test_T20_another_adapter_for_one_silo_trains_neither(tmp_path: Path) -> None
     givers = {line["peer"] for line in honest.house.audit.records() if line.get("kind") == "lora.factors"}
     assert len(givers) == 2 and [len(row["detail"]["signatures"]) for row in honest.records("round.agreed")] == [2]
     honest.close()
+    federation.close()
+
+
+def test_T20_another_adapter_for_one_silo_comes_in_a_run_of_its_own_after_the_others(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, ["wrong_key", APART])
+    assert federation.run("run-1", rounds=2) == "finished"
+    assert [row["name"] for row in federation.made] == ["wrong_key"]
+    assert federation.run("run-2", rounds=1, round_deadline_seconds=8.0) == "failed"
+    assert attempt(federation, APART)["run"] == "run-2"
     federation.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -11,10 +12,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from certs.authority import create_ca
+from certs.authority import BACKDATED, create_ca
 from certs.enrolment import TokenBook, make_request, read_request
 from certs.identity import peer_identity
 from certs.names import SpiffeId
+from fedsilo.launch.provision import init_ca
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, UsageError
 from tests.security.people import NOW, new_keys
 
@@ -151,3 +153,14 @@ def test_T32_a_token_is_bound_expires_and_is_good_once() -> None:
         TokenBook.from_json(b'{"a": 1}')
     with pytest.raises(UsageError, match="30 days"):
         book.with_token(IDENTITY, now=NOW, lifetime=timedelta(days=31), random=b"\x01" * 32)
+
+
+def test_N1_a_fresh_root_and_what_it_issues_are_good_on_a_clock_a_little_behind(tmp_path: Path) -> None:
+    authority = init_ca(tmp_path / "ca", name="cardio-net", kind="federation", now=NOW)
+    _, _, keys = new_keys()
+    issued = authority.issue_silo(keys, silo="hospital_a", now=NOW)
+    trust = authority.certificate_pem
+    for behind in (timedelta(0), timedelta(seconds=60), BACKDATED):
+        assert peer_identity(issued.certificate_pem, trust, NOW - behind, role="silo").spiffe_id == issued.spiffe_id
+    with pytest.raises(NotAllowedError, match="not yet valid"):
+        peer_identity(issued.certificate_pem, trust, NOW - BACKDATED - timedelta(seconds=1), role="silo")

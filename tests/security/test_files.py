@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.edge.files import (
+    holder_of,
     leave_page_cache,
     lock_exclusively,
     make_private_directory,
@@ -21,7 +22,7 @@ from fedsilo.edge.files import (
     write_durably,
     write_private,
 )
-from fedsilo.launch.processes import holder_of, wait_for_end
+from fedsilo.launch.processes import wait_for_end
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError, OperationError, UsageError
 
 

@@ -3,6 +3,7 @@ something else than the list of attacks says."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from fedsilo.launch.demo_attacks import check_attacks, fault, phases, rounds_nee
 from fedsilo.launch.demo_report import report
 from fedsilo.launch.demo_result import _worse
 from fedsilo.launch.hostile_attacks import ATTACKS, COORDINATOR, EVERY, LEAK, TRAINER, named
-from fedsilo.launch.hostile_deviations import DEVIATIONS
 from fedsilo.launch.hostile_trainer import HostileLink
 from fedsilo.treaty.errors import OperationError, UsageError, VerificationError
+from fedsilo.treaty.grading import grade
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from policies.planted import PROGRESS_SECONDS
 from policies.rules import RULES
 from silo.link import LinkMessage
 
@@ -38,9 +40,11 @@ class Wire:
         self.heard.append(message)
 
 
-def hostile(wire: Wire, *attacks: str, crash: str = "") -> tuple[HostileLink, list[dict[str, Any]]]:
+def hostile(
+    wire: Wire, *attacks: str, crash: str = "", pause: Callable[[float], object] = lambda seconds: None
+) -> tuple[HostileLink, list[dict[str, Any]]]:
     made: list[dict[str, Any]] = []
-    link = HostileLink(wire, attacks or LEAK, made.append, crash=crash)  # type: ignore[arg-type]
+    link = HostileLink(wire, attacks or LEAK, made.append, crash=crash, pause=pause)  # type: ignore[arg-type]
     link._prompts = ["a private prompt"]
     return link, made
 
@@ -93,6 +97,27 @@ def test_what_cannot_carry_an_attack_is_no_attempt() -> None:
     assert made == [] and wire.heard[0].body == responses(0)
     link.send(done("GeneratePublic", responses(1), step=4))
     assert [row["step"] for row in made] == [4]
+
+
+def test_hidden_characters_leave_an_answer_short_enough_to_be_graded() -> None:
+    link, _ = hostile(wire := Wire(), "hidden_characters")
+    rows = [pb.PromptResponses(prompt_index=1, responses=[pb.Response(text="4 2 1"), pb.Response(text="4 2 1")])]
+    link.send(done("GeneratePublic", codec.encode(pb.PublicResponses(prompts=rows)), step=2))
+    texts = [each.text for each in codec.decode(pb.PublicResponses, wire.heard[0].body).prompts[0].responses]
+    # the demo's policy lets an answer have 96 bytes
+    assert all(text.startswith("4 2 1") and len(text.encode()) <= 96 for text in texts)
+    bits = ["".join(str(int(mark == "\u200c")) for mark in text[5:]) for text in texts]
+    assert [int(byte, 2) for byte in bits] == list(b"a ")  # the prompt begins "a private"
+    assert not grade("exact", texts[0], "4 2 1").correct and grade("exact", "4 2 1", "4 2 1").correct
+
+
+def test_a_burst_lasts_until_the_guard_speaks_of_its_step() -> None:
+    pauses: list[float] = []
+    link, made = hostile(wire := Wire(), "burst_of_progress", pause=pauses.append)
+    link.send(done("PrivateStep", b"", step=1))
+    assert sum(pauses) > PROGRESS_SECONDS and sum(pauses) < 2 * PROGRESS_SECONDS
+    assert [message.type for message in wire.heard] == [*["step"] * 300, "done"]
+    assert [(row["round"], row["step"]) for row in made] == [(1, 1)]
 
 
 def test_an_attempt_is_told_after_it_was_made() -> None:
@@ -152,8 +177,10 @@ def test_each_round_and_each_step_carries_one() -> None:
     assert rounds_needed(named(LEAK), public_steps=10) == 2
     assert rounds_needed(named(["prompt_as_response", "answers_reordered", "samples_as_number"]), public_steps=2) == 2
     assert rounds_needed(named(["unknown_field"]), public_steps=2) == 1
-    of_rounds = [attack.name for attack in COORDINATOR if DEVIATIONS[attack.name].stage == 2]
-    assert rounds_needed(COORDINATOR, public_steps=10) > len(of_rounds)
+    # 9 take a round each, and one leaves its round; 6 are made in donors, 12 in place of donors or of a round's result
+    assert rounds_needed(COORDINATOR, public_steps=2) == 2 + 9 + 1 + 6 // 2 + 12 // 3
+    assert rounds_needed(COORDINATOR, public_steps=10) == 2 + 9 + 1 + 2
+    assert rounds_needed(named(["wrong_key", "other_run"]), public_steps=0) == 2 + 2  # a result in each round
 
 
 # ---- judging -----------------------------------------------------------------------------------------
@@ -194,14 +221,14 @@ def test_only_what_the_list_says_counts(attacks: tuple[Any, ...]) -> None:
     [
         (LEAK, {"rounds": 1}, "2 rounds"),
         (("off_grid_number",), {"rounds": 1}, "2 rounds"),
-        (("extra_tensor",), {"silos": 1}, "another one"),
-        (("wrong_key",), {"silos": 1}, "another one"),
+        (("extra_tensor",), {"silos": 2}, "two others"),
+        (("wrong_key",), {"silos": 2}, "two others"),
         (("prompt_as_response",), {"method": "fedavg-grpo", "kinds": {"lora.factors"}}, "public.responses"),
         (("wrong_donors",), {"method": "fedavg-grpo", "kinds": {"lora.factors"}, "rounds": 9}, "public.responses"),
     ],
 )
 def test_a_run_that_could_not_show_it_is_refused(attacks: tuple[str, ...], changes: dict[str, Any], words: str) -> None:
-    shape: dict[str, Any] = {"rounds": 4, "silos": 2, "method": "pubswap", "kinds": KINDS, "public_steps": 10}
+    shape: dict[str, Any] = {"rounds": 4, "silos": 3, "method": "pubswap", "kinds": KINDS, "public_steps": 10}
     check_attacks(named(attacks), **shape)  # the counterpart
     with pytest.raises(UsageError, match=words):
         check_attacks(named(attacks), **shape | changes)

@@ -29,6 +29,7 @@ from coordinator.record import Outcome
 from coordinator.replies import Replies, Reply
 from coordinator.store import Store
 from coordinator.submission import Submissions
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.run_request import Fixed
 from fedsilo.treaty import method as events
@@ -38,8 +39,9 @@ from fedsilo.treaty.plan import Plan, plan_from_canonical
 from fedsilo.treaty.transcript import sign_transcript, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
-from fedsilo.treaty.wire.services import INBOUND_KINDS, UPDATE_KINDS
+from fedsilo.treaty.wire.services import INBOUND_KINDS, PROTOCOL_VERSION, UPDATE_KINDS
 from policies.load import Policy
+from policies.model import MIN_UPDATES
 from policies.schema import LoraSchema
 from policies.transform import quantise
 from tests.policies.setting import HASH, SCHEMA, policy_of, policy_text
@@ -78,7 +80,7 @@ round_deadline_seconds: 1000.0
 class PlainGrader:
     """Grades in this process; the killable child has its own tests."""
 
-    def grade_many(self, pairs: Any) -> list[Verdict]:
+    def grade_many(self, pairs: Any, budget_seconds: float | None = None) -> list[Verdict]:
         return [grade("exact", response, reference) for response, reference in pairs]
 
 
@@ -104,7 +106,9 @@ class House:
     published: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     replies: Callable[..., Replies] = Replies
     references: tuple[str, ...] = REFERENCES
+    listed: tuple[str, ...] = SILOS
     database: str = ""  # URL; empty: SQLite in the folder
+    grading: AnswerGrading = field(default_factory=lambda: AnswerGrading([PlainGrader()], lambda _: 60.0))
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -129,13 +133,13 @@ class House:
         )
         ingress = Ingress(
             federation=FEDERATION,
-            silos=SILOS,
+            silos=self.listed,
             policy=self.policy,
             schema=self.schema,
             references=self.references,
             public_set_sha256=HASH["public"],
             topics=frozenset({"sort up", "rotate"}),
-            grader=PlainGrader(),
+            grading=self.grading,
             now_seconds=self.clock,
         )
         agreed = dataclasses.replace(AGREED, lora_schema_sha256=self.schema.digest)
@@ -144,7 +148,7 @@ class House:
                 federation=FEDERATION,
                 spiffe_id=COORDINATOR,
                 signing_key=self.key,
-                silos=SILOS,
+                silos=self.listed,
                 agreed=agreed,
                 store=self.store,
                 blobs=self.blobs,
@@ -159,7 +163,7 @@ class House:
                 replies=self.replies,
             )
         )
-        fixed = Fixed(FEDERATION, SILOS, agreed, self.schema, len(REFERENCES), self.policy)
+        fixed = Fixed(FEDERATION, self.listed, agreed, self.schema, len(REFERENCES), self.policy)
         self.submissions = Submissions(self.driver, fixed, self.driver.parts.now)
         self.driver.after_hello = self.submissions.look_within
         try:
@@ -201,8 +205,8 @@ def payload_digest(kind: str, payload: AnyPayload) -> dict[str, Any]:
 
 def hello(**changes: Any) -> pb.Hello:
     fields: dict[str, Any] = {
-        "protocol_min": 1,
-        "protocol_max": 1,
+        "protocol_min": PROTOCOL_VERSION,
+        "protocol_max": PROTOCOL_VERSION,
         "base_model_sha256": AGREED.base_model_sha256,
         "tokenizer_sha256": AGREED.tokenizer_sha256,
         "template_sha256": AGREED.template_sha256,
@@ -213,6 +217,7 @@ def hello(**changes: Any) -> pb.Hello:
         "code_sha256": "c0" * 32,
         "isolation": "namespaces",
         "role": "member",
+        "min_updates": MIN_UPDATES,
     }
     return pb.Hello(**{**fields, **changes})
 
@@ -293,7 +298,11 @@ class SimulatedSilo:
     # ---- a life --------------------------------------------------------------------------------------
 
     def join(self, **changes: Any) -> Any:
-        return self.say("control.hello", hello(**{"lora_schema_sha256": self.house.schema.digest, **changes}))
+        known = {
+            "lora_schema_sha256": self.house.schema.digest,
+            "min_updates": min(MIN_UPDATES, len(self.house.listed)),
+        }
+        return self.say("control.hello", hello(**{**known, **changes}))
 
     def poll(self) -> tuple[pb.Envelope, Any] | None:
         """The next item, taken in, or None. It is acknowledged with the next poll."""
@@ -425,6 +434,18 @@ def joined(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
     house.submit()
     for silo in silos:
         silo.join()
+    return house, silos
+
+
+def step_asked_for(folder: Path, **of_house: Any) -> tuple[House, list[SimulatedSilo]]:
+    """Round 1 stands open, step 2 has been asked for, and nobody has answered yet."""
+    house, silos = federation(folder, **of_house)
+    for silo in silos:
+        silo.mute = {"public.responses", "lora.factors"}
+    house.submit()
+    for silo in silos:
+        silo.join()
+    until_quiet(silos)
     return house, silos
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message as ProtobufMessage
 
+from fedsilo.edge.answer_grading import Grader
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.treaty.audit.witness import Offer
 from fedsilo.treaty.plan import Plan
@@ -23,6 +25,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
 from silo.config import Acceptance, CoordinatorPlace
 from silo.guard.adapters import AdapterStore
+from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView
 from silo.guard.daemon import Guard
 from silo.guard.events import Event, Wake
@@ -31,7 +34,7 @@ from silo.guard.framing import Reply
 from silo.guard.supervisor import TrainerHandle, TrainerSaid
 from silo.link import LinkMessage
 from tests.policies import setting
-from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, MemoryChannel, small_factors
+from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY, Bench, EqualityGrader, MemoryChannel, small_factors
 
 PEER_KEYS = {
     name: Ed25519PrivateKey.from_private_bytes(name.encode().ljust(32, b".")) for name in setting.PLAN.silos[1:]
@@ -113,11 +116,46 @@ class QuietTrainer(TrainerHandle):
 @dataclass
 class Desk:
     published: list[tuple[str, Any]] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+    before_snapshot: Any = None
 
     def publish(self, name: str, fields: Any) -> None:
         self.published.append((name, fields))
 
-    def set_state(self, state: Any, *, policy_digest: str) -> None: ...
+    def set_state(self, state: Any, *, policy_digest: str) -> None:
+        self.states.append(state)
+
+
+class TimedQueue(queue.Queue[Event]):
+    """Hands each event out at its time by the loop's clock, which waiting moves on, and each event by a little."""
+
+    def __init__(self, loop: Loop, each_seconds: float = 0.0) -> None:
+        super().__init__()
+        self._loop, self._each_seconds = loop, each_seconds
+        self._timed: deque[tuple[float, Event]] = deque()
+
+    def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
+        self.put_at(self._loop.clock, item)
+
+    def put_at(self, moment: float, item: Event) -> None:
+        """In the order of their times."""
+        self._timed.append((moment, item))
+
+    def empty(self) -> bool:
+        return not self._timed or self._timed[0][0] > self._loop.clock
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Event:
+        until = self._loop.clock + (timeout or 0.0)
+        if not self._timed or self._timed[0][0] > until:
+            self._move_to(until)
+            raise queue.Empty
+        moment, item = self._timed.popleft()
+        self._move_to(max(self._loop.clock, moment) + self._each_seconds)
+        return item
+
+    def _move_to(self, moment: float) -> None:
+        self._loop.bench.clock_now += moment - self._loop.clock
+        self._loop.clock = moment
 
 
 @dataclass
@@ -129,17 +167,33 @@ class Loop:
     load: str = "fp32"
     acceptance: Acceptance | None = None
     by_files: bool = False
+    watched: bool = False  # its clock is held against the others; then all of them go on with each turn, and it joins
+    turn_seconds: float = 3600.0
+    grader: Grader = field(default_factory=EqualityGrader)
+    events_of: Callable[[Loop], queue.Queue[Event]] = lambda _: queue.Queue()
 
     def __post_init__(self) -> None:
+        self.coordinator_now, self.slept = setting.NOW, 0.0
         self.coordinator = Coordinator(log=self._coordinator_log())
-        self._take_place(Bench(self.folder, self.policy, self._channel()))
+        self._take_place(self._bench(setting.NOW))
+
+    def _bench(self, at: float) -> Bench:
+        self.clock = 0.0
+        watched_by = self._watch_of if self.watched else None
+        return Bench(self.folder, self.policy, self._channel(), clock_now=at, watched_by=watched_by, grader=self.grader)
+
+    def _watch_of(self, bench: Bench) -> ClockWatch:
+        return ClockWatch(
+            bench.ledger, asks=not self.by_files, wall=lambda: bench.clock_now, monotonic=lambda: self.clock,
+            slept=lambda: self.slept,
+        )  # fmt: skip
 
     def _channel(self) -> Any:
         return FileChannel() if self.by_files else self.coordinator
 
     def _take_place(self, bench: Bench) -> None:
-        self.bench, self.trainer, self.clock = bench, QuietTrainer(), 0.0
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.bench, self.trainer = bench, QuietTrainer()
+        self.events = self.events_of(self)
         self.desk = Desk()
         bench.gate.view = RunView()
         bench.audit.trust_peer(setting.COORDINATOR, COORDINATOR_KEY.public_key())
@@ -148,10 +202,13 @@ class Loop:
             bench.audit.pin_peer(silo_id(setting.PLAN.federation, name), key.public_key())
         config = SimpleNamespace(
             silo="hospital_a", role="member", federation="cardio-net", state_dir=self.folder, spiffe_id=setting.SILO,
-            model=SimpleNamespace(load=self.load),
+            model=SimpleNamespace(load=self.load, path=self.folder / "model"), source=self.folder / "silo.yaml",
             coordinator=CoordinatorPlace(address="files" if self.by_files else "host:1"),
             identity=SimpleNamespace(certificate=self.folder / "own.crt"), trainer=SimpleNamespace(launch="child"),
-            data=SimpleNamespace(verifier="exact", public=SimpleNamespace(verifier="choice")),
+            data=SimpleNamespace(
+                verifier="exact", public=SimpleNamespace(verifier="choice", path="p"),
+                held_out=SimpleNamespace(path="h"),
+            ),
             held_out_verifier="choice", acceptance=self.acceptance,
         )  # fmt: skip
         site: Any = SimpleNamespace(
@@ -169,11 +226,12 @@ class Loop:
         self.guard = Guard(
             site=site, gate=bench.gate, ledger=bench.ledger, audit=bench.audit, releases=bench.releases,
             adapters=AdapterStore(self.folder / "adapters"), trainer=self.trainer, desk=desk, events=self.events,
-            code_sha256="0" * 64, monotonic=lambda: self.clock,
+            code_sha256="0" * 64, monotonic=lambda: self.clock, watch=bench.watch,
+            archive=bench.archive if self.watched else None,
         )  # fmt: skip
-        self.guard._talk.joined = True
+        self.guard._talk.joined = not self.watched
         bench.audit.append("start")
-        if not self.by_files:
+        if not self.by_files and not self.watched:
             bench.audit.take(self._offer(bench), setting.COORDINATOR)  # as joining does
         self.guard._take_up()
 
@@ -183,14 +241,14 @@ class Loop:
         log.take(bench.audit.offer(setting.COORDINATOR), setting.SILO)
         return log.offer(setting.SILO)
 
-    def restart(self) -> None:
-        """The process is killed and started again on the same folder."""
+    def restart(self, at: float = setting.NOW) -> None:
+        """The process is killed and started again on the same folder; `at` is what its clock shows then."""
         self.bench.close()
         sequence, log = self.coordinator.sequence, self.coordinator.log
         assert log is not None
         log.close()
         self.coordinator = Coordinator(sequence=sequence, log=self._coordinator_log())
-        self._take_place(Bench(self.folder, self.policy, self._channel()))
+        self._take_place(self._bench(at))
 
     def close(self) -> None:
         self.bench.close()
@@ -200,17 +258,26 @@ class Loop:
     def _coordinator_log(self) -> AuditLog:
         log = AuditLog(
             self.folder.parent / f"{self.folder.name}-coordinator", origin=setting.COORDINATOR, key=COORDINATOR_KEY,
-            actor=setting.COORDINATOR, clock=lambda: setting.NOW, reserve_bytes=0,
+            actor=setting.COORDINATOR, clock=lambda: self.coordinator_now, reserve_bytes=0,
         )  # fmt: skip
         log.trust_peer(setting.SILO, OUR_KEY.public_key())
         return log
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            self.clock += 3600.0
+            self.clock += self.turn_seconds
+            if self.watched:
+                self.bench.clock_now += self.turn_seconds
+                self.coordinator_now += self.turn_seconds
             self.guard._talk.poll_now = True
             if self.events.empty():
                 self.events.put(Wake())  # else a halted guard waits for something to come
+            self.guard._turn()
+
+    def live(self, seconds: float) -> None:
+        """Let the guard's loop run, which waits on a `TimedQueue`, until so much time has passed."""
+        until = self.clock + seconds
+        while self.clock < until:
             self.guard._turn()
 
     def trainer_says(self, kind: str, body: bytes = b"", **fields: Any) -> None:
@@ -224,22 +291,41 @@ class Loop:
         self.turn()
 
     def open_round(
-        self, number: int = 1, adapter: bytes = ADAPTER, *, plan: Plan = setting.PLAN, public: bool = True
+        self,
+        number: int = 1,
+        adapter: bytes = ADAPTER,
+        *,
+        plan: Plan = setting.PLAN,
+        public: bool = True,
+        told: bool = True,
     ) -> None:
         """The round opens, and everybody has signed the same transcript."""
-        self.show_round(number, codec.sha256_hex(adapter), plan=plan, public=public)
+        self.show_round(number, codec.sha256_hex(adapter), plan=plan, public=public, told=told)
         self.coordinator.says("control.poll", "round.agreed", self.signed_by(*PEER_KEYS), run=plan.run, round=number)
         self.turn(2)
 
     def show_round(
-        self, number: int, base_digest: str, *, plan: Plan = setting.PLAN, public: bool = True, **changes: Any
+        self,
+        number: int,
+        base_digest: str,
+        *,
+        plan: Plan = setting.PLAN,
+        public: bool = True,
+        told: bool = True,
+        **changes: Any,
     ) -> Transcript:
-        """Have the coordinator say round.open with the next poll; the transcript in it, signed by the coordinator."""
+        """Have the coordinator say round.open with the next poll; the transcript in it, signed by the coordinator.
+
+        told: the silo is to know already that the round before came to this adapter (T58).
+        """
+        if told:
+            self.bench.gate.view = self.bench.gate.view.told(base_digest)
         fields: dict[str, Any] = {
             "federation": plan.federation, "run": plan.run, "round": number, "silos": plan.silos,
             "plan_sha256": plan.digest, "policies": dict.fromkeys(plan.silos, self.policy.digest),
             "base_digest": base_digest, "schema_sha256": plan.lora.schema_sha256,
             "public_set_sha256": plan.public_set_sha256,
+            "min_updates": max(plan.quorum, self.bench.gate.policy.file.federation.min_updates),
         }  # fmt: skip
         self.shown = Transcript(**{**fields, **changes})
         steps = [pb.PublicStep(step=step, prompt_indices=rows) for step, rows in ((2, (1, 4, 7)), (4, (0, 2, 3)))]
@@ -260,7 +346,9 @@ class Loop:
         return body
 
     def ended(self, **fields: Any) -> pb.RoundResult:
-        """round.result of the round shown last, signed by the coordinator."""
+        """round.result of the round shown last, signed by the coordinator; by default all of its roster are in it."""
+        if fields.get("committed"):
+            fields = {"participants": self.shown.silos, **fields}
         body = pb.RoundResult(**{"transcript_sha256": self.shown.digest, **fields})
         end = RoundEnd.of(self.shown, body)
         body.result_signature = sign_end(end, setting.COORDINATOR, COORDINATOR_KEY).signature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -13,23 +14,27 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message as ProtobufMessage
 
-from certs.commands import VerifiedCommand
+from certs.commands import BESIDE, VerifiedCommand
+from fedsilo.edge.answer_grading import AnswerGrading, Grader
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_segments import read_lines
 from fedsilo.edge.task_files import Task, TaskFile
 from fedsilo.treaty.errors import UnreachableError
+from fedsilo.treaty.grading.verdict import Verdict, judged
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
 from policies.schema import LoraSchema
 from silo.guard.adapters import AdapterStore
 from silo.guard.archive import Archive
+from silo.guard.clock_watch import ClockWatch
 from silo.guard.context import RunView, SiteView
 from silo.guard.file_channel import FileChannel
 from silo.guard.framing import Reply
 from silo.guard.gate import Gate
 from silo.guard.ledger import Ledger
-from silo.guard.public import Grader, PublicView
+from silo.guard.ledger_store import Head
+from silo.guard.public import PublicView
 from silo.guard.releases import Releases
 from silo.guard.screens import Screens
 from silo.sampling import Training
@@ -96,16 +101,11 @@ class MemoryChannel:
         return [envelope.kind for envelope, _ in self.sent]
 
 
-@dataclass(frozen=True)
-class _Graded:
-    correct: bool
-
-
 class EqualityGrader:
     """Right when the texts are equal; the real verifiers have tests of their own."""
 
-    def grade_many(self, pairs: Sequence[tuple[str, str]]) -> list[_Graded]:
-        return [_Graded(response == reference) for response, reference in pairs]
+    def grade_many(self, pairs: Sequence[tuple[str, str]], budget_seconds: float | None = None) -> list[Verdict]:
+        return [judged(response == reference) for response, reference in pairs]
 
 
 @dataclass
@@ -120,18 +120,27 @@ class Bench:
     screens: Screens = field(default_factory=Screens)
     grader: Grader = field(default_factory=EqualityGrader)
     count_tokens: Callable[[str], int] = len
+    budget_seconds: Callable[[int], float] = lambda _: 60.0
+    watched_by: Callable[[Bench], ClockWatch] | None = None  # makes what holds its clock against others
+
+    watch: ClockWatch | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
+        self.ledger = Ledger(self.folder / "ledger.sqlite3")
+        self.watch = None if self.watched_by is None else self.watched_by(self)
         self.audit = AuditLog(
-            self.folder / "audit", origin=setting.SILO, key=OUR_KEY, actor=setting.SILO, clock=lambda: self.clock_now,
+            self.folder / "audit", origin=setting.SILO, key=OUR_KEY, actor=setting.SILO, clock=self.time,
             reserve_bytes=0,
         )  # fmt: skip
-        self.ledger = Ledger(self.folder / "ledger.sqlite3")
+        if self.watch is not None:
+            self.watch.begin(self.audit.latest_time)
+        self.ledger.agree(Head.named(self.audit.ledger) if self.audit.ledger else None)
+        self.audit.name_heads(self.ledger.naming)
         rows = tuple(Task(id=str(row), prompt=f"prompt {row}", answer="12", topic="sort up") for row in range(10))
         public = PublicView(
             TaskFile(Path("public.jsonl"), rows, setting.HASH["public"], 10, ()),
-            self.grader,
+            AnswerGrading([self.grader], self.budget_seconds),
             self.count_tokens,
         )
         topics, adapters = frozenset({"sort up", "rotate"}), AdapterStore(self.folder / "adapters")
@@ -146,7 +155,7 @@ class Bench:
         self.gate = Gate(
             channel=self.channel, policy=self.policy, ledger=self.ledger, audit=self.audit, signing_key=OUR_KEY,
             coordinator_key=COORDINATOR_KEY.public_key(), site=site, federation="cardio-net", site_key=b"s" * 32,
-            clock=lambda: self.clock_now, screens=self.screens, archive=self.archive, code_sha256=PROGRAM,
+            clock=self.time, screens=self.screens, archive=self.archive, code_sha256=PROGRAM,
         )  # fmt: skip
         self.gate.view = RunView(
             setting.PLAN,
@@ -160,6 +169,9 @@ class Bench:
             witnesses=1,
         )
         self.releases = Releases(self.gate, self.ledger, silo="hospital_a", destination={"address": "host:1"})
+
+    def time(self) -> float:
+        return self.clock_now if self.watch is None else self.watch.time()
 
     def close(self) -> None:
         self.ledger.close()
@@ -180,10 +192,15 @@ class Bench:
         body = setting.responses_body(*(prompts or ((1, ("12", "12")), (4, ()), (7, ("12",)))))
         return self.gate.offer("public.responses", body, round_number=1, step=step)
 
-    def opened(self, release_id: str) -> dict[str, list[str]]:
-        """What an approval carries of a person who opened every finding."""
-        noticed = self.releases.view(self.ledger.release(release_id))["noticed"]
-        return {"acknowledged": [one["id"] for one in noticed]}
+    def opened(self, release_id: str) -> dict[str, Any]:
+        """What an approval carries of a person who read the facts and opened every finding."""
+        view = self.releases.view(self.ledger.release(release_id))
+        return {"shown": view["shown"], "acknowledged": [one["id"] for one in view["noticed"]]}
+
+    def shown(self, release: Any) -> dict[str, Any]:
+        """The same of a person who read the facts and opened no finding."""
+        view = self.releases.view(self.ledger.release(release.id))
+        return {"shown": view["shown"]}
 
     # ---- what was recorded ----
 
@@ -202,8 +219,9 @@ def command(
     name: str, arguments: dict[str, Any], *, person: str = "alice", roles: tuple[str, ...] = ("approver",)
 ) -> Any:
     """What the control desk hands on once it has verified certificate and signature."""
+    beside = {key: value for key, value in arguments.items() if key in BESIDE.get(name, ())}
     return VerifiedCommand(
         person=person, certificate_fingerprint="f" * 64, name=name, arguments=arguments, request_id="request-1",
         expires=datetime.fromtimestamp(setting.NOW, UTC) + timedelta(minutes=5), roles=frozenset(roles),  # type: ignore[arg-type]
-        digest="0" * 64,
+        digest="0" * 64, sealed=codec.canonical_json({**beside, "salt": secrets.token_hex(16)}) if beside else b"",
     )  # fmt: skip

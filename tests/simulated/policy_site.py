@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,6 +30,7 @@ from silo.config import SiloConfig, load_config
 from silo.guard import proposals
 from silo.guard.in_force import Step, take_over
 from silo.guard.ledger import Ledger
+from silo.guard.ledger_check import open_ledger
 from silo.guard.startup import effective_policy
 from tests.policies import setting
 from tests.simulated.guarded import COORDINATOR_KEY, OUR_KEY
@@ -142,18 +144,18 @@ class PolicySite:
     def ledger(self) -> Ledger:
         return Ledger(self.folder / "state" / "ledger.sqlite3")
 
-    def audit(self, key: Ed25519PrivateKey = OUR_KEY) -> AuditLog:
+    def audit(self, key: Ed25519PrivateKey = OUR_KEY, clock: Callable[[], float] | None = None) -> AuditLog:
         return AuditLog(
             self.folder / "state" / "audit", origin=setting.SILO, key=key, actor=setting.SILO,
-            clock=self.now.timestamp, reserve_bytes=0,
+            clock=clock or self.now.timestamp, reserve_bytes=0,
         )  # fmt: skip
 
     def start(self) -> Step:
         """One start of the guard, up to the record of its policy; raises what `silo start` would."""
-        with closing(self.ledger()) as ledger, self.audit() as audit:
-            return take_over(
-                self.site(), ledger, audit, now=self.now.timestamp(), started={"version": "0"}, program="0" * 64
-            )
+        site = self.site()
+        ledger = open_ledger(site, lambda clock: self.audit(clock=clock), self.now.timestamp())
+        with closing(ledger), self.audit() as audit:
+            return take_over(site, ledger, audit, now=self.now.timestamp(), started={"version": "0"}, program="0" * 64)
 
     def records(self, *events: str) -> list[dict[str, Any]]:
         with self.audit() as audit:
@@ -168,13 +170,16 @@ class PolicySite:
 
     def people(self, hours: int = 24) -> proposals.People:
         site = self.site()
-        return proposals.People("hospital_a", site.site_ca_pem, site.roles, self.now, hours)
+        return proposals.People("hospital_a", site.site_ca_pem, site.roles, self.now, hours, self.config.federation)
 
-    def signs(self, person: str, name: str, arguments: dict[str, Any], expires: datetime) -> control_pb2.Command:
+    def signs(
+        self, person: str, name: str, arguments: dict[str, Any], expires: datetime, federation: str = ""
+    ) -> control_pb2.Command:
+        """Without a federation: as an earlier version signed."""
         key, certificate = self.keys[person]
         return sign_command(
-            site="hospital_a", name=name, arguments=arguments, request_id=secrets.token_hex(8), expires=expires,
-            operator_certificate_pem=certificate, operator_key=key,
+            federation=federation, site="hospital_a", name=name, arguments=arguments, request_id=secrets.token_hex(8),
+            expires=expires, operator_certificate_pem=certificate, operator_key=key,
         )  # fmt: skip
 
     def propose(

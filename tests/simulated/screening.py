@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.task_files import Task
+from fedsilo.treaty.grading.verdict import Verdict, judged
 from policies.load import Policy
 from silo.guard.screens import Screens, index_key
 from silo.trainer.screen_index import provide_index, settings_from
@@ -42,16 +42,11 @@ DEFINITIONS = """text_screens:
 """
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    correct: bool
-
-
 class EndGrader:
     """Right when the text ends in the reference, as a verifier that reads the last number would say."""
 
-    def grade_many(self, pairs: Sequence[tuple[str, str]]) -> list[_Verdict]:
-        return [_Verdict(response.endswith(reference)) for response, reference in pairs]
+    def grade_many(self, pairs: Sequence[tuple[str, str]], budget_seconds: float | None = None) -> list[Verdict]:
+        return [judged(response.endswith(reference)) for response, reference in pairs]
 
 
 def words(text: str) -> int:
@@ -101,5 +96,5 @@ def screens(folder: Path, *, canaries: Sequence[str] = (CANARY,), index: bool = 
 
 def bench(folder: Path, asked: Policy, **changes: Any) -> Bench:
     folder.mkdir(parents=True, exist_ok=True)
-    given = {"screens": screens(folder / "scratch"), **changes}
-    return Bench(folder / "silo", asked, grader=EndGrader(), count_tokens=words, **given)
+    given = {"screens": screens(folder / "scratch"), "grader": EndGrader(), **changes}
+    return Bench(folder / "silo", asked, count_tokens=words, **given)

@@ -47,7 +47,7 @@ def test_a_coordinator_tells_who_declined_from_who_was_silent(late: Any) -> None
     house, silos, ask = late
     said = pb.Declined(kind="lora.factors", round=1)
     silos[2].say("control.declined", said, run="run-1", number=1)
-    assert states(ask({}))["hospital_c"] == "declined" and states(ask({}))["hospital_d"] == "training"
+    assert states(ask({}))["hospital_c"] == "declined" and states(ask({}))["hospital_d"] == "awaited"
     house.advance(1000.0)
     until_quiet(silos)
     over = ask({"round": 1})

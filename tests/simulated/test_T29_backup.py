@@ -15,11 +15,13 @@ from sqlalchemy import select
 from coordinator import backup, shown_steps
 from coordinator import store as db
 from coordinator.backup import DATABASE, MANIFEST, Kept, make_backup, restore_backup, verified_backup
+from coordinator.backup_files import take_out
 from fedsilo.edge.audit_log import AuditLog
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.treaty.audit.witness import Offer
 from fedsilo.treaty.errors import ConflictError, FedSiloError, UsageError, VerificationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from fedsilo.treaty.wire.codec import sha256_hex
 from tests.simulated.coordinator_parts import COORDINATOR, RUN_YAML, House, SimulatedSilo, federation, until_quiet
 
 NOW = "2027-01-15T08:00:00Z"
@@ -216,6 +218,53 @@ def test_a_damaged_backup_restores_nothing(
     with pytest.raises(VerificationError) as refused:
         restored(tmp_path / "copy", kept(house, tmp_path / "new"), house.key.public_key())
     assert refused.value.code == "BACKUP_DAMAGED" and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [flipped(DATABASE), flipped("audit/0*.jsonl"), flipped("blobs/*/*"), flipped("audit/keys/*"),
+     lambda backup: next(backup.glob("blobs/*/*")).unlink(), lambda backup: None],
+    ids=["database", "log", "payload", "key", "missing", "nothing"],
+)  # fmt: skip
+def test_T42_what_is_restored_is_what_was_verified_whoever_changes_the_backup_meanwhile(
+    backed_up: tuple[House, list[SimulatedSilo], Path], tmp_path: Path, change: Callable[[Path], None],
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    house, _, folder = backed_up
+    shutil.copytree(folder, tmp_path / "copy")
+    manifest = verified_backup(tmp_path / "copy", house.key.public_key())
+    change(tmp_path / "copy")
+    target = kept(house, tmp_path / "new")
+    if request.node.callspec.id == "nothing":
+        restore_backup(tmp_path / "copy", manifest, target, house.key.public_key())
+        for name in manifest["files"]:
+            if name.partition("/")[0] in ("audit", "blobs", "runs"):
+                assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "copy" / name).read_bytes()
+        assert (tmp_path / "new" / DATABASE).read_bytes() == (tmp_path / "copy" / DATABASE).read_bytes()
+        return
+    with pytest.raises(VerificationError) as refused:
+        restore_backup(tmp_path / "copy", manifest, target, house.key.public_key())
+    left = {path.name for path in (tmp_path / "new").glob("*")} if (tmp_path / "new").exists() else set()
+    assert refused.value.code in ("BACKUP_DAMAGED", VerificationError.default_code) and left <= {"lock"}
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_T42_a_certificate_or_configuration_that_was_exchanged_after_it_was_verified_is_not_put_in_place(
+    tmp_path: Path, changed: bool
+) -> None:
+    backup, files = tmp_path / "backup", {}
+    for name in ("files/coordinator.yaml", "files/id/roles.yaml"):
+        (backup / name).parent.mkdir(parents=True, exist_ok=True)
+        (backup / name).write_text(name)
+        files[name] = {"sha256": sha256_hex(name.encode()), "bytes": len(name)}
+    if changed:
+        (backup / "files/id/roles.yaml").write_text("site: another")
+        with pytest.raises(VerificationError) as refused:
+            take_out(backup, files, tmp_path / "new")
+        assert refused.value.code == "BACKUP_DAMAGED" and not (tmp_path / "new").exists()
+    else:
+        written = take_out(backup, files, tmp_path / "new")
+        assert [path.read_text() for path in written] == list(files)
 
 
 def test_T42_what_a_backup_is_not_restored_over_and_by_whose_key(

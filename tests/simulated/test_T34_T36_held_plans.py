@@ -53,12 +53,22 @@ def held(loop: Loop, run: str) -> Release:
 
 
 def approve(loop: Loop, release: Release) -> dict[str, Any]:
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.bench.gate.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": loop.bench.gate.policy.digest,
+        **loop.bench.shown(release),
+    }
     return loop.guard.orders.approve(command("approvals.approve", shown))
 
 
 def reject(loop: Loop, release: Release) -> None:
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.bench.gate.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": loop.bench.gate.policy.digest,
+        **loop.bench.shown(release),
+    }
     loop.guard.orders.reject(command("approvals.reject", shown | {"reason_code": "CONTENT"}))
 
 
@@ -397,3 +407,18 @@ def test_a_restarted_coordinator_still_tells_who_was_too_late(tmp_path: Path) ->
     item = slow.poll()
     assert item is not None and (item[0].kind, item[1].outcome) == ("run.end", "finished")
     again.close()
+
+
+def test_T36_a_yes_to_a_plan_says_of_each_kind_how_often_people_are_asked_and_by_which_line(asking: Loop) -> None:
+    """Under this policy a plan is asked about and nothing that leaves in its rounds is."""
+    asking.offer_plan()
+    shown = asking.bench.releases.view(held(asking, setting.PLAN.run))["consequences"]
+    told = {row["kind"]: row for row in shown["later_rounds"]}
+    assert {"lora.factors", "public.responses"} <= told.keys()
+    for kind in ("lora.factors", "public.responses"):
+        line = asking.bench.gate.policy.line_of(("egress", kind, "approvals"))
+        assert told[kind]["line"] == line > 0 and f":{line})" in told[kind]["says"]
+        assert told[kind]["asked"] is told[kind]["unasked"] is None  # no round of it has begun
+        assert "UNASKED" in told[kind]["says"] and told[kind]["says"] in shown["later"]
+    approve(asking, held(asking, setting.PLAN.run))
+    assert plans(asking) == [(setting.PLAN.run, "approved")]

@@ -33,7 +33,12 @@ def approved(bench: Bench, *persons: str) -> Allowed:
     held = bench.factors()
     assert isinstance(held, Held)
     release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
-    arguments = {"release": release.id, "digest": release.digest, "policy_digest": bench.policy.digest}
+    arguments = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": bench.policy.digest,
+        **bench.shown(release),
+    }
     settled = None
     for person in persons:
         _, settled = bench.releases.approve(command("approvals.approve", arguments, person=person))

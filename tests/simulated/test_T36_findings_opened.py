@@ -32,7 +32,12 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def answer(site: Site, release: Release, person: str = "bob", **more: Any) -> Any:
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": site.bench.gate.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": site.bench.gate.policy.digest,
+        **site.bench.shown(release),
+    }
     return command("approvals.approve", {**shown, "revision": release.revision, **more}, person=person)
 
 
@@ -114,7 +119,12 @@ def test_T36_two_persons_each_open_every_finding(tmp_path: Path) -> None:
     with closing(screening.bench(tmp_path, screening.policy(on_hit="hold", persons=2))) as bench:
         held: Any = bench.responses((1, (CANARY,)), (4, ()), (7, ()))
         release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
-        shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.policy.digest}
+        shown = {
+            "release": release.id,
+            "digest": release.digest,
+            "policy_digest": bench.policy.digest,
+            **bench.shown(release),
+        }
         opened = shown | bench.opened(release.id)
         assert bench.releases.approve(command("approvals.approve", opened, person="alice"))[1] is None
         with pytest.raises(ConflictError, match="not opened"):
@@ -135,7 +145,12 @@ def test_a_no_needs_nothing_opened(site: Site) -> None:
 
 
 def later(site: Site, release: Release, seconds: Any, person: str = "bob", **more: Any) -> Any:
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": site.bench.gate.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": site.bench.gate.policy.digest,
+        **site.bench.shown(release),
+    }
     until = site.bench.clock_now + seconds if isinstance(seconds, float) else seconds
     return command("approvals.defer", {**shown, "until_seconds": until, **more}, person=person)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -51,7 +52,12 @@ def answers_held(bench: Bench) -> Release:
 
 
 def answer(bench: Bench, release: Release, person: str = "bob", **more: Any) -> Any:
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": bench.gate.policy.digest,
+        **bench.shown(release),
+    }
     return command("approvals.approve", shown | more, person=person)
 
 
@@ -248,16 +254,24 @@ def test_since_when_the_far_end_is_used_begins_anew_with_another_one(site: Site)
 # ---- counts of this moment --------------------------------------------------------------------------
 
 
+def test_what_is_used_of_a_limit_is_told_in_the_unit_of_the_limit(tmp_path: Path) -> None:
+    smaller = policy({"  day_bytes: 360000": "  day_bytes: 130000"})
+    with closing(Site(tmp_path / "site", "run-1", 3, smaller)) as site:
+        site.let_go(site.hold_responses(3, 14))
+        used = site.bench.releases.view(site.hold_factors(1.0))["uses"]
+        assert re.search(r"day \d\.\dK->\d\dK of 127K", used), used
+
+
 def test_the_counts_that_people_see_are_those_of_the_moment(tmp_path: Path) -> None:
     day = "  day_bytes: 360000"
     with closing(Site(tmp_path / "site", "run-1", 3, policy({day: "  day_bytes: 130000"}))) as site:
         earlier(site)
         bench, first, second = site.bench, site.hold_factors(1.0), site.hold_factors(1.0)
-        assert "sets 0->1 of 2" in bench.releases.view(second)["budget"]
+        assert "day 34K->67K of 127K" in bench.releases.view(second)["uses"]
         before = bench.opened(second.id)
         site.let_go(first)
         shown = bench.releases.view(second)
-        assert "sets 1->2 of 2" in shown["budget"] and "day 67K->99K" in shown["budget"]
+        assert "day 67K->99K" in shown["uses"]
         assert {one["code"] for one in shown["noticed"]} == {"BUDGET", "SECOND_RELEASE"}
         assert not set(before["acknowledged"]) & {one["id"] for one in shown["noticed"]}
         bench.gate.adopt(policy({day: "  day_bytes: 129000"}))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from fedsilo.edge import message_index
+from fedsilo.edge.audit_notes import forget, note_of, notes_of
+from fedsilo.edge.audit_proofs import check
+from fedsilo.edge.audit_report import audit_report
 from fedsilo.edge.message_index import HOLD_ENDS, utc
-from fedsilo.treaty.errors import ConflictError
+from fedsilo.launch.audit_report_page import page
+from fedsilo.launch.cli_audit import app
+from fedsilo.treaty.audit.record import harmless
+from fedsilo.treaty.errors import ConflictError, UsageError
 from silo.guard.messages import Held
 from silo.guard.panel import Panel
 from tests.policies import setting
@@ -62,13 +71,119 @@ def test_T36_a_rejected_release_says_who_answered_what_when_and_why_after_a_rest
             for name, (verdict, code, note) in said.items()
         ],
         [
-            {"person": name, "verdict": verdict, "at": utc(at[name]), "reason": code}
-            for name, (verdict, code, _) in said.items()
+            {"person": name, "verdict": verdict, "at": utc(at[name]), "reason": code, "note": note}
+            for name, (verdict, code, note) in said.items()
         ],
     )
     with closing(bench.restart()) as again:
         assert told(panel_of(again), shown["release"]) == before
-        assert NOTE not in str(list(again.audit.records()))  # what a person writes stays in the ledger
+
+
+def rejected(bench: Bench, note: str) -> dict[str, Any]:
+    """The record of a no with this note."""
+    no = held(bench) | {"reason_code": "UNEXPECTED", "reason": note}
+    bench.releases.reject(command("approvals.reject", no, person="bob"))
+    return bench.events("approval.deny")[-1]
+
+
+def test_T36_the_note_of_a_no_is_bound_to_its_record_and_leaves_with_no_export(bench: Bench, tmp_path: Path) -> None:
+    record, log = rejected(bench, NOTE), bench.folder / "audit"
+    assert note_of(log, record) == NOTE  # whole, at the site
+    made = audit_report([log])
+    assert [each.get("note") for each in made["approvals"][0]["answers"]] == [None, NOTE] and NOTE in page(made)
+    told = CliRunner().invoke(app, ["release", record["detail"]["release"], "--log", str(log), "--json"])
+    assert told.exit_code == 0 and NOTE not in told.stdout  # records as they are
+    assert NOTE in CliRunner().invoke(app, ["release", record["detail"]["release"], "--log", str(log)]).stdout
+    # what leaves the site: lines, proofs, the folder itself
+    bench.audit.checkpoint()
+    proof = CliRunner().invoke(app, ["prove", str(record["seq"]), "--log", str(log), "--json"])
+    out = tmp_path / "export"
+    assert CliRunner().invoke(app, ["export", "--log", str(log), "--out", str(out)]).exit_code == 0
+    stream = ["export", "--log", str(log), "--format", "ocsf", "--to", str(tmp_path / "siem.jsonl")]
+    assert CliRunner().invoke(app, stream).exit_code == 0
+    leaves = [proof.stdout.encode(), (tmp_path / "siem.jsonl").read_bytes()]
+    leaves += [path.read_bytes() for path in [*out.rglob("*"), *log.rglob("*")] if path.is_file()]
+    assert not any(NOTE.encode() in each for each in leaves)
+    assert check(out, "")["verified"]
+    assert hashlib.sha256(NOTE.encode()).hexdigest() != record["detail"]["note"]  # nobody guesses it by its digest
+
+
+@pytest.mark.parametrize("trouble", ["", "altered", "missing"])
+def test_T36_a_note_that_was_exchanged_is_a_problem_and_one_that_is_elsewhere_a_notice(
+    bench: Bench, trouble: str
+) -> None:
+    record, log = rejected(bench, NOTE), bench.folder / "audit"
+    bench.audit.checkpoint()
+    (kept,) = notes_of(log).iterdir()
+    match trouble:
+        case "altered":
+            kept.write_bytes(kept.read_bytes().replace(b"twice", b"never"))
+        case "missing":
+            kept.unlink()
+    (told,) = json.loads(CliRunner().invoke(app, ["verify", str(log), "--json"]).stdout)["data"]
+    assert told["verified"] is (trouble != "altered") and bool(told["notices"]) is (trouble == "missing")
+    says = {"": "", "altered": "is not the one that was recorded", "missing": "is not beside this log"}[trouble]
+    for words in ("release", record["detail"]["release"]), ("show", str(record["seq"])), ("tail",):
+        done = CliRunner().invoke(app, [*words, "--log", str(log)])
+        assert done.exit_code == 0 and (says in done.stderr if trouble else "the note to" not in done.stderr), words
+    assert note_of(log, record) == ("" if trouble else NOTE)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("x" * 501, "x" * 500),
+        ("two\nlines\x1b[2J", "two lines[2J"),
+        ("-----BEGIN EC PRIVATE KEY-----", "(key) EC PRIVATE KEY-----"),
+        ("-----\u200bBEGIN", "(key)"),
+        ("x" * 498 + "\u202e y", "x" * 498 + " y"),
+    ],
+)
+def test_T36_T40_a_note_is_kept_printable_in_one_line_of_500_characters_and_without_a_key(
+    bench: Bench, given: str, kept: str
+) -> None:
+    with pytest.raises(UsageError, match="a note"):  # of a client that signed something else than it showed
+        rejected(bench, given)
+    assert note_of(bench.folder / "audit", rejected(bench, harmless(given))) == kept == harmless(kept)
+
+
+@pytest.mark.parametrize(
+    ("note", "what"),
+    [
+        ("token = sk-abcdefabcdef", "a token"), ("see ghp_0123456789abcdef", "a token"),
+        ("the Password: hunter22", "a key or password with its name"),
+        ("api_key=0123456789", "a key or password with its name"),
+        ("-----BEGIN EC PRIVATE KEY-----", "a key block"),
+    ],
+)  # fmt: skip
+def test_T36_a_note_with_what_looks_like_a_secret_is_refused_and_the_refusal_says_why(
+    bench: Bench, note: str, what: str
+) -> None:
+    with pytest.raises(UsageError, match=f"a note is kept as it is written, and this one has what looks like {what}"):
+        rejected(bench, note)
+    assert not notes_of(bench.folder / "audit").exists()
+
+
+@pytest.mark.parametrize("note", ["6 tokens of 12 seem odd", "risk-adjusted: ask again", "password policy: see page 4"])
+def test_T36_a_note_that_only_speaks_of_secrets_is_kept(bench: Bench, note: str) -> None:
+    assert note_of(bench.folder / "audit", rejected(bench, note)) == note
+
+
+def test_T36_a_yes_to_other_facts_than_were_shown_is_refused_in_a_sentence(bench: Bench) -> None:
+    shown = held(bench)
+    for other, what in ({"shown": "0" * 64}, "a fact"), ({"digest": "0" * 64}, "digest"):
+        with pytest.raises(ConflictError, match=f"^{what} of {shown['release']} is not as it was shown$") as refused:
+            bench.releases.approve(command("approvals.approve", shown | other, person="alice"))
+        assert refused.value.code == "STALE_VIEW"
+
+
+def test_T36_a_no_without_a_note_names_none_and_a_note_goes_with_its_record(bench: Bench) -> None:
+    assert "note" not in rejected(bench, harmless(" "))["detail"] and not notes_of(bench.folder / "audit").exists()
+    log, record = bench.folder / "audit", rejected(bench, NOTE)
+    forget(log, [record])
+    assert note_of(log, record) == NOTE
+    forget(log, [])
+    assert note_of(log, record) == ""
 
 
 def test_T36_the_counterpart_an_approved_release_names_its_approvers_without_a_reason(bench: Bench) -> None:

@@ -188,3 +188,10 @@ def test_a_pause_of_this_site_is_seen_whatever_else_it_waits_for(phase: str, pau
 def test_a_silo_that_has_no_state_yet_is_starting() -> None:
     assert "starting" in status_text({"time": "2026-12-01T00:00:00Z"})
     assert "starting" not in status_text({"phase": "idle", "held": []})
+
+
+def test_while_its_trainer_loads_a_guard_is_starting_and_not_idle(loop: Loop) -> None:
+    loop.guard.panel.trainer({})
+    assert loop.guard.panel.state(None, link_fault="")["phase"] == "starting"
+    loop.guard.panel.trainer({"isolation": "user", "ready": {"private_rows": 9}})
+    assert loop.guard.panel.state(None, link_fault="")["phase"] == "idle"

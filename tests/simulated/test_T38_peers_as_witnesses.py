@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,8 +46,9 @@ def spiffe(name: str) -> str:
     return f"spiffe://cardio-net/silo/{name}"
 
 
-def log_of(folder: Path, origin: str, key: Ed25519PrivateKey) -> AuditLog:
-    return AuditLog(folder, origin=origin, key=key, actor=origin, clock=lambda: setting.NOW, reserve_bytes=0)
+def log_of(folder: Path, origin: str, key: Ed25519PrivateKey, ahead: float = 0.0) -> AuditLog:
+    clock = lambda: setting.NOW + ahead  # noqa: E731
+    return AuditLog(folder, origin=origin, key=key, actor=origin, clock=clock, reserve_bytes=0)
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Silo:
     name: str
     folder: Path
     policy: Policy
+    ahead: float = 0.0  # seconds of its clock
 
     def __post_init__(self) -> None:
         _, self.key, keys = new_keys()
@@ -62,7 +65,7 @@ class Silo:
         self.open()
 
     def open(self) -> None:
-        self.log = log_of(self.folder, spiffe(self.name), self.key)
+        self.log = log_of(self.folder, spiffe(self.name), self.key, self.ahead)
         self.log.trust_peer(setting.COORDINATOR, COORDINATOR_KEY.public_key())
         self.log.append("start")
         self.witnessing = Witnessing(
@@ -84,6 +87,7 @@ class Net:
     folder: Path
     names: tuple[str, ...] = NAMES
     min_witnesses: int = 1
+    ahead: Mapping[str, float] = field(default_factory=dict)
     tamper: Callable[[Silo, pb.Checkpoint], None] = field(default=lambda silo, answer: None)
 
     def __post_init__(self) -> None:
@@ -92,7 +96,7 @@ class Net:
         self.relay = Relay(self.coordinator, self.names)
         text = setting.policy_text(peers=tuple(map(spiffe, self.names)))
         policy = setting.policy_of(text.replace("min_witnesses: 1", f"min_witnesses: {self.min_witnesses}"))
-        self.silos = {name: Silo(name, self.folder / name, policy) for name in self.names}
+        self.silos = {name: Silo(name, self.folder / name, policy, self.ahead.get(name, 0.0)) for name in self.names}
 
     def close(self) -> None:
         for silo in self.silos.values():
@@ -520,3 +524,15 @@ def test_T38_the_loop_waits_for_witnesses_and_then_goes_on_without_the_round(
         assert denied == ([] if opens else [["TOO_FEW_WITNESSES"]])
     finally:
         loop.close()
+
+
+# ---- whose clock is off (T41) ----------------------------------------------------------------------------
+
+
+def test_T41_the_coordinator_knows_by_how_much_each_silos_clock_differs(tmp_path: Path) -> None:
+    with closing(Net(tmp_path, ahead={"hospital_b": 180.0, "hospital_c": -3600.0})) as net:
+        net.exchange("hospital_b")
+        assert net.relay.clocks == {}  # its countersignature comes with its next checkpoint
+        for number in (1, 2):
+            net.round(number)
+            assert net.relay.clocks == {"hospital_a": 0, "hospital_b": 180, "hospital_c": -3600}

@@ -73,7 +73,7 @@ def end_round(loop: Loop, payload: bytes) -> None:
     digest = codec.sha256_hex(payload)
     loop.coordinator.script.clear()
     loop.coordinator.says("control.fetch", "global.adapter", payload, run="run-1", round=1)
-    result = loop.ended(committed=True, adapter_digest=digest, participants=["hospital_a"])
+    result = loop.ended(committed=True, adapter_digest=digest)
     loop.coordinator.says("control.poll", "round.result", result, run="run-1", round=1)
     loop.turn()
     loop.trainer_says("done", task="LoadAdapter", round=1, metrics={})

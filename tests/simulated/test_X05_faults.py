@@ -20,6 +20,8 @@ import pytest
 from fedsilo.edge.audit_segments import read_records
 from fedsilo.edge.audit_verify import verify_logs
 from silo.guard.ledger import Ledger
+from silo.guard.ledger_check import named_in_folder
+from silo.guard.ledger_store import Head
 from silo.guard.messages import Allowed, Denied
 from tests.policies import setting
 from tests.simulated.guarded import Bench, MemoryChannel, small_factors
@@ -135,6 +137,12 @@ def test_X05_a_kill_at_any_step_lets_nothing_out_uncounted_or_unrecorded(
             if record["event"] == "egress.decision" and record["decision"] == "allow"
         }
         assert {line["digest"] for line in left} <= allowed, number  # P2: on disk before the first byte left
+
+        with contextlib.closing(Ledger(folder / "ledger.sqlite3", read_only=True)) as found:
+            named, heads = named_in_folder(folder / "audit"), found.heads
+            # T42: as the log says, or one group ahead of it
+            assert named is None or (heads is not None and heads.agree_with(Head.named(named))), number
+            assert found.is_unchanged(), number
 
         again = Bench(folder, policy(archive), Wire(folder / "wire", answered=len(left)))
         waiting = again.ledger.outbox("allowed")

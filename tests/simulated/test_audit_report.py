@@ -33,7 +33,12 @@ def test_T36_the_first_of_two_approvals_grants_nothing(
         held = bench.factors()
         assert isinstance(held, Held)
         release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
-        shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.policy.digest}
+        shown = {
+            "release": release.id,
+            "digest": release.digest,
+            "policy_digest": bench.policy.digest,
+            **bench.shown(release),
+        }
         for person in people:
             bench.releases.approve(command("approvals.approve", shown, person=person))
     made = audit_report([bench.folder / "audit"])
@@ -47,7 +52,12 @@ def test_T36_a_rejection_is_told_as_one(tmp_path: Path) -> None:
         held = bench.factors()
         assert isinstance(held, Held)
         release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
-        shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.policy.digest}
+        shown = {
+            "release": release.id,
+            "digest": release.digest,
+            "policy_digest": bench.policy.digest,
+            **bench.shown(release),
+        }
         bench.releases.approve(command("approvals.approve", shown, person="alice"))
         bench.releases.reject(command("approvals.reject", shown | {"reason_code": "CONTENT"}, person="bob"))
     made = audit_report([bench.folder / "audit"])
@@ -64,7 +74,12 @@ def test_T36_two_releases_of_the_same_bytes_are_told_apart(tmp_path: Path) -> No
             assert isinstance(held, Held)
             releases.append(bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None))
         for release in releases:
-            shown = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
+            shown = {
+                "release": release.id,
+                "digest": release.digest,
+                "policy_digest": asked.digest,
+                **bench.shown(release),
+            }
             answer = shown | bench.opened(release.id)
             bench.releases.approve(command("approvals.approve", answer, person="alice"))
     made = audit_report([bench.folder / "audit"])
@@ -83,3 +98,27 @@ def test_T18_who_ended_a_halt_is_told_with_the_halt(tmp_path: Path) -> None:
     assert [item["event"] for item in made["halts"]] == ["halt", "release"] and made["approvals_total"] == 0
     assert [item["person"] for item in made["halt_grants"]] == ["alice", "bob"]
     assert "agreed to end a halt 1" in page(made) and "Who agreed to end a halt" in page(made)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_T36_what_left_without_a_person_is_told_by_the_line_that_lets_it(tmp_path: Path, rounds: int) -> None:
+    policy = setting.policy_of(setting.policy_text(first_rounds=rounds))
+    with closing(Bench(tmp_path / "a", policy)) as bench:
+        offered = bench.factors()
+        if isinstance(offered, Held):
+            release = bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
+            shown = {
+                "release": release.id,
+                "digest": release.digest,
+                "policy_digest": policy.digest,
+                **bench.shown(release),
+            }
+            _, settled = bench.releases.approve(command("approvals.approve", shown))
+            offered = settled.allowed if settled else None
+        bench.gate.transmit(offered)
+    made = audit_report([bench.folder / "audit"])
+    line = policy.line_of(("egress", "lora.factors", "approvals"))
+    told = [(row["kind"], row["messages"], row["file"], row["line"]) for row in made["left_unasked"]]
+    assert told == ([] if rounds else [("lora.factors", 1, "policy", line)])
+    assert made["left_asked"] == {"asked": rounds, "unasked": 1 - rounds, "not_told": 0, "control": 0}
+    assert f"{rounds} after people" in made["in_words"] and (f"line {line} of the policy" in page(made)) is not rounds

@@ -32,6 +32,7 @@ def test_control_messages_are_left_out_where_that_is_asked_and_denied_ones_stay(
     audit = queries_of(bench)["audit"]
     for _ in range(3):
         poll(bench)
+        bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")
     bench.factors()
     with pytest.raises(DeniedError):
         bench.gate.send("control.error", pb.ErrorReport(code="X" * 40_000), run="run-1")  # over the limit of its size

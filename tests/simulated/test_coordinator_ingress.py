@@ -13,13 +13,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator import store as db
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.edge.files import DiskFullError
 from fedsilo.treaty.grading import Verdict
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.replay import replay
 from tests.policies.setting import SCHEMA
-from tests.simulated.coordinator_parts import House, PlainGrader, SimulatedSilo, federation, joined, until_quiet
+from tests.simulated.coordinator_parts import (
+    House,
+    PlainGrader,
+    SimulatedSilo,
+    federation,
+    joined,
+    step_asked_for,
+    until_quiet,
+)
 
 
 def code_of(body: Any) -> str:
@@ -65,7 +74,7 @@ def test_a_silo_that_differs_is_refused_at_join_with_both_values(tmp_path: Path,
     ("changes", "code", "expected", "got"),
     [
         ({"load": "bf16"}, "LOAD_MISMATCH", "fp32", "bf16"),
-        ({"protocol_min": 2, "protocol_max": 3}, "PROTOCOL_RANGE", "1", "2-3"),
+        ({"protocol_min": 3, "protocol_max": 4}, "PROTOCOL_RANGE", "2", "3-4"),
     ],
 )
 def test_another_load_or_protocol_is_refused(
@@ -229,7 +238,7 @@ class CountingGrader(PlainGrader):
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def grade_many(self, pairs: Any) -> list[Verdict]:
+    def grade_many(self, pairs: Any, budget_seconds: float | None = None) -> list[Verdict]:
         self.batches.append(len(pairs))
         return super().grade_many(pairs)
 
@@ -238,15 +247,9 @@ def before_the_first_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[House, SimulatedSilo, CountingGrader]:
     """Round 1 stands open, step 2 has been asked for, and hospital_c has not answered yet."""
-    house, silos = federation(folder)
-    for silo in silos:
-        silo.mute = {"public.responses", "lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
+    house, silos = step_asked_for(folder)
     grader = CountingGrader()
-    monkeypatch.setattr(house.driver.parts.ingress, "_grader", grader)
+    monkeypatch.setattr(house.driver.parts.ingress, "_grading", AnswerGrading([grader], lambda _: 60.0))
     return house, silos[2], grader
 
 
@@ -307,7 +310,7 @@ def test_the_lock_is_free_while_answers_are_graded(tmp_path: Path, monkeypatch: 
         taken.append(lock.acquire(timeout=5))
         lock.release()
 
-    def grade(pairs: Any) -> list[Verdict]:
+    def grade(pairs: Any, budget_seconds: float | None = None) -> list[Verdict]:
         other = threading.Thread(target=try_the_lock)
         other.start()
         other.join()

@@ -265,6 +265,7 @@ def test_T34_a_coordinator_takes_no_charter_with_own_patterns(tmp_path: Path, mo
     """Sites have its text alone: with a file beside its copy, it would judge by what no site saw."""
     monkeypatch.setattr(daemon, "load_identity", lambda *_, **__: SimpleNamespace(spiffe_id="it"))
     monkeypatch.setattr(daemon, "load_site", lambda *_, **__: None)
+    monkeypatch.setattr(daemon, "require_authority", lambda *_, **__: None)
     (tmp_path / "charter.yaml").write_text(own.policy_text())
     (tmp_path / own.NAME).write_text(own.PATTERNS)
     files = SimpleNamespace(

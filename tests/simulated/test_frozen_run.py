@@ -199,7 +199,12 @@ def test_T36_an_update_of_b_leaves_after_two_people_said_yes_and_holds_b_alone(b
     held = offered(bench, drawn(1, B))
     assert isinstance(held, Held)
     release = bench.releases.hold("lora.factor_b", "run-1", 1, 0, held, deadline_seconds=None)
-    given = {"release": release.id, "digest": release.digest, "policy_digest": release.policy_digest}
+    given = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": release.policy_digest,
+        **bench.shown(release),
+    }
     assert bench.releases.approve(command("approvals.approve", given))[1] is None
     _, settled = bench.releases.approve(command("approvals.approve", given, person="bob"))
     assert settled is not None and settled.allowed is not None

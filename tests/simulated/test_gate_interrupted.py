@@ -131,7 +131,12 @@ def hold(bench: Bench, deadline_seconds: float | None = None) -> Callable[..., A
     held = bench.factors()
     assert isinstance(held, Held)
     release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=deadline_seconds)
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.gate.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": bench.gate.policy.digest,
+        **bench.shown(release),
+    }
     return lambda name, person="alice", **more: command(name, shown | more, person=person)
 
 

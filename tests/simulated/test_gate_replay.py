@@ -43,9 +43,10 @@ def test_every_decision_replays_from_its_own_record(tmp_path: Path) -> None:
 
 @pytest.fixture
 def logged(tmp_path: Path) -> Path:
-    """A site folder with a log of five decisions, and three policies."""
+    """A site folder with a log of six decisions, and three policies."""
     bench = Bench(tmp_path / "a", setting.policy_of(setting.policy_text()))
     bench.gate.send("control.heartbeat", pb.Heartbeat())
+    bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")
     bench.responses()
     bench.factors()
     bench.factors()

@@ -169,7 +169,12 @@ def test_T15_a_hit_may_wait_for_as_many_persons_as_the_kind_asks_for(tmp_path: P
         release = bench.releases.hold("public.responses", "run-1", 1, 4, held, deadline_seconds=None)
         shown = bench.releases.view(release)
         assert "1 responses with hits (canary/" in shown["findings"]
-        arguments: dict[str, Any] = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
+        arguments: dict[str, Any] = {
+            "release": release.id,
+            "digest": release.digest,
+            "policy_digest": asked.digest,
+            **bench.shown(release),
+        }
         arguments |= bench.opened(release.id)
         _, settled = bench.releases.approve(command("approvals.approve", arguments, person="alice"))
         assert settled is None
@@ -193,7 +198,12 @@ def test_T36_what_persons_approved_and_the_policy_denies_by_then_is_shown_as_den
             release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
             states.append(release)
         for release in states:
-            shown = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
+            shown = {
+                "release": release.id,
+                "digest": release.digest,
+                "policy_digest": asked.digest,
+                **bench.shown(release),
+            }
             answer = command("approvals.approve", shown | bench.opened(release.id), person="alice")
             _, settled = bench.releases.approve(answer)
             assert settled is not None
@@ -209,7 +219,12 @@ def test_T36_a_hold_that_is_over_is_approved_by_nobody(tmp_path: Path, late_seco
         held = bench.responses((1, (site.PLANTED["canary"],)), (4, ()), (7, ()))
         assert isinstance(held, Held)
         release = bench.releases.hold("public.responses", "run-1", 1, 2, held, deadline_seconds=None)
-        shown: dict[str, Any] = {"release": release.id, "digest": release.digest, "policy_digest": asked.digest}
+        shown: dict[str, Any] = {
+            "release": release.id,
+            "digest": release.digest,
+            "policy_digest": asked.digest,
+            **bench.shown(release),
+        }
         shown |= bench.opened(release.id)
         bench.clock_now = release.expires_at + late_seconds
         if late_seconds < 0:

@@ -88,7 +88,9 @@ def test_T07_the_guard_hands_out_the_rows_and_an_update_is_judged_by_them(loop: 
     facts = decided["facts"]["final"]
     assert (decided["decision"], facts["records"], facts["epochs"], facts["steps"]) == ("allow", 12, 1, 4)
     loop.restart()
-    assert loop.bench.gate.view.training == Training(12, 1, 4), "a release that is held over a restart is judged alike"
+    assert loop.bench.gate.view.training == Training(12, 1, 4, of=40), (
+        "a release that is held over a restart is judged alike"
+    )
 
 
 def test_T07_no_private_step_is_given_before_the_trainer_has_said_how_many_prompts_it_has(loop: Loop) -> None:
@@ -285,7 +287,12 @@ def asking(tmp_path: Path) -> Iterator[Loop]:
 
 def answer_of_a_person(loop: Loop, name: str, **more: Any) -> Any:
     (release,) = loop.bench.ledger.releases("held")
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": loop.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": loop.policy.digest,
+        **loop.bench.shown(release),
+    }
     return command(name, shown | more)
 
 

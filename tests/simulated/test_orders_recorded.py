@@ -90,6 +90,8 @@ def test_a_coordinators_orders_are_done_and_recorded_with_their_number(running: 
         (event, "run-1", "alice") for event in ("run.pause", "run.resume", "run.pause", "run.abort")
     ]
     assert [told[0][0], told[2][0], told[3][0]] == [paused["record"], again["record"], aborted["record"]]
+    kept = [record for record in house.audit.records() if record["event"].startswith("run.")]
+    assert [len(record["orders"]) for record in kept] == [1, 1, 1, 1]
 
 
 def test_a_waiting_run_is_submitted_started_and_aborted_by_persons(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_the_command_line_repeats_an_order_without_doing_it_twice_and_aborts_wha
     pem = KEYS["alice"][0].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_private(tmp_path / "alice.key", pem)
     give.desk.before_snapshot = lambda: None  # this house has no configuration that a state could be made of
-    give.desk.set_state({"site": "consortium"})
+    give.desk.set_state({"site": "consortium", "federation": ""})
 
     def ask(*words: str) -> tuple[int, Any]:
         proof = ["--as", str(tmp_path / "alice.crt"), "--socket", str(tmp_path / "c.sock"), "--json"]
@@ -231,4 +233,6 @@ def test_a_silos_orders_are_done_and_recorded(tmp_path: Path, monkeypatch: pytes
     told = orders_in(loop.bench.audit.records())
     assert [each[1] for each in told] == ["silo.pause", "silo.resume", "silo.stop"]
     assert told[0] == (paused["record"], "silo.pause", run.plan.run, "alice")
+    kept = [record for record in loop.bench.audit.records() if record["event"].startswith("silo.")]
+    assert [len(record["orders"]) for record in kept] == [1, 1, 1]
     loop.close()

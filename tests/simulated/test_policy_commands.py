@@ -14,6 +14,7 @@ from fedsilo.launch.cli_policy import app
 from fedsilo.treaty.errors import NotAllowedError
 from policies.load import load_policy
 from silo.guard.preflight import preflight
+from tests.policies import setting
 from tests.simulated.policy_site import PolicySite, text_of
 
 LOOSER, TIGHTER = ("min_peers: 2", "min_peers: 1"), ("min_peers: 2", "min_peers: 3")
@@ -145,6 +146,36 @@ def test_T34_silo_check_says_what_the_charter_does(place: PolicySite) -> None:
     assert any("egress public.responses" in warning and "denied" in warning for warning in warnings)
     place.configure(charter=text_of(TWO))
     assert not any("nothing in common" in warning for warning in preflight(place.config, reach_coordinator=False)[1])
+
+
+def updates_in_a_mean(folder: Path, policy: str, charter: str) -> dict[str, Any]:
+    """What `silo check` says of the two files."""
+    place = PolicySite(folder / "site")
+    place.policy_is(policy)
+    place.configure(charter=charter)
+    results, _, _ = preflight(place.config, reach_coordinator=False)
+    return next(row for row in results if row["check"] == "updates in a mean")
+
+
+@pytest.mark.parametrize(("site", "charter"), [(1, 1), (0, 1), (1, 0), (0, 0)])
+def test_T58_silo_check_takes_a_federation_of_one_silo(tmp_path: Path, site: int, charter: int) -> None:
+    """Its policy and its charter each say `min_updates: 1`, or leave it out, which means the same."""
+    stated = setting.policy_text(peers=(setting.SILO,), min_peers=1)
+    silent = "".join(line for line in stated.splitlines(keepends=True) if "min_updates" not in line)
+    row = updates_in_a_mean(tmp_path, stated if site else silent, stated if charter else silent)
+    assert row["ok"] and row["found"] == "at least 1 of 1"
+
+
+@pytest.mark.parametrize(("least", "ok"), [(2, True), (3, False)])
+def test_T58_silo_check_names_the_file_that_asks_for_more_updates_than_there_are_silos_in_common(
+    tmp_path: Path, least: int, ok: bool
+) -> None:
+    """The site's policy lists four silos, and the charter two of them."""
+    policy = setting.policy_text().replace("min_updates: 2", f"min_updates: {least}")
+    row = updates_in_a_mean(tmp_path, policy, setting.policy_text(peers=setting.PEERS[:2]))
+    assert row["ok"] is ok
+    if not ok:
+        assert "policy.yaml" in row["found"] and "3 updates" in row["found"] and row["code"] == "MIN_UPDATES"
 
 
 def test_fmt_checks_writes_and_keeps_the_digest(place: PolicySite) -> None:

@@ -59,6 +59,7 @@ class Running:
         release = self.bench.releases.hold("lora.factors", "run-1", 1, 0, offered, deadline_seconds=None)
         return release.id, {
             "release": release.id, "digest": release.digest, "policy_digest": self.bench.gate.policy.digest,
+            **self.bench.shown(release),
         }  # fmt: skip
 
 
@@ -260,7 +261,7 @@ def test_T36_approvals_given_before_a_reload_are_void(holding: Running) -> None:
     holding.reload()
     with pytest.raises(ConflictError):  # what was shown is not what is in force
         holding.bench.releases.approve(command("approvals.approve", shown, person="bob"))
-    again = shown | {"policy_digest": holding.bench.gate.policy.digest}
+    again = shown | {"policy_digest": holding.bench.gate.policy.digest, **holding.bench.opened(name)}
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="bob"))
     assert settled is None  # alice's yes was to the former policy
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="alice"))
@@ -276,7 +277,7 @@ def test_T36_persons_and_hours_of_a_held_release_follow_the_policy(holding: Runn
     after = holding.bench.ledger.release(name)
     assert (before.persons, after.persons) == (1, 2)
     assert before.expires_at - after.expires_at == 22 * 3600.0
-    again = shown | {"policy_digest": holding.bench.gate.policy.digest}
+    again = shown | {"policy_digest": holding.bench.gate.policy.digest, **holding.bench.opened(name)}
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="alice"))
     assert settled is None
     _, settled = holding.bench.releases.approve(command("approvals.approve", again, person="bob"))

@@ -44,7 +44,12 @@ def test_T36_a_decision_names_the_records_of_the_approvals_it_rests_on(tmp_path:
     held = bench.factors()
     assert isinstance(held, Held)
     release = bench.releases.hold("lora.factors", "run-1", 1, 0, held, deadline_seconds=None)
-    shown = {"release": release.id, "digest": release.digest, "policy_digest": bench.policy.digest}
+    shown = {
+        "release": release.id,
+        "digest": release.digest,
+        "policy_digest": bench.policy.digest,
+        **bench.shown(release),
+    }
     assert bench.releases.approve(command("approvals.approve", shown))[1] is None
     if restart:  # what alice said is in ledger and log, and in no memory
         bench = bench.restart()

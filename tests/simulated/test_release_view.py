@@ -7,21 +7,26 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks.release_site import Site, policy
+from benchmarks.release_site import Site, policy, schema
 from certs.roles import Roles
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from fedsilo.treaty.wire.services import OUTBOUND_KINDS
-from silo.guard import release_findings
+from policies.load import Policy
+from silo.guard import release_findings, release_words
 from silo.guard.ledger import PolicyInForce, Release
 from silo.guard.messages import parsed
-from silo.guard.release_view import COSINE_BYTES_MAX, ON_REJECT
+from silo.guard.release_view import COSINE_BYTES_MAX, ON_REJECT, on_approve
 from silo.guard.releases import Releases
 from tests.simulated import screening
+from tests.simulated.guarded import command
 
 WORDS = 14
 
@@ -45,6 +50,11 @@ def earlier(site: Site) -> None:
     site.let_go(site.hold_factors(1.0))
     site.wait(600.0)
     site.open_round(site.round + 1)
+
+
+def say_no(site: Site, release: Release) -> None:
+    shown = {"release": release.id, "digest": release.digest, "policy_digest": site.bench.gate.policy.digest}
+    site.bench.releases.reject(command("approvals.reject", {**shown, "reason_code": "CONTENT"}, person="bob"))
 
 
 def view(site: Site, release: Release) -> dict[str, Any]:
@@ -88,6 +98,152 @@ def test_the_first_release_is_compared_with_nothing(tmp_path: Path) -> None:
         assert view(site, release)["difference"] == "first release, nothing to compare"
 
 
+@pytest.mark.parametrize("ended", ["rejected", "missed"])
+def test_after_a_release_that_did_not_leave_the_next_is_no_first_one(tmp_path: Path, ended: str) -> None:
+    with closing(Site(tmp_path / "site", "run-1", 3, policy())) as site:
+        first = site.hold_factors(1.0)
+        if ended == "rejected":
+            say_no(site, first)
+        else:
+            site.wait(1e6)
+            site.bench.releases.expire()
+        site.open_round(2)
+        told = view(site, held := site.hold_factors(1.0))["difference"]
+        assert "first release" not in told and f"that of round 1 was {ended}" in told
+        assert "none of this kind has left yet" in told and "against round 1" in told and "L2 " in told
+        compared = site.bench.releases.comparison(held)
+        against, rows = compared["against"], {row["what"]: row for row in compared["rows"]}
+        assert (against["state"], against["round"], against["digest"]) == (ended, 1, first.digest)
+        assert (against["approved_by"], against["rejected_by"]) == ([], ["bob"] if ended == "rejected" else [])
+        assert (rows["l2"]["before"], rows["l2"]["now"]) == (first.facts["l2"], held.facts["l2"])
+        assert f"none of this kind has left yet; that of round 1 was {ended}" in compared["note"]
+
+
+def test_a_rejected_one_is_told_beside_the_last_that_left(site: Site) -> None:
+    say_no(site, site.hold_factors(1.0))
+    site.open_round(3)
+    told = view(site, held := site.hold_factors(1.0))["difference"]
+    assert "against round 1 of this run" in told and "that of round 2 was rejected" in told
+    compared = site.bench.releases.comparison(held)
+    assert (compared["against"]["round"], compared["against"]["state"]) == (1, "left")
+    assert "that of round 2 was rejected" in compared["note"]
+
+
+def offered(site: Site, value: float) -> Any:
+    """What the gate says to an update whose values are all the same."""
+    tensors = {name: np.full(shape, value, np.float32) for name, shape in schema(site.rank).tensors}
+    body = pb.Factors(base_digest=site.bench.gate.view.base_digest)
+    return site.bench.gate.offer("lora.factors", body, round_number=site.round, tensors=tensors)
+
+
+def test_T36_bytes_that_were_rejected_in_another_run_are_a_finding_that_names_who_said_no(site: Site) -> None:
+    def held() -> Release:
+        return site.bench.releases.hold(
+            "lora.factors", site.run, site.round, 0, offered(site, 1e-3), deadline_seconds=9.0
+        )
+
+    base, rejected = site.bases[1], held()
+    say_no(site, rejected)
+    site.restart(site.policy, run="run-2", rank=8)
+    site.open_round(1, base=base)
+    again = held()
+    assert again.digest == rejected.digest and again.id != rejected.id
+    shown = view(site, again)
+    told = f"same bytes as {rejected.id}, rejected by bob"
+    assert says(shown, "REJECTED_BEFORE") == told and codes(shown)[0] == "REJECTED_BEFORE"
+    assert told in shown["difference"] and told in site.bench.releases.comparison(again)["note"]
+    site.open_round(2, base=base)
+    other = view(site, site.hold_factors(1.0))
+    assert "REJECTED_BEFORE" not in codes(other) and "same bytes" not in other["difference"]
+
+
+def test_it_is_compared_with_the_last_one_that_has_figures(tmp_path: Path) -> None:
+    with closing(Site(tmp_path / "site", "run-1", 3, rhythm(1, 3))) as site:
+        plan_of_rounds(site, 4)
+        site.let_go(first := site.hold_factors(1.0))
+        site.open_round(2)
+        site.bench.gate.transmit(offered(site, 1e-3))  # nobody is asked in round 2
+        site.open_round(3)
+        held = site.hold_factors(1.0)
+        shown, compared = view(site, held), site.bench.releases.comparison(held)
+        assert (compared["against"]["round"], compared["against"]["approved_by"]) == (1, ["bob"])
+        rows = {row["what"]: row for row in compared["rows"]}
+        assert (rows["l2"]["before"], rows["l2"]["now"]) == (first.facts["l2"], held.facts["l2"])
+        for told in (shown["difference"], compared["note"]):
+            assert "round 2 left after that one, and no person was asked" in told and "only its size" not in told
+        assert "against round 1" in shown["difference"] and "L2 " in shown["difference"]
+
+
+def test_a_base_is_compared_with_nothing_where_what_the_last_round_ended_in_is_not_known(site: Site) -> None:
+    what = "base, and what the last round ended in"
+    told = site.bench.releases.comparison(site.hold_factors(1.0))
+    (row,) = [row for row in told["rows"] if row["what"] == what]
+    assert row["before"] == row["now"] == site.bases[1] and not row["differs"]
+    for run, known in (("run-1", True), ("run-2", False)):  # a first round comes after none
+        if run != site.run:
+            site.restart(site.policy, run=run, rank=8)
+        site.open_round(site.round if run != "run-1" else site.round + 1)
+        site.bench.gate.view.evaluated.pop(site.round - 1)  # type: ignore[attr-defined]
+        told = site.bench.releases.comparison(site.hold_factors(1.0))
+        assert what not in {row["what"] for row in told["rows"]}
+        assert "" not in {row["before"] for row in told["rows"] if row["differs"]}
+        assert ("what the round before ended in is not known" in told["note"]) is known
+
+
+def test_what_is_measured_stands_beside_what_earlier_releases_that_left_had(site: Site) -> None:
+    norm = next(
+        rule for rule in view(site, site.hold_factors(2.0))["policy"]["rules"] if rule["rule"] == "L2 of the delta"
+    )
+    usual = norm["usual"]
+    assert usual["releases"] == 1 and usual["least"] == usual["most"] and 1.9 < norm["measured"] / usual["most"] < 2.1
+    others = {rule["rule"]: rule for rule in view(site, site.hold_responses(13, WORDS))["policy"]["rules"]}
+    assert "usual" not in others["day bytes"] and "usual" not in others["approvals"], "they grow with what was sent"
+
+
+def test_a_first_release_has_nothing_usual(tmp_path: Path) -> None:
+    with closing(Site(tmp_path / "site", "run-1", 3, policy())) as site:
+        say_no(site, site.hold_factors(9.0))  # nor is what people rejected
+        site.open_round(2)
+        assert {rule.get("usual") for rule in view(site, site.hold_factors(1.0))["policy"]["rules"]} == {None}
+
+
+def test_it_says_in_a_sentence_what_leaves_and_who_is_there_by_name(site: Site) -> None:
+    shown = view(site, site.hold_factors(1.0))
+    (kind,) = shown["leaves"]["kinds"]
+    assert kind["says"].startswith("changes to the model") and "the coordinator can read them" in kind["says"]
+    assert "main topics" in kind["says"]  # N7
+    spiffe = site.bench.gate.policy.file.federation.coordinator
+    assert shown["leaves"]["destination"]["name"].split(" of ") == [
+        " ".join(spiffe.split("/")[3:5]), spiffe.split("/")[2],
+    ]  # fmt: skip
+    answers = view(site, site.hold_responses(12, WORDS))["leaves"]["kinds"][0]["says"]
+    assert answers.startswith("12 answers") and "3 public prompts" in answers and "the other silos can read" in answers
+
+
+@pytest.mark.parametrize(
+    ("facts", "of", "told"),
+    [
+        ({"records": 18, "steps": 6, "epochs": 1}, 78, ", trained on 18 of your 78 private records in 6 steps;"),
+        ({"records": 4, "steps": 1, "epochs": 3}, 4, "4 of your 4 private records in 1 step, some used 3 times;"),
+        ({"records": 4, "steps": 2, "epochs": 1}, 0, ", trained on 4 of your private records in 2 steps;"),
+        ({"records": None}, 78, "changes to the model;"),
+    ],
+)
+def test_how_much_of_a_sites_records_is_behind_an_update_is_in_its_sentence(
+    facts: dict[str, Any], of: int, told: str
+) -> None:
+    assert told in release_words.says("lora.factors", facts, of)
+
+
+def test_a_message_with_text_that_no_screen_looked_at_is_told_as_that(tmp_path: Path) -> None:
+    screened = f"    screens: [{', '.join(screening.NAMES)}]\n    on_hit: hold\n    max_hits_per_day: 10\n"
+    with closing(Site(tmp_path / "screened", "run-1", 3, policy())) as site:
+        assert view(site, site.hold_responses(12, WORDS))["unscreened"] is False
+    with closing(Site(tmp_path / "site", "run-1", 3, policy({screened: ""}))) as site:
+        assert view(site, site.hold_responses(12, WORDS))["unscreened"] is True
+        assert view(site, site.hold_factors(1.0))["unscreened"] is False  # there is no text in it
+
+
 def test_it_says_who_may_answer_and_how_many_silos_the_round_needs(site: Site) -> None:
     held, bench = site.hold_factors(1.0), site.bench
     shown = view(site, held)
@@ -101,6 +257,56 @@ def test_it_says_who_may_answer_and_how_many_silos_the_round_needs(site: Site) -
     shown = Releases(bench.gate, bench.ledger, silo="hospital_a", destination={}, roles=roles).view(held)
     assert shown["approvers"]["people"] == ["alice", "zoe"] and shown["approvers"]["roles"] == ["approver"]
     assert shown["consequences"]["reject"] == f"{ON_REJECT}: 3 of 4 silos"
+
+
+@pytest.mark.parametrize(("least", "told"), [(1, "alone"), (2, "a mean of 2"), (3, "a mean of 3")])
+def test_T58_a_yes_to_an_update_says_what_others_get_of_it(least: int, told: str) -> None:
+    federation = policy().file.federation.model_copy(update={"min_updates": least})
+    asks = policy().file.model_copy(update={"federation": federation})
+    assert told in on_approve("lora.factors", asks) and "cannot be called back" in on_approve("lora.factors", asks)
+    for kind in ("public.responses", "run.plan"):  # nothing of the sort is so of them
+        assert "others get" not in on_approve(kind, asks)
+
+
+def plan_of_rounds(site: Site, rounds: int) -> None:
+    plan = {"quorum": 2, "silos": ["hospital_a", "hospital_b"], "rounds": rounds}
+    site.bench.ledger.start_run(site.run, json.dumps(plan))
+
+
+def rhythm(first: int, then: int) -> Policy:
+    text = policy().file.model_copy(deep=True)
+    block = text.egress.lora_factors
+    assert block is not None
+    asks = block.approvals.model_copy(update={"first_rounds": first, "then": then})
+    egress = text.egress.model_copy(update={"lora_factors": block.model_copy(update={"approvals": asks})})
+    return replace(policy(), file=text.model_copy(update={"egress": egress}))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "asked", "unasked"),
+    [(1, 0, [], [2, 3, 4]), (1, 1, [2, 3, 4], []), (2, 0, [2], [3, 4]), (1, 3, [3], [2, 4])],
+)
+def test_T36_a_yes_says_which_later_rounds_leave_unasked_and_by_which_line(
+    tmp_path: Path, first: int, then: int, asked: list[int], unasked: list[int]
+) -> None:
+    with closing(Site(tmp_path / "site", "run-1", 3, rhythm(first, then))) as site:
+        plan_of_rounds(site, 4)
+        shown = view(site, held := site.hold_factors(1.0))["consequences"]
+        (later,) = shown["later_rounds"]
+        assert (later["asked"], later["unasked"]) == (asked, unasked)
+        place = site.policy.source, site.policy.line_of(("egress", "lora.factors", "approvals"))
+        assert (later["file"], later["line"]) == place and f":{place[1]})" in shown["later"]
+        assert ("UNASKED" in shown["later"]) is bool(unasked)
+        site.let_go(held)
+        assert site.bench.releases.view(site.bench.ledger.release(held.id))["consequences"]["later_rounds"] == []
+
+
+def test_T36_a_round_that_was_refused_does_not_use_up_the_asking(tmp_path: Path) -> None:
+    with closing(Site(tmp_path / "site", "run-1", 3, rhythm(1, 0))) as site:
+        plan_of_rounds(site, 4)
+        site.open_round(2)  # nothing left in round 1
+        (later,) = view(site, site.hold_factors(1.0))["consequences"]["later_rounds"]
+        assert later["unasked"] == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -231,8 +437,8 @@ def test_answers_of_more_than_three_times_the_size(site: Site) -> None:
 def test_a_release_that_takes_more_than_a_third_of_what_is_left_of_the_day(site: Site) -> None:
     shown = view(site, held := site.hold_factors(1.0))
     day = next(rule for rule in shown["policy"]["rules"] if rule["rule"] == "day bytes")
-    assert codes(shown) == [] and shown["budget"].startswith("DP off; round 0->33K of 124K 27 %; day ")
-    assert "; sets 0->1 of 2 50 %" in shown["budget"]
+    assert codes(shown) == [] and shown["uses"].startswith("round 0->33K of 124K 27 %")
+    assert "sets" not in shown["uses"] and shown["budget"] == "DP off"
     used = day["measured"] - held.payload_bytes
     tight = {"  day_bytes: 360000": f"  day_bytes: {used + 3 * held.payload_bytes - 1}"}
     site.bench.releases.miss("run-1", 2, 0)

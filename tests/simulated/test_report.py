@@ -22,10 +22,10 @@ from silo.link import Listener, dial
 from silo.report import measure
 from silo.report.measure import (
     _address_to_itself,
-    _check_inputs,
     _check_split,
-    _initial_adapter,
     _kept,
+    adapter_at_start,
+    check_inputs,
     find_run,
     report_benefit,
 )
@@ -131,7 +131,7 @@ def test_local_only_is_trained_with_what_the_run_had(
     found = {"public_set": plan.public_set_sha256, "schema": plan.lora.schema_sha256}
 
     def check(**settings: str) -> None:
-        _check_inputs(site_of_run(tmp_path, **settings), finished, SimpleNamespace(digest=found["schema"]))  # type: ignore[arg-type]
+        check_inputs(site_of_run(tmp_path, **settings), finished, SimpleNamespace(digest=found["schema"]))  # type: ignore[arg-type]
 
     monkeypatch.setattr(measure, "site_fingerprints", lambda config: SimpleNamespace(**model))
     monkeypatch.setattr(measure, "read_tasks", lambda path: SimpleNamespace(sha256=found["public_set"]))
@@ -232,12 +232,12 @@ def test_the_initial_adapter_is_kept_or_drawn_again_and_never_another_one(tmp_pa
     store = AdapterStore(tmp_path / "adapters")
     drawn = initial_adapter(setting.SCHEMA, finished.plan.seed)
     for digest in ("", sha256_hex(drawn)):
-        assert _initial_adapter(replace(finished, start_digest=digest), setting.SCHEMA, store) == drawn
+        assert adapter_at_start(replace(finished, start_digest=digest), setting.SCHEMA, store) == drawn
     with pytest.raises(NotFoundError, match="which its seed does not give"):
-        _initial_adapter(finished, setting.SCHEMA, store)
+        adapter_at_start(finished, setting.SCHEMA, store)
     other = encode_factors({}, base_digest="", schema_sha256=START, rank=2, scale=1.0, dtype="float32")
     store.keep(sha256_hex(other), other, None)
-    assert _initial_adapter(replace(finished, start_digest=sha256_hex(other)), setting.SCHEMA, store) == other
+    assert adapter_at_start(replace(finished, start_digest=sha256_hex(other)), setting.SCHEMA, store) == other
 
 
 def test_a_kept_adapter_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:

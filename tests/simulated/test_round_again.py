@@ -222,7 +222,7 @@ def test_T38_a_round_that_ends_while_the_line_is_lost_is_witnessed_all_the_same(
         base_digest="", schema_sha256=setting.SCHEMA.digest, rank=2, scale=2.0, dtype="float32",
     )  # fmt: skip
     loop.coordinator.script.clear()
-    result = loop.ended(committed=True, adapter_digest=codec.sha256_hex(adapter), participants=["hospital_a"])
+    result = loop.ended(committed=True, adapter_digest=codec.sha256_hex(adapter))
     for _ in range(1 + lost):  # not acknowledged, it comes again
         loop.coordinator.says("control.poll", "round.result", result, run="run-1", round=1)
     if lost:

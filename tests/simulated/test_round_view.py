@@ -62,7 +62,7 @@ def test_a_coordinator_tells_each_phase_as_its_own_records_have_it(running: Any)
     assert (answer["run"], answer["round"], answer["state"], answer["rounds_planned"]) == ("run-1", 1, "open", 2)
     rows = by_silo(answer)
     assert {silo: row["state"] for silo, row in rows.items()} == {
-        "hospital_a": "waits", "hospital_b": "waits", "hospital_c": "waits", "hospital_d": "training",
+        "hospital_a": "waits", "hospital_b": "waits", "hospital_c": "waits", "hospital_d": "awaited",
     }  # fmt: skip
     assert answer["awaited"] == [{"silo": "hospital_d", "phase": "update", "step": 0}]
     # read another way: from the rows themselves

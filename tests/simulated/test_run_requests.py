@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.edge.run_request import OUR_NAMES, _places, check_form, check_request, read_request
+from coordinator.submission import _taken
+from fedsilo.edge.run_request import OUR_NAMES, _places, check_form, check_request, plan_from_request, read_request
 from fedsilo.launch import cli_fedsilo
 from fedsilo.treaty.errors import FedSiloError, UsageError
 from fedsilo.treaty.methods import METHODS, require_exchange
@@ -116,6 +117,36 @@ def test_a_good_run_passes_all_three_and_the_dry_run_then_dials(house: House, pl
         assert (code, answer["error"]["code"]) == (3, "UNREACHABLE")
     nameless = RUN_YAML.replace("run: run-1\n", "").replace("quorum: 2\n", "")
     assert dry(place, nameless)[0] == 3  # the coordinator gives it a name
+
+
+@pytest.mark.parametrize(
+    ("silos", "quorum"),
+    [(SILOS[:1], 1), (SILOS[:2], 2), (SILOS[:3], 2), (SILOS, 3)],
+    ids=["one", "two", "three", "four"],
+)
+def test_T58_a_request_that_says_no_quorum_commits_no_lone_update(
+    house: House, silos: tuple[str, ...], quorum: int
+) -> None:
+    text = RUN_YAML.replace("quorum: 2\n", "") + f"silos: [{', '.join(silos)}]\n"
+    document = read_request(text.encode(), "run.yaml")
+    check_form(document)
+    assert plan_from_request(document, house.submissions.fixed, silos).quorum == quorum
+    said = read_request((text + "quorum: 1\n").encode(), "run.yaml")
+    assert plan_from_request(said, house.submissions.fixed, silos).quorum == 1  # what is said counts
+
+
+def test_T58_the_quorum_counts_the_silos_asked_for_and_not_those_that_came(tmp_path: Path) -> None:
+    one = House(tmp_path)
+    one.submit(RUN_YAML.replace("quorum: 2\n", ""))
+    one.submissions.waiting.clear()
+    one.submissions.load()
+    ((_, item),) = one.submissions.waiting.items()
+    assert plan_from_request(_taken(item.request), one.submissions.fixed, SILOS[:3]).quorum == 3
+
+
+def test_a_form_that_says_no_quorum_may_ask_for_a_median() -> None:
+    text = RUN_YAML.replace("quorum: 2\n", "").replace("method: pubswap", "method: fedavg-grpo") + "aggregate: median\n"
+    check_form(read_request(text.encode(), "run.yaml"))
 
 
 def test_the_charters_own_limit_is_no_fault(house: House) -> None:

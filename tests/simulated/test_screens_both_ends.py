@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedsilo.edge.answer_grading import AnswerGrading
 from fedsilo.treaty.errors import ConflictError, NotAllowedError, NotFoundError
 from fedsilo.treaty.grading import Verdict, VerdictCode
 from fedsilo.treaty.wire import codec
@@ -16,7 +17,7 @@ from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies import screening
 from tests.policies import setting
 from tests.simulated import screening as site
-from tests.simulated.coordinator_parts import House, SimulatedSilo, federation, until_quiet
+from tests.simulated.coordinator_parts import House, SimulatedSilo, step_asked_for
 from tests.simulated.guard_loop import ADAPTER, Loop
 from tests.simulated.guarded import command
 
@@ -90,7 +91,7 @@ def test_T18_a_halt_is_lifted_by_the_signed_command_of_an_approver(loop: Loop) -
 
 
 class EndGrader:
-    def grade_many(self, pairs: Any) -> list[Verdict]:
+    def grade_many(self, pairs: Any, budget_seconds: float | None = None) -> list[Verdict]:
         return [
             Verdict(text.endswith(reference), VerdictCode.CORRECT if text.endswith(reference) else VerdictCode.WRONG)
             for text, reference in pairs
@@ -99,14 +100,8 @@ class EndGrader:
 
 def before_answers(folder: Path, policy: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[House, SimulatedSilo]:
     """Round 1 stands open and step 2 is asked for."""
-    house, silos = federation(folder, policy=policy)
-    for silo in silos:
-        silo.mute = {"public.responses", "lora.factors"}
-    house.submit()
-    for silo in silos:
-        silo.join()
-    until_quiet(silos)
-    monkeypatch.setattr(house.driver.parts.ingress, "_grader", EndGrader())
+    house, silos = step_asked_for(folder, policy=policy)
+    monkeypatch.setattr(house.driver.parts.ingress, "_grading", AnswerGrading([EndGrader()], lambda _: 60.0))
     return house, silos[2]
 
 

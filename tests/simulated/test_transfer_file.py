@@ -114,6 +114,24 @@ def test_only_the_writers_key_vouches_for_a_file(tmp_path: Path) -> None:
             file.verify(Ed25519PrivateKey.from_private_bytes(b"o" * 32).public_key())
 
 
+def test_T29_another_payload_under_a_signed_manifest_is_found_out(tmp_path: Path) -> None:
+    """Not damage, which the archive's own checksum finds: somebody packed the file anew around other bytes."""
+    path = written(tmp_path / "x.zip", b"the payload that was signed", b"another")
+    packed = tmp_path / "packed.zip"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w") as new:
+        for entry in old.infolist():
+            content = old.read(entry)
+            new.writestr(entry, content.replace(b"signed", b"forged") if "payloads/" in entry.filename else content)
+    with TransferFile(packed) as file:
+        file.verify(KEY.public_key())  # the manifest is the sender's
+        forged, untouched = file.messages
+        with pytest.raises(TransferBroken):
+            file.read(forged)
+        with pytest.raises(TransferBroken):
+            list(file.pieces(forged))
+        assert file.read(untouched) == b"another"
+
+
 def archive(**entries: tuple[bytes, int]) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as file:

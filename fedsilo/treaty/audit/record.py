@@ -7,7 +7,7 @@ content, and `link.previous` is the leaf hash of the record before.
 Never in a record (T40): prompts, responses, matched text, tensor values, private record ids, key material, and plain
 hashes of short strings (use `keyed_digest`). What is enforced here: only listed fields, no string beyond 128
 printable characters, no binary, nothing that looks like a PEM block, a bound on lists, depth and line length.
-What is not: a short secret that a caller puts into an allowed field on purpose.
+What is not: a short secret that a caller puts into an allowed field on purpose, or a person into what is signed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,27 @@ from fedsilo.treaty.errors import UsageError, VerificationError
 VERSION = 1
 SALT_BYTES = 16
 TEXT_CHARACTERS_MAX = 128
+NOTE_CHARACTERS_MAX = 500  # of what a person writes to a no; it is kept beside the log
 LIST_ITEMS_MAX = 4096
+ORDERS_MAX = 64  # signed commands of people in one record: a policy's proposer and its approvers
+ORDER_CHARACTERS_MAX = 1 << 16  # of what one of them signed, in base64
 DEPTH_MAX = 5
 LINE_BYTES_MAX = 1 << 20
 NO_PREVIOUS = "0" * 64  # link.previous of the first record
 COUNT_MAX = (1 << 53) - 1  # of a count, and of a record's number: what JSON readers hold exactly
 
+CLOCK_ACCEPTED: Final = "clock.accept"  # later times of records before it count no more (T41)
+
 EVENTS: Final = frozenset(
     {
         "start", "stop", "trainer.restart", "policy.load", "policy.reload_refused", "plan.accept",
         "egress.decision", "egress.sent", "egress.acked", "egress.indeterminate", "ingress.decision",
+        "ingress.polls",
         "round.transcript", "round.agreed", "round.result", "round.equivocation",
         "approval.request", "approval.grant", "approval.deny", "approval.expire",
         "screen.hit", "dp.debit", "ledger.check", "key.enrol", "key.renew", "key.expire_warn", "denylist.load",
         "secagg.step", "halt", "release", "release.defer", "tail.repaired", "segment.close", "clock.jump",
+        CLOCK_ACCEPTED,
         "payload.read", "retention.payloads", "retention.records",
         "run.submit", "run.start", "run.pause", "run.resume", "run.abort", "silo.pause", "silo.resume", "silo.stop",
         "silo.leave", "adapter.verdict", "adapter.accept", "adapter.refuse", "adapter.rollback",
@@ -50,9 +57,19 @@ EVENTS: Final = frozenset(
 )  # fmt: skip
 
 KEY_CHARACTERS_MAX = 128
+_KEY_BLOCK = "-----BEGIN"
+# What nobody should write into a note, which is kept as it was written. Not complete: a bare word is none of these.
+_SECRETS: Final = {
+    "a key block": re.compile(r"-----BEGIN"),
+    "a token": re.compile(r"\b(?:sk-|gh[pousr]_|github_pat_|glpat-|hf_|xox[abeoprs]-|AKIA|eyJ)[A-Za-z0-9_.-]{8,}"),
+    "a key or password with its name": re.compile(
+        r"(?i)\b(?:api[ _-]?key|secret|token|password|passwd|pwd)\b\s*[=:]\s*\S{6,}"
+    ),
+}
 _KEY = re.compile(r"[A-Za-z0-9_.:/-]+")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _ONCE = frozenset({"seq", "link", "previous"})  # the verifier reads these, so each stands in a record once
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _CODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -67,9 +84,35 @@ def keyed_digest(site_key: bytes, data: bytes) -> str:
     return hmac.new(site_key, data, hashlib.sha256).hexdigest()
 
 
+def shown_digest(release: str, payload: Mapping[str, Any], policy: str, facts: str) -> str:
+    """What a person signs of a held release that was shown: the record of the yes has all four, so that a verifier
+    finds the same digest (T36).
+
+    Args:
+        release: its id.
+        payload: of the record.
+        policy: digest of the effective one.
+        facts: digest of the facts that were shown.
+    """
+    digest = payload.get("sha256") or payload.get("hmac_sha256")
+    said = {"release": release, "payload": digest, "policy": policy, "facts": facts}
+    return hashlib.sha256(b"fedsilo shown\n" + rfc8785.dumps(said)).hexdigest()
+
+
 def shortened(text: str) -> str:
     """Foreign text as it may enter a record: printable characters only, at most 128."""
     return "".join(character for character in text if character.isprintable())[:TEXT_CHARACTERS_MAX]
+
+
+def harmless(text: str) -> str:
+    """What a person wrote, as it may be kept and shown: printable, one line, at most 500 characters, no key."""
+    words = "".join(character for character in " ".join(text.split()) if character.isprintable())
+    return words.replace(_KEY_BLOCK, "(key)")[:NOTE_CHARACTERS_MAX].strip()
+
+
+def secret_in(text: str) -> str:
+    """What in a person's words looks like a key or a password, in words; empty where nothing does."""
+    return next((what for what, pattern in _SECRETS.items() if pattern.search(text)), "")
 
 
 def record_line(
@@ -191,6 +234,8 @@ def check_record(record: Mapping[str, Any]) -> None:
     event = record["event"]
     if event == "egress.sent" and ("kind" not in record or "bytes" not in record.get("payload", {})):
         raise RecordError("egress.sent needs kind and payload.bytes: what left is counted from these records")
+    if event == "ingress.polls" and ("kind" not in record or "decision" not in record["link"]):
+        raise RecordError("ingress.polls needs kind and the decision that its window began with")
     if event in ("egress.decision", "ingress.decision") and not {"kind", "decision"} <= record.keys():
         raise RecordError(f"{event} needs kind and decision")
 
@@ -202,7 +247,7 @@ def _plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, str):
         if len(value) > TEXT_CHARACTERS_MAX or not value.isprintable():
             raise RecordError(f"text has at most {TEXT_CHARACTERS_MAX} characters, all printable")
-        if "-----BEGIN" in value:
+        if _KEY_BLOCK in value:
             raise RecordError("key material may not be recorded")
         return True
     if depth >= DEPTH_MAX:
@@ -288,6 +333,23 @@ _RULE = _closed(
     }
 )  # fmt: skip
 
+
+def _base64(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= ORDER_CHARACTERS_MAX and _BASE64.fullmatch(value) is not None
+
+
+_ORDER_DIGESTS = {"site_ca": _digest, "roles": _digest}  # of the CA's certificate, and of the file roles.yaml
+_ORDER = _closed({"signed": _base64, "signature": _base64, "certificate": _base64, **_ORDER_DIGESTS})
+
+
+def _orders(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and 0 < len(value) <= ORDERS_MAX
+        and all(_ORDER(item) and {"signed", "signature", "certificate"} <= item.keys() for item in value)
+    )
+
+
 _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "v": lambda value: value == VERSION,
     "seq": _count,
@@ -332,6 +394,11 @@ _FIELDS: Final[Mapping[str, Callable[[Any], bool]]] = {
             "approvals": _given,
         }
     ),
+    # the commands of the people who gave it: the bytes that were signed, signature and certificate (DER) in base64, and
+    # by which site CA and roles each was judged. A note or another text is not in what was signed (certs.commands)
+    "orders": _orders,
+    # of a silo: which group of its ledger was the newest, where no earlier record says so (T42)
+    "ledger": _closed({"groups": _count, "head": _digest}),
     # what an event says beyond the above, by short names
     "detail": _mapping,
 }

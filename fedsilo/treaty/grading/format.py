@@ -1,7 +1,8 @@
 r"""`format`: only the form counts, not what is said in it.
 
     tags     `<think>...</think>` and then `<answer>...</answer>`, each once, and nothing else
-    think    thinking that ends, and something behind it
+    think    thinking that ends, once, and something behind it
+             a response may begin inside its thinking, where the prompt's template has opened `<think>` already
     boxed    a box that is not empty           number, choice    one can be read
     json     the whole response is JSON
 
@@ -39,7 +40,7 @@ def grade(response: str, reference: str) -> Verdict:
     try:
         said = outside_thinking(response)
         if form == "think":
-            return judged("<think>" in response and "</think>" in response and bool(said.strip()))
+            return judged(_thinking_ends(response) and bool(said.strip()))
         if form == "boxed":
             return judged(bool((last_boxed(said) or "").strip()))
     except CutOff:
@@ -48,12 +49,19 @@ def grade(response: str, reference: str) -> Verdict:
     return judged(found is not None)
 
 
+def _thinking_ends(response: str) -> bool:
+    """Whether there is one end of thinking, with something before it, and no start but at the very beginning."""
+    before, end, after = response.partition("</think>")
+    thought = before.strip().removeprefix("<think>")
+    return bool(end) and bool(thought.strip()) and not any(tag in thought + after for tag in _TAGS[:2])
+
+
 def _is_tagged(response: str) -> bool:
     whole = response.strip()
-    if any(whole.count(tag) != 1 for tag in _TAGS):
+    if not _thinking_ends(whole) or any(whole.count(tag) != 1 for tag in _TAGS[1:]):
         return False
-    begin, end, opened, closed = (whole.index(tag) for tag in _TAGS)
-    if begin != 0 or not end < opened < closed or closed + len(_TAGS[3]) != len(whole):
+    end, opened, closed = (whole.index(tag) for tag in _TAGS[1:])
+    if not end < opened < closed or closed + len(_TAGS[3]) != len(whole):
         return False
     between = whole[end + len(_TAGS[1]) : opened]
     return not between.strip() and bool(re.search(r"\S", whole[opened + len(_TAGS[2]) : closed]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from fractions import Fraction
 
 from fedsilo.treaty.grading.extraction import CutOff, closing_brace
 
@@ -38,7 +39,7 @@ _TEMPERATURE = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SPACING = re.compile(
-    r"(?<!\\)\\(?:[!,;:> ]|quad|qquad|displaystyle|left(?![a-z])|right(?![a-z])|bigl?|bigr?|Bigl?|Bigr?|limits"
+    r"(?<!\\)\\[!,;:> ]|(?<!\\)\\(?:quad|qquad|displaystyle|left(?![a-z])|right(?![a-z])|bigl?|bigr?|Bigl?|Bigr?|limits"
     r"|mathstrut|textstyle|bf|bfseries|boldmath|tiny|small|normalsize|large|Large|LARGE|huge|Huge)(?![a-zA-Z])|~"
 )
 _COLOUR = r"(?:\[[A-Za-z]{1,8}\]\s*)?\{(?!\s*(?:white|transparent))[A-Za-z0-9!., ]{1,40}\}"  # what can be seen
@@ -65,11 +66,11 @@ _SAME = (
     (re.compile(r"\\lt(?![a-z])"), "<"),
     (re.compile(r"\\gt(?![a-z])"), ">"),
     (re.compile(r"\\l?dots(?![a-z])"), "..."),
-    (re.compile(r"(?<=\d)\{,\}(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\s*\\text\s*\{\s*percent\s*\}|(?<=\d)\s+percent(?![a-z])"), "%"),
+    (re.compile(r"\s*\\text\s*\{\s*(?:percent|per\s*cent|\\?%)\s*\}|(?<=[\d}])\s+per\s?cent(?![a-z])"), "%"),
     (re.compile(r"\\frac\s*\{\s*\\text\{ ?([a-z]+) ?\}\s*\}\s*\{\s*\\text\{ ?([a-z]+) ?\}\s*\}"), r"\\text{ \1/\2}"),
     (re.compile(r"\\%"), "%"),
+    (re.compile(r"(?<=[\d}])\s+%"), "%"),
     (re.compile(r"\\\$|\$|\\[()]|(?<!\\)\\[\[\]](?![0-9])"), ""),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])"), ""),
     (re.compile(r"\\frac\s*(\d)\s*(\d)"), r"\\frac{\1}{\2}"),
@@ -80,6 +81,8 @@ _SAME = (
     (re.compile(r"\\varnothing(?![a-z])|^\s*\\\{\s*\\\}\s*$"), r"\\emptyset "),
     (re.compile(r"(?<!\\);"), ", "),
 )
+# roots that are written one behind another with nothing but space: `x_1 = 0 \\quad x_2 = 1`
+_ROOTS_APART = re.compile(r"(?<=[\d})])\s*(?:\\\\|\s)\s*(?=[A-Za-z](?:_\{?\w{1,3}\}?)?\s*=)")
 _SEPARATING_WORD = re.compile(
     r"\\(?:text|mathrm|textrm|mbox)\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
 )
@@ -92,8 +95,9 @@ _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|textit|mbox|operatorname)\s*
 _UNIT = re.compile(
     r"^(?P<value>-?[\d.,]*[\d.]%?|-?\\frac\{\d+\}\{\d+\}|-?\d+\s*/\s*\d+|-?[\d.]+\s*\\times\s*10\^\{?-?\d+\}?)\s*"
     r"(?P<unit>(?:\\(?:text|mathrm|textrm|mbox)\s*\{[^{}]*\}"
-    r"|(?<=[\s\d])(?:cm|mm|km|kg|mg|ml|ft|hr|hrs|min|sec|mph|kmh|mi|lbs?|oz)(?![A-Za-z])(?:/[a-z]+)?"
-    r"|(?<=\s)[mg](?:/s)?(?![A-Za-z])|(?<=\s)(?!pi|sqrt|sin|cos|tan|log|and)[A-Za-z]{3,}[A-Za-z ./]*)"
+    r"|(?<=[\s\d])(?:cm|mm|km|kg|mg|ml|ft|hr|hrs|min|sec|mph|kmh|mi|lbs?|oz|[kMm]J|[kM]W|[kMG]?Hz|k?Pa|mV|kV|mA|mL|dL"
+    r"|[kMG]?eV|mol|k?cal|kN|[kMG]B|rpm)(?![A-Za-z])(?:\s*/\s*[A-Za-z]+)?|(?<=[\s\d])(?:(?:[kM]|\\(?:text|mathrm)\s*\{\s*[kM]\s*\})\s?)?\\Omega"
+    r"|(?<=\s)(?:[mgJNWVL]|in)(?:/s)?(?![A-Za-z])|(?<=\s)(?!pi|sqrt|sin|cos|tan|log|and)[A-Za-z]{3,}[A-Za-z ./]*)"
     r"(?:\s*\^\s*\{?-?\d\}?)?)$"
 )
 # a number, root, constant or variable with a unit in a text wrapper: what stands before must be an expression's end
@@ -106,7 +110,7 @@ _BASE = re.compile(
     re.IGNORECASE,
 )
 _ASSIGNED = re.compile(
-    r"^\s*(?:[A-Za-z](?:_\{?\w+\}?)?'?\s*(?:\(\s*[a-z](?:\s*,\s*[a-z])*\s*\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)"
+    r"^\s*(?:[A-Za-z](?:_\{[\w,]{1,9}\}|_\{?\w+\}?)?'?\s*(?:\(\s*[a-z](?:\s*,\s*[a-z])*\s*\))?|\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)"
     r"|\\[a-z]+(?<!\\frac)(?<!\\sqrt)|m?\s*\\angle\s*\{?[A-Z]{1,3}\}?"
     r"|\|?[A-Z]{2,3}\|?|\\(?:overline|vec|text|mathrm)\s*\{[A-Za-z ]+\})\s*(?:=|\\in(?![a-z])|:=)\s*(?P<value>[^=]+)$"
 )
@@ -116,24 +120,118 @@ _NAME = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=(?!=)")
 _NAMED_POINT = re.compile(r"[A-Z]\s*(\([^()]*,[^()]*\))")
 _SET_BUILDER = re.compile(r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?(?:\\mid|\\vert|\||:)(.+)\\\}")
 _DIGIT_GAP = re.compile(r"(?<=\d) (?=\d{3}(?![\d/]))")
+_SPELLINGS = {
+    "m": "meter meters metre metres", "cm": "centimeter centimeters centimetre centimetres",
+    "mm": "millimeter millimeters millimetre millimetres", "km": "kilometer kilometers kilometre kilometres kms",
+    "nm": "nanometer nanometers nanometre nanometres", "in": "inch inches", "ft": "foot feet", "yd": "yard yards yds",
+    "mi": "mile miles", "s": "sec secs second seconds", "ms": "millisecond milliseconds", "min": "mins minute minutes",
+    "h": "hr hrs hour hours", "d": "day days", "yr": "yrs year years", "g": "gram grams gramme grammes gm gms",
+    "kg": "kilogram kilograms kilogramme kilogrammes kgs kilo kilos", "mg": "milligram milligrams",
+    "t": "ton tons tonne tonnes",
+    "lb": "lbs pound pounds", "oz": "ounce ounces", "l": "liter liters litre litres",
+    "ml": "milliliter milliliters millilitre millilitres", "j": "joule joules", "kj": "kilojoule kilojoules",
+    "n": "newton newtons", "w": "watt watts", "kw": "kilowatt kilowatts", "v": "volt volts",
+    "a": "amp amps ampere amperes",
+    "ohm": "ohms \u03c9", "hz": "hertz", "pa": "pascal pascals", "kpa": "kilopascal kilopascals",
+    "mol": "mole moles mols",
+    "k": "kelvin kelvins", "cal": "calorie calories", "kcal": "kilocalorie kilocalories", "rad": "radian radians",
+    "deg": "degree degrees", "dollar": "dollars usd", "cent": "cents", "mi/h": "mph", "km/h": "kmh kph kmph",
+    "c": "celsius centigrade", "f": "fahrenheit", "unit": "units", "person": "people persons",
+}  # fmt: skip
+UNIT_NAMES = {spelling: unit for unit, names in _SPELLINGS.items() for spelling in [unit, *names.split()]}
+_POWER_BEFORE = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+_POWER_BEHIND = {"squared": "^2", "cubed": "^3"}
+_NO_SOLUTION = re.compile(
+    r"\s*(?:there\s+(?:is|are|exists?)\s+)?(?:no|zero)\s+(?:(?:real|integer|integral|rational|complex|positive|such|possible"
+    r"|valid|natural)\s+)*(?:solutions?|roots?|values?|numbers?|integers?|answers?|x)(?:\s+exists?)?\s*[.!]?\s*"
+    r"|\s*(?:the\s+)?(?:empty|null)\s+set\s*[.!]?\s*|\s*\\\{\s*(?:\\,)?\s*\\\}\s*|\s*\\(?:emptyset|varnothing|O)\s*",
+    re.IGNORECASE,
+)
+_POINTS = {"\u066b": ".", "\u066c": ","}
+_TEX_THOUSANDS = re.compile(
+    r"(?<=\d)(?<!^0)(?<![^\d]0)(?:,\\!|\\!,|\{,(?:\\!)?\}(?:\\!)?|\\(?:text|mathord|mathpunct)\s*\{,\}|\\!|\\thinspace\s?)"
+    r"(?=\d{3}(?!\d))"
+)
+_DECIMAL_COMMA = re.compile(r"(?<=\d)(?:\{,\}|\\(?:text|mathord)\s*\{,\})(?=\d)")
+_SCALES = {
+    "dozen": 12, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7,
+    "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
+_SCALES_MAX = 3
+_SCALE = re.compile(
+    r"(?<![\w.,/^_{])(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d{1,12})?|\d{1,18}(?:\.\d{1,12})?)\s*(?:\\[,;: ]|~|-)?\s*"
+    r"(?P<wrapper>\\(?:text|mathrm|textrm|mbox)\s*\{(?:\\[,;: ]|~)?)?\s*(?P<scale>"
+    + "|".join(_SCALES)
+    + r")s?(?P<rest>\}|(?![A-Za-z]))",
+    re.IGNORECASE,
+)
+_SCALE_LETTERS = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion"}
+_CURRENCY_SCALE = re.compile(r"((?:\\?\$|[\u20ac\u00a3\u00a5])\s*\d[\d,]*(?:\.\d+)?)\s?(k|K|M|B|bn|mn)(?![A-Za-z])")
+# words behind a number that are no unit: they make another number of it
+_NO_UNIT = re.compile(
+    r"[\s,-]*(?:an?\s+)?(?:(?:minus|plus|times|divided|multiplied|factorial|squared|cubed|half|halves|thirds?|quarters?|fourths?"
+    r"|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?|millionths?|over|less|more|mod"
+    r"|modulo|choose|to the|raised|score|gross|and a half)\b|.*\b(?:minus|plus|times|divided by|multiplied by|or|not"
+    r"|but|without)\b)",
+    re.IGNORECASE,
+)
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+
+
+def plain_digits(text: str) -> str:
+    r"""Digits of every script as ASCII ones, thousands set apart in TeX joined, a decimal comma `2{,}5` as a point."""
+    plain = text
+    if not text.isascii():
+        plain = "".join(
+            character
+            if character.isascii()
+            else _POINTS.get(character) or str(unicodedata.decimal(character, character))
+            for character in text
+        )
+    plain = _TEX_THOUSANDS.sub("", plain)
+    return _DECIMAL_COMMA.sub(".", plain)
+
+
+def scaled(text: str) -> str:
+    """`5 million` as 5000000, in digits; other text unchanged."""
+    # one space for many: a search for words behind a number would try each of them
+    plain = re.sub(r"\s{2,}", lambda run: "\n" if "\n" in run[0] else " ", text)
+    plain = _CURRENCY_SCALE.sub(lambda found: f"{found[1]} {_SCALE_LETTERS[found[2].lower()]}", plain)
+    for _ in range(_SCALES_MAX):
+        changed = _SCALE.sub(_multiplied, plain)
+        if changed == plain:
+            break
+        plain = changed
+    return plain
+
+
+def _multiplied(found: re.Match[str]) -> str:
+    value = Fraction(found["number"].replace(",", "")) * _SCALES[found["scale"].lower()]
+    written = str(value)  # a whole number, or a/b
+    rest = found["rest"]
+    if found["wrapper"] is None:
+        return written + rest
+    return f"{written}{found['wrapper']}{rest}" if rest != "}" else written
 
 
 def normalise(text: str) -> str:
     """One layout for all: compatibility forms, spacing commands, synonyms of commands, currency and degree signs."""
-    plain = text.replace("\u2103", "\u00b0C").replace("\u2109", "\u00b0F")
+    plain = scaled(plain_digits(text)).replace("\u2103", "\u00b0C").replace("\u2109", "\u00b0F")
     plain = _TEMPERATURE.sub(lambda scale: f"\\text{{ {scale[1] or scale[2]}}}", plain)
     plain = _FRACTION_SIGN.sub(" ", plain)
     plain = _RAISED_RUN.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}".replace("\u2212", "-"), plain)
     plain = _LOWERED_RUN.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", plain)
     plain = _ROOT_SIGN.sub(lambda root: f"\\sqrt{{{root[1] or root[2]}}}", plain)
     plain = unicodedata.normalize("NFKC", plain.translate(_CHARACTERS)).translate(_CHARACTERS)
-    plain = _open_wrappers(_SPACING.sub(" ", plain))
+    plain = _open_wrappers(" ".join(_SPACING.sub(" ", plain).split()))
     for pattern, same in _SAME:
         plain = pattern.sub(same, plain)
     whole = _WHOLE_TEXT.fullmatch(plain.strip(" ."))
     if whole is not None:
         plain = whole[1]
+    if _NO_SOLUTION.fullmatch(plain):
+        return "\\emptyset"
+    plain = _ROOTS_APART.sub(", ", plain)
     plain = _LEAD.sub("", plain.strip())
     alternatives = _OR.split(plain)
     if len(alternatives) > 1 and all(_RELATION.search(each) for each in alternatives):
@@ -185,16 +283,53 @@ def tight(text: str) -> str:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""A bare number and the unit behind it, or the whole text and nothing: `8\text{ apples}` -> ("8", "apples")."""
+    r"""A bare number and the unit behind it, or the whole text and nothing: `8\text{ apples}` -> ("8", "apple")."""
     found = _UNIT.match(text)
     wrapped = _WRAPPED_UNIT.match(text) if found is None else None
-    if (unit := found or wrapped) is not None and _BASE.match(_TEXT.sub(r"\1", unit["unit"])):
+    unit = found or wrapped
+    if unit is None:
+        return text, ""
+    said = _TEXT.sub(r"\1", unit["unit"])
+    if _BASE.match(said) or _NO_UNIT.match(said):
         return text, ""
     if found is None:
-        if wrapped is None or not _balanced(wrapped["value"]) or not re.search(r"[A-Za-z]", wrapped["unit"]):
+        if not _balanced(unit["value"]) or not re.search(r"[A-Za-z]", said):
             return text, ""
-        return wrapped["value"].strip(), "".join((wrapped["unit"] + (wrapped["power"] or "")).lower().split())
-    return found.group("value").strip(), "".join(_TEXT.sub(r"\1", found.group("unit")).lower().split())
+        said += unit["power"] or ""
+    return unit["value"].strip(), _same_unit(said)
+
+
+def _same_unit(text: str) -> str:
+    """One spelling of a unit: `square centimeters` and `cm^2`, `meters per second` and `m/s`, `hours` and `hour`."""
+    plain = re.sub(r"\\(?:Omega|ohm)(?![a-z])", " ohm ", text)
+    plain = re.sub(r"\\(?:mu|micro)(?![a-z])\s*", "u", plain).replace("\\cdot", " ").replace("\\", " ").lower()
+    plain = re.sub(r"\bper\b", "/", plain)
+    plain = re.sub(r"\^\s*\{?\s*(-?\d)\s*\}?", r"^\1 ", plain)
+    words: list[str] = []
+    power = ""
+    for word in re.findall(r"/|\^-?\d|[^\s/^.,()*-]+", plain):
+        if word in _POWER_BEFORE:
+            power = _POWER_BEFORE[word]
+        elif word in _POWER_BEHIND and words:
+            words[-1] += _POWER_BEHIND[word]
+        elif word.startswith("^") and words:
+            words[-1] += word
+        else:
+            words.append(word if word == "/" else UNIT_NAMES.get(word) or _singular(word))
+            if word != "/":
+                words[-1], power = words[-1] + power, ""
+    if "^" in power and not words:
+        words.append(power)
+    return re.sub(r"/([a-z]+)/\1$", r"/\1^2", "".join(words))
+
+
+def _singular(word: str) -> str:
+    """Without the ending of a plural; `class` and `gas` stay what they are."""
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 4 and word.endswith(("xes", "ches", "shes", "sses")):
+        return word[:-2]
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def drop_assignment(text: str) -> str:

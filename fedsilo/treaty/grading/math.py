@@ -23,15 +23,11 @@ MEMBERS_MAX = 20
 BASE_MIN = 2
 WORD_CHARACTERS_MIN = 4  # what is shorter may be a product of variables, whose case counts
 _DEPTH_MAX = 4
-_MIXED = re.compile(r"(-?)(\d+)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|\s(\d+)\s*/\s*(\d+))")
-_PLAIN_FRACTION = re.compile(r"(-?)\s*\\frac\{\s*(-?[\d.]+)\s*\}\{\s*(-?[\d.]+)\s*\}")
-_SCIENTIFIC = re.compile(r"(-?[\d.]+)\s*(?:\\times|\\cdot|\*)\s*10\s*(?:\^|\*\*)\s*\{?\s*(-?\d{1,3})\s*\}?")
-_REPEATING = re.compile(r"(-?)(\d{0,30})\.(\d{0,30})\\overline\s*\{(\d{1,30})\}")
 _IN_BASE = re.compile(r"(-?)\s*(\d[0-9A-Z]{0,30})\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 _BY_ZERO = re.compile(r"(?:/\s*|\\frac\s*\{[^{}]*\}\s*\{\s*)-?0+(?:\.0*)?(?![\d.])")
 _CURRENCY = re.compile("\\\\\\$|[\u20ac\u00a3\u00a5]")  # a bare dollar sign begins mathematics
 _LATEX_FRACTION = re.compile(r"[-\u2212]?\s*\\[dt]?frac\s*\{\s*-?\d+\s*\}\s*\{\s*\d+\s*\}")
-_SENTENCE_END = re.compile(r"[.;!]\s+(?=[A-Z])|\.$")  # what ends in a question is not said
+_SENTENCE_END = re.compile(r"[.;!]\s+(?=[A-Z])|\.$|!+$")  # what ends in a question is not said
 # words that begin a reason, and a remark in brackets at the end; what they say is no part of the value
 _REASON = re.compile(
     r"\s*(?:[,;:]|\s[-\u2013\u2014])?\s+(?:because|since|which\s+(?:is|was|we|can|follows|makes|means|gives|equals)|due\s+to"
@@ -39,8 +35,10 @@ _REASON = re.compile(
     r"(?=.)",
     re.IGNORECASE,
 )
+_BOLD = re.compile(r"(?<![\w)}])\*\*(?=\S)([^*]+)\*\*(?![\w(])")
 _REMARK = re.compile(
-    r"\s+\((?:see|from|by|because|since|as|using|with|step|after|cf\.?|shown|found|obtained)\s[^()$]{1,200}\)(?=\s*[.!]?$)",
+    r"\s+\((?:of|out\s+of|in|for|per|i\.e\.,?|that\s+is,?|rounded|about|approximately|see|from|by|because|since|as|using"
+    r"|with|step|after|cf\.?|shown|found|obtained)\s[^()$]{1,200}\)(?=\s*[.!]?$)",
     re.IGNORECASE,
 )
 _WEIGHING = re.compile(
@@ -48,8 +46,12 @@ _WEIGHING = re.compile(
     r"|(?:and|also)\s+(?:the\s+answer|it|also|maybe|\S{1,40}\s+(?:because|since)))\b|\?",
     re.IGNORECASE,
 )
+_HEDGING = r"\s*(?:(?:also|maybe|perhaps|possibly|rather|not|but|even|else|is|equal|to)\s+){0,3}"
 _ALTERNATIVES = re.compile(
-    r"\$\s*(?:,|;|,?\s*(?:or|and|but|not)\b)\s*(?:(?:also|maybe|perhaps|possibly|rather|not|but|even|else|is|equal|to)\s+){0,3}\$",
+    r"\$\s*(?:,|;|/|,?\s*\(?(?:or|and|but|not)\b)" + _HEDGING + r"\$"
+    r"|\$[^$.]{0,60}\b(?:else|otherwise|alternatively|if\s+not)\b[^$.]{0,20}\$"
+    r"|\$\s*\(\s*\$[^$]+\$\s*(?:otherwise|perhaps|maybe|possibly)\b"
+    r"|\$\s*,?\s*or\b" + _HEDGING + r"[-+]?\d|\d\s*,?\s*or\b" + _HEDGING + r"\$",
     re.IGNORECASE,
 )
 # where one of several numbers would have to be picked
@@ -57,10 +59,23 @@ _CHOOSING = re.compile(
     r"^\D*?\b(?:not|either|neither|between)\b|\d\s*(?:to|-|\u2013)\s*\d|\d\D*?\b(?:or|nor|but)\b\D{0,40}\d",
     re.IGNORECASE,
 )
+_MATHEMATICS = re.compile(r"\$([^$]+)\$")
 _WORDS = re.compile(r"[A-Za-z]{3,}\s+[A-Za-z]{2,}\s+[A-Za-z]")
 
 
 _Bound = tuple[Fraction | float, bool]
+
+_NUMBER = re.compile(
+    r"(?<!\d)(?<!\d[,.])(?<!\w_)(?<!\w_\{)[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,4})?(?:\s*/\s*\d+)?%?"
+    r"(?![\d,.]*\d)(?!_[\w{\\])(?!\s*/\s*\d+_)",  # nor a digit of x_1, nor one that has its base below, as 12_7
+    re.ASCII,
+)
+_BEFORE_LAST = re.compile(
+    r"(?:\b(?:or|nor|not|and/or|versus|maybe|perhaps|possibly|except|at\s+least|at\s+most|(?:any\w*|every\w*|all|nothing)\s+but"
+    r"|(?:be|is|are|was|equals?|becomes?|answer)\s+(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower)\s+than"
+    r"|\d\s+to|between\s+\S{1,20}\s+and|cannot\s+be|unlikely\s+to\s+be)|n['\u2019]t(?:\s+be)?|\d\s*[|/~]|[<>\u2264\u2265\u2260])\s*[$(]*\s*[-+]?$",
+    re.IGNORECASE,
+)
 
 
 def grade(response: str, reference: str) -> Verdict:
@@ -77,11 +92,18 @@ def grade(response: str, reference: str) -> Verdict:
     if layout.has_control_characters(answer):
         return NO_ANSWER
     try:
-        return judged(agree(reference, answer))
+        return judged(agree(reference, answer) or _agree_each(reference, answer))
     except symbols.TooCostly:
         return TOO_COSTLY
     except symbols.Unreadable:
         return NO_ANSWER
+
+
+def _agree_each(gold: str, got: str) -> bool:
+    """Whether the candidates that stand side by side are one value in several forms: `$\\frac12$ or $0.5$`."""
+    if _ALTERNATIVES.search(got) is None or re.search(r"\d", _MATHEMATICS.sub("", got)) is not None:
+        return False
+    return all(agree(gold, each) for each in _MATHEMATICS.findall(got))
 
 
 def check_reference(reference: str) -> bool:
@@ -109,23 +131,27 @@ def extract(response: str, reference: str) -> str | None:
         return boxed
     cued = after_last_cue(said)
     if cued is not None:
+        if "!" in reference and cued.endswith("!"):
+            cued += " "  # a factorial, where the reference has one
+        cued = _BOLD.sub(r"\1", cued[: 2 * SENTENCE_CHARACTERS_MAX])
         sentence = " ".join(_SENTENCE_END.split(cued, maxsplit=1)[0].strip(" *").split())
         if len(sentence) > SENTENCE_CHARACTERS_MAX:
-            return sentence
+            sentence = sentence[:SENTENCE_CHARACTERS_MAX].rpartition(" ")[0] or sentence
         sentence = _without_reason(sentence)
-        mathematics = re.search(r"\$([^$]+)\$", sentence)
+        mathematics = _MATHEMATICS.search(sentence)
         if mathematics is not None:
             return sentence if _ALTERNATIVES.search(sentence) else mathematics.group(1)
         is_single = not _CHOOSING.search(sentence) and not _REASON.search(sentence)
         if is_single and _WORDS.search(sentence) and numeric.check_reference(reference):
-            numbers = numeric.last_numbers(sentence)
+            numbers = _last_numbers(sentence)
             return numbers[0] if numbers else sentence
         return sentence
     whole = said.strip()
     is_short = len(whole) <= ANSWER_CHARACTERS_MAX and "\n" not in whole and not _WORDS.search(whole)
     if is_short and (_bare_number(reference) is None or _bare_number(whole) is not None):
         return whole
-    return _last_number(said[-ANSWER_CHARACTERS_MAX:])
+    tail = said[-ANSWER_CHARACTERS_MAX:]
+    return None if _last_is_offered(tail) else _last_number(tail)
 
 
 def _without_reason(sentence: str) -> str:
@@ -142,17 +168,30 @@ def _bare_number(text: str) -> Fraction | None:
     """The value of a text that is a number and nothing else but layout, an assignment or a unit."""
     if len(text) > ANSWER_CHARACTERS_MAX:
         return None
-    return _number(layout.drop_assignment(layout.split_unit(layout.normalise(text))[0]))
+    return numeric.number(layout.drop_assignment(layout.split_unit(layout.normalise(text))[0]))
 
 
 def _last_number(text: str) -> str | None:
     """The last number of a text, be it a fraction in LaTeX. Of currency and other signs before it none is kept."""
     plain = text.replace("{,}", ",").replace("$", " ")
     fractions = list(_LATEX_FRACTION.finditer(plain))
-    numbers = numeric.last_numbers(plain[fractions[-1].end() :] if fractions else plain)
+    numbers = _last_numbers(plain[fractions[-1].end() :] if fractions else plain)
     if numbers:
         return numbers[-1]
     return fractions[-1][0] if fractions else None
+
+
+def _last_is_offered(text: str) -> bool:
+    """Whether the last number of a text was offered beside another, or refused: "3 or 4", "at least 5"."""
+    plain = text.translate(numeric.SIGN)
+    found = [each.start() for each in _NUMBER.finditer(plain) if any(map(str.isdigit, each[0]))]
+    return bool(found) and _BEFORE_LAST.search(plain, max(0, found[-1] - 80), found[-1]) is not None
+
+
+def _last_numbers(text: str) -> list[str]:
+    """The numbers written in the last part of a text, in order."""
+    plain = text[-numeric.TAIL_CHARACTERS :].translate(numeric.SIGN)
+    return [found for found in _NUMBER.findall(plain) if any(character.isdigit() for character in found)]
 
 
 def agree(gold: str, got: str) -> bool:
@@ -184,12 +223,15 @@ def _agree(gold: str, got: str, depth: int) -> bool:
     if gold.count("=") == got.count("=") == 1 and symbols.same_equation(gold, got):
         return True
     gold, got = layout.drop_assignment(gold), layout.drop_assignment(got)
+    if "\\emptyset" in {gold, got}:  # and no set that holds it
+        return gold == got
     gold_based, got_based = _in_base(gold), _in_base(got)
     if gold_based is not None and got_based is not None:
         return gold_based == got_based
-    gold_number, got_number = _number(gold), _number(got)
+    gold_number, got_number = numeric.number(gold), numeric.number(got)
     if gold_number is not None and got_number is not None:
-        as_percentage = got.endswith("%") and not gold.endswith("%") and gold_number == got_number * 100
+        is_percent = got.endswith("%") and numeric.takes_percent(gold, gold_number)
+        as_percentage = is_percent and gold_number == got_number * 100
         return gold_number == got_number or as_percentage
     structured = _agree_structures(gold, got, depth)
     if structured is not None:
@@ -277,7 +319,7 @@ def _joined(parts: list[str]) -> list[tuple[_Bound, _Bound]] | None:
 
 def _end(text: str) -> Fraction | float | None:
     plain = text.replace(" ", "").removeprefix("+")
-    return {"\\infty": inf, "-\\infty": -inf}.get(plain) or _number(text)
+    return {"\\infty": inf, "-\\infty": -inf}.get(plain) or numeric.number(text)
 
 
 def _agree_unordered(gold: list[str], got: list[str], depth: int) -> bool:
@@ -349,32 +391,3 @@ def _in_base(text: str) -> tuple[int, int] | None:
         return int(found[1] + found[2], int(found[3])), int(found[3])
     except ValueError:  # a digit or a base that there is not
         return None
-
-
-def _number(text: str) -> Fraction | None:
-    """An exact number: what `numeric` reads, a fraction of two numbers, a mixed number, one with a repeating period,
-    scientific notation."""
-    plain = text.strip()
-    while plain.startswith("{") and plain.endswith("}") and "{" not in plain[1:]:
-        plain = plain[1:-1].strip()
-    value = numeric.parse(plain)
-    if value is not None:
-        return value
-    if (mixed := _MIXED.fullmatch(plain)) is not None:
-        sign, whole, top, bottom, plain_top, plain_bottom = mixed.groups()
-        part = numeric.parse(f"{top or plain_top}/{bottom or plain_bottom}")
-        return None if part is None else (Fraction(int(whole)) + part) * (-1 if sign else 1)
-    if (fraction := _PLAIN_FRACTION.fullmatch(plain)) is not None:
-        above, below = numeric.parse(fraction.group(2)), numeric.parse(fraction.group(3))
-        if above is None or below is None or below == 0:
-            return None
-        return above / below * (-1 if fraction.group(1) else 1)
-    if (repeating := _REPEATING.fullmatch(plain)) is not None:
-        sign, whole, fixed, period = repeating.groups()
-        before = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
-        value = before + Fraction(int(period), 10 ** len(fixed) * (10 ** len(period) - 1))
-        return -value if sign else value
-    if (scientific := _SCIENTIFIC.fullmatch(plain)) is not None:
-        mantissa = numeric.parse(scientific.group(1))
-        return None if mantissa is None else mantissa * Fraction(10) ** int(scientific.group(2))
-    return None

@@ -119,11 +119,14 @@ def signing_bytes(envelope: pb.Envelope) -> bytes:
     )
 
 
-def command_signing_bytes(*, site: str, name: str, arguments_json: str, request_id: str, expires: str) -> bytes:
-    """What an operator's signature on a control command covers (design 2)."""
-    return b"fedsilo-command-v1\n" + canonical_json(
-        {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
-    )
+def command_signing_bytes(
+    *, site: str, name: str, arguments_json: str, request_id: str, expires: str, federation: str = ""
+) -> bytes:
+    """What an operator's signature on a control command covers (design 2). An earlier version named no federation."""
+    said = {"site": site, "name": name, "arguments": arguments_json, "request_id": request_id, "expires": expires}
+    if not federation:
+        return b"fedsilo-command-v1\n" + canonical_json(said)
+    return b"fedsilo-command-v2\n" + canonical_json({"federation": federation, **said})
 
 
 # ---- tensors ---------------------------------------------------------------------------------------

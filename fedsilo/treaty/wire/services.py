@@ -6,7 +6,7 @@ from __future__ import annotations
 from fedsilo.treaty.wire._generated import control_pb2 as control
 from fedsilo.treaty.wire._generated import federation_pb2 as federation
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # 2: a hello names min_updates, and so does each transcript (decision 22)
 
 FEDERATION_SERVICE = "fedsilo.federation.v1.Federation"
 EXCHANGE = f"/{FEDERATION_SERVICE}/Exchange"  # stream Frame -> stream Frame

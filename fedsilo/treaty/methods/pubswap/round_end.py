@@ -88,8 +88,8 @@ def _donors(
 ) -> _Actions:
     body, count = pb.PublicDonors(), 0
     for index in public_batch(plan, round_number, step):
-        answers: dict[str, Sequence[pb.Response]] = {
-            silo: list(row.responses)
+        answers: dict[str, Sequence[pb.Response | None]] = {
+            silo: by_step.offered(row)
             for silo, responses in of_step.items()
             for row in responses.prompts
             if row.prompt_index == index

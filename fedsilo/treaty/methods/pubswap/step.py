@@ -47,6 +47,11 @@ Swap = Literal["balanced", "random", "none", "no-public"]
 DONOR_GRACE_SECONDS = 30.0
 
 
+def offered(row: pb.PromptResponses) -> list[pb.Response | None]:
+    """A silo's answers to one prompt; None in the place of one that could not be graded in time."""
+    return [response if response.text or response.finish else None for response in row.responses]
+
+
 # ---- coordinator -----------------------------------------------------------------------------------
 
 
@@ -198,8 +203,8 @@ class Coordinator:
         for index in public_batch(plan, state.round, step):
             if index not in asked:
                 continue
-            answers: dict[str, Sequence[pb.Response]] = {
-                silo: list(row.responses)
+            answers: dict[str, Sequence[pb.Response | None]] = {
+                silo: offered(row)
                 for silo, responses in of_step.items()
                 # Random is one draw for all, so a late silo must not shift it with answers the others never had.
                 if silo in pooled or (silo == receiver and self.swap != "random")

@@ -57,20 +57,24 @@ class QueryReply(_message.Message):
     def __init__(self, error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., data_json: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("name", "arguments_json", "request_id", "expires", "certificate_pem", "signature")
+    __slots__ = ("name", "arguments_json", "request_id", "expires", "certificate_pem", "signature", "federation", "sealed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
     name: str
     arguments_json: str
     request_id: str
     expires: str
     certificate_pem: bytes
     signature: bytes
-    def __init__(self, name: _Optional[str] = ..., arguments_json: _Optional[str] = ..., request_id: _Optional[str] = ..., expires: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    federation: str
+    sealed: bytes
+    def __init__(self, name: _Optional[str] = ..., arguments_json: _Optional[str] = ..., request_id: _Optional[str] = ..., expires: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., federation: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
 
 class CommandReply(_message.Message):
     __slots__ = ("error_code", "error_message", "error_hint", "result_json")

@@ -67,7 +67,7 @@ class Frame(_message.Message):
     def __init__(self, opening: _Optional[_Union[Opening, _Mapping]] = ..., chunk: _Optional[bytes] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "base_model_sha256", "tokenizer_sha256", "template_sha256", "load", "lora_schema_sha256", "public_set_sha256", "held_out_sha256", "code_sha256", "isolation", "role", "policy_sha256", "own_verifiers_sha256")
+    __slots__ = ("protocol_min", "protocol_max", "base_model_sha256", "tokenizer_sha256", "template_sha256", "load", "lora_schema_sha256", "public_set_sha256", "held_out_sha256", "code_sha256", "isolation", "role", "policy_sha256", "own_verifiers_sha256", "min_updates")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Hello(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     POLICY_SHA256_FIELD_NUMBER: _ClassVar[int]
     OWN_VERIFIERS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    MIN_UPDATES_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     base_model_sha256: str
@@ -96,7 +97,8 @@ class Hello(_message.Message):
     role: str
     policy_sha256: str
     own_verifiers_sha256: str
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., base_model_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., template_sha256: _Optional[str] = ..., load: _Optional[str] = ..., lora_schema_sha256: _Optional[str] = ..., public_set_sha256: _Optional[str] = ..., held_out_sha256: _Optional[str] = ..., code_sha256: _Optional[str] = ..., isolation: _Optional[str] = ..., role: _Optional[str] = ..., policy_sha256: _Optional[str] = ..., own_verifiers_sha256: _Optional[str] = ...) -> None: ...
+    min_updates: int
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., base_model_sha256: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., template_sha256: _Optional[str] = ..., load: _Optional[str] = ..., lora_schema_sha256: _Optional[str] = ..., public_set_sha256: _Optional[str] = ..., held_out_sha256: _Optional[str] = ..., code_sha256: _Optional[str] = ..., isolation: _Optional[str] = ..., role: _Optional[str] = ..., policy_sha256: _Optional[str] = ..., own_verifiers_sha256: _Optional[str] = ..., min_updates: _Optional[int] = ...) -> None: ...
 
 class Poll(_message.Message):
     __slots__ = ("wait_milliseconds", "acknowledged_sequence", "countersignature")

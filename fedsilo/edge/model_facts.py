@@ -1,7 +1,8 @@
 """What a model folder holds, from config.json and the safetensors headers alone, and whether our decoder computes it.
 
-`silo check` refuses here what the trainer would refuse minutes later, or what nobody would refuse: weights that are
-missing are filled with random numbers by the library that loads them. Reads no weights, except both output heads where
+`coordinator init`, `silo init`, `fedsilo policy init` and `silo check` refuse here what the trainer would refuse
+minutes later, or what nobody would refuse: weights that are missing are filled with random numbers by the library that
+loads them. Reads no weights, except both output heads where
 a folder that ties them stores two. Does not prove that the numbers in it are a good model; the policy pins their hash.
 """
 
@@ -9,18 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.model_folder import weight_files
+from fedsilo.edge.model_folder import ending_ids, weight_files
 from fedsilo.treaty.errors import UsageError
 
 # As `silo.trainer.decoder` knows them; a test holds the two together.
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 ACTIVATIONS = ("silu", "swish")
+SUPPORTED = "supported are Llama, Qwen2, Qwen2.5, Qwen3, and Mistral without a sliding window"
 
 FLOATS: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes a number
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -93,7 +95,7 @@ def read_model_facts(folder: Path) -> ModelFacts:
     stored_bytes = sum(stop - start for _, _, _, (start, stop) in placed.values())
     facts = _facts_of(folder, config, {name: shape for name, (shape, _, _, _) in placed.items()}, stored_bytes)
     _check_tensors(folder, config, facts, placed)
-    _check_tokenizer(folder)
+    _check_tokenizer(folder, facts.vocabulary)
     return facts
 
 
@@ -121,9 +123,10 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     if config.get("transformers_weights") is not None:
         raise _refused(f"{path} has transformers_weights: it names other weights than those that are hashed")
     named = config.get("architectures")
-    kind = named[0] if isinstance(named, list) and named else named
+    kind = architecture = named[0] if isinstance(named, list) and named else named
     if kind not in ARCHITECTURES:
-        raise _refused(f"{path}: architecture {kind!r} is not known", f"known are {', '.join(ARCHITECTURES)}")
+        known = f"{SUPPORTED}: {', '.join(ARCHITECTURES)}"
+        raise _refused(f"{path}: architecture {kind!r} is not known", known)
     if config.get("hidden_act", "silu") not in ACTIVATIONS:
         raise _refused(f"{path}: activation {config['hidden_act']!r}", f"known are {', '.join(ACTIVATIONS)}")
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -134,7 +137,10 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
     if turned != 1.0:
         raise _refused(f"{path}: only {turned} of each head is turned by its position", "all of it must be")
     if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
-        raise _refused(f"{path}: layers with a sliding window are not supported")
+        raise _refused(f"{path}: layers with a sliding window are not supported", SUPPORTED)
+    # transformers' Mistral has a window of 4096 where its configuration does not say that there is none
+    if architecture == "MistralForCausalLM" and config.get("sliding_window", 4096) is not None:
+        raise _refused(f"{path}: layers with a sliding window are not supported", f"{SUPPORTED} (sliding_window: null)")
     if config.get("quantization_config") is not None:
         raise _refused(
             f"{path}: the weights are stored quantised",
@@ -151,19 +157,21 @@ def _facts_of(
             raise _refused(f"{folder / 'config.json'}: {name} is {value!r}, not a number from 1")
         return value
 
+    named = config["architectures"]
+    architecture = str(named[0] if isinstance(named, list) else named)
     heads = whole("num_attention_heads")
     hidden = whole("hidden_size")
     return ModelFacts(
-        architecture=str(config["architectures"][0]),
+        architecture=architecture,
         layers=whole("num_hidden_layers"),
         hidden=hidden,
         intermediate=whole("intermediate_size"),
         heads=heads,
-        key_value_heads=whole("num_key_value_heads", heads),
+        key_value_heads=whole("num_key_value_heads", 8 if architecture == "MistralForCausalLM" else heads),
         head_width=whole("head_dim", hidden // heads) if config.get("head_dim") is not None else hidden // heads,
         vocabulary=whole("vocab_size"),
         context_tokens=whole("max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", False)),  # as transformers reads these three families
+        tied=bool(config.get("tie_word_embeddings", False)),  # as transformers reads these families
         tensors=tensors,
         stored_bytes=stored_bytes,
     )
@@ -262,11 +270,13 @@ def _expected(config: Mapping[str, Any], facts: ModelFacts) -> dict[str, tuple[i
 
 
 def _biased(config: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
-    """Projections with a bias, as transformers builds the three families."""
+    """Projections with a bias, as transformers builds the families."""
     attention = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     if architecture == "Qwen2ForCausalLM":
         return attention[:3]
     llama = architecture == "LlamaForCausalLM"
+    if architecture == "MistralForCausalLM":
+        return ()
     return (
         *(attention if config.get("attention_bias") else ()),
         *(("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj") if llama and config.get("mlp_bias") else ()),
@@ -284,13 +294,60 @@ def _digest(placed: _Placed) -> bytes:
     return digest.digest()
 
 
-def _check_tokenizer(folder: Path) -> None:
+def _check_tokenizer(folder: Path, rows: int) -> None:
+    """A text may hold any token of the tokenizer, so each needs a row of the embedding."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise _refused(f"{folder} holds no tokenizer.json", "copy the tokenizer's files beside the weights")
+    whole = _object_in(path)
+    if not isinstance(whole.get("model"), dict):
+        raise _refused(f"{path} is no tokenizer")
+    for name, found in _token_ids(folder, whole):
+        if found >= rows:
+            raise _refused(
+                f"{folder / name}: token {found}, but the embedding has {rows} rows (tokens 0 to {rows - 1})",
+                "take the tokenizer that was made with these weights, or remove the token that was added to it",
+            )
+
+
+def _token_ids(folder: Path, tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Every id that a file gives to a token, or puts around a text, with the name of that file."""
+    vocabulary, added = tokenizer["model"].get("vocab"), tokenizer.get("added_tokens")
+    around: list[Any] = []
+    ids = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values() if vocabulary else ()
+    _inserted(tokenizer.get("post_processor"), around)
+    given: dict[str, Iterable[Any]] = {
+        "tokenizer.json": [*ids, *(each.get("id") for each in added or () if isinstance(each, dict)), *around],
+        "what ends an answer": ending_ids(folder),
+    }
+    # transformers adds to the tokenizer what stands in these
+    for name in ("tokenizer_config.json", "added_tokens.json"):
+        if (folder / name).is_file():
+            settings = _object_in(folder / name)
+            decoder = settings.get("added_tokens_decoder")
+            numbers = settings.values() if name == "added_tokens.json" else decoder if isinstance(decoder, dict) else ()
+            given[name] = [int(each) if isinstance(each, str) and each.isdecimal() else each for each in numbers]
+    for name, found in given.items():
+        yield from ((name, each) for each in found if type(each) is int)
+
+
+def _inserted(processor: Any, found: list[Any]) -> None:
+    """Ids that a post-processor puts before or after a text, also one of several in sequence."""
+    if not isinstance(processor, dict):
+        return
+    for each in processor.get("processors") or ():
+        _inserted(each, found)
+    tokens = processor.get("special_tokens")
+    for token in tokens.values() if isinstance(tokens, dict) else ():
+        found += token.get("ids") or () if isinstance(token, dict) else ()
+    found += [each[1] for each in (processor.get("sep"), processor.get("cls")) if isinstance(each, list) and each[1:]]
+
+
+def _object_in(path: Path) -> dict[str, Any]:
     try:
-        whole = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise _refused(f"{path} is not readable JSON") from error
-    if not isinstance(whole, dict) or not isinstance(whole.get("model"), dict):
-        raise _refused(f"{path} is no tokenizer")
+    if not isinstance(found, dict):
+        raise _refused(f"{path} is no JSON object")
+    return found

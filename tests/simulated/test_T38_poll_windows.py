@@ -1,0 +1,198 @@
+"""A guard and a coordinator that record empty polls by the window: real gate, driver, ledgers and logs (T38, P2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from certs.commands import sign_command
+from coordinator.config import load_config
+from coordinator.daemon import Coordinator, check
+from fedsilo.edge.audit_segments import read_records
+from fedsilo.edge.audit_verify import verify_logs
+from fedsilo.edge.control_desk import raise_for_reply
+from fedsilo.edge.identity_files import load_operator
+from fedsilo.launch.provision import init_ca, provision_site
+from fedsilo.treaty.audit.poll_window import POLLS_MAX, WINDOW_SECONDS
+from fedsilo.treaty.errors import DeniedError, UnreachableError
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from tests.policies import setting
+from tests.simulated.coordinator_parts import SILOS, House, SimulatedSilo, joined
+from tests.simulated.guarded import Bench
+from tests.simulated.queries import poll
+from tests.simulated.test_coordinator_queries import write_coordinator
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with closing(Bench(tmp_path / "silo", setting.policy_of(setting.policy_text()))) as made:
+        yield made
+
+
+def on_polls(folder: Path) -> list[dict[str, Any]]:
+    return [record for record in read_records(folder / "audit") if record.get("kind") == "control.poll"]
+
+
+def test_the_permission_is_on_disk_before_the_first_poll_leaves_and_the_others_add_nothing(bench: Bench) -> None:
+    seen: list[int] = []
+    bench.channel.on_send = lambda: seen.append(len(on_polls(bench.folder)))
+    for _ in range(5):
+        poll(bench)
+        bench.clock_now += 3
+    assert seen == [1] * 5
+    (permission,) = on_polls(bench.folder)
+    assert permission["event"] == "egress.decision" and permission["detail"]["window"]["polls_most"] == POLLS_MAX
+    sequences = [envelope.sequence for envelope, _ in bench.channel.sent]
+    assert sequences == list(range(sequences[0], sequences[0] + 5)) and permission["sequence"] == sequences[0]
+    assert bench.gate.counters.messages["control.poll"] == 5
+
+    bench.gate.close_windows()
+    _, end = on_polls(bench.folder)
+    size = sum(len(payload) for _, payload in bench.channel.sent)
+    assert (end["event"], end["sequence"], end["payload"]["bytes"]) == ("egress.sent", sequences[-1], size)
+    assert end["detail"] == {"polls": 5, "first": sequences[0]} and end["link"]["decision"] == permission["seq"]
+
+
+def test_the_hour_another_run_and_another_policy_end_a_window(bench: Bench) -> None:
+    poll(bench)
+    bench.clock_now += WINDOW_SECONDS
+    poll(bench)
+    bench.gate.send("control.poll", pb.Poll(), run="run-1")
+    bench.gate.adopt(setting.edited("polls_per_minute: 1200", "polls_per_minute: 1100"))
+    bench.gate.send("control.poll", pb.Poll(), run="run-1")
+    assert [record["event"] for record in on_polls(bench.folder)] == [
+        "egress.decision",
+        *["egress.sent", "egress.decision"] * 3,
+    ]
+
+
+def test_a_poll_beyond_the_rate_is_denied_inside_a_window_and_on_record(tmp_path: Path) -> None:
+    policy = setting.edited("polls_per_minute: 1200", "polls_per_minute: 4")
+    with closing(Bench(tmp_path / "silo", policy)) as bench:
+        with pytest.raises(DeniedError):
+            for _ in range(50):
+                poll(bench)
+        denied = on_polls(bench.folder)[-1]
+        assert (denied["event"], denied["decision"]) == ("egress.decision", "deny")
+        assert len(bench.channel.sent) < 50
+
+
+def test_what_an_answer_brings_a_refusal_and_a_signature_have_records_of_their_own(bench: Bench) -> None:
+    poll(bench)
+    bench.channel.answer = "control.refusal", pb.Refusal(code="HALTED")
+    poll(bench)
+    bench.channel.answer = "run.end", pb.RunEnd()
+    bench.gate.send("control.poll", pb.Poll(), run="")
+    came = [record["kind"] for record in read_records(bench.folder / "audit") if record["event"] == "ingress.decision"]
+    assert came == ["control.refusal", "run.end"]  # an empty answer to a window has none
+    bench.gate.send("control.heartbeat", pb.Heartbeat())
+    bench.gate.send("control.checkpoint", pb.Checkpoint(), run="")  # its empty answer has one
+    came = [record["kind"] for record in read_records(bench.folder / "audit") if record["event"] == "ingress.decision"]
+    assert came == ["control.refusal", "run.end", "control.ack"]
+    bench.gate.close_windows()
+    end = next(record for record in on_polls(bench.folder) if record["event"] == "egress.sent")
+    assert (end["detail"]["polls"], end["detail"]["refused"]) == (3, 1)
+
+
+def test_a_poll_whose_outcome_nobody_knows_is_counted_as_one_that_may_have_left(bench: Bench) -> None:
+    poll(bench)
+    bench.channel.fails = UnreachableError("the line is down")
+    with pytest.raises(UnreachableError):
+        poll(bench)
+    bench.gate.close_windows()
+    end = on_polls(bench.folder)[-1]
+    assert (end["event"], end["detail"]["polls"], end["detail"]["polls_most"]) == ("egress.sent", 1, 2)
+
+
+def test_after_a_kill_a_window_is_closed_as_between_none_and_what_it_permits(bench: Bench) -> None:
+    for _ in range(3):
+        poll(bench)
+    with closing(bench.restart()) as again:
+        end = on_polls(again.folder)[-1]
+        assert (end["event"], end["link"]["decision"]) == ("egress.indeterminate", on_polls(again.folder)[0]["seq"])
+        assert (end["detail"]["polls"], end["detail"]["polls_most"]) == (0, POLLS_MAX)
+        poll(again)  # the numbers go on, and so do the counts of the ledger
+        assert again.channel.sent[0][0].sequence > bench.channel.sent[-1][0].sequence
+
+
+# ---- the coordinator -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[tuple[House, SimulatedSilo]]:
+    made, silos = joined(tmp_path / "coordinator")
+    yield made, silos[0]
+    made.close()
+
+
+def test_the_coordinator_records_a_window_of_each_silo_and_counts_it_at_its_stop(
+    house: tuple[House, SimulatedSilo],
+) -> None:
+    made, silo = house
+    before = len(on_polls(made.folder))
+    for _ in range(6):
+        silo.poll()
+        made.advance(3)
+    (permission,) = [record for record in on_polls(made.folder)[before:] if record["peer"].endswith(silo.name)]
+    assert permission["event"] == "ingress.decision" and permission["detail"]["window"]["polls_most"] == POLLS_MAX
+    made.driver.stop()
+    (end,) = [
+        record
+        for record in on_polls(made.folder)
+        if record["event"] == "ingress.polls" and record["link"]["decision"] == permission["seq"]
+    ]
+    assert end["detail"]["polls"] == 6 and end["detail"]["first"] == permission["sequence"]
+    assert verify_logs([made.folder / "audit"])[0]["problems"] in ([], ["no signed checkpoint covers the records"])
+
+
+def test_a_window_of_a_silo_that_has_gone_ends_with_its_hour(house: tuple[House, SimulatedSilo]) -> None:
+    made, silo = house
+    silo.poll()
+    assert not [record for record in on_polls(made.folder) if record["event"] == "ingress.polls"]
+    made.advance(WINDOW_SECONDS + 1)
+    made.driver.tick()
+    assert [record["detail"]["polls"] for record in on_polls(made.folder) if record["event"] == "ingress.polls"] == [1]
+
+
+def test_a_coordinator_that_was_killed_closes_its_windows_as_one_or_more(house: tuple[House, SimulatedSilo]) -> None:
+    made, silo = house
+    for _ in range(3):
+        silo.poll()
+    made.close()
+    with closing(House(made.folder, clock=made.clock)) as again:
+        end = on_polls(again.folder)[-1]
+        assert (end["event"], end["detail"]["polls"], end["detail"]["polls_most"]) == ("ingress.polls", 1, POLLS_MAX)
+
+
+def test_T41_polls_after_an_acceptance_come_under_a_window_of_the_accepted_time(tmp_path: Path) -> None:
+    init_ca(tmp_path / "ca", name="cardio-net", kind="federation")
+    people: dict[str, Any] = {"alice": ["approver"]}
+    provision_site(tmp_path / "main", site="main", federation_ca=tmp_path / "ca", people=people, is_coordinator=True)
+    checked = check(load_config(write_coordinator(tmp_path / "main", SILOS)))
+    ahead = [400 * 86_400.0]  # from the start, so that it is followed
+    with Coordinator(checked, clock=lambda: time.time() + ahead[0]) as coordinator:
+        house: Any = SimpleNamespace(
+            driver=coordinator.driver, key=checked.identity.signing_key, schema=checked.schema,
+        )  # fmt: skip
+        silo = SimulatedSilo(house, SILOS[0])
+        silo.poll()
+        ahead[0] = 0.0
+        certificate, key = load_operator(tmp_path / "main/id/alice.crt", tmp_path / "main/id/alice.key")
+        command = sign_command(
+            site="main", name="clock.accept", arguments={"halt": coordinator.clock()["digest"]},
+            request_id="request-0001", expires=datetime.now(UTC) + timedelta(minutes=2),
+            operator_certificate_pem=certificate, operator_key=key, federation="cardio-net",
+        )  # fmt: skip
+        raise_for_reply(coordinator.desk.execute(command))
+        silo.poll()
+        records = list(coordinator.audit.records())
+        names = [record["event"] for record in records if record["event"] != "clock.jump"]
+        assert names == ["ingress.decision", "ingress.polls", "clock.accept", "ingress.decision"]
+        assert records[-1]["detail"]["window"]["until"] <= time.time() + WINDOW_SECONDS

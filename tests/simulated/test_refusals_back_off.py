@@ -1,0 +1,122 @@
+"""A coordinator that refuses, such as a halted one, is asked less and less often, and is named as the one who refuses
+(case N2)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard.conversation import BACKOFF_SECONDS
+from silo.guard.events import Wake
+from tests.policies import setting
+from tests.simulated.guard_loop import Loop
+
+REFUSALS = 400  # more than any test here asks for
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path / "a", setting.policy_of(setting.policy_text()))
+    yield made
+    made.close()
+
+
+def refuses(loop: Loop, *kinds: str, code: str) -> None:
+    for kind in kinds:
+        for _ in range(REFUSALS):
+            loop.coordinator.says(kind, "control.refusal", pb.Refusal(code=code))
+
+
+def for_seconds(loop: Loop, seconds: float, step: float = 0.05) -> list[float]:
+    """Let the guard turn without a pause in between; when it said something."""
+    said, end = [], loop.clock + seconds
+    while loop.clock < end:
+        before = len(loop.coordinator.sent)
+        loop.events.put(Wake())
+        loop.guard._turn()
+        said += [loop.clock] * (len(loop.coordinator.sent) - before)
+        loop.clock += step
+    return said
+
+
+def fault(loop: Loop) -> tuple[str, str]:
+    shown = loop.guard.panel.state(None, link_fault=loop.bench.gate.counters.last_fault)["coordinator"]
+    return shown["link"], shown["fault"]
+
+
+@pytest.mark.parametrize("code", ["HALTED", "INGRESS_DENIED"])
+def test_refused_polls_come_seldom_and_the_status_names_who_refuses(loop: Loop, code: str) -> None:
+    refuses(loop, "control.poll", code=code)
+    size = loop.bench.audit.size
+    said = for_seconds(loop, 120.0)
+    # 0.5, 1, 2, 4 and 8 s, then 15 s each; with the largest jitter downwards that is 5 + 104.5 / 10.5 more, and one
+    assert 5 <= len(said) <= 17
+    assert loop.bench.audit.size - size < 100
+    link, text = fault(loop)
+    assert link == "down" and "the coordinator" in text and "policy" not in text
+    assert not loop.bench.gate.halted
+
+
+def test_an_answer_that_is_not_let_in_backs_off_too_though_the_complaint_is_heard(loop: Loop) -> None:
+    refuses(loop, "control.poll", code="no code of ours")
+    said = for_seconds(loop, 120.0)
+    assert len(loop.coordinator.bodies("control.error")) >= 5 and len(said) <= 2 * 17
+
+
+def test_a_yes_ends_the_back_off(loop: Loop) -> None:
+    for _ in range(6):
+        loop.coordinator.says("control.poll", "control.refusal", pb.Refusal(code="HALTED"))
+    while loop.coordinator.script["control.poll"]:
+        for_seconds(loop, 1.0)
+    assert fault(loop)[0] == "down"
+    while fault(loop)[1]:
+        for_seconds(loop, 0.05)
+    loop.coordinator.says("control.poll", "control.refusal", pb.Refusal(code="HALTED"))
+    (asked,) = for_seconds(loop, 0.05)
+    assert 0.7 * BACKOFF_SECONDS[0] <= loop.guard._talk.retry_at - asked <= 1.3 * BACKOFF_SECONDS[0]
+
+
+def test_whatever_is_refused_backs_off_and_not_twice_for_one_trouble(loop: Loop) -> None:
+    refuses(loop, "control.poll", "control.heartbeat", "control.checkpoint", "control.abstain", code="HALTED")
+    loop.guard._talk.checkpoints_wait = True
+    said = for_seconds(loop, 120.0)
+    assert 5 <= len(said) <= 17
+    refused_at = loop.guard._talk.retry_at
+    loop.guard._talk.abstain("run-1", 1, heard=False)  # as a person's no would, meanwhile
+    assert loop.guard._talk.retry_at == refused_at
+
+
+def test_two_silos_do_not_come_again_at_the_same_time(tmp_path: Path) -> None:
+    random.seed(7)
+    waits = []
+    for name in ("a", "b"):
+        loop = Loop(tmp_path / name, setting.policy_of(setting.policy_text()))
+        refuses(loop, "control.poll", code="HALTED")
+        waits.append([round(later - sooner, 2) for sooner, later in _pairs(for_seconds(loop, 60.0, step=0.01))])
+        loop.close()
+    assert waits[0] != waits[1]
+
+
+def _pairs(times: list[float]) -> list[tuple[float, float]]:
+    return list(itertools.pairwise(times))
+
+
+def test_a_hello_to_a_halted_coordinator_is_said_again_and_ends_nothing(loop: Loop) -> None:
+    loop.guard._talk.joined = False
+    for _ in range(3):
+        loop.coordinator.says("control.hello", "control.refusal", pb.Refusal(code="HALTED"))
+    said = for_seconds(loop, 30.0)
+    assert len(loop.coordinator.bodies("control.hello")) == 4 and said
+    assert loop.guard._failure is None and loop.guard._talk.joined
+
+
+def test_a_hello_that_is_refused_for_good_is_the_end(loop: Loop) -> None:
+    loop.guard._talk.joined = False
+    loop.coordinator.says("control.hello", "control.refusal", pb.Refusal(code="NOT_A_MEMBER"))
+    loop.turn()
+    assert loop.guard._failure is not None and loop.guard._failure.code == "NOT_A_MEMBER"
