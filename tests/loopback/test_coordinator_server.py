@@ -147,18 +147,20 @@ def test_T26_T41_a_certificate_that_has_expired_stays_expired_when_the_clock_goe
     own = config.model_copy(
         update={"state_dir": tmp_path, "control": config.control.model_copy(update={"socket": tmp_path / "c.sock"})}
     )
-    real_now, offset = time.time, [0.0]
+    passed, back = [0.0], [0.0]
     with (
-        Coordinator(check(own), clock=lambda: real_now() + offset[0]) as coordinator,
+        Coordinator(
+            check(own), clock=lambda: time.time() + passed[0] - back[0], running=lambda: time.monotonic() + passed[0]
+        ) as coordinator,
         coordinator.serving() as up,
     ):
         envelope, _ = exchange(site, up, "hospital_a", "control.heartbeat", pb.Heartbeat(), 1)
         assert envelope.kind == "control.ack"
         before = coordinator.now()
-        offset[0] = 50 * 365 * 86400.0
+        passed[0] = 50 * 365 * 86400.0
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             exchange(site, up, "hospital_a", "control.heartbeat", pb.Heartbeat(), 2)
-        offset[0] = 0.0
+        back[0] = passed[0]
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             exchange(site, up, "hospital_a", "control.heartbeat", pb.Heartbeat(), 3)
         assert (coordinator.now() - before).days > 49 * 365

@@ -232,8 +232,11 @@ def test_what_is_read_for_the_last_time_leaves_memory_and_not_the_disk() -> None
         with path.open("rb") as file:
             os.fsync(file.fileno())
             assert in_memory(path)
-            leave_page_cache(file.fileno())
-        assert not in_memory(path)
+            left = False
+            for _ in range(100):  # the kernel takes it as advice: a page that it is at work on stays
+                leave_page_cache(file.fileno())
+                left = left or not in_memory(path)
+        assert left
         assert path.read_bytes() == b"x" * (1 << 20)
         assert in_memory(path)
 
