@@ -61,3 +61,11 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     root = tmp_path_factory.mktemp("sites")
     with federation(root, silos=3, ruleset="pubswap-random", holds=HOLDS, viewer="dave") as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def settled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The shared federation is at rest before the next test has it."""
+    yield
+    if "sites" in request.fixturenames:
+        request.getfixturevalue("sites").settle()

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from console.client import ControlClient
 from fedsilo.launch.canaries import make_canaries
+from fedsilo.launch.cli_run import ENDED
 from fedsilo.launch.data_folder import DataFolder
 from fedsilo.launch.demo_data import write_digit_folder
 from fedsilo.launch.demo_sites import FEDERATION, SILO_PEOPLE, Site, Sites, Wanted, free_port, make_sites
@@ -136,8 +138,20 @@ class Federation:
 
     def run(self, run: str, **fields: object) -> dict[str, Any]:
         """Submit, wait for the end, and give the record."""
-        assert self.submit(run, **fields).exit_code == 0
+        submitted = self.submit(run, **fields)
+        assert submitted.exit_code == 0, submitted.envelope
         return self.ended(run)
+
+    def settle(self) -> None:
+        """After a test: end what it left running and start what it left dead, so that one that failed fails alone."""
+        for site in reversed(self.sites.all()):  # the coordinator first
+            if self._running[site.name].process.poll() is not None:
+                self.start(site.name)
+        with ControlClient(self.sites.coordinator.control_socket) as client:
+            left = [row["run"] for row in client.query("runs") if row["state"] not in ENDED]
+        for run in left:
+            command("fedsilo", "run", "abort", run, "--confirm", run, "--as", "carol", *self.coordinator_config)
+            self.ended(run)
 
     def until_committed(self, run: str, number: int) -> dict[str, Any]:
         """Wait until a round is committed, and give its row of the record."""
@@ -151,7 +165,7 @@ class Federation:
         return row
 
     def ended(self, run: str) -> dict[str, Any]:
-        self.until_state(self.sites.coordinator.name, lambda _: self._state(run) in {"finished", "failed", "aborted"})
+        self.until_state(self.sites.coordinator.name, lambda _: self._state(run) in ENDED)
         record = self.record(run)
         for silo in record["plan"]["silos"]:
             if self._running[silo].process.poll() is None:
@@ -159,15 +173,11 @@ class Federation:
         return record
 
     def _state(self, run: str) -> str:
-        from console.client import ControlClient
-
         with ControlClient(self.sites.coordinator.control_socket) as client:
             return next(str(row["state"]) for row in client.query("runs") if row["run"] == run)
 
     def until_state(self, name: str, holds: Any) -> dict[str, Any]:
         """Wait until a daemon's own snapshot says so; reading its socket is what its people do too."""
-        from console.client import ControlClient
-
         deadline = time.monotonic() + LIMIT_SECONDS
         with ControlClient(self.site(name).control_socket) as client:
             while time.monotonic() < deadline:
