@@ -32,13 +32,14 @@ class ClockWatch:
     Attributes:
         believed: what the clock showed when it was believed last without a question, UTC seconds.
         jumped: seconds of jumps, and of the gap before the start, that nobody has recorded yet.
+        told: by how much the clock was ahead when people were told last, seconds. It does not move with small steps.
     """
 
     def __init__(self, wall: Callable[[], float], running: Callable[[], float]) -> None:
         self._wall, self._running = wall, running
         self._mutex = threading.Lock()
         self.believed, self._since = wall(), running()
-        self.jumped = self._ahead_told = 0.0
+        self.jumped = self.told = 0.0
 
     def begin(self, latest: float) -> None:
         """Tell of a gap since the audit log's end. latest: UTC seconds of that; 0 before its first record."""
@@ -69,14 +70,14 @@ class ClockWatch:
     def accept(self) -> None:
         """An approver accepts the clock as it is now."""
         with self._mutex:
-            self.believed, self._since, self._ahead_told = self._wall(), self._running(), 0.0
+            self.believed, self._since, self.told = self._wall(), self._running(), 0.0
 
     def _look(self) -> tuple[float, float]:
         """UTC seconds to go by, and by how much the clock is ahead of them."""
         with self._mutex:
             wall, ran = self._wall(), self.believed + self._running() - self._since
             judged = judge(wall, stored=0.0, ran=ran)
-            if judged.seconds > self._ahead_told + TOLD_SECONDS:
-                self.jumped += judged.seconds - self._ahead_told
-                self._ahead_told = judged.seconds  # what it was believed at stays, so that small jumps add up
+            if abs(judged.seconds - self.told) > TOLD_SECONDS:
+                self.jumped += max(0.0, judged.seconds - self.told)
+                self.told = judged.seconds  # what it was believed at stays, so that small jumps add up
             return judged.time, judged.seconds if judged.verdict == Verdict.AHEAD else 0.0

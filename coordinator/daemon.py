@@ -230,7 +230,8 @@ class Coordinator:
         if not ahead and behind <= TOLD_SECONDS:
             return {}
         # Neither moves while people look at it.
-        digest = sha256_hex(canonical_json(["fedsilo coordinator clock", self._watch.believed if ahead else latest]))
+        shown = [self._watch.believed, self._watch.told] if ahead else [latest]
+        digest = sha256_hex(canonical_json(["fedsilo coordinator clock", *shown]))
         if ahead:
             off, than = {"ahead_seconds": round(ahead)}, "the time that has passed, and all here goes by that"
         else:

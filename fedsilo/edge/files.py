@@ -343,7 +343,7 @@ def undone_on_failure(folder: Path, files: Iterable[Path]) -> Iterator[None]:
         files: what may be written.
     """
     places = list(files)
-    before = {place: place.read_bytes() for place in places if place.is_file()}
+    before = {place: (place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) for place in places if place.is_file()}
     folders = {folder, *folder.parents, *(each for place in places for each in place.parents if folder in each.parents)}
     made = sorted((each for each in folders if not each.exists()), key=lambda each: len(each.parts), reverse=True)
     try:
@@ -354,8 +354,8 @@ def undone_on_failure(folder: Path, files: Iterable[Path]) -> Iterator[None]:
                 with contextlib.suppress(OSError):
                     if place.exists():
                         place.unlink()
-            elif not place.is_file() or place.read_bytes() != before[place]:
-                write_durably(place, before[place])
+            elif not place.is_file() or (place.read_bytes(), stat.S_IMODE(place.stat().st_mode)) != before[place]:
+                write_durably(place, *before[place])
         for each in made:
             with contextlib.suppress(OSError):
                 if each.exists():

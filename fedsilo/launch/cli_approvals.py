@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from fedsilo.launch.silo_control import (
     command,
     load_site,
 )
+from fedsilo.launch.typed_back import confirm, require_terminal, type_back
 from fedsilo.treaty.errors import ConflictError, HeldError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ cli_approvals_reading.add_to(app)
 
 MINUTES_MAX = 527_040.0  # 366 days; a release expires long before
 _COLUMNS_MIN, _COLUMNS_MAX = 60, 120
-_DIGEST_TYPED_CHARACTERS = 4
 _OF_ONE = re.compile(r"/\d+$")
 
 
@@ -283,7 +282,7 @@ def _held_of_round(config: SiloConfig, group: str) -> list[str]:
         raise NotFoundError(f"nothing is held of {group!r}", hint="silo approvals list shows what is")
     of_round.sort(key=lambda row: (row["kind"] != "public.responses", int(str(row["id"]).rpartition("/")[2])))
     names = [str(row["id"]) for row in of_round]
-    _require_terminal("one release, --expect-digest, --expect-policy and --expect-shown", f"held: {', '.join(names)}")
+    require_terminal("one release, --expect-digest, --expect-policy and --expect-shown", f"held: {', '.join(names)}")
     return names
 
 
@@ -377,7 +376,7 @@ def release(
     """Let a kind leave again that its text screens halted, or this silo go on after two transcripts of one round
     (round.open). Look first at what was found: fedsilo audit tail."""
     loaded = load_site(config)
-    digest = expect_digest.removeprefix("sha256:") or _halt_shown(loaded, kind)
+    digest = _halt_shown(loaded, kind, expect_digest)
     data = command(loaded, operator, "approvals.release", {"kind": kind, "digest": digest}, request_id)
     state = "may leave again" if data["released"] else "still halted"
     emit(
@@ -386,16 +385,18 @@ def release(
     )  # fmt: skip
 
 
-def _halt_shown(config: SiloConfig, kind: str) -> str:
-    """The digest of a halt that is shown here and typed back. Raises as `_shown` does."""
+def _halt_shown(config: SiloConfig, kind: str, expected: str = "") -> str:
+    """The digest of a halt that a person was shown. Raises NotFoundError: there is none; else as `confirm` does."""
+    if expected:  # the daemon compares it
+        return expected.removeprefix("sha256:")
     with client_of(config) as client:
         halts = {row["kind"]: row for row in client.query("halts", {})["halts"]}
     if kind not in halts:
         raise NotFoundError(f"{kind[:40]!r} is not halted", hint="`silo approvals list` shows what is")
-    _require_terminal("--expect-digest", "silo approvals list --json names it")
-    typer.echo(plain(f"{_halt_line(halts[kind])}\nreleasing {kind}\nsha256:{halts[kind]['digest']}"))
-    _typed_back(halts[kind]["digest"])
-    return str(halts[kind]["digest"])
+    digest = str(halts[kind]["digest"])
+    text = f"{_halt_line(halts[kind])}\nreleasing {kind}"
+    confirm(digest, "", text, hint="silo approvals list --json names it")
+    return digest
 
 
 def _shown(
@@ -419,7 +420,7 @@ def _shown(
     if data["state"] != "held":
         raise ConflictError(f"release {data['id']} is {data['state']}, no longer held", code="NOT_HELD")
     needed = "--expect-digest, --expect-policy and --expect-shown" if is_yes else "--expect-digest and --expect-policy"
-    _require_terminal(needed, f"silo approvals show {release} --json names them")
+    require_terminal(needed, f"silo approvals show {release} --json names them")
     columns = max(_COLUMNS_MIN, min(shutil.get_terminal_size().columns, _COLUMNS_MAX)) - 1
     typer.echo(_release_text(data, columns=columns))
     read: dict[str, Any] = {}
@@ -427,7 +428,7 @@ def _shown(
         read = {"acknowledged": _read(data.get("noticed", []), acknowledged, columns), "shown": data.get("shown", "")}
     # Asked for last, so it stands here again: the first line may have scrolled away.
     typer.echo(plain(f"\nanswering {data['id']}\nsha256:{data['digest']}"))
-    _typed_back(data["digest"])
+    type_back(data["digest"])
     return {
         "release": release,
         "digest": data["digest"],
@@ -443,21 +444,8 @@ def _read(noticed: Sequence[Mapping[str, Any]], acknowledged: Sequence[str], col
     for number, one in enumerate(left, 1):
         rows = [row for line in _finding_lines(one) for row in _folded(line, columns)]
         typer.echo(plain("\n".join([f"\nfinding {number} of {len(left)}", *rows, str(one["id"])])))
-        _typed_back(str(one["id"]))
+        type_back(str(one["id"]))
     return [*acknowledged, *(str(one["id"]) for one in left)]
-
-
-def _require_terminal(options: str, hint: str) -> None:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError(f"without a terminal an answer needs {options}", hint=hint)
-
-
-def _typed_back(digest: str) -> None:
-    count = _DIGEST_TYPED_CHARACTERS
-    if typer.prompt(f"type its last {count} characters").strip().lower() != digest[-count:]:
-        raise UsageError(
-            f"these are not the last {count} characters of what stands above", hint="nothing was changed; ask again"
-        )
 
 
 def _utc(seconds: float) -> str:

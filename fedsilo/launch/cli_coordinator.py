@@ -35,6 +35,8 @@ from fedsilo.launch.size_options import (
     given,
     size_text,
 )
+from fedsilo.launch.typed_back import clock_now, confirm
+from fedsilo.treaty.errors import NotFoundError
 
 if TYPE_CHECKING:
     from console.client import ControlClient
@@ -277,6 +279,9 @@ def status_text(state: dict[str, Any], now: str) -> str:
 @guarded("coordinator accept-clock")
 def accept_clock(
     operator: OperatorOption, config: ConfigOption = CONFIG_DEFAULT,
+    expect_digest: Annotated[
+        str, typer.Option("--expect-digest", help="Of the clock, as `coordinator status` showed it to you.")
+    ] = "",
     request_id: RequestOption = "", json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Go on by the clock as it is now: no later time that was seen is compared with any more, and a jump that was kept
@@ -286,9 +291,13 @@ def accept_clock(
 
     with ControlClient(load_config(config).control.socket) as client:
         stands = client.snapshot().state.get("clock") or {}
-    data = cli_transfer.coordinator_command(
-        config, operator, "clock.accept", {"halt": stands.get("digest", "")}, request_id
-    )
+    if not stands:
+        raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
+    confirm(
+        str(stands["digest"]), expect_digest, f"{stands['told']}\n{clock_now()}",
+        hint="`coordinator status --json` names it: data.clock.digest", json_output=json_output,
+    )  # fmt: skip
+    data = cli_transfer.coordinator_command(config, operator, "clock.accept", {"halt": stands["digest"]}, request_id)
     now, released = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released"))
     emit(
         "coordinator accept-clock", data, json_output=json_output,

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, guarded, plain, table
+from fedsilo.launch.output import JsonOption, emit, guarded, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, load_site
+from fedsilo.launch.typed_back import confirm
 from fedsilo.treaty.errors import ConflictError, HeldError, UsageError
 
 if TYPE_CHECKING:
     from silo.config import SiloConfig
     from silo.guard.ledger_check import Disagreement
 
-_DIGEST_TYPED_CHARACTERS = 4
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
 
 
@@ -55,7 +54,8 @@ def accept(
             hint=f"silo start --config {config}", code="NOTHING_TO_ACCEPT",
         )  # fmt: skip
     rows = _shown(site, found)
-    _confirm(found, expect_digest, rows, json_output)
+    shown, hint = table(("", ""), rows), f"look at it with `silo check`; it is {found.digest}"
+    confirm(found.digest, expect_digest, shown, hint=hint, json_output=json_output)
     pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
     now = datetime.fromtimestamp(max(time.time(), found.latest), UTC)
     people = People(site.silo, pem, roles, now, HOURS_UNKNOWN, site.federation)
@@ -102,22 +102,3 @@ def _shown(site: SiloConfig, found: Disagreement) -> list[tuple[str, str]]:
         ("answers of people since", str(sum(each in ("approval.grant", "approval.deny") for each in events))),
         ("digest", found.digest),
     ]
-
-
-def _confirm(found: Disagreement, expected: str, rows: list[tuple[str, str]], json_output: bool) -> None:
-    """Nobody signs what was not shown. Raises ConflictError, UsageError: no terminal and no digest, or another."""
-    if expected:
-        if expected.removeprefix("sha256:") != found.digest:
-            raise ConflictError(f"ledger and log are {found.digest} together", hint="read it again", code="STALE_VIEW")
-        return
-    shown: Any = plain(table(("", ""), rows))
-    if json_output or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError(
-            "without a terminal this needs --expect-digest", hint=f"look at it with `silo check`; it is {found.digest}"
-        )
-    typer.echo(shown)
-    count = _DIGEST_TYPED_CHARACTERS
-    if typer.prompt(f"type its last {count} characters").strip().lower() != found.digest[-count:]:
-        raise UsageError(
-            f"these are not the last {count} characters of the digest above", hint="nothing was changed; ask again"
-        )

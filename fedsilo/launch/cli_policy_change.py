@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, plain, table
+from fedsilo.launch.output import JsonOption, emit, existing, existing_policy, guarded, table
 from fedsilo.launch.silo_control import CONFIG_DEFAULT, ConfigOption, OperatorOption, load_site
+from fedsilo.launch.typed_back import confirm
 from fedsilo.treaty.errors import ConflictError, HeldError, NotFoundError, OperationError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from silo.guard.proposals import People
 
 OVERLAP_WORDS = 8  # in a row that count as a passage of a private record, where the policy says nothing of it
-_DIGEST_TYPED_CHARACTERS = 4
 _CLOCKS_DIFFER = timedelta(minutes=5)  # a guard whose clock is behind must not find it valid for too long
 
 
@@ -166,7 +165,10 @@ def activate(
     changes = _changes(before, policy.file)
     # The proposer is the one whom an approver must not have to trust: their lint may never have run (T12).
     linted = _linted(site, before, policy.file, [proposal.parent, site.policy.parent], public or [])
-    _shown(found.after, expect_digest, changes, json_output)
+    confirm(
+        found.after, expect_digest, f"{_table(changes)}\n\nthe policy:",
+        hint="the proposer's `fedsilo policy propose` printed it as `after`", json_output=json_output,
+    )  # fmt: skip
     needed = before.approvals.policy_change if before else proposals.PERSONS_UNKNOWN
     signed = sign_as(
         _operator(site, operator), proposals.APPROVE, proposals.approval_arguments(found), expires=found.expires
@@ -281,25 +283,6 @@ def _in_force(site: SiloConfig) -> tuple[PolicyInForce, PolicyFile | None, Peopl
     pem, roles = load_people(site.identity.site_ca, site.identity.operators, site=site.silo)
     now = datetime.fromtimestamp(max(time.time(), latest), UTC)
     return last, before, proposals.People(site.silo, pem, roles, now, min(hours, proposals.HOURS_MAX), site.federation)
-
-
-def _shown(digest: str, expected: str, changes: list[Change], json_output: bool) -> None:
-    """Nobody signs what was not shown. Raises UsageError: no terminal and no digest, or another digest."""
-    if expected:
-        if expected.removeprefix("sha256:") != digest:
-            raise ConflictError(f"the proposal is for {digest}", hint="read it again", code="STALE_VIEW")
-        return
-    if json_output or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError(
-            "without a terminal an approval needs --expect-digest",
-            hint="the proposer's `fedsilo policy propose` printed it as `after`",
-        )
-    typer.echo(plain(f"{_table(changes)}\n\npolicy {digest}"))
-    count = _DIGEST_TYPED_CHARACTERS
-    if typer.prompt(f"type its last {count} characters").strip().lower() != digest[-count:]:
-        raise UsageError(
-            f"these are not the last {count} characters of the digest above", hint="nothing was changed; ask again"
-        )
 
 
 def _operator(site: SiloConfig, name: str) -> Any:

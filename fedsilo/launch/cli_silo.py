@@ -46,6 +46,8 @@ from fedsilo.launch.size_options import (
     given,
     size_text,
 )
+from fedsilo.launch.typed_back import clock_now, confirm
+from fedsilo.treaty.errors import NotFoundError, UsageError
 
 app = typer.Typer(no_args_is_help=True, help="One site: guard and trainer, approvals, what left and what was held.")
 takes_version(app)
@@ -364,6 +366,9 @@ def resume(
         bool,
         typer.Option("--accept-clock", help="Go on after a clock that was wrong: it counts as it is now (approvers)."),
     ] = False,
+    expect_digest: Annotated[
+        str, typer.Option("--expect-digest", help="Of the clock's halt, as you were shown it; with --accept-clock.")
+    ] = "",
     json_output: JsonOption = False,
 ) -> None:  # fmt: skip
     """Go on after `silo pause`, or after a clock that was found wrong.
@@ -371,10 +376,19 @@ def resume(
     Set the clock right before it is accepted: no later time that this site has seen is compared with after that.
     """
     site = load_site(config)
+    if expect_digest and not accept_clock:
+        raise UsageError("--expect-digest is of a clock's halt", hint="give --accept-clock too")
     if accept_clock:
         with client_of(site) as client:
-            halt = (client.snapshot().state.get("clock") or {}).get("halt") or {}
-        data = command(site, operator, "clock.accept", {"halt": halt.get("digest", "")}, request_id)
+            state = client.snapshot().state
+        halt = (state.get("clock") or {}).get("halt") or {}
+        if not halt:
+            raise NotFoundError("nothing is halted for its clock here", hint="`silo status` shows what is")
+        confirm(
+            str(halt["digest"]), expect_digest, f"{state['halted']}\n{clock_now()}",
+            hint="`silo status --json` names it: data.clock.halt.digest", json_output=json_output,
+        )  # fmt: skip
+        data = command(site, operator, "clock.accept", {"halt": halt["digest"]}, request_id)
         now, released = (
             time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released")
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,8 +98,8 @@ def test_at_80x24_all_that_is_asked_for_stands_above_the_prompt(
 ) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     screen, asked = Terminal(), []
-    monkeypatch.setattr(cli_approvals.sys, "stdin", Terminal())
-    monkeypatch.setattr(cli_approvals.sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", screen)
 
     def prompt(text: str) -> str:
         asked.append(screen.getvalue())

@@ -183,7 +183,7 @@ def test_T36_on_a_terminal_each_finding_is_shown_alone_and_typed_back(
     held = silo.hold_factors(3.0)
     named = silo.bench.opened(held.id)["acknowledged"]
     said: list[str] = []
-    monkeypatch.setattr(cli_approvals, "_require_terminal", lambda options, hint: None)
+    monkeypatch.setattr(cli_approvals, "require_terminal", lambda options, hint: None)
     monkeypatch.setattr(cli_approvals.typer, "echo", said.append)
     typed: list[str] = []
     monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: typed.pop(0))

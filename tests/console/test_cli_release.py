@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -89,8 +90,8 @@ def test_on_a_terminal_the_digest_is_shown_and_typed_back(
             return True
 
     digest = Halts(bench.gate, bench.ledger).rows()[0]["digest"]
-    monkeypatch.setattr(cli_approvals.sys, "stdin", Terminal())
-    monkeypatch.setattr(cli_approvals.sys, "stdout", screen := Terminal())
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", screen := Terminal())
     monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: digest[-4:] if right else "none")
     config = cli_approvals.load_site(Path("silo.yaml"))
     if right:
@@ -142,8 +143,8 @@ def test_a_whole_round_is_read_before_any_of_it_is_approved_and_the_update_goes_
     answers = [digests[name][-4:] for name in order]
     if typed != "right":
         answers[-1] = "none"
-    monkeypatch.setattr(cli_approvals.sys, "stdin", Terminal())
-    monkeypatch.setattr(cli_approvals, "_require_terminal", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(cli_approvals, "require_terminal", lambda *_: None)
     monkeypatch.setattr(cli_approvals.typer, "prompt", lambda text: answers.pop(0))
     monkeypatch.setattr(cli_approvals.typer, "echo", lambda text: None)
     result = CliRunner().invoke(cli_approvals.app, list(whole))

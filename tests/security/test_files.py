@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import random
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from fedsilo.edge.files import (
     lock_exclusively,
     make_private_directory,
     read_private,
+    undone_on_failure,
     write_durably,
     write_private,
 )
@@ -208,6 +211,19 @@ def test_a_large_file_that_the_disk_refuses_is_an_error_and_leaves_nothing(
     with pytest.raises(OperationError):
         write_durably(tmp_path / "large", bytes(1 << 20))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_file_that_is_put_back_has_its_mode_again(tmp_path: Path, fails: bool) -> None:
+    secret = tmp_path / "coordinator.yaml"
+    secret.write_bytes(b"a database's password")
+    secret.chmod(0o600)
+    with contextlib.suppress(UsageError), undone_on_failure(tmp_path, [secret]):
+        write_durably(secret, b"new", 0o644)
+        if fails:
+            raise UsageError("refused")
+    assert secret.read_bytes() == (b"a database's password" if fails else b"new")
+    assert stat.S_IMODE(secret.stat().st_mode) == (0o600 if fails else 0o644)
 
 
 def in_memory(path: Path) -> bool:

@@ -123,6 +123,29 @@ def test_T41_a_jump_while_it_runs_is_told_and_not_followed_until_an_approver_acc
         assert list(coordinator.audit.records())[-1]["event"] == "clock.accept"
 
 
+def test_T41_an_acceptance_is_of_the_jump_that_was_shown_and_each_jump_is_told(tmp_path: Path) -> None:
+    site = CoordinatorSite(tmp_path, wall=time.time() - WEEK)
+    with site.open() as coordinator:
+        for _ in range(2):  # it goes back in between
+            site.wall += WEEK
+            coordinator.look_at_clock()
+            shown = coordinator.clock()["digest"]
+            site.wall += 5.0  # the clock is slewed while people look
+            assert coordinator.clock()["digest"] == shown
+            site.wall -= WEEK + 5.0
+            coordinator.look_at_clock()
+            assert not coordinator.clock()
+        assert [round(each["detail"]["forward_milliseconds"] / DAY / 1000) for each in site.told(coordinator)] == [7, 7]
+        site.wall += WEEK
+        shown = coordinator.clock()["digest"]
+        site.wall += 3_600.0
+        with pytest.raises(ConflictError):
+            site.order(coordinator, "alice", halt=shown)
+        site.wall -= 3_600.0
+        site.order(coordinator, "alice", halt=shown)
+        assert not coordinator.clock()
+
+
 def test_T41_small_jumps_are_recorded_and_add_up_to_one_that_is_not_followed(tmp_path: Path) -> None:
     site = CoordinatorSite(tmp_path)
     with site.open() as coordinator:
