@@ -271,6 +271,7 @@ def start(
     """Run guard and trainer in the foreground until Ctrl-C, SIGTERM or `silo stop`."""
     # gRPC's own lines on stderr would stand beside ours, which name the cause; it reads this when it loads.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from fedsilo.edge.extras import need
     from fedsilo.edge.long_lived import one_thread_for_sums
     from fedsilo.launch.own_names import refuse_foreign_names
 
@@ -281,6 +282,8 @@ def start(
     from silo.guard.startup import thread_warning
 
     loaded = load_site(config)
+    if loaded.trainer.launch == "child":
+        need("torch", "transformers")  # before anything is opened or dialled
     prepare_logging(loaded, to_stderr=not quiet)
     warning = thread_warning(loaded)
 

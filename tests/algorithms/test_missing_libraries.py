@@ -21,6 +21,7 @@ from silo.link import LinkMessage
 from silo.trainer.worker import Worker
 from tests.algorithms.test_worker import configuration
 from tests.house.tree import SETTINGS
+from tests.simulated.policy_site import PolicySite
 
 COMMAND = "pip install 'fedsilo[silo]'"
 CLONE = ".venv/bin/pip install -e '.[silo]' -c constraints.txt"
@@ -79,6 +80,19 @@ def test_the_trainer_tells_its_guard(tmp_path: Path, without: Any) -> None:
     failed = worker._answer(LinkMessage("configure", configuration(tmp_path)))
     assert (failed.type, failed.fields["code"], failed.fields["input"]) == ("failed", "EXTRA_MISSING", True)
     assert failed.fields["message"] == "torch is not installed" and COMMAND in failed.fields["hint"]
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_silo_start_says_it_before_anything_is_opened(library: str, tmp_path: Path) -> None:
+    site = PolicySite(tmp_path)
+    code = f"import sys; sys.modules[{library!r}] = None; from fedsilo.launch.__main__ import main; main()"
+    started = subprocess.run(
+        [sys.executable, "-c", code, "silo", "start", "--config", str(site.folder / "silo.yaml"), "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = json.loads(started.stdout)["error"]
+    assert started.returncode == 2 and told["code"] == "EXTRA_MISSING" and library in told["message"]
+    assert list((site.folder / "state").iterdir()) == []
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers"])
