@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsilo.treaty.audit.poll_window import messages_of, permitted_by
+from fedsilo.treaty.audit.poll_window import count_in, messages_of, permitted_by
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def opened(record: Mapping[str, Any]) -> Polls:
 def closed(window: Polls, record: Mapping[str, Any]) -> Polls:
     """The same window as the record that ends it says."""
     detail = record.get("detail", {})
-    passed, refused = messages_of(record), _count(detail.get("refused"))
-    most = _count(detail.get("polls_most")) or passed
+    passed, refused = messages_of(record), count_in(detail, "refused") or 0
+    stated = count_in(detail, "polls_most")
+    most = passed if stated is None else stated
     # after a crash nobody knows the last one
     last = record.get("sequence") or window.first if most < window.most else math.inf
     return Polls(record["seq"], window.first, last, max(0, passed - refused), most, window.began, record["t"])
@@ -64,9 +65,11 @@ def closed(window: Polls, record: Mapping[str, Any]) -> Polls:
 
 def problem_of(window: Polls, record: Mapping[str, Any]) -> str:
     """Why the record that ends a window cannot be true; empty where it can."""
-    end = closed(window, record)
-    if end.most > window.most or end.least > end.most:
-        return f"counts {end.most} messages, and its decision, record {window.record}, permits {window.most}"
+    detail = record.get("detail", {})
+    if any(count_in(detail, name) is None for name in {"polls", *({"polls_most", "refused"} & detail.keys())}):
+        return f"is the end of a window, record {window.record}, and does not count its messages"
+    if not (counted := messages_of(record)) <= (most := closed(window, record).most) <= window.most:
+        return f"counts {max(counted, most)} messages, and its decision, record {window.record}, permits {window.most}"
     return ""
 
 
@@ -101,7 +104,3 @@ def differences(
     if whole and mine and least > most and not found:
         found.append((mine[0], f"has at most {most} in all, and {least} are counted here"))
     return found
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -27,7 +27,7 @@ from typing import Any
 from fedsilo.edge import audit_polls
 from fedsilo.edge.audit_polls import Polls
 from fedsilo.edge.audit_segments import read_records
-from fedsilo.treaty.audit.poll_window import permitted_by
+from fedsilo.treaty.audit.poll_window import ARRIVED, ENDS, permitted_by
 from fedsilo.treaty.clocks import TOLD_SECONDS, apart
 from fedsilo.treaty.errors import FedSiloError
 from fedsilo.treaty.transcript_checks import coordinator_domain
@@ -110,11 +110,11 @@ def read_account(records: Iterable[Mapping[str, Any]], *, origin: str, name: str
         account.last_t = max(account.last_t, record["t"])
         story.take(record)
         event, peer = record["event"], str(record.get("peer", ""))
-        if record.get("decision") == "allow" and permitted_by(record):
+        if permitted_by(record):
             window = audit_polls.opened(record)
             windows[record["seq"]] = _polls_key(record), window
             account.polls.setdefault(_polls_key(record), []).append(window)
-        elif (opened := windows.pop(_window_of(record), None)) is not None:
+        elif event in ENDS and (opened := windows.pop(_window_of(record), None)) is not None:
             key, window = opened  # not the key of the record that ends it: a hostile log may say another one there
             ranges = account.polls[key]
             ranges[ranges.index(window)] = audit_polls.closed(window, record)
@@ -165,10 +165,12 @@ class Story:
     def take(self, record: Mapping[str, Any]) -> None:
         self._first = record["seq"] if self._first is None else self._first
         event = record["event"]
-        if record.get("decision") == "allow" and permitted_by(record):
+        if permitted_by(record):
             self._windows[record["seq"]] = event, _polls_key(record), audit_polls.opened(record)
-        if "polls" in record.get("detail", {}) or event == "ingress.polls":
-            self._window_ended(record)
+        if event in ENDS and (opened := self._windows.pop(_window_of(record), None)) is not None:
+            self._window_ended(record, *opened)
+        elif event == ARRIVED or (event == "egress.indeterminate" and "polls" in record.get("detail", {})):
+            self._no_window(record)
         elif event == "egress.sent":
             self._sent(record)
         elif event in ("egress.decision", "ingress.decision"):
@@ -215,19 +217,19 @@ class Story:
         if named and leaves:
             self._grants.pop(release, None)
 
-    def _window_ended(self, record: Mapping[str, Any]) -> None:
-        number = _window_of(record)
-        direction = str(record["event"]).partition(".")[0]
-        began, key, window = self._windows.pop(number, ("", None, None))
-        self._decisions.pop(number, None)
-        if window is None and number >= (self._first or 0):
-            self._tell(record, f"is the end of a window, and record {number} does not begin one that is open")
-        elif window is not None and began.partition(".")[0] != direction:
-            self._tell(record, f"is the end of a window of the other direction, record {number}")
-        elif window is not None and key != _polls_key(record):
-            self._tell(record, f"is the end of a window of another peer, run or kind, record {number}")
-        elif window is not None and (problem := audit_polls.problem_of(window, record)):
+    def _window_ended(self, record: Mapping[str, Any], began: str, key: PollsKey, window: Polls) -> None:
+        self._decisions.pop(window.record, None)
+        if began.partition(".")[0] != str(record["event"]).partition(".")[0]:
+            self._tell(record, f"is the end of a window of the other direction, record {window.record}")
+        elif key != _polls_key(record):
+            self._tell(record, f"is the end of a window of another peer, run or kind, record {window.record}")
+        elif problem := audit_polls.problem_of(window, record):
             self._tell(record, problem)
+
+    def _no_window(self, record: Mapping[str, Any]) -> None:
+        number = _linked(record)
+        if number is None or number >= (self._first or 0):  # else retention removed its beginning
+            self._tell(record, "is the end of a window, and names none that is open")
 
     def _sent(self, record: Mapping[str, Any]) -> None:
         number, passage = _linked(record), Passage.of(record)
@@ -244,6 +246,8 @@ class Story:
             self._tell(record, f"was sent, and its decision, record {number}, is {verdict}")
         elif decided.place[:2] != passage.place[:2] or (decided.place[-1] is not None and not decided.same(passage)):
             self._tell(record, f"was sent, and its decision, record {number}, is on another message")
+        elif "polls" in record.get("detail", {}):
+            self._tell(record, f"counts messages, and its decision, record {number}, is on a single one")
         elif (number, passage.attempt) in self._tried:
             self._tell(record, f"was sent twice in one attempt under its decision, record {number}")
         if str(record["kind"]).startswith("control."):

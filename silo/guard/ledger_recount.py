@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedsilo.treaty.audit.poll_window import permitted_by
+from fedsilo.treaty.audit.poll_window import count_in, permitted_by
 from fedsilo.treaty.wire.services import TENSOR_KINDS
 from policies.engine import HistoryBook
 from silo.guard.ledger_rounds import RoundLedger
@@ -112,8 +112,8 @@ def recounted(records: Iterable[Mapping[str, Any]]) -> Recount:
 def _close_window(found: Recount, record: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Of the polls of a window one is counted with its decision. After a crash as many count as it permitted, and the
     record does not know their last number."""
-    detail, run = record["detail"], record.get("run", "")
-    most = max(detail.get("polls", 0), detail.get("polls_most", 0))
+    detail, run = record.get("detail", {}), record.get("run", "")
+    most = max(count_in(detail, "polls") or 0, count_in(detail, "polls_most") or 0)
     found.book.add_bytes(facts["now"], max(0, most - 1) * facts["payload_bytes"])
     if "polls_most" in detail and record.get("sequence") == detail.get("first"):
         found.sent[run] += most

@@ -23,6 +23,7 @@ from certs.identity import named_in
 from fedsilo.edge import audit_verify
 from fedsilo.edge.audit_orders import check_orders
 from fedsilo.edge.audit_story import check_stories
+from fedsilo.edge.audit_tally import Tally
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.launch.cli_audit import app
 from fedsilo.treaty.errors import NotAllowedError
@@ -127,6 +128,92 @@ def test_T38_a_window_of_polls_that_ends_as_another_one_is_a_problem(place: Path
         results = verify_logs([log])
         check_stories(results, [log])
         assert [("another peer, run or kind" in each) for each in results[0]["problems"]] == [True] * bool(changed)
+
+
+def told_of(folder: Path, *records: Record) -> list[str]:
+    """What the stories of a log with these records, behind its start, are said to have wrong."""
+    log = signed_log(folder, [record("start"), *records])
+    results = verify_logs([log])
+    assert results[0]["verified"]
+    check_stories(results, [log])
+    return list(results[0]["problems"])
+
+
+MESSAGE: dict[str, Any] = {
+    "kind": "lora.factors", "run": "r1", "round": 1, "step": 0, "peer": COORDINATOR, "direction": "egress",
+    "payload": {"bytes": 1000, "sha256": "ab" * 32},
+}  # fmt: skip
+DENIED_BY = [{"rule": "delta_l2", "outcome": "deny"}]
+PLAN = MESSAGE | {"kind": "run.plan", "direction": "ingress"}
+STORIES: dict[str, tuple[list[Record], bool]] = {  # with whether they can be true
+    "allowed": ([record("egress.decision", decision="allow", **MESSAGE),
+                 record("egress.sent", link={"decision": 1}, **MESSAGE)], True),
+    "without a decision": ([record("egress.sent", **MESSAGE)], False),
+    "denied": ([record("egress.decision", decision="deny", **MESSAGE),
+                record("egress.sent", link={"decision": 1}, **MESSAGE)], False),
+    "allowed against its rules": ([record("egress.decision", decision="allow", rules=DENIED_BY, **MESSAGE),
+                                   record("egress.sent", link={"decision": 1}, **MESSAGE)], False),
+    "a plan": ([record("ingress.decision", decision="allow", **PLAN)], True),
+    "a plan against its rules": ([record("ingress.decision", decision="allow", rules=DENIED_BY, **PLAN)], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_T38_a_count_of_polls_takes_no_record_out_of_the_story(tmp_path: Path, name: str) -> None:
+    records, true = STORIES[name]
+    assert (told_of(tmp_path / "log", *records) == []) is true
+    for number, count in enumerate((1, 0, -1000, True, None)):
+        last = records[-1] | {"detail": {"polls": count}}
+        problems = told_of(tmp_path / str(number), *records[:-1], last)
+        assert (problems == []) is (true and last["event"] != "egress.sent")  # a single message is no window
+
+
+@pytest.mark.parametrize("direction", ["egress", "ingress"])
+@pytest.mark.parametrize("name", ["polls", "polls_most", "refused"])
+def test_T38_what_ends_a_window_counts_its_messages_and_reports_count_no_fewer_than_none(
+    tmp_path: Path, direction: str, name: str
+) -> None:
+    began, ended = window_of_polls(direction, 1)
+    for number, value in enumerate(("absent", 4, 5, 4096, 4097, -1000, *JUNK)):
+        detail = {**ended["detail"], name: value}
+        if value == "absent":
+            del detail[name]
+        last = ended | {"detail": detail}
+        counts = type(value) is int and value >= 0
+        true = {  # 3 polls, or 4 at most
+            "polls": counts and value <= 4,
+            "polls_most": value == "absent" or (counts and 3 <= value <= 4096),
+            "refused": value == "absent" or counts,
+        }[name]
+        assert (told_of(tmp_path / f"log-{number}", began, last) == []) is true, value
+        tally = Tally()
+        for each in (began, last):
+            tally.add({"seq": 1, **each})
+        assert min([0, *tally.left.values(), *tally.arrived_from.values()]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "true"),
+    [
+        ({}, True),
+        ({"event": "egress.acked"}, False),  # no decision
+        ({"decision": "deny"}, False),
+        ({"kind": "lora.factors"}, False),
+        *(({"detail": {"window": {"polls_most": each}}}, False) for each in (0, -1, True, 2.5, "5", None)),
+        ({"detail": {"window": {"polls_most": 4}}}, True),
+    ],
+)
+def test_T38_only_a_decision_on_polls_begins_a_window(tmp_path: Path, changed: Record, true: bool) -> None:
+    began, ended = window_of_polls("egress", 1)
+    assert (told_of(tmp_path / "log", began | changed, ended) == []) is true
+
+
+def test_T38_a_window_ends_once_and_by_no_other_record(tmp_path: Path) -> None:
+    began, ended = window_of_polls("egress", 1)
+    unsure = ended | {"event": "egress.indeterminate"}
+    assert told_of(tmp_path / "unsure", began, unsure) == []
+    for number, last in enumerate(([ended, ended], [ended, unsure], [unsure | {"link": {}}])):
+        assert len(told_of(tmp_path / str(number), began, *last)) == 1
 
 
 # ---- what people signed ----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ KINDS: Final = frozenset({"control.poll", "control.heartbeat"})
 WINDOW_SECONDS: Final = 3600
 POLLS_MAX: Final = 4096
 ARRIVED = "ingress.polls"  # the event that closes a window at the receiver
+ENDS: Final = frozenset({"egress.sent", "egress.indeterminate", ARRIVED})  # events that may close one
+_DECISIONS: Final = frozenset({"egress.decision", "ingress.decision"})
 
 
 @dataclass
@@ -134,11 +136,18 @@ def is_empty(kind: str, body: object) -> bool:
     return kind in KINDS and not getattr(body, "countersignature", b"")
 
 
+def count_in(block: object, name: str) -> int | None:
+    """A count in a block of a record, whoever wrote it; None where there is none, or something else stands there."""
+    value = block.get(name) if isinstance(block, Mapping) else None
+    return value if type(value) is int and value >= 0 else None
+
+
 def permitted_by(record: Mapping[str, Any]) -> int:
-    """How many messages a decision permits: 0 for one that is on a single message."""
-    window = record.get("detail", {}).get("window")
-    most = window.get("polls_most") if isinstance(window, Mapping) else None
-    return most if isinstance(most, int) and record.get("kind") in KINDS else 0
+    """How many messages the window permits that a record begins; 0 for one that is no decision to begin one."""
+    begins = record.get("event") in _DECISIONS and record.get("decision") == "allow" and _of_polls(record)
+    detail = record.get("detail")
+    window = detail.get("window") if begins and isinstance(detail, Mapping) else None
+    return count_in(window, "polls_most") or 0
 
 
 def closing_after_crash(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -151,5 +160,9 @@ def closing_after_crash(record: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 def messages_of(record: Mapping[str, Any]) -> int:
     """How many messages a record of what left, or arrived, stands for."""
-    polls = record.get("detail", {}).get("polls")
-    return polls if isinstance(polls, int) and record.get("kind") in KINDS else 1
+    polls = count_in(record.get("detail"), "polls")
+    return 1 if polls is None or not _of_polls(record) else polls
+
+
+def _of_polls(record: Mapping[str, Any]) -> bool:
+    return str(record.get("kind")) in KINDS
