@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.edge.audit_segments import read_records
-from fedsilo.edge.files import make_private_directory, remove_durably, write_durably
+from fedsilo.edge.files import make_private_directory, read_regular, remove_durably, write_durably
 from fedsilo.treaty.audit.record import NOTE_CHARACTERS_MAX, harmless
-from fedsilo.treaty.errors import FedSiloError, UsageError
+from fedsilo.treaty.errors import FedSiloError, NotFoundError, UsageError
 
 FOLDER = "notes"
 FILE_BYTES_MAX = 8 * NOTE_CHARACTERS_MAX
@@ -53,9 +53,8 @@ def note_of(log: Path, record: Mapping[str, Any]) -> str:
     """The note to a record; empty where it has none, or it is not here, or not the one that was recorded."""
     digest = _named(record)
     try:
-        with (notes_of(log) / f"{digest}.json").open("rb") as stream:
-            data = stream.read(FILE_BYTES_MAX + 1)
-    except OSError:
+        data = read_regular(notes_of(log) / f"{digest}.json", bytes_max=FILE_BYTES_MAX)
+    except (NotFoundError, UsageError):
         return ""
     if not digest or hashlib.sha256(data).hexdigest() != digest:
         return ""

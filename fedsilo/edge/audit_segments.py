@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedsilo.edge.files import FULL, disk_error, fsync_directory, write_all
+from fedsilo.edge.files import FULL, disk_error, fsync_directory, read_regular, write_all
 from fedsilo.treaty.audit.merkle import HASH_BYTES, leaf_hash
 from fedsilo.treaty.audit.record import LINE_BYTES_MAX, parse_record
-from fedsilo.treaty.errors import NotFoundError, OperationError, VerificationError
+from fedsilo.treaty.errors import NotFoundError, OperationError, UsageError, VerificationError
 
 RESERVE_BYTES = 16 << 20
 LEAVES_BYTES_MAX = 64 << 20  # of one segment: more than a segment of 64 MiB can have records for
@@ -93,11 +93,10 @@ def leaf_hashes(directory: Path) -> Iterator[bytes]:
 def packed_leaves(path: Path) -> bytes:
     """The leaf hashes in `path`, one behind the other. Raises VerificationError: none, or not whole ones."""
     try:
-        with path.open("rb") as stream:
-            packed = stream.read(LEAVES_BYTES_MAX + 1)
-    except OSError as error:
-        raise VerificationError(f"{path}: {error.strerror}") from error
-    if not packed or len(packed) % HASH_BYTES or len(packed) > LEAVES_BYTES_MAX:
+        packed = read_regular(path, bytes_max=LEAVES_BYTES_MAX)
+    except (NotFoundError, UsageError) as error:
+        raise VerificationError(error.message) from error
+    if not packed or len(packed) % HASH_BYTES:
         raise VerificationError(f"{path} is damaged: it does not hold whole leaf hashes")
     return packed
 

@@ -7,7 +7,11 @@ A command that ended by an exception would tell nothing of the honest logs that 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,15 +24,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from certs.identity import named_in
-from fedsilo.edge import audit_verify
+from fedsilo.edge import audit_proofs, audit_verify
+from fedsilo.edge.audit_notes import keep
 from fedsilo.edge.audit_orders import check_orders
 from fedsilo.edge.audit_story import check_stories
 from fedsilo.edge.audit_tally import Tally
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.errors import NotAllowedError
+from fedsilo.treaty.errors import FedSiloError, NotAllowedError
 from fedsilo.treaty.wire.codec import canonical_json
-from tests.protocol.audit_parties import COORDINATOR, SILO
+from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, append_send, exchange, introduce, open_log
 from tests.protocol.audit_story import write_story
 from tests.protocol.hostile_logs import (
     JUNK,
@@ -214,6 +219,52 @@ def test_T38_a_window_ends_once_and_by_no_other_record(tmp_path: Path) -> None:
     assert told_of(tmp_path / "unsure", began, unsure) == []
     for number, last in enumerate(([ended, ended], [ended, unsure], [unsure | {"link": {}}])):
         assert len(told_of(tmp_path / str(number), began, *last)) == 1
+
+
+# ---- files that are none ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Whoever waits for a pipe that nobody writes into is told to stop."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+PARTS = ("*.jsonl", "*.leaves", "keys/log.vkey", "keys/spiffe*", "checkpoints/*", "witnessed/*", "../notes/*")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_T38_no_command_waits_for_a_pipe_in_the_place_of_a_file(tmp_path: Path, impatient: None, part: str) -> None:
+    log, clock = tmp_path / "state" / "audit", Clock()
+    silo = open_log(log, SILO, clock=clock, segment_bytes_max=1200)
+    (tmp_path / "ca.crt").write_bytes(WORLD.ca.certificate_pem)
+    with silo, open_log(tmp_path / "good", COORDINATOR, clock=clock) as coordinator:
+        introduce(silo, coordinator)
+        for number in range(8):
+            append_send(silo, number)
+        exchange(silo, coordinator)
+        exchange(silo, coordinator)
+        digest = keep(log, b'{"note":"seen","salt":"x"}')
+        clock.now += 400 * 86_400
+        silo.append("approval.deny", reasons=["OTHER"], detail={"release": "r3/hospital_a", "note": digest})
+        assert silo.remove_old(int((clock.now - 3600) * 1000)) > 0
+    whole = ends_of_all_commands(tmp_path, log)
+    assert set(whole.values()) == {0} and audit_proofs.prove(log, silo.size - 1)["log"] == SILO
+    first = sorted(log.glob(part))[0]
+    first.unlink()
+    os.mkfifo(first)
+    ends = ends_of_all_commands(tmp_path, log)
+    assert set(ends.values()) <= ENDS and ends["verify"] == 7
+    with contextlib.suppress(FedSiloError):
+        audit_proofs.prove(log, silo.size - 1)
 
 
 # ---- what people signed ----------------------------------------------------------------------------------
