@@ -181,8 +181,8 @@ class RoundCheck:
 
     # ---- all of them together ------------------------------------------------------------------------
 
-    def missing(self, *, planned: int = 1, quorum: int = 1) -> list[str]:
-        """What all that was read of the round lacks.
+    def missing(self, *, planned: int = 1, quorum: int = 0) -> list[str]:
+        """What all that was read of the round lacks: updates, where it is committed, and signatures.
 
         Args:
             planned: how many silos the plan names, where that is known.
@@ -193,6 +193,9 @@ class RoundCheck:
             return []  # said of each record by itself
         committed = self.ended is not None and self.ended.committed
         survivors = set(self.ended.survivors) if self.ended is not None and committed else set()
+        problems: list[str] = []
+        if committed and len(survivors) < (least := max(quorum, transcript.min_updates)):
+            problems.append(f"it is committed with {len(survivors)} updates, needed: {least}")
         if self._owner is not None and self._owner["role"] == "silo":
             own = self._owner["name"]
             if own not in transcript.silos:
@@ -201,9 +204,8 @@ class RoundCheck:
             committed = bool(self._agreements) or own in survivors
             survivors = {own}
         if not committed:
-            return []
+            return problems
         least = needed(max(planned, len(transcript.silos)), min_peers=1, quorum=quorum)
-        problems = []
         if len(self.signed) < least:
             problems.append(f"{len(self.signed)} signatures of silos verify, needed: {least}")
         if unsigned := sorted(survivors - self.signed):
@@ -374,8 +376,6 @@ def check_record(
             if transcript.base_digest != begins:
                 wrong.append("its base adapter is not the one in its transcript")
             wrong += round_check.missing(planned=len(silos), quorum=quorum)
-            if state == "committed" and len(set(map(_text, participants))) < quorum:
-                wrong.append(f"it is committed with {len(set(participants))} updates, the plan's quorum is {quorum}")
             good += not wrong
         problems += [f"round {number}: {problem}" for problem in wrong]
         unvouched |= round_check.unvouched

@@ -30,11 +30,23 @@ KEYS: Keys = {
 
 
 def told(
-    signers: int, survivors: int, *, roster: int = 4, owner: str = COORDINATOR, keys: Keys = KEYS, **asked: Any
+    signers: int,
+    survivors: int,
+    *,
+    roster: int = 4,
+    owner: str = COORDINATOR,
+    keys: Keys = KEYS,
+    least: int = 0,
+    **asked: Any,
 ) -> tuple[RoundCheck, list[str]]:
-    """A round of the first `roster` silos, signed by the first `signers`, committed with the first `survivors`."""
+    """A round of the first `roster` silos, signed by the first `signers`, committed with the first `survivors`.
+
+    least: the `min_updates` of its transcript.
+    """
     silos = SILOS[:roster]
-    transcript = Transcript("cardio-net", "run-1", 1, silos, "1" * 64, dict.fromkeys(silos, ""), "", "2" * 64, "3" * 64)
+    transcript = Transcript(
+        "cardio-net", "run-1", 1, silos, "1" * 64, dict.fromkeys(silos, ""), "", "2" * 64, "3" * 64, min_updates=least
+    )
     check = RoundCheck("run-1", 1, owner=owner, keys=keys)
     signature = sign_transcript(transcript, COORDINATOR, key_of("main")).hex()
     opened = {"transcript": transcript.to_json(), "sha256": transcript.digest, "party": COORDINATOR}
@@ -86,6 +98,19 @@ def test_T20_in_the_coordinators_record_each_survivor_signed_and_in_a_silos_the_
         "0 signatures of silos verify, needed: 2", "no signature of hospital_d, who took part",
     ]  # fmt: skip
     assert "1 signatures" in told(1, 0, owner=silo_id("cardio-net", "hospital_a"))[1][0]  # it began with too few
+
+
+@pytest.mark.parametrize("owner", ["", COORDINATOR, silo_id("cardio-net", "hospital_a")])
+@pytest.mark.parametrize("quorum", [0, 2])
+@pytest.mark.parametrize("least", [0, 2, 3])
+def test_T58_a_round_is_committed_with_as_many_updates_as_its_transcript_asks_for(
+    owner: str, quorum: int, least: int
+) -> None:
+    """One of protocol 1 asks for none (`least` 0), and is held against the plan's quorum alone."""
+    for survivors in range(1, 5):
+        enough = survivors >= max(least, quorum)
+        assert (told(4, survivors, owner=owner, least=least, quorum=quorum)[1] == []) is enough
+    assert told(4, 0, owner=owner, least=least, quorum=quorum)[1] == []  # not committed
 
 
 def test_T20_a_key_that_only_its_own_writer_vouches_for_is_named() -> None:

@@ -706,9 +706,33 @@ def test_T20_run_verify_asks_for_the_quorum_of_the_plan(run: Path, tmp_path: Pat
     code, told = verified(tmp_path, record)
     assert code == 7 and told["data"]["problems"] == [
         "round 1: its transcript is of another plan",
+        "round 1: it is committed with 2 updates, needed: 3",
         "round 1: 2 signatures of silos verify, needed: 3",
-        "round 1: it is committed with 2 updates, the plan's quorum is 3",
     ]
+
+
+@pytest.mark.parametrize("least", [0, 2, 3])
+def test_T58_run_verify_and_audit_verify_ask_for_the_updates_that_the_transcript_binds(
+    run: Path, tmp_path: Path, least: int
+) -> None:
+    """Two were committed. A transcript of protocol 1 names no number (0)."""
+    record, said = record_of(run), details(run)
+    ended = said["round.result"]
+    kept = {name: ended[name] for name in ("aggregate", "survivors")}
+    said = signed_anew(said, replace(shown_in(said), min_updates=least), **kept)
+    log = log_of(tmp_path / "log", said)
+    results = verify_logs([log])
+    check_rounds(results, [log])
+    assert (results[0]["problems"] == []) is (least < 3)
+    agreed, shown = said["round.agreed"], record["rounds"][0]["transcript"]
+    shown |= {name: said["round.transcript"][name] for name in ("transcript", "sha256", "signature")}
+    shown["countersignatures"] = {
+        name: {"signature": agreed["signatures"][name], "key": agreed["keys"][name]} for name in agreed["keys"]
+    }
+    told = said["round.result"]
+    shown["result"] |= {**told, "transcript_sha256": told["sha256"]}
+    code, out = verified(tmp_path, record)
+    assert (code, out["data"]["problems"] == []) == ((0, True) if least < 3 else (7, False)), out
 
 
 def test_T20_run_verify_follows_the_adapter_from_round_to_round(two_rounds: Detail, tmp_path: Path) -> None:
