@@ -7,7 +7,8 @@ records, or in one that was written long after it had expired. From the first or
 record keeps one, and so does every record that nothing but a person's order causes, whether it names a person or not.
 
 With the CA of the site it is certain who the person is. A certificate is judged at the time when the record was first
-countersigned, or, where nobody did, at the time that the record tells. One that ended between the two, less than a day
+countersigned, or, where nobody did, at the time that the record tells. Where other parties' logs are given, only
+countersignatures by keys that one of them has too count. One that ended between the two, less than a day
 before the countersignature, is counted as late: nobody can prove by then that it was still valid.
 Does not show: whether the person was allowed to, which the roles say that the record names the digest of, and what the
 person understood. Records of an earlier version keep no order; they verify as before, and are counted.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,13 @@ from certs.identity import named_in, operator_identity
 from certs.names import SpiffeId, parse_spiffe_id
 from fedsilo.edge.audit_loading import read_note
 from fedsilo.edge.audit_segments import read_records
-from fedsilo.treaty.audit.checkpoint import COSIGNATURE_V1, cosigned_at, parse_checkpoint, parse_verifier_key
+from fedsilo.treaty.audit.checkpoint import (
+    COSIGNATURE_V1,
+    VerifierKey,
+    cosigned_at,
+    parse_checkpoint,
+    parse_verifier_key,
+)
 from fedsilo.treaty.audit.record import shown_digest
 from fedsilo.treaty.errors import FedSiloError, NotAllowedError, UsageError, VerificationError
 from fedsilo.treaty.wire.codec import canonical_json, sha256_hex
@@ -119,7 +126,8 @@ def check_orders(
     for _, root in roots:
         if root.kind != "site":
             raise UsageError(f"{root.name!r} is the CA of a federation", hint="people are certified by their site's CA")
-    found = [_Log(result, log, roots).check() for result, log in zip(results, logs, strict=True)]
+    keys = [(str(result["origin"]), _keys_of(log)) for result, log in zip(results, logs, strict=True)]
+    found = [_Log(result, log, roots, keys).check() for result, log in zip(results, logs, strict=True)]
     for result, verdicts in zip(results, found, strict=True):
         counts = [*verdicts.values()]
         result["orders"] = {name: counts.count(name) for name in ORDERS_IN_WORDS}
@@ -131,10 +139,26 @@ def check_orders(
 
 
 class _Log:
-    def __init__(self, result: dict[str, Any], folder: Path, roots: Sequence[tuple[bytes, TrustRoot]]) -> None:
+    """One log.
+
+    Args:
+        result: of `verify_logs`.
+        folder: of the log.
+        roots: CAs of sites, each as PEM and as read.
+        keys: of every log given, with the name of its owner; empty where that cannot be read.
+    """
+
+    def __init__(
+        self,
+        result: dict[str, Any],
+        folder: Path,
+        roots: Sequence[tuple[bytes, TrustRoot]],
+        keys: Sequence[tuple[str, set[VerifierKey]]],
+    ) -> None:
         self._result = result
         self._folder = folder
         self._roots = roots
+        self._keys = keys
         self._party = parse_spiffe_id(str(result.get("origin", "")))
         self._kept: set[bytes] = set()
         self._times: list[tuple[int, int]] | None = None
@@ -247,24 +271,34 @@ class _Log:
     def _cosigned(self, seq: int) -> int | None:
         """UTC seconds of the first cosignature of another party over a record; None where there is none."""
         if self._times is None:
-            self._times = list(_cosignatures(self._folder))
+            self._times = list(_cosignatures(self._folder, self._witness_keys()))
         return min((time for size, time in self._times if size > seq), default=None)
 
+    def _witness_keys(self) -> set[VerifierKey]:
+        """Of other parties; where logs of such are given, those that one of them has too."""
+        origin = str(self._result.get("origin", ""))
+        keys = {key for key in _keys_of(self._folder) if key.name != origin and key.algorithm == COSIGNATURE_V1}
+        others = [known for owner, known in self._keys if owner not in ("", origin)]
+        return keys & set().union(*others) if others else keys
 
-def _cosignatures(folder: Path) -> Iterator[tuple[int, int]]:
-    """(records, UTC seconds) of each by another party; of those that do not verify `verify_logs` says so."""
-    keys = []
+
+def _keys_of(folder: Path) -> set[VerifierKey]:
+    """All in a log's folder that can be read; of the others `verify_logs` says so."""
+    keys: set[VerifierKey] = set()
     for path in (folder / "keys").glob("*.vkey"):
-        if path.name != "log.vkey":
-            with contextlib.suppress(VerificationError, OSError):
-                keys += [parse_verifier_key(line) for line in read_note(path).splitlines()]
+        with contextlib.suppress(VerificationError, OSError):
+            keys |= {parse_verifier_key(line) for line in read_note(path).splitlines()}
+    return keys
+
+
+def _cosignatures(folder: Path, keys: Iterable[VerifierKey]) -> Iterator[tuple[int, int]]:
+    """(records, UTC seconds) of each by one of these keys; of those that do not verify `verify_logs` says so."""
     for path in (folder / "checkpoints").glob("*.note"):
         for key in keys:
-            if key.algorithm == COSIGNATURE_V1:
-                with contextlib.suppress(VerificationError, OSError, ValueError):
-                    text = read_note(path)
-                    if (time := cosigned_at(text, key)) is not None:
-                        yield parse_checkpoint(text.partition("\n\n")[0] + "\n").size, time
+            with contextlib.suppress(VerificationError, OSError, ValueError):
+                text = read_note(path)
+                if (time := cosigned_at(text, key)) is not None:
+                    yield parse_checkpoint(text.partition("\n\n")[0] + "\n").size, time
 
 
 def _interrupted(record: Mapping[str, Any]) -> bool:

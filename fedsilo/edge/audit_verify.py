@@ -4,13 +4,14 @@ This one file needs Python and the `cryptography` package: read it, copy it to y
 folders of all sides, for they vouch for each other. Each log alone: records number on without a gap and each names the
 hash of the one before; every signed checkpoint carries the log's signature and the RFC 6962 root of exactly these
 records; every cosignature verifies. Of records that retention removed, leaf hashes are left (N.leaves), and other
-parties' cosignatures show how old they were then: a year at least, which is the least that a policy may say. All logs
-together: each holds, in `witnessed/`, the newest checkpoint of every other party that it countersigned, which must fit
-that party's records and be among its checkpoints; copies of a log are compared. So a changed byte, a dropped end, a
-changed order and a log rebuilt under another key show, as long as one other party is honest. Whoever countersigned a
-checkpoint is a witness of all records up to it: --min-witnesses demands so many for all but the last 24 hours. Not
-covered: records after the newest checkpoint (`unsigned`), lies told when a record was written, witnesses that a forger
-invented, unless their logs are given, and what records mean and people signed (`fedsilo audit verify` does that).
+parties' cosignatures show how old they were then: a year at least, which is the least that a policy may say. Given
+other parties' logs, only those by keys that one of them has too show it. All logs together: each holds, in
+`witnessed/`, the newest checkpoint of every other party that it countersigned, which must fit that party's records and
+be among its checkpoints; copies of a log are compared. So a changed byte, a dropped end, a changed order and a log
+rebuilt under another key show, as long as one other party is honest. Whoever countersigned a checkpoint is a witness of
+all records up to it: --min-witnesses demands so many for all but the last 24 hours. Not covered: records after the
+newest checkpoint (`unsigned`), lies told when a record was written, witnesses that a forger invented, unless their logs
+are given, and what records mean and people signed (`fedsilo audit verify` does that).
 Compare the `key` printed for each log with the one that its owner published. Exit status 0, or 7 if anything is wrong.
 """
 
@@ -221,7 +222,8 @@ class Log:  # one log folder, and what is wrong with it
             return f"says {note.size} records, the log has {self.size}: its end was dropped"
         return "" if self.roots[note.size] == note.root else f"does not fit the first {note.size} records"
 
-    def check_alone(self) -> None:
+    def check_alone(self, others: list[Log]) -> None:  # others: parties whose keys folders vouch for keys
+        vouched = {(key.name, key.public) for other in others for key in other.keys}
         if not self.notes and self.size:
             self.problem("no signed checkpoint covers the records")
         sound = 0  # records that a checkpoint bears out
@@ -233,14 +235,14 @@ class Log:  # one log folder, and what is wrong with it
                 self.suspects = self.suspects or [sound, note.size - 1]
             else:
                 sound = note.size
-            for signer, time in self._cosigners(name, note).items():
-                if signer != self.origin:
-                    self.reach[signer] = max(self.reach.get(signer, 0), note.size)
-                    self.cosigned_at.append((note.size, time))
+            for key, time in self._cosigners(name, note):
+                if key.name != self.origin:
+                    self.reach[key.name] = max(self.reach.get(key.name, 0), note.size)
+                    self.cosigned_at += [(note.size, time)] * (not others or (key.name, key.public) in vouched)
         for name, note in self.witnessed:
             owner = [key for key in self.keys if key.name == note.origin and key.kind == LOG_SIGNATURE]
             owned = any(self._signed(name, note, key) for key in owner)
-            if self.origin not in self._cosigners(name, note) or not owned:
+            if self.origin not in {key.name for key, _ in self._cosigners(name, note)} or not owned:
                 self.problem(f"{name} lacks the signature of {note.origin} or this party's cosignature")
         self.check_removals()
         self.sound = not self.found
@@ -258,14 +260,14 @@ class Log:  # one log folder, and what is wrong with it
                 self.problem(f"{which} when their first cosignature was {ages}")
             first = size
 
-    def _cosigners(self, name: str, note: Note) -> dict[str, int]:  # name -> UTC seconds
+    def _cosigners(self, name: str, note: Note) -> list[tuple[Key, int]]:  # with UTC seconds
         known = {(key.name, key.key_id): key for key in self.keys}
         keys = [known[item[:2]] for item in note.signatures if item[:2] in known]
         if len(keys) < len(note.signatures):
             self.problem(f"{name} carries a signature by a key that is not in keys/")
         times = {item[:2]: int.from_bytes(item[2][:8], "big") for item in note.signatures}
         signers = [key for key in keys if key.kind == COSIGNATURE and self._signed(name, note, key)]
-        return {key.name: times[key.name, key.key_id] for key in signers}
+        return [(key, times[key.name, key.key_id]) for key in signers]
 
     def _signed(self, name: str, note: Note, key: Key) -> bool:  # a wrong one is this log's problem if `name` is given
         try:
@@ -281,8 +283,10 @@ class Log:  # one log folder, and what is wrong with it
                 self.problem(f"differs within the first {shorter} records from the copy in {other.path}")
             elif shorter < other.size:
                 self.notices.append(f"ends {other.size - shorter} records before the copy {other.path}: older, or cut")
-        elif not copy and other.own[1].public not in [key.public for key in self.keys if key.name == other.origin]:
+        elif not copy and other.own[1].public not in (known := {k.public for k in self.keys if k.name == other.origin}):
             self.reach.pop(other.origin, None)  # somebody of another key: one of the two was invented
+        elif not copy and other.sound and known - {key.public for key in other.own}:
+            self.problem(f"keys: it has a second key of {other.origin}, which does not sign that party's own log")
         for name, note in other.notes if copy else other.witnessed:
             if note.origin != self.origin or not self._signed("", note, other.own[not copy]):
                 continue
@@ -320,7 +324,7 @@ def verify_logs(paths: list[Path], min_witnesses: int = 0) -> list[dict[str, Any
         notes = {note.size for other in logs for _, note in other.notes + other.witnessed if note.origin == log.origin}
         log.roots = roots_at(log.leaves, notes | {other.size for other in logs if other.origin == log.origin})
         if log.own:
-            log.check_alone()
+            log.check_alone([each for each in logs if each.own and each.origin != log.origin])
     for log in logs:
         for other in (each for each in logs if each is not log and log.own and each.own):
             log.check_against(other)

@@ -32,7 +32,7 @@ class Clock:
 def open_log(directory: Path, origin: str = SILO, **changes: Any) -> AuditLog:
     settings: dict[str, Any] = {
         "origin": origin,
-        "key": KEYS[origin],
+        "key": KEYS.get(origin),
         "actor": origin,
         "clock": Clock(),
         "monotonic": Clock(5.0),

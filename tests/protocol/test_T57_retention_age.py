@@ -6,13 +6,26 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 from fedsilo.edge.audit_segments import segments
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.launch.cli_audit import app
+from fedsilo.treaty.audit.checkpoint import cosign, cosigner_key, log_key
 from fedsilo.treaty.audit.merkle import leaf_hash
-from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, append_send, exchange, introduce, open_log
+from tests.protocol.audit_parties import (
+    COORDINATOR,
+    KEYS,
+    OTHER_KEY,
+    SILO,
+    Clock,
+    append_send,
+    copied,
+    exchange,
+    introduce,
+    open_log,
+)
 
 DAY, YEAR = 86_400, 365 * 86_400
 
@@ -105,6 +118,59 @@ def test_T57_without_a_witness_the_age_is_said_to_be_unproven(
     )
     problems, notices = told(tmp_path)
     assert problems == [] and len(notices) == 1
+
+
+# ---- with the logs of other parties ----------------------------------------------------------------------
+
+GHOST = "spiffe://net/silo/ghost"
+
+
+def cosign_as(root: Path, name: str, key: Ed25519PrivateKey, gone: int, time: float) -> None:
+    """Whoever holds the silo's log lets a key of his own, under any name, countersign the removed records."""
+    keys = log_key(name, key.public_key()), cosigner_key(name, key.public_key())
+    path = root / "silo" / "keys" / f"forged-{keys[0].key_id.hex()}.vkey"
+    path.write_text("".join(f"{each.text}\n" for each in keys))
+    note = next(path for path in sorted((root / "silo" / "checkpoints").glob("*.note")) if int(path.stem) >= gone)
+    note.write_text(cosign(note.read_text(), name, key, int(time)))
+
+
+def told_together(root: Path, *others: str) -> tuple[list[str], list[str]]:
+    logs = [root / name for name in ("silo", *others)]
+    alone = verify_logs(logs)
+    done = CliRunner().invoke(app, ["verify", *map(str, logs), "--json"])
+    both = json.loads(done.stdout)["data"]
+    assert [each["verified"] for each in both] == [each["verified"] for each in alone]
+    assert all(each["verified"] for each in alone[1:])
+    return alone[0]["problems"], [text for text in alone[0]["notices"] if "removed" in text]
+
+
+@pytest.mark.parametrize("waited", [3600, YEAR + DAY])
+@pytest.mark.parametrize("name", [COORDINATOR, GHOST])
+def test_T57_an_invented_witness_proves_no_age_where_another_party_s_log_is_given(
+    tmp_path: Path, name: str, waited: float
+) -> None:
+    gone = removed_after(tmp_path, waited, older_than=60)
+    assert told_together(tmp_path, "coordinator") == told(tmp_path)
+    cosign_as(tmp_path, name, OTHER_KEY, gone, Clock().now - 3 * YEAR)
+    assert verify_logs([tmp_path / "silo"])[0]["verified"]  # alone a log shows who vouches for it, and no more
+    problems, notices = told_together(tmp_path, "coordinator")
+    young, second = waited < YEAR, name == COORDINATOR
+    assert (len(problems), notices) == (young + second, [])
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_T57_a_third_log_vouches_for_the_witness_it_knows_and_else_no_age_is_proven(
+    tmp_path: Path, knows: bool
+) -> None:
+    removed_after(tmp_path, YEAR + DAY, older_than=YEAR)
+    with open_log(tmp_path / "third", GHOST, key=OTHER_KEY) as third:
+        third.append("start")
+        if knows:
+            third.trust_peer(COORDINATOR, KEYS[COORDINATOR].public_key())
+    problems, notices = told_together(tmp_path, "third")
+    assert problems == [] and len(notices) == (not knows)
+    copied(tmp_path / "silo", tmp_path / "copy")
+    assert told_together(tmp_path, "copy") == ([], [])  # the same log once more is no other party
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from fedsilo.edge.audit_report import audit_report
 from fedsilo.edge.audit_verify import verify_logs
 from fedsilo.launch.audit_report_page import page
 from fedsilo.launch.cli_audit import app
-from fedsilo.treaty.audit.checkpoint import parse_checkpoint
+from fedsilo.treaty.audit.checkpoint import cosign, parse_checkpoint
 from fedsilo.treaty.errors import NotAllowedError, UsageError
 from fedsilo.treaty.wire.codec import sha256_hex
 from silo.guard.messages import Held
 from tests.policies import setting
-from tests.protocol.audit_parties import COORDINATOR, SILO, Clock, exchange, introduce, open_log
+from tests.protocol.audit_parties import COORDINATOR, OTHER_KEY, SILO, Clock, exchange, introduce, open_log
 from tests.security.people import new_keys
 from tests.simulated.guarded import OUR_KEY, Bench
 from tests.simulated.policy_site import PolicySite, text_of
@@ -403,6 +403,34 @@ def test_T36_a_certificate_is_judged_at_the_first_countersignature(tmp_path: Pat
             exchange(silo, coordinator)
     counts, problems = judged(tmp_path / "silo", WORLD.ca.certificate_pem)
     assert counts == {verdict: 1} and bool(problems) == (verdict == "broken")
+
+
+@pytest.mark.parametrize("hours", [1, 24 * 3])
+def test_T36_an_invented_countersignature_dates_no_record_where_another_party_s_log_is_given(
+    tmp_path: Path, hours: int
+) -> None:
+    clock, ghost = Clock(setting.NOW), "spiffe://net/silo/ghost"
+    with open_log(tmp_path / "silo", clock=clock) as silo, open_log(tmp_path / "c", COORDINATOR, clock=clock) as other:
+        introduce(silo, other)
+        other.append("start")
+        silo.append("approval.grant", **grant(approval()))
+        clock.now += hours * HOUR
+        exchange(silo, other)
+        exchange(silo, other)
+        silo.trust_peer(ghost, OTHER_KEY.public_key())
+    logs = [tmp_path / "silo", tmp_path / "c"]
+
+    def verdicts(*logs: Path) -> dict[str, int]:
+        results = verify_logs(list(logs))
+        check_orders(results, logs, [WORLD.ca.certificate_pem])
+        return {name: count for name, count in results[0]["orders"].items() if count}
+
+    honest = {"anchored" if hours == 1 else "broken": 1}
+    assert verdicts(*logs) == verdicts(logs[0]) == honest
+    for note in (logs[0] / "checkpoints").iterdir():
+        note.write_text(cosign(note.read_text(), ghost, OTHER_KEY, int(setting.NOW)))
+    assert verdicts(logs[0]) == {"anchored": 1}  # alone a log shows who vouches for it, and no more
+    assert verdicts(*logs) == honest
 
 
 def test_T36_a_reduced_log_and_an_export_keep_what_was_signed(tmp_path: Path) -> None:
