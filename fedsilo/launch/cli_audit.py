@@ -258,7 +258,7 @@ def release_story(
         record
         for record in read_records(folder)
         if _detail(record, "release") == release
-        or (record["event"].startswith("egress.") and (_place(record), _digest(record)) in messages)
+        or (record["event"].startswith(("egress.", "ingress.")) and (_place(record), _digest(record)) in messages)
         or (record["event"] == "screen.hit" and _place(record) in places)  # its record has no digest
     ]
     emit(

@@ -449,3 +449,18 @@ def test_a_release_has_its_whole_story_and_nothing_of_another(tmp_path: Path) ->
     assert [row["seq"] for row in rows("release", "r1/hospital_a/0", "--log", log)] == [0, 1, 2, 3, 4]
     assert [row["seq"] for row in rows("release", "r2/hospital_a/0", "--log", log)] == [6, 7, 8, 9, 10]
     assert invoke("release", "r3/hospital_a/0", "--log", log).exit_code == 8
+
+
+def test_the_story_of_a_held_plan_has_its_hold_and_its_decision(tmp_path: Path) -> None:
+    """A plan is held where it arrives; one at the same place with other bytes is no part of it."""
+    of: dict[str, Any] = {"kind": "run.plan", "run": "r1", "payload": {"bytes": 10, "hmac_sha256": "ab" * 32}}
+    release = {"release": "r0/hospital_a/0", "person": "ann"}
+    with open_log(tmp_path / "log") as log:
+        log.append("start")
+        log.append("ingress.decision", decision="hold", direction="ingress", **of)
+        log.append("approval.request", detail=release, **of)
+        yes = log.append("approval.grant", detail=release, **of)
+        other = of | {"payload": {"bytes": 10, "hmac_sha256": "cd" * 32}}
+        log.append("ingress.decision", decision="deny", direction="ingress", **other)
+        log.append("ingress.decision", decision="allow", direction="ingress", link={"approvals": [yes]}, **of)
+    assert [row["seq"] for row in rows("release", "r0/hospital_a/0", "--log", tmp_path / "log")] == [1, 2, 3, 5]
