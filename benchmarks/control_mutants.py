@@ -362,7 +362,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "a result of another transcript is believed",
         TRANSCRIPTS,
-        "if body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos):",
+        "if not second and (body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos)):",
         "if False:",
     ),
     (

@@ -37,6 +37,7 @@ class RunView:
         last_adapter_round: the round that ended in it; 0 for what the run began with.
         told_adapter: digest of what the last result that this silo was told of left the run with, or, before any, of
             what the first round that it saw began with; "" before that. The next round begins with no other (T58).
+    told_round: the round whose result that was, or a later one that came to no other adapter; 0 before any.
         pool: silos whose answers are the open round's donors, as its transcript says; None where none does.
         steps: rows of the public set that each public step of the open round asks for.
         evaluated: the committed adapter of each of the last rounds, which an evaluation of that round is about.
@@ -64,6 +65,7 @@ class RunView:
     last_adapter: str = ""
     last_adapter_round: int = 0
     told_adapter: str = ""
+    told_round: int = 0
     pool: frozenset[str] | None = None
 
     @property
@@ -91,14 +93,15 @@ class RunView:
     def at_step(self, step: int) -> RunView:
         return replace(self, open_step=step)
 
-    def told(self, adapter_digest: str) -> RunView:
-        """A round was committed, whether or not this silo was in it."""
-        return replace(self, told_adapter=adapter_digest)
+    def told(self, round_number: int, body: pb.RoundResult) -> RunView:
+        """A round is over, whether or not this silo was in it."""
+        adapter = body.adapter_digest if body.committed else self.told_adapter
+        return replace(self, told_round=round_number, told_adapter=adapter)
 
     def evaluating(self, adapter_digest: str) -> RunView:
         """The open round was committed."""
         known = {number: digest for number, digest in self.evaluated.items() if number > self.round - ROUNDS_EVALUATED}
-        return replace(self.told(adapter_digest), evaluated={**known, self.round: adapter_digest})
+        return replace(self, evaluated={**known, self.round: adapter_digest})
 
     def refused(self, round_number: int) -> RunView:
         """Its round.open was not let in, and the coordinator is to be told which."""
@@ -144,6 +147,7 @@ class RunView:
             "last_adapter": self.last_adapter,
             "last_adapter_round": self.last_adapter_round,
             "told_adapter": self.told_adapter,
+            "told_round": self.told_round,
             "open_step": self.open_step,
             "agreeing": self.agreeing,
             "pool": None if self.pool is None else sorted(self.pool),
@@ -163,6 +167,7 @@ class RunView:
             last_adapter=str(value.get("last_adapter", "")),
             last_adapter_round=int(value.get("last_adapter_round", 0)),
             told_adapter=str(value.get("told_adapter", "")),
+            told_round=int(value.get("told_round", 0)),
             steps={int(step): tuple(rows) for step, rows in value.get("steps", {}).items()},
             open_step=int(value.get("open_step", 0)),
             agreeing=bool(value.get("agreeing", False)),

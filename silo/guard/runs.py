@@ -122,9 +122,8 @@ class RunKeeper:
             except TooFewUpdates as error:
                 self._leave_for(item, error)
                 return True
-        if 0 < item.round <= self._ignored_round and not isinstance(item.body, pb.RunEnd):
-            if isinstance(item.body, pb.RoundResult) and item.body.committed:
-                self._set_view(self._gate.view.told(item.body.adapter_digest))  # the next round begins with it
+        ignored = 0 < item.round <= self._ignored_round and not isinstance(item.body, pb.RunEnd)
+        if ignored and not isinstance(item.body, pb.RoundResult):
             return True  # of a round that a restart left; that the run ended counts all the same
         # The coordinator sends at least once; what was fed is not fed again.
         mark = (item.kind, item.round, item.step, item.digest)
@@ -138,6 +137,10 @@ class RunKeeper:
                 self._ignored_round = max(self._ignored_round, item.round)
             return True
         self._fed.add(mark)
+        if isinstance(item.body, pb.RoundResult):
+            self._set_view(self._gate.view.told(item.round, item.body))  # the next round begins with what it left
+            if ignored:
+                return True
         if isinstance(item.body, pb.RoundOpen):
             self._talk.round_opened()
             self._set_view(self.acceptance.anchored(self._gate.view.opened(item.round, item.body)))
@@ -150,7 +153,7 @@ class RunKeeper:
             self._set_view(self._gate.view)
         elif isinstance(item.body, pb.RoundResult):
             self._miss(item.run, item.round, None)
-            if item.body.committed:
+            if item.body.committed and item.round == self._gate.view.round:
                 self._set_view(self._gate.view.evaluating(item.body.adapter_digest))
         if (view := self._gate.view.asking(item.body, item.step)) != self._gate.view:
             self._set_view(view)

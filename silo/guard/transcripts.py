@@ -7,13 +7,14 @@ Two transcripts of one round, both signed, are evidence: it is kept, and the sil
 round goes on without it then. Enough signatures for the plan and too few for this site's policy are no reason to
 leave: more may come until the round is over.
 
-A round whose signed end has fewer updates in it than plan and policy ask for ends this silo's run before the adapter
-is fetched (T58). A round that begins with another adapter than the last end left, or the first round that this silo
-saw, goes on without it: so no end can be kept from it.
+A round whose end has fewer updates in it than plan and policy ask for ends this silo's run before the adapter is
+fetched (T58). A round that begins with another adapter than the last end left, or the first round that this silo saw,
+goes on without it; and an end counts only where the coordinator signed it, for a round whose signed transcript was
+shown here: so no end can be kept from it.
 
-Does not stop: a coordinator that keeps single updates for itself, or that tells all silos the same; peers that sign
-whatever they are shown; two groups of silos that are each large enough to agree on a transcript of their own
-(`needed` in `fedsilo.treaty.transcript`).
+Does not stop: a coordinator that keeps single updates for itself, or that tells all silos the same, or that signs this
+silo another end than the others, which their logs prove; peers that sign whatever they are shown; two groups of silos
+that are each large enough to agree on a transcript of their own (`needed` in `fedsilo.treaty.transcript`).
 """
 
 from __future__ import annotations
@@ -384,7 +385,7 @@ class Agreement:
         stands = {
             "federation": transcript.federation == config.federation,
             "run": transcript.run == item.run == plan.run,
-            "round": transcript.round == item.round,
+            "round": transcript.round == item.round > self._gate.view.told_round,
             "silos": config.silo in transcript.silos and set(transcript.silos) <= set(plan.silos),
             "plan_sha256": transcript.plan_sha256 == plan.digest,
             "policies": transcript.policies.get(config.silo)
@@ -485,15 +486,18 @@ class Agreement:
     # ---- the round is over -------------------------------------------------------------------------
 
     def _result(self, item: Inbound, body: pb.RoundResult) -> None:
-        """A result belongs to the transcript that this silo signed, and names nobody else; recorded."""
+        """A result is signed and belongs to a transcript that was shown here, whether or not this silo signed that one;
+        it names nobody else, and takes back nothing that was told before. Recorded where this silo signed: two signed
+        ends of one round are evidence."""
         kept = self._ledger.transcript(item.run, item.round)
-        if kept is None or not kept["signed"]:
-            return  # the round went on without this silo
+        if kept is None:
+            raise TranscriptRefused("ROUND_NOT_SHOWN", f"no signed transcript of round {item.round} was shown here")
         transcript = transcript_from_canonical(kept["transcript"])
         named = {*body.participants, *(row.silo for row in body.verdicts)}
-        if body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos):
+        second = body.transcript_sha256 in kept["others"]  # one that people have looked at (T20)
+        if not second and (body.transcript_sha256 != transcript.digest or not named <= set(transcript.silos)):
             raise TranscriptRefused(
-                "TRANSCRIPT_DIFFERS", f"the result of round {item.round} does not belong to the transcript signed here"
+                "TRANSCRIPT_DIFFERS", f"the result of round {item.round} does not belong to the transcript shown here"
             )
         signed = SignedEnd(RoundEnd.of(transcript, body), self._witnessing.coordinator, body.result_signature)
         if not signed.verifies(self._site.coordinator_key):
@@ -501,7 +505,11 @@ class Agreement:
             raise TranscriptRefused("RESULT_UNSIGNED", f"the result of round {item.round} is not signed")
         if self.waiting is not None and self.waiting.transcript.digest == transcript.digest:
             self.drop()
-        self._gate.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=signed.to_detail())
+        if kept["signed"] and not second:
+            detail = signed.to_detail()
+            self._gate.record("round.result", run=item.run, round=item.round, kind=item.kind, detail=detail)
+        if item.round <= (view := self._gate.view).told_round and view.told(item.round, body) != view:
+            raise TranscriptRefused(WireCode.ROUND_CLOSED.value, f"the end of round {view.told_round} was told of")
 
 
 def _rows_of(body: pb.RoundAgreed, known: Transcript, *, besides: Container[str] = ()) -> list[pb.Countersignature]:

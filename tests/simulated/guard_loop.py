@@ -6,7 +6,7 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -319,7 +319,7 @@ class Loop:
         told: the silo is to know already that the round before came to this adapter (T58).
         """
         if told:
-            self.bench.gate.view = self.bench.gate.view.told(base_digest)
+            self.bench.gate.view = replace(self.bench.gate.view, told_adapter=base_digest)
         fields: dict[str, Any] = {
             "federation": plan.federation, "run": plan.run, "round": number, "silos": plan.silos,
             "plan_sha256": plan.digest, "policies": dict.fromkeys(plan.silos, self.policy.digest),

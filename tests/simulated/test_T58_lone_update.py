@@ -5,7 +5,8 @@ refusal stands beside what is let through.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from coordinator import runs
 from coordinator.agreement import Agreements
 from fedsilo.treaty.errors import ConflictError
-from fedsilo.treaty.transcript import transcript_from_canonical
+from fedsilo.treaty.transcript import Transcript, transcript_from_canonical
 from fedsilo.treaty.wire import codec
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
 from policies.load import Policy
@@ -255,6 +256,112 @@ def test_T58_a_round_begins_with_the_adapter_that_was_told_of_and_with_no_other(
     assert (["base_digest"] in named) is not known and loop.guard.keeper.run is not None
     if wrong is NEXT and not known:
         assert NEXT_DIGEST not in fetched(loop)
+
+
+def sees(loop: Loop, number: int, base: str, **changes: str) -> None:
+    """A round opens that does not begin here."""
+    loop.show_round(number, base, told=False, **changes)
+    loop.turn()
+
+
+# What became of the round that was shown last, before its end is told of; round 1 has begun.
+SHOWN: dict[str, Callable[[Loop], object]] = {
+    "it began": lambda loop: None,
+    "it began, and was left": lambda loop: loop.guard.keeper.abandon_round(),
+    "it began, and the silo was started again": lambda loop: loop.restart(),
+    "the next was refused": lambda loop: sees(loop, 2, codec.sha256_hex(ADAPTER), schema_sha256="0" * 64),
+    "the next was refused before a restart": lambda loop: (
+        sees(loop, 2, codec.sha256_hex(ADAPTER), schema_sha256="0" * 64),
+        loop.restart(),
+    ),
+    "the policy denied the next": lambda loop: sees(loop, 2, ""),
+}
+
+
+def say_end(loop: Loop, number: int, adapter: str, *, signed: bool = True, of: Transcript | None = None) -> None:
+    loop.shown = of or loop.shown
+    body = loop.ended(committed=True, adapter_digest=adapter)
+    if not signed:
+        body.result_signature = b""
+    loop.coordinator.says("control.poll", "round.result", body, run="run-1", round=number)
+    loop.turn(2)
+
+
+def refused_ends(loop: Loop) -> list[str]:
+    return [reasons[0] for kind, reasons in refusals(loop) if kind == "round.result"]
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.parametrize("signed", [True, False])
+def test_T58_only_a_signed_end_says_what_the_next_round_begins_with(loop: Loop, shown: str, signed: bool) -> None:
+    awaiting_result(loop)
+    SHOWN[shown](loop)
+    number = loop.shown.round
+    say_end(loop, number, NEXT_DIGEST, signed=signed)
+    view = loop.bench.gate.view
+    assert view.told_adapter == (NEXT_DIGEST if signed else codec.sha256_hex(ADAPTER))
+    in_it = shown in ("it began", "it began, and the silo was started again")
+    assert view.evaluated == ({1: NEXT_DIGEST} if signed and in_it else {})
+    assert refused_ends(loop) == ([] if signed else ["RESULT_UNSIGNED"])
+    loop.open_round(number + 1, NEXT, told=False)
+    assert (loop.bench.gate.view.round == number + 1) is signed and loop.guard.keeper.run is not None
+    if not signed:
+        assert NEXT_DIGEST not in fetched(loop)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_T58_an_end_of_a_round_that_was_not_shown_says_nothing(loop: Loop, seen: bool) -> None:
+    awaiting_result(loop)
+    third = replace(loop.shown, round=3)
+    if seen:
+        sees(loop, 3, codec.sha256_hex(ADAPTER), schema_sha256="0" * 64)
+        third = loop.shown
+    say_end(loop, 3, NEXT_DIGEST, of=third)
+    assert refused_ends(loop) == ([] if seen else ["ROUND_NOT_SHOWN"])
+    assert (loop.bench.gate.view.told_adapter == NEXT_DIGEST) is seen
+    loop.open_round(2, NEXT, told=False)
+    assert loop.bench.gate.view.round == 1, "nor does a round open that an end says is past"
+
+
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_T58_the_end_of_a_second_transcript_counts_once_people_have_looked_at_that(loop: Loop, looked_at: bool) -> None:
+    awaiting_result(loop)
+    sees(loop, 2, codec.sha256_hex(ADAPTER), schema_sha256="0" * 64)
+    kept = loop.bench.ledger.transcript("run-1", 2)
+    assert kept is not None
+    second = replace(loop.shown, schema_sha256=setting.SCHEMA.digest)
+    if looked_at:
+        loop.bench.ledger.keep_transcript("run-1", 2, kept | {"others": {second.digest: ""}})
+    say_end(loop, 2, NEXT_DIGEST, of=second)
+    assert refused_ends(loop) == ([] if looked_at else ["TRANSCRIPT_DIFFERS"])
+    loop.open_round(3, NEXT, told=False)
+    assert (loop.bench.gate.view.round == 3) is looked_at
+
+
+@pytest.mark.parametrize("adapter", [codec.sha256_hex(ADAPTER), "cd" * 32])
+def test_T58_an_older_end_takes_no_later_one_back(loop: Loop, adapter: str) -> None:
+    awaiting_result(loop)
+    first = loop.shown
+    say_end(loop, 1, codec.sha256_hex(ADAPTER))
+    loop.open_round(2, ADAPTER, told=False)
+    say_end(loop, 2, NEXT_DIGEST)
+    loop.restart()
+    say_end(loop, 1, adapter, of=first)
+    assert refused_ends(loop) == ["ROUND_CLOSED"] and loop.bench.gate.view.told_adapter == NEXT_DIGEST
+    loop.open_round(3, NEXT, told=False)
+    assert loop.bench.gate.view.round == 3
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_T58_the_end_of_a_round_may_be_said_again_and_no_other(loop: Loop, other: bool) -> None:
+    awaiting_result(loop)
+    say_end(loop, 1, NEXT_DIGEST)
+    loop.restart()
+    say_end(loop, 1, "cd" * 32 if other else NEXT_DIGEST)
+    assert refused_ends(loop) == (["ROUND_CLOSED"] if other else [])
+    assert loop.bench.gate.view.told_adapter == NEXT_DIGEST
+    ends = {row["detail"]["aggregate"] for row in loop.bench.events("round.result")}
+    assert ends == {NEXT_DIGEST} | ({"cd" * 32} if other else set()), "whoever signed two is found out"
 
 
 @pytest.mark.parametrize(("quorum", "taken"), [(1, False), (2, True)])
