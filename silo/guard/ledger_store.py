@@ -61,8 +61,8 @@ class Heads:
     """Attributes:
     newest: of what the ledger holds.
     before: the head that this one was made from.
-    logged: those that the log may name in its place: the one it named last, and more where a kill came before that
-        was known.
+    logged: those that the log may name in its place: the one it named last, and more where a kill came, or a record
+        failed, before that was known.
     """
 
     newest: Head
@@ -70,7 +70,7 @@ class Heads:
     logged: tuple[Head, ...]
 
     def agree_with(self, named: Head) -> bool:
-        """Whether the ledger is as the log says, or one group ahead of it."""
+        """Whether the ledger is as the log says, or ahead of it by what the log need not have named."""
         return named == self.newest or named in self.logged
 
 
@@ -106,14 +106,16 @@ class LedgerStore:
     @contextmanager
     def naming(self) -> Iterator[dict[str, Any] | None]:
         """Around one record: its field `ledger`, or None where the log names the newest head already. Nothing is
-        written into the ledger until the record stands; one that fails named nothing."""
+        written into the ledger until the record stands. One that fails may be on the disk all the same, if only its
+        flush failed: what is written next is another group, and the log may name either."""
         with self._lock:
             heads = self.heads
             if heads is None or heads.newest == self._named:
                 yield None
                 return
+            self._group_open = False
             yield heads.newest.field()
-            self._named, self._group_open = heads.newest, False
+            self._named = heads.newest
 
     def _follow(self, database: sqlite3.Connection, named: Head) -> None:
         """Within a transaction: this group follows the one that the log names, whichever this ledger held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedsilo.edge import audit_segments
 from fedsilo.edge.audit_orders import check_orders
 from fedsilo.edge.audit_segments import SegmentWriter, read_records
 from fedsilo.edge.audit_verify import verify_logs
@@ -229,6 +231,39 @@ def test_T42_a_record_names_the_head_once_and_one_that_fails_names_none(place: P
         assert bench.ledger.heads is not None and records[first]["ledger"] == bench.ledger.heads.newest.field()
     (result,) = verify_logs([place.folder / "state" / "audit"])
     assert result["verified"]
+
+
+@pytest.mark.parametrize("fails", ["the write", "the flush"])
+def test_T42_a_record_that_failed_leaves_an_honest_ledger_that_starts(
+    place: PolicySite, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    kept = files_of(place)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with closing(working(place)) as bench:
+        bench.ledger.next_sequence("run-1")
+        with monkeypatch.context() as patched:
+            if fails == "the write":
+                patched.setattr(audit_segments, "write_all", broken)
+            else:
+                patched.setattr(os, "fdatasync", broken)
+            with pytest.raises(OperationError):
+                bench.audit.append("silo.pause")
+        for _ in range(2):  # as a guard that ends does
+            bench.ledger.next_sequence("run-1")
+    newest = files_of(place)
+    if fails == "the flush":  # the record stands all the same, and names what an older copy lacks
+        put_back(place, kept)
+        assert refused(place).code == "LEDGER_BEHIND"
+        put_back(place, newest)
+    assert place.start().how == "same"
+    with closing(working(place)) as bench:
+        bench.audit.append("silo.pause")
+        bench.ledger.next_sequence("run-1")
+        assert bench.ledger.heads is not None and len(bench.ledger.heads.logged) == 1
+    assert place.start().how == "same"
 
 
 @pytest.mark.parametrize("records", range(1, 5))
