@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Ledger(RecountLedger):
     Args:
         path: the SQLite file; its folder exists.
         read_only: for a process beside the daemon; the file must be there, and every write is an OperationError.
+        give_up: asked while the file is locked: whether to wait no longer, since this process is to end.
 
     Attributes:
         payloads: bytes of messages, beside the file; none for a reader.
@@ -59,8 +60,9 @@ class Ledger(RecountLedger):
 
     payloads: Payloads
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False, give_up: Callable[[], bool] = lambda: False) -> None:
         super().__init__(path)
+        self.locked.give_up = give_up
         self._read_only = read_only
         try:
             place = read_only_address(path) if read_only else path
@@ -74,7 +76,7 @@ class Ledger(RecountLedger):
                 return
             path.chmod(0o600)
             self.locked.until_free(self._make_tables)
-            self._make_finding_key()
+            self.locked.until_free(self._make_finding_key)
             self.take_back_count()
         except sqlite3.Error as error:
             raise OperationError(f"cannot open {path}: {error}", hint="keep it, it is evidence") from error

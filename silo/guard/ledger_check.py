@@ -92,12 +92,15 @@ class Disagreement:
         )
 
 
-def disagreement(config: SiloConfig, named: Mapping[str, Any] | None) -> Disagreement | None:
+def disagreement(
+    config: SiloConfig, named: Mapping[str, Any] | None, give_up: Callable[[], bool] = lambda: False
+) -> Disagreement | None:
     """What the ledger and the log of a site do not agree on. Only reads.
 
     Args:
         config: the site.
         named: field `ledger` of the newest record with one; None: there is none.
+        give_up: asked while the ledger is locked: whether to wait no longer.
 
     Raises:
         OperationError: the ledger cannot be read.
@@ -107,7 +110,7 @@ def disagreement(config: SiloConfig, named: Mapping[str, Any] | None) -> Disagre
     log, path = Head.named(named), config.state_dir / LEDGER
     if not path.is_file():
         return Disagreement(LOST, None, log)
-    ledger = Ledger(path, read_only=True)
+    ledger = Ledger(path, read_only=True, give_up=give_up)
     try:
         heads, seen = ledger.heads, (ledger.latest_time, bool(ledger.clock_halt))
         if heads is None or not heads.agree_with(log):
@@ -153,28 +156,35 @@ def latest_in_folder(directory: Path) -> float:
     return latest / 1000
 
 
-def open_ledger(site: Site, open_log: Callable[[Callable[[], float]], AuditLog], wall: float) -> Ledger:
+def open_ledger(
+    site: Site,
+    open_log: Callable[[Callable[[], float]], AuditLog],
+    wall: float,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Ledger:
     """The site's ledger, once it is the one that the log names.
 
     Args:
         site: whose.
         open_log: opens the log with this clock, for the record, where it is another one.
         wall: UTC seconds that the clock shows; nobody has vouched for it yet.
+        give_up: asked while the ledger is locked: whether to wait no longer.
 
     Raises:
         NotAllowedError: it is another one, and its approvers have not signed; recorded.
         OperationError: it cannot be read or written.
     """
     config = site.config
-    if (found := disagreement(config, named := named_in_folder(config.state_dir / AUDIT))) is not None:
+    named = named_in_folder(config.state_dir / AUDIT)
+    if (found := disagreement(config, named, give_up)) is not None:
         at = _time_to_record(config, found, wall)
         with open_log(lambda: at) as audit:
             try:
-                _restore(site, audit, found, max(wall, audit.latest_time, found.latest))
+                _restore(site, audit, found, max(wall, audit.latest_time, found.latest), give_up)
             except NotAllowedError as error:
                 audit.append("ledger.check", reasons=[error.code], detail=_groups(found))
                 raise
-    ledger = Ledger(config.state_dir / LEDGER)
+    ledger = Ledger(config.state_dir / LEDGER, give_up=give_up)
     ledger.agree(Head.named(named) if named else None)
     return ledger
 
@@ -201,7 +211,7 @@ def name_heads(config: SiloConfig, ledger: Ledger, audit: AuditLog) -> None:
     audit.name_heads(ledger.naming)
 
 
-def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float) -> None:
+def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float, give_up: Callable[[], bool]) -> None:
     config, moment = site.config, datetime.fromtimestamp(now, UTC)
     people = People(config.silo, site.site_ca_pem, site.roles, moment, HOURS_UNKNOWN, config.federation)
     given, why = approvals_of(site.config, found, people)
@@ -218,7 +228,7 @@ def _restore(site: Site, audit: AuditLog, found: Disagreement, now: float) -> No
         )  # fmt: skip
         for fields in said.waiting.values():
             audit.append("approval.expire", reasons=[RESTORED], **fields)
-    ledger = Ledger(site.config.state_dir / LEDGER)
+    ledger = Ledger(site.config.state_dir / LEDGER, give_up=give_up)
     try:
         ended = ledger.raise_to(found.log, said, policy)
     finally:

@@ -204,7 +204,7 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
         folder = config.state_dir / AUDIT
         return AuditLog(folder, origin=config.spiffe_id, key=key, actor=config.spiffe_id, clock=clock)
 
-    ledger = open_ledger(site, log, time.time())
+    ledger = open_ledger(site, log, time.time(), lambda: bool(stopped))
     stack.callback(ledger.close)
     watch = ClockWatch(ledger, asks=not config.coordinator.by_files)
     audit = stack.enter_context(log(watch.time))
@@ -280,6 +280,8 @@ def _serve_locked(site: Site, stack: contextlib.ExitStack, ready: Callable[[dict
     )  # fmt: skip
     guard.hourly.append(lambda: certificate.look(gate.record, gate.now()))
     guards.append(guard)
+    if stopped:
+        guard.stop()
     guard.register(desk)
     # A long log takes seconds to go through, and nobody waits for that here; who asks before it is done does.
     threading.Thread(target=_fold, args=(guard.panel.index,), name="message-index", daemon=True).start()

@@ -3,13 +3,14 @@ status names the cause, and all goes on by itself; a disk that is full still hal
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,14 @@ import pytest
 from fedsilo.edge import locked_file
 from fedsilo.treaty.errors import OperationError
 from fedsilo.treaty.wire._generated import federation_pb2 as pb
+from silo.guard import service
 from silo.guard.ledger import Ledger
+from silo.guard.ledger_check import open_ledger
 from tests.policies import setting
 from tests.simulated.coordinator_parts import joined
 from tests.simulated.guard_loop import Loop
+from tests.simulated.guarded import OUR_KEY
+from tests.simulated.policy_site import PolicySite, text_of
 from tests.simulated.test_coordinator_ingress import code_of
 from tests.simulated.test_silo_standing import control_of
 
@@ -140,6 +145,54 @@ def test_T39_a_ledger_is_opened_once_it_is_free(tmp_path: Path) -> None:
         assert came == []
         let_go()
     assert came == [None]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_T39_a_ledger_that_was_there_is_waited_for_at_a_start_until_it_is_free_or_the_silo_is_stopped(
+    tmp_path: Path, stopped: bool
+) -> None:
+    path, asked = tmp_path / "ledger.sqlite3", threading.Event()
+    Ledger(path).close()
+
+    def give_up() -> bool:
+        asked.set()
+        return stopped
+
+    with locked(path) as let_go, doing(lambda: Ledger(path, give_up=give_up).close()) as came:
+        assert asked.wait(30)
+        if stopped:
+            until(lambda: came)
+        else:
+            assert came == []
+        let_go()
+    assert [getattr(each, "code", None) for each in came] == (["DATABASE_LOCKED"] if stopped else [None])
+
+
+def test_T39_a_stop_while_a_silo_that_starts_waits_for_its_ledger_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = PolicySite(tmp_path / "site")
+    place.policy_is(text_of())
+    place.ledger().close()
+    site = place.site()
+    site.identity.signing_key = OUR_KEY
+
+    def stopped_meanwhile(site: Any, log: Any, wall: float, give_up: Callable[[], bool]) -> Ledger:
+        def asked() -> bool:
+            assert not give_up()
+            signal.raise_signal(signal.SIGTERM)
+            return give_up()
+
+        return open_ledger(site, log, wall, asked)
+
+    monkeypatch.setattr(service, "open_ledger", stopped_meanwhile)
+    with (
+        locked(place.folder / "state" / "ledger.sqlite3"),
+        pytest.raises(OperationError) as ended,
+        ExitStack() as stack,
+    ):
+        service._serve_locked(site, stack, lambda _: None)
+    assert ended.value.code == "DATABASE_LOCKED"
 
 
 def test_T39_a_full_disk_still_halts_at_once_with_its_own_words(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
