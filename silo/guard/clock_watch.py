@@ -93,7 +93,8 @@ def slept() -> float:
 
 
 class ClockWatch:
-    """Thread-safe: people's commands are judged by it in threads of their own.
+    """Thread-safe: people's commands are judged by it in threads of their own. The ledger is never asked under its
+    mutex, since the audit log asks for the time while it holds the ledger.
 
     Args:
         ledger: knows the latest time, and a halt that stands.
@@ -133,7 +134,7 @@ class ClockWatch:
         """Judge by the audit log's latest time, too, once that is known. latest: UTC seconds."""
         with self._mutex:
             self._stored, self._believed, self.jumped = max(self._stored, latest), None, 0.0
-            self.look()
+        self.look()
 
     # ---- what time it is ---------------------------------------------------------------------------
 
@@ -147,15 +148,15 @@ class ClockWatch:
 
     def people_time(self) -> float:
         """UTC seconds that a person's command is judged by: what the clock shows, unless it is known to have jumped."""
+        judged = self.look()
         with self._mutex:
-            judged = self.look()
             return self._wall() if self._believed is None else judged.time
 
     def look(self) -> Judged:
         """The clock at this moment. A jump is a `fault` from then on, also where it is right again a moment later."""
+        self._notice_suspend()
         with self._mutex:
             wall, monotonic = self._wall(), self._monotonic()
-            self._notice_suspend()
             ran = None if self._believed is None else self._believed[0] + monotonic - self._believed[1]
             if self.fault is not None:
                 should = self._stored if ran is None else max(ran, self._stored)
@@ -168,9 +169,11 @@ class ClockWatch:
                 self._believed, self._ahead_told = (wall, monotonic), 0.0
                 if judged.seconds > clocks.SIGNED_SECONDS_MAX + clocks.SLACK_SECONDS:
                     self.jumped += judged.seconds  # nobody could vouch for it
-            elif judged.verdict == Verdict.GOOD and judged.seconds > self._ahead_told + clocks.TOLD_SECONDS:
-                self.jumped += judged.seconds - self._ahead_told
-                self._ahead_told = judged.seconds  # what it was believed at stays, so that small jumps add up
+            elif judged.verdict == Verdict.GOOD:
+                self._ahead_told = min(self._ahead_told, judged.seconds)  # gone back: the next jump is news again
+                if judged.seconds > self._ahead_told + clocks.TOLD_SECONDS:
+                    self.jumped += judged.seconds - self._ahead_told
+                    self._ahead_told = judged.seconds  # what it was believed at stays, so that small jumps add up
             return judged
 
     @property
@@ -180,10 +183,12 @@ class ClockWatch:
 
     def _notice_suspend(self) -> None:
         slept = self._slept()
-        if slept - self._slept_before > SLEPT_SECONDS_MIN and self._believed is not None:
-            self._stored = max(self._stored, self._ledger.latest_time)
-            self._believed, self._compared, self._offline = None, False, not self._asks
-        self._slept_before = slept
+        stored = self._ledger.latest_time if slept - self._slept_before > SLEPT_SECONDS_MIN else 0.0
+        with self._mutex:
+            if slept - self._slept_before > SLEPT_SECONDS_MIN and self._believed is not None:
+                self._stored = max(self._stored, stored)
+                self._believed, self._compared, self._offline = None, False, not self._asks
+            self._slept_before = max(slept, self._slept_before)
 
     def _is_wrong(self, judged: Judged, wall: float, known: str) -> None:
         """Here, and not by the guard's next look: every later answer must be the same."""
@@ -201,24 +206,23 @@ class ClockWatch:
             signed: UTC, whole seconds.
             took: seconds between our asking and its answer, in which it signed.
         """
+        latest, accepted = self._ledger.latest_time, self._ledger.clock_accepted
         with self._mutex:
             wall, monotonic = self._wall(), self._monotonic()
             # It signed at some moment in between; what that leaves open speaks for the clock.
             most, least = wall - signed, wall - signed - took - 1.0
-            before, self.difference = self.difference, 0.0 if least <= 0.0 <= most else min(most, least, key=abs)
-            self._signed = wall - self.difference, monotonic
-            if before is None or abs(self.difference - before) > clocks.SLACK_SECONDS:
-                self._ledger.keep_clock_difference(self.difference, wall)
-            if self._compared or self.fault is not None:
-                return
-            # An approver may have accepted that these two differ; that the coordinator's is right by now is good, too.
-            differs = min(self.difference, self.difference - self._ledger.clock_accepted, key=abs)
-            stored = max(self._stored, self._ledger.latest_time)
-            judged = judge(wall, stored=stored, signed=wall - differs)
-            if judged.verdict in HALTING:
-                self._is_wrong(judged, wall, "the coordinator's signed time")
-            else:
-                self._compared, self._believed, self._ahead_told = True, (wall, monotonic), 0.0
+            before, difference = self.difference, 0.0 if least <= 0.0 <= most else min(most, least, key=abs)
+            self.difference, self._signed = difference, (wall - difference, monotonic)
+            if not self._compared and self.fault is None:
+                # An approver may have accepted that they differ; that the coordinator's is right by now is good, too.
+                differs = min(difference, difference - accepted, key=abs)
+                judged = judge(wall, stored=max(self._stored, latest), signed=wall - differs)
+                if judged.verdict in HALTING:
+                    self._is_wrong(judged, wall, "the coordinator's signed time")
+                else:
+                    self._compared, self._believed, self._ahead_told = True, (wall, monotonic), 0.0
+        if before is None or abs(difference - before) > clocks.SLACK_SECONDS:
+            self._ledger.keep_clock_difference(difference, wall)
 
     def nobody_answers(self) -> None:
         """The coordinator cannot be asked: a site that was off for a weekend goes on, and the gap is told of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedsilo.treaty.audit.poll_window import WINDOW_SECONDS
 from fedsilo.treaty.clocks import CERTIFICATE_TIME
 from fedsilo.treaty.errors import ConflictError, FedSiloError, NotAllowedError, UnreachableError
 from fedsilo.treaty.wire._generated import control_pb2
+from silo.guard.clock_watch import ClockWatch
 from silo.guard.ledger import Ledger, OutboxItem, Release
 from tests.policies import setting
 from tests.simulated.guard_loop import Loop
@@ -231,6 +233,60 @@ def test_T41_what_time_synchronisation_does_goes_on(site: Site, seconds: float) 
     assert not site.loop.bench.gate.halted
     told = [record["detail"] for record in site.loop.bench.events("clock.jump")]
     assert [detail["forward_milliseconds"] // 1000 for detail in told] == ([] if seconds < 60 else [int(seconds)])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_T41_a_jump_after_the_clock_has_gone_back_is_told_again(site: Site, again: bool) -> None:
+    for seconds in (HOUR / 2, -HOUR / 2, *([HOUR / 2] * again)):
+        site.loop.bench.clock_now += seconds
+        site.loop.turn(3)
+    told = [record["detail"] for record in site.loop.bench.events("clock.jump")]
+    forward = [detail["forward_milliseconds"] // 1000 for detail in told if "forward_milliseconds" in detail]
+    assert forward == [int(HOUR / 2)] * (1 + again) and not site.loop.bench.gate.halted
+
+
+class Asked(Ledger):
+    """Whenever it is asked, somebody else asks what time it is."""
+
+    watch: ClockWatch | None = None
+    asked = kept_waiting = 0
+
+    def _somebody_asks(self) -> None:
+        if self.watch is not None and threading.current_thread() is threading.main_thread():
+            asking = threading.Thread(target=self.watch.people_time, daemon=True)
+            asking.start()
+            asking.join(5)
+            self.asked, self.kept_waiting = self.asked + 1, self.kept_waiting + asking.is_alive()
+
+    @property
+    def latest_time(self) -> float:
+        self._somebody_asks()
+        return super().latest_time
+
+    @property
+    def clock_accepted(self) -> float:
+        self._somebody_asks()
+        return super().clock_accepted
+
+    def keep_clock_difference(self, seconds: float, at: float) -> None:
+        self._somebody_asks()
+        super().keep_clock_difference(seconds, at)
+
+
+@pytest.mark.parametrize("differs", [0.0, HOUR / 2, 2 * HOUR])
+def test_T41_whoever_asks_the_time_while_the_ledger_is_busy_does_not_wait_for_it(
+    tmp_path: Path, differs: float
+) -> None:
+    slept = 0.0
+    with closing(Asked(tmp_path / "ledger.sqlite3")) as ledger:
+        watch = ClockWatch(ledger, asks=True, wall=lambda: NOW, monotonic=lambda: 0.0, slept=lambda: slept)
+        watch.begin(NOW)
+        ledger.watch = watch
+        watch.compare(NOW - differs, 0.0)
+        slept = HOUR
+        watch.look()
+        assert ledger.asked >= 3 and ledger.kept_waiting == 0
+        assert (watch.fault is not None) == (differs > HOUR)
 
 
 @pytest.mark.parametrize("days", [2.7, 7.0])
