@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from fedsilo.treaty.grading.retraction import taken_back
+
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _NESTED_BOXES_MAX = 8
@@ -48,11 +50,6 @@ _OTHERWISE = re.compile(
 _OPTION = re.compile(
     r"[\s*(\[]{0,9}([A-Ja-j])(?:[)\].:]|[ \t.]*(?=\n|$))(?!\s*(?:is|are|was|were|would|does|cannot)\b)"
 )
-# words that take back what was said before, as in "B. No wait, C."
-SECOND_THOUGHT = (
-    r"(?:(?:no|wait|actually|or|maybe|perhaps|possibly|alternatively|otherwise|rather|sorry|correction|hmm|oops|instead"
-    r"|else|i\s+mean|make\s+that|the\s+answer|it|that|is|could|may|might|should|also|be)\b[\s,:.\u2014-]*){1,8}"
-)
 _DANGLING = re.compile(r"\b(?:or|and)[ \t]*:?$", re.IGNORECASE)
 _CANDIDATES_MAX = 8
 # between two boxes, where they are two candidates or two members of one answer
@@ -70,6 +67,10 @@ _THINKING_START = "<think>"
 
 class CutOff(Exception):  # not an error of ours: the response ends inside its box or its thinking
     """The response was cut off before its answer was complete."""
+
+
+class TakenBack(CutOff):
+    """What stands behind the answer takes it back."""
 
 
 def outside_thinking(response: str) -> str:
@@ -95,6 +96,25 @@ def last_boxed(text: str) -> str | None:
     Raises:
         CutOff: a box has no closing brace.
     """
+    return _boxed(text)[0]
+
+
+def final_boxed(text: str) -> str | None:
+    """The last box, as `last_boxed`; None also where words behind it take it back and a cue gives another answer.
+
+    Raises:
+        CutOff: a box has no closing brace, or is taken back.
+    """
+    boxed, behind = _boxed(text)
+    cue = _CUE.search(behind)
+    if boxed is None or not taken_back(boxed, behind[: cue.start()] if cue is not None else behind):
+        return boxed
+    if cue is None:
+        raise TakenBack
+    return None
+
+
+def _boxed(text: str) -> tuple[str | None, str]:
     joined: list[str] = []
     end = 0
     while (found := _BOX.search(text, end)) is not None:
@@ -104,8 +124,8 @@ def last_boxed(text: str) -> str | None:
         said = _opened(text[found.end() : end])
         joined = [*joined, said] if between is not None and len(joined) < _CANDIDATES_MAX else [said]
     if len(set(joined)) > 1:
-        return " or ".join(f"${each}$" for each in joined)
-    return joined[0] if joined else None
+        return " or ".join(f"${each}$" for each in joined), text[end + 1 :]
+    return (joined[0], text[end + 1 :]) if joined else (None, "")
 
 
 def _opened(content: str) -> str:
@@ -148,15 +168,22 @@ def after_last_cue(text: str) -> str | None:
     the last `####`, or the last cue such as "the answer is", up to the end of its line or of its display.
 
     Raises:
-        CutOff: `<answer>` was opened and not closed.
+        CutOff: `<answer>` was opened and not closed, or the answer is taken back.
     """
+    found = _cued(text)
+    if found is not None and taken_back(*found):
+        raise TakenBack
+    return found[0] if found is not None else None
+
+
+def _cued(text: str) -> tuple[str, str] | None:
     opened, closed = text.rfind(_ANSWER_START), text.rfind(_ANSWER_END)
     if opened > closed:
         raise CutOff
     if opened >= 0:
-        return text[opened + len(_ANSWER_START) : closed].strip()
+        return text[opened + len(_ANSWER_START) : closed].strip(), text[closed + len(_ANSWER_END) :]
     if (told := _json_answer(text)) is not None:
-        return told
+        return told, ""
     marker = text.rfind("####")
     ends = [cue.end() for pattern in (_CUE, _HEADING) for cue in pattern.finditer(text, max(marker, 0))]
     if marker >= 0:
@@ -168,8 +195,9 @@ def after_last_cue(text: str) -> str | None:
     return _line_or_display(text[max(ends) :]) if ends else None
 
 
-def _line_or_display(text: str) -> str:
-    """The first line that says something; of a display that begins there all, with what follows it on its line.
+def _line_or_display(text: str) -> tuple[str, str]:
+    """The first line that says something, and what stands behind; of a display that begins there all, with what follows
+    it on its line.
 
     Other candidates on the lines below, as `$$42$$`, then "or", then `$$43$$`, are said along: it is no single answer.
     """
@@ -189,7 +217,7 @@ def _line_or_display(text: str) -> str:
             break
         line, end = _taken(said, start)
         told = f"{told} {line}"
-    return told.strip()
+    return told.strip(), said[end:]
 
 
 def _follows(option: re.Match[str], another: re.Match[str]) -> bool:

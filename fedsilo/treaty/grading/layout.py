@@ -37,7 +37,6 @@ _ROOT_SIGN = re.compile(r"\u221a\s*(?:\(([^()]*)\)|(\d+|[a-z]))")
 _TEMPERATURE = re.compile(
     r"(?:\u00b0|\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)\s*(?:([CF])(?![a-zA-Z])|\\(?:text|mathrm)\s*\{\s*([CF])\s*\})"
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SPACING = re.compile(
     r"(?<!\\)\\[!,;:> ]|(?<!\\)\\(?:quad|qquad|displaystyle|left(?![a-z])|right(?![a-z])|bigl?|bigr?|Bigl?|Bigr?|limits"
     r"|mathstrut|textstyle|bf|bfseries|boldmath|tiny|small|normalsize|large|Large|LARGE|huge|Huge)(?![a-zA-Z])|~"
@@ -167,12 +166,27 @@ _SCALE = re.compile(
 )
 _SCALE_LETTERS = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion"}
 _CURRENCY_SCALE = re.compile(r"((?:\\?\$|[\u20ac\u00a3\u00a5])\s*\d[\d,]*(?:\.\d+)?)\s?(k|K|M|B|bn|mn)(?![A-Za-z])")
-# words behind a number that are no unit: they make another number of it
-_NO_UNIT = re.compile(
-    r"[\s,-]*(?:an?\s+)?(?:(?:minus|plus|times|divided|multiplied|factorial|squared|cubed|half|halves|thirds?|quarters?|fourths?"
-    r"|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?|thousandths?|millionths?|over|less|more|mod"
-    r"|modulo|choose|to the|raised|score|gross|and a half)\b|.*\b(?:minus|plus|times|divided by|multiplied by|or|not"
-    r"|but|without)\b)",
+# words that make another number of the one before them, choose or deny: no unit
+SMALL_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"]
+SMALL_NUMBERS += ["twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+CHANGING = re.compile(
+    # counts ("each one" changes nothing), parts and multiples; "quarters" may be coins, "half-hours" are a unit
+    rf"\b(?:(?:{'|'.join(word for word in SMALL_NUMBERS + TENS if word != 'one')}"
+    r"|(?:hundred|thousand|\w*illion)(?:s|ths?)?|dozen\w*|hal(?:f|fs|ves|ved)|thirds|fifths|eighths|ninths|twelfths|(?:four|six|seven|ten|eleven|\w+teen|\w+tie)ths"
+    r"|(?:doubl|tripl|\w{3,}upl)(?:e[sd]?|y)|twice|thrice|score|gross|nines)(?!-[a-z])"
+    r"|(?:grand|mega|giga|tera|nano|micro|milli)\W*$|ppm|ppb|per\s?mil(?:le?)?|basis\s+points"
+    # operations
+    r"|plus|minus|multiplied|divided|factorial|root|square\s+roots|sqrt|powers?|raised|mod|modulo|choose|base|binary|octal"
+    r"|hexadecimal|log|sin|cos|tan|exp|reciprocal|complement|inver(?:se|ted)|negated|reversed|recurring|repeat(?:ing|ed)"
+    r"|times(?!\s*$|\s+(?:as|a|an|per|each|every|more|longer|in|during|total|\w{3,}er)\b)"
+    # choices and denials
+    r"|least|most|or|nor|either|neither|otherwise|alternatively|maybe|perhaps|possibly|probably|versus|vs|but|without"
+    r"|unless|except|between|not|cannot|never|no(?!-)|nobody|none|nothing|and\s+(?:an?|up|above|over|more|below|under|counting)"
+    r"|(?:is|was)\s+(?:wrong|incorrect|false))\b|n['\u2019]t\b|n/a|^\W*(?:wrong|incorrect|false|negative)\W*$"
+    # right behind the number
+    r"|^[\s,-]*(?:(?:more|less|fewer|greater)\s+than|(?:third|quarter|fourth|fifth)(?!\s+grade)|squared|cubed|and|to|ish|an?$|under|over|above"
+    r"|below|beyond)\b",
     re.IGNORECASE,
 )
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
@@ -271,11 +285,6 @@ def _closing_brace(text: str, position: int) -> int:
         return -1
 
 
-def has_control_characters(text: str) -> bool:
-    """Characters that print nothing, or turn the direction of the text: no honest answer holds them."""
-    return _CONTROL.search(text) is not None
-
-
 def tight(text: str) -> str:
     """For comparing as text: no white space, no needless braces around one character, text wrappers opened."""
     plain = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", _TEXT.sub(r"\1", text))
@@ -290,7 +299,7 @@ def split_unit(text: str) -> tuple[str, str]:
     if unit is None:
         return text, ""
     said = _TEXT.sub(r"\1", unit["unit"])
-    if _BASE.match(said) or _NO_UNIT.match(said):
+    if _BASE.match(said) or CHANGING.search(said):
         return text, ""
     if found is None:
         if not _balanced(unit["value"]) or not re.search(r"[A-Za-z]", said):

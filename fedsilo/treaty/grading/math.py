@@ -14,7 +14,8 @@ from itertools import product
 from math import inf
 
 from fedsilo.treaty.grading import layout, numeric, symbols
-from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, last_boxed, outside_thinking
+from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, final_boxed, outside_thinking
+from fedsilo.treaty.grading.retraction import HIDDEN, last_is_taken_back
 from fedsilo.treaty.grading.verdict import BAD_REFERENCE, NO_ANSWER, TOO_COSTLY, Verdict, judged
 
 ANSWER_CHARACTERS_MAX = 1_000
@@ -89,7 +90,7 @@ def grade(response: str, reference: str) -> Verdict:
         return NO_ANSWER
     if len(answer) > ANSWER_CHARACTERS_MAX:
         return TOO_COSTLY
-    if layout.has_control_characters(answer):
+    if HIDDEN.search(answer):
         return NO_ANSWER
     try:
         return judged(agree(reference, answer) or _agree_each(reference, answer))
@@ -126,7 +127,7 @@ def extract(response: str, reference: str) -> str | None:
         CutOff: the response ends inside its box or its thinking.
     """
     said = outside_thinking(response)
-    boxed = last_boxed(said)
+    boxed = final_boxed(said)
     if boxed is not None:
         return boxed
     cued = after_last_cue(said)
@@ -151,7 +152,7 @@ def extract(response: str, reference: str) -> str | None:
     if is_short and (_bare_number(reference) is None or _bare_number(whole) is not None):
         return whole
     tail = said[-ANSWER_CHARACTERS_MAX:]
-    return None if _last_is_offered(tail) else _last_number(tail)
+    return None if _last_is_offered(tail) or last_is_taken_back(tail) else _last_number(tail)
 
 
 def _without_reason(sentence: str) -> str:

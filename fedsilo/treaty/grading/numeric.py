@@ -9,12 +9,12 @@ a remark in brackets and a reason. Anything else is no answer, whatever number i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
 
 from fedsilo.treaty.grading import layout
-from fedsilo.treaty.grading.extraction import SECOND_THOUGHT, CutOff, after_last_cue, last_boxed, outside_thinking
+from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, final_boxed, outside_thinking
+from fedsilo.treaty.grading.retraction import last_is_taken_back
 from fedsilo.treaty.grading.verdict import BAD_REFERENCE, NO_ANSWER, Verdict, judged
 
 CHARACTERS_MAX = 64
@@ -57,31 +57,14 @@ _ABOUT = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z]\w{0,20}(?:\s*_\s*\{?\w{1,8}\}?)?'?(?:\s*\(\s*\w\s*\))?")
 _ASSIGNED = re.compile(rf"\s*{_NAME.pattern}\s*=")
-_CALCULATION = re.compile(r"[-+]?[\d(.][^\u221a\\=]*")
+_CALCULATION = re.compile(r"[-+]?[\d(.](?:[^\u221a\\=.,:;!?]|[.,](?=\d))*")  # within one sentence
 _VARIABLE = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
-# words that make another number of the one beside them, or offer another
-_SMALL = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_SMALL += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_COUNTS = "|".join(word for word in _SMALL + _TENS if word != "one")  # "each one" changes nothing
-_CHANGING = re.compile(
-    rf"\b(?:{_COUNTS}|(?:hundred|thousand|million|billion|trillion|dozen"
-    r"|half|double|triple|quadruple|hundredth|thousandth|millionth)s?|halves|halved|doubled|tripled|twice|thrice|score|gross"
-    r"|quarters|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|plus|minus|multiplied|divided|squared|cubed"
-    r"|factorial|roots?|sqrt|powers?|raised|mod|modulo|choose|base|binary|octal|hexadecimal|log|sin|cos|tan|exp"
-    r"|times(?!\s*$|\s+(?:as|a|an|per|each|every|more|longer|in|during)\b)|least|most|or|nor|either|neither|otherwise"
-    r"|alternatively|maybe|perhaps|possibly|probably|versus|vs|not|cannot|never|no|nobody|none|nothing|but|without|unless|except"
-    r"|between|and\s+(?:a|up|above|over|more|below|under|counting))\b|n['\u2019]t\b"
-    r"|^[\s-]*(?:(?:more|less|fewer|greater)\s+than|third|quarter|fourth|fifth|and|to|ish|an?$|under|over|above|below|beyond)\b"
-    r"|\b(?:negative|wrong|incorrect|false|n/a|ppm|per\s+mille|basis\s+points|zeros|nines)\b|^k\b",
-    re.IGNORECASE,
-)
 _SHORT_WORDS = frozenset(
     ["a", "an", "of", "in", "on", "at", "to", "by", "as", "is", "it", "be", "do", "he", "we", "so", "my", "up"]
 )
 _SYMBOLS = frozenset("mgshLlJNWVKCFA")  # units of one letter
-_WORD = re.compile(r"[^\W\d_]{3,}(?:[-'\u2019/][^\W\d_]+)*['\u2019]?")
-_POWER = re.compile(r"(?:\s*\^\s*(?:-?\d|\{\s*-?\d\s*\})|[\u00b2\u00b3])(?!\d)")
+_WORD = re.compile(r"(?:[^\W\d_]{1,2}-)?[^\W\d_]{3,}(?:[-'\u2019/][^\W\d_]+)*['\u2019]?")
+_POWER = re.compile(r"(?:\s*\^\s*(?:-?\d|\{\s*-?\d\s*\})|[\u00b2\u00b3]|(?<=[a-z])\s(?:squared|cubed)\b)(?!\d)")
 _REASON = re.compile(
     r"[\s,:\u2014-]{0,3}\b(?:because|since|as|which|so|given|due\s+to|while|(?<=, )not"
     r"|and\s+(?:so|it|this|that|we|she|he|they)|and\s+\d+\s+(?:remains?|is|are|was|were)|with\s+\d+\s+(?:left|remaining))\b",
@@ -98,9 +81,11 @@ _OF_WHAT = re.compile(
 )
 _AGAIN = re.compile(r"[\s,]*(?:\bor\b|\bi\.e\.,?|\bthat\s+is,?|=|\u2248)\s*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;!?](?=\s|$)")
-_NOT_IN_A_BOX = re.compile(r"(?<!\\)!|\b(?:or|and)\b", re.IGNORECASE)  # a factorial, and two values
+# a factorial, and two values; "5 boys and girls" is one
+_NOT_IN_A_BOX = re.compile(
+    r"(?<!\\)!|\bor\b|\band\b(?!\s+(?!more\b|half\b|over\b|above\b|counting\b)[a-z]{3})", re.IGNORECASE
+)
 _DIGIT = re.compile(r"\d", re.ASCII)
-_ANOTHER = re.compile(rf"(?:^|[.,;:!?(\u2014])\s*{SECOND_THOUGHT}", re.IGNORECASE)
 _ANOTHER_END = re.compile(r"(?:\s*[^\W\d_]+)?\s*(?:$|[.,;!?)])")
 _REFUSED = re.compile(r"(?:\b(?:not|never|cannot|nobody|none|unlikely)|n['\u2019]t)(?:\s+\w+)?\s*$", re.IGNORECASE)
 _WRAPPED = re.compile(
@@ -192,7 +177,7 @@ def _extracted(response: str) -> tuple[Fraction, bool] | None:
     """The number, and whether it was said in percent."""
     try:
         said = outside_thinking(response)
-        boxed = last_boxed(said)
+        boxed = final_boxed(said)
         cued = after_last_cue(said) if boxed is None else None
     except CutOff:
         return None
@@ -219,6 +204,8 @@ def _answer(text: str) -> tuple[Fraction, bool] | None:
 
 def _last(text: str) -> tuple[Fraction, bool] | None:
     """The number that the last sentence with one ends with, behind a verb or a word such as "so"."""
+    if last_is_taken_back(text):
+        return None
     for line in reversed(text.splitlines()):
         if not _DIGIT.search(layout.plain_digits(line)):
             continue
@@ -273,7 +260,7 @@ def _is_calculation(text: str) -> bool:
     """Numbers and signs, perhaps with units between them, and no variable."""
     plain = re.sub(r"(?<=\d)\s*x\s*(?=\d)", "*", text)
     has_sign = _CALCULATION.fullmatch(plain) is not None and re.search(r"[-+*/^]", plain[1:]) is not None
-    return has_sign and not _VARIABLE.search(plain) and not _CHANGING.search(plain)
+    return has_sign and not _VARIABLE.search(plain) and not layout.CHANGING.search(plain)
 
 
 def _ends(rest: str, value: Fraction) -> bool:
@@ -281,7 +268,7 @@ def _ends(rest: str, value: Fraction) -> bool:
     end = _SENTENCE_END.search(rest)
     later = rest[end.end() :] if end is not None else ""
     sentence = rest[: end.start()] if end is not None else rest
-    if _offers_another(later, value, is_begun=False):
+    if _begins_with_another(later, value):
         return False
     if (again := _AGAIN.match(sentence)) is not None:
         found = _VALUE.match(sentence, again.end())
@@ -294,31 +281,32 @@ def _ends(rest: str, value: Fraction) -> bool:
     if not _is_unit(sentence[:first]):
         return False
     if reason is not None and reason.start() == first:
-        return not _offers_another(sentence[first:], value, is_begun=True)
+        return True
     if stop is not None and stop[0] == "(":
         remark, closed, behind = sentence[stop.end() :].partition(")")
         return bool(closed) and _is_remark(remark, value) and _ends(behind, value)
     return stop is None or (stop[0] != ":" and _are_words(sentence[stop.end() :])) or not sentence[stop.end() :].strip()
 
 
-def _offers_another(text: str, value: Fraction, is_begun: bool) -> bool:
-    """Whether a reason or a later sentence gives another number: "No wait, 6". A bare one at its beginning does too."""
-    ends: Iterator[int] = (found.end() for found in _ANOTHER.finditer(text))
-    for position in [*ends] if is_begun else [0, *ends]:
-        named = _ASSIGNED.match(text, position)
-        about = _ABOUT.match(text, named.end() if named else position)
-        found = _VALUE.match(text, about.end() if about else position)
-        told = _told(found) if found is not None else None
-        if found is not None and told is not None and told[0] != value and _ANOTHER_END.match(text, found.end()):
-            return True
-    return False
+def _begins_with_another(text: str, value: Fraction) -> bool:
+    """Whether what follows the sentence begins with another number, as in "5. 6"."""
+    named = _ASSIGNED.match(text)
+    about = _ABOUT.match(text, named.end() if named else 0)
+    found = _VALUE.match(text, about.end() if about else 0)
+    told = _told(found) if found is not None else None
+    return (
+        found is not None
+        and told is not None
+        and told[0] != value
+        and _ANOTHER_END.match(text, found.end()) is not None
+    )
 
 
 def _is_unit(text: str) -> bool:
     """Words behind a number, of which the first may be a unit's sign and touch it: 5cm, 5 m/s, 5 eggs per day."""
     plain = _POWER.sub("", text)
     sign = re.match(r"\s*(?:\u00b0\s*[CF]?(?![A-Za-z])|([^\W\d_]+(?:/[^\W\d_]+)*)\.?(?![^\s]))", plain)
-    if plain.startswith("K"):
+    if re.match(r"K|k\b", plain):
         return False  # 5K is 5000, or five kelvin
     if sign is not None and (sign[1] is None or all(_is_sign(each) for each in sign[1].split("/"))):
         plain = plain[sign.end() :]
@@ -335,7 +323,7 @@ def _is_sign(text: str) -> bool:
 
 def _are_words(text: str) -> bool:
     """Plain words, none of which makes another number."""
-    if _CHANGING.search(text):
+    if layout.CHANGING.search(text):
         return False
     words = (word.strip("'\"\u2018\u2019\u201c\u201d.,:") for word in text.split())
     return all(not word or word.lower() in _SHORT_WORDS or _WORD.fullmatch(word) or _is_sign(word) for word in words)
@@ -346,10 +334,11 @@ def _is_remark(text: str, value: Fraction) -> bool:
     if (told := _shaped(text)) is not None:
         return told[0] == value
     words = re.split(r"[\s-]+", text.strip().lower())
-    if all(word in _SMALL or word in _TENS for word in words):
-        return sum(_SMALL.index(word) if word in _SMALL else 10 * _TENS.index(word) + 20 for word in words) == value
+    small, tens = layout.SMALL_NUMBERS, layout.TENS
+    if all(word in small or word in tens for word in words):
+        return sum(small.index(word) if word in small else 10 * tens.index(word) + 20 for word in words) == value
     if _REMARK.match(text):
-        return not _offers_another(text, value, is_begun=True)
+        return True
     return _is_calculation(text.lstrip("= ")) or _are_words(text)
 
 
@@ -377,4 +366,4 @@ def _plain(text: str) -> str:
     for _ in range(2):
         plain = _EMPHASIS.sub(r"\2", plain)
     plain = _EMPHASIS_END.sub("", plain)
-    return " ".join(re.sub('[`"\u201c\u201d\u200b]', "", plain).split()).strip("*_ ")
+    return " ".join(re.sub('[`"\u201c\u201d]', "", plain).split()).strip("*_ ")
