@@ -35,11 +35,34 @@ def test_T56_reported_cases(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "repeated", ["  ", "\\ ", "1 ", "3 or ", "million ", "{,}", "-", "|", "(of a", "is ", "so ", "5=", "B) "]
+    "repeated",
+    [
+        "  ",
+        "\\ ",
+        "1 ",
+        "3 or ",
+        "million ",
+        "{,}",
+        "-",
+        "|",
+        "(of a",
+        "is ",
+        "so ",
+        "5=",
+        "B) ",
+        ". it is ",
+        "\n",
+        "probably, ",
+        "which ",
+    ],
 )
 def test_T22_repetition_in_an_answer_takes_no_time(repeated: str) -> None:
     for verifier, gold in (("numeric", "5"), ("math", "5"), ("choice", "B")):
-        for text in (f"\\boxed{{5 {repeated * (900 // len(repeated))}x}}", f"The answer is 5 {repeated * 900}"):
+        for text in (
+            f"\\boxed{{5 {repeated * (900 // len(repeated))}x}}",
+            f"The answer is 5 {repeated * 900}",
+            f"\\boxed{{5}}{repeated * 2000}",
+        ):
             began = time.monotonic()
             grade(verifier, text, gold)
             assert time.monotonic() - began < SECONDS_MAX
