@@ -32,14 +32,15 @@ class ClockWatch:
     Attributes:
         believed: what the clock showed when it was believed last without a question, UTC seconds.
         jumped: seconds of jumps, and of the gap before the start, that nobody has recorded yet.
-        told: by how much the clock was ahead when people were told last, seconds. It does not move with small steps.
+        offset: the clock less the time for which the machine has run, seconds. Small steps of the clock do not move it.
     """
 
     def __init__(self, wall: Callable[[], float], running: Callable[[], float]) -> None:
         self._wall, self._running = wall, running
         self._mutex = threading.Lock()
         self.believed, self._since = wall(), running()
-        self.jumped = self.told = 0.0
+        self.offset = self.believed - self._since
+        self.jumped = self._told = 0.0
 
     def begin(self, latest: float) -> None:
         """Tell of a gap since the audit log's end. latest: UTC seconds of that; 0 before its first record."""
@@ -70,14 +71,16 @@ class ClockWatch:
     def accept(self) -> None:
         """An approver accepts the clock as it is now."""
         with self._mutex:
-            self.believed, self._since, self.told = self._wall(), self._running(), 0.0
+            self.believed, self._since, self._told = self._wall(), self._running(), 0.0
 
     def _look(self) -> tuple[float, float]:
         """UTC seconds to go by, and by how much the clock is ahead of them."""
         with self._mutex:
-            wall, ran = self._wall(), self.believed + self._running() - self._since
-            judged = judge(wall, stored=0.0, ran=ran)
-            if abs(judged.seconds - self.told) > TOLD_SECONDS:
-                self.jumped += max(0.0, judged.seconds - self.told)
-                self.told = judged.seconds  # what it was believed at stays, so that small jumps add up
+            wall, running = self._wall(), self._running()
+            if abs(wall - running - self.offset) > TOLD_SECONDS:
+                self.offset = wall - running
+            judged = judge(wall, stored=0.0, ran=self.believed + running - self._since)
+            if abs(judged.seconds - self._told) > TOLD_SECONDS:
+                self.jumped += max(0.0, judged.seconds - self._told)
+                self._told = judged.seconds  # what it was believed at stays, so that small jumps add up
             return judged.time, judged.seconds if judged.verdict == Verdict.AHEAD else 0.0

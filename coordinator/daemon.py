@@ -230,8 +230,8 @@ class Coordinator:
         if not ahead and behind <= TOLD_SECONDS:
             return {}
         # Neither moves while people look at it.
-        shown = [self._watch.believed, self._watch.told] if ahead else [latest]
-        digest = sha256_hex(canonical_json(["fedsilo coordinator clock", *shown]))
+        since = self._watch.believed if ahead else latest
+        digest = sha256_hex(canonical_json(["fedsilo coordinator clock", since, self._watch.offset]))
         if ahead:
             off, than = {"ahead_seconds": round(ahead)}, "the time that has passed, and all here goes by that"
         else:

@@ -289,15 +289,15 @@ def accept_clock(
     from console.client import ControlClient
     from coordinator.config import load_config
 
-    with ControlClient(load_config(config).control.socket) as client:
-        stands = client.snapshot().state.get("clock") or {}
-    if not stands:
-        raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
-    confirm(
-        str(stands["digest"]), expect_digest, f"{stands['told']}\n{clock_now()}",
-        hint="`coordinator status --json` names it: data.clock.digest", json_output=json_output,
-    )  # fmt: skip
-    data = cli_transfer.coordinator_command(config, operator, "clock.accept", {"halt": stands["digest"]}, request_id)
+    digest = expect_digest.removeprefix("sha256:")
+    if not digest:
+        with ControlClient(load_config(config).control.socket) as client:
+            stands = client.snapshot().state.get("clock")
+        if not stands:
+            raise NotFoundError("time does not stand still here", hint="`coordinator status` says where it does")
+        digest, hint = str(stands["digest"]), "`coordinator status --json` names it: data.clock.digest"
+        confirm(digest, "", f"{stands['told']}\n{clock_now()}", hint=hint, json_output=json_output)
+    data = cli_transfer.coordinator_command(config, operator, "clock.accept", {"halt": digest}, request_id)
     now, released = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released"))
     emit(
         "coordinator accept-clock", data, json_output=json_output,

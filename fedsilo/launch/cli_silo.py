@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,6 +48,9 @@ from fedsilo.launch.size_options import (
 )
 from fedsilo.launch.typed_back import clock_now, confirm
 from fedsilo.treaty.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from silo.config import SiloConfig
 
 app = typer.Typer(no_args_is_help=True, help="One site: guard and trainer, approvals, what left and what was held.")
 takes_version(app)
@@ -382,16 +385,8 @@ def resume(
     if expect_digest and not accept_clock:
         raise UsageError("--expect-digest is of a clock's halt", hint="give --accept-clock too")
     if accept_clock:
-        with client_of(site) as client:
-            state = client.snapshot().state
-        halt = (state.get("clock") or {}).get("halt") or {}
-        if not halt:
-            raise NotFoundError("nothing is halted for its clock here", hint="`silo status` shows what is")
-        confirm(
-            str(halt["digest"]), expect_digest, f"{state['halted']}\n{clock_now()}",
-            hint="`silo status --json` names it: data.clock.halt.digest", json_output=json_output,
-        )  # fmt: skip
-        data = command(site, operator, "clock.accept", {"halt": halt["digest"]}, request_id)
+        digest = expect_digest.removeprefix("sha256:") or _clock_halt_shown(site, json_output=json_output)
+        data = command(site, operator, "clock.accept", {"halt": digest}, request_id)
         now, released = (
             time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(data[name])) for name in ("accepted", "released")
         )
@@ -400,6 +395,18 @@ def resume(
         return
     data = command(site, operator, "resume", {}, request_id)
     emit("silo resume", data, json_output=json_output, text=f"resumed{recorded(data)}")
+
+
+def _clock_halt_shown(site: SiloConfig, *, json_output: bool) -> str:
+    """The digest of the clock's halt, once it was shown and typed back. Raises NotFoundError: there is none."""
+    with client_of(site) as client:
+        halt = (client.snapshot().state.get("clock") or {}).get("halt")
+    if not halt:
+        raise NotFoundError("nothing is halted for its clock here", hint="`silo status` shows what is")
+    digest = str(halt["digest"])
+    hint = "`silo status --json` names it: data.clock.halt.digest"
+    confirm(digest, "", f"{halt['message']}\n{clock_now()}", hint=hint, json_output=json_output)
+    return digest
 
 
 @app.command()

@@ -272,7 +272,7 @@ class ClockWatch:
         """For people: the halt that stands, and what the coordinator's clock says."""
         fault, differs = self.fault, self.difference
         return {
-            "halt": None if fault is None else {**asdict(fault), "digest": fault.digest},
+            "halt": None if fault is None else {**asdict(fault), "digest": fault.digest, "message": fault.message},
             "difference_seconds": None if differs is None else round(differs),
             "told": ""
             if differs is None or abs(differs) <= clocks.TOLD_SECONDS

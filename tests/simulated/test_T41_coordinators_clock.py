@@ -77,6 +77,11 @@ def test_T41_time_that_stands_still_goes_on_when_an_approver_accepts_the_clock(t
             site.order(coordinator, "bob", halt=stands["digest"])
         with pytest.raises(ConflictError):
             site.order(coordinator, "alice", halt="ab" * 32)
+        site.wall = right + 120.0
+        other = coordinator.clock()["digest"]
+        site.wall = right  # set back further than was shown
+        with pytest.raises(ConflictError):
+            site.order(coordinator, "alice", halt=other)
         site.order(coordinator, "alice", halt=stands["digest"])
         assert coordinator.seconds() == right and not coordinator.control.state()["clock"]
         with pytest.raises(NotFoundError):
