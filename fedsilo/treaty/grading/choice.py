@@ -12,7 +12,7 @@ import unicodedata
 
 from fedsilo.treaty.grading.exact import normalise
 from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, final_boxed, outside_thinking
-from fedsilo.treaty.grading.retraction import taken_back
+from fedsilo.treaty.grading.retraction import SECOND_THOUGHT, taken_back
 from fedsilo.treaty.grading.verdict import BAD_REFERENCE, NO_ANSWER, Verdict, judged
 
 CHARACTERS_MAX = 2_000
@@ -58,23 +58,13 @@ _MARKED = re.compile(
     r"(?<![\w'\u2019\u00b0(\[{^*/-])(?P<open>[(\[{<]\s*)?(?P<letter>[A-HJa-hj])(?![\w'\u2019])"
     r"(?P<sign>\s*[)\]}>](?!\s*(?:is|are|was|were|would|does|do|cannot)\b)|\s*[.:](?=\s+\S)|\s+[-\u2013\u2014](?=\s))"
 )
-# words that take back what was said before, as in "B. No wait, C."
-_SECOND_THOUGHT = (
-    r"(?:(?:no|wait|actually|or|maybe|perhaps|possibly|alternatively|otherwise|rather|sorry|correction|hmm|oops|instead"
-    r"|else|i\s+mean|make\s+that|the\s+answer|it|that|is|could|may|might|should|also|be)\b[\s,:.\u2014-]*){1,8}"
-)
 _TAKEN_BACK = re.compile(
-    rf"(?:^|(?<!\w)\(|[.,;:!?)\n\u2014\u2013-])\s*(?P<thought>(?i:{_SECOND_THOUGHT}))?[(\[]?(?P<letter>[A-HJ])"
+    rf"(?:^|(?<!\w)\(|[.,;:!?)\n\u2014\u2013-])\s*(?P<thought>(?i:{SECOND_THOUGHT}))?[(\[]?(?P<letter>[A-HJ])"
     r"\s*(?:$|[(,;!?)\n]|\.(?!\s*[a-z]))"
-)
-_WRONG = re.compile(r"\s*\(?(?:wrong|incorrect)\s*(?:[.,;!)]|$)")
-_PREFERRED = re.compile(
-    r"(?<![\w'\u2019])(?P<letter>[A-J])\)?\s+(?:(?:is|seems|looks)\s+(?:also\s+|actually\s+|then\s+)?(?:(?:right|correct)(?!\s+(?:if|when|only|for|in)\b)"
-    r"|better|best|more\s+likely|the\s+(?:right|correct|better|best|answer)\b)|would\s+be\s+(?:better|best))"
 )
 _ASKED = re.compile(r"\b(?:could|might|may|is|would|what\s+about|why\s+not)\b[^.;!?\n]{0,80}\?\s*no\b,?", re.IGNORECASE)
 _WORD_AGAIN = re.compile(
-    rf"(?:^|[.,;:!?(\n\u2014\u2013/|-])\s*(?:{_SECOND_THOUGHT})?(?P<word>yes|no|maybe)\s*(?:$|[.,;:!?)\n])",
+    rf"(?:^|[.,;:!?(\n\u2014\u2013/|-])\s*(?:{SECOND_THOUGHT})?(?P<word>yes|no|maybe)\s*(?:$|[.,;:!?)\n])",
     re.IGNORECASE,
 )
 _WORD_BESIDE = re.compile(r"\b(?P<word>yes|maybe|no(?!\s+[a-z]))\b", re.IGNORECASE)
@@ -106,7 +96,7 @@ def extract(response: str) -> str | None:
             cued = after_last_cue(said)
             if cued is not None:
                 chosen = _after_cue(cued)
-            elif boxed is None and not taken_back(said, ""):
+            elif boxed is None and not taken_back(said):
                 chosen = _whole(said)
     except CutOff:
         return None
@@ -170,8 +160,6 @@ def _names_another(letter: re.Match[str]) -> bool:
     if about is not None and first not in re.findall(r"\b[A-Z]\b", about[0]):
         rest = rest[about.end() :]
     rest = _ASKED.sub("", rest)
-    if _WRONG.match(rest) or any(found["letter"].upper() != first for found in _PREFERRED.finditer(rest)):
-        return True
     reason = _REASON.search(rest)
     said = rest[: reason.start()] if reason is not None else rest
     others: list[re.Match[str]] = []

@@ -20,6 +20,10 @@ _CUE = re.compile(
     r"(?:" + _EMPHASIS + r"(?=\s|$))?\s*",
     re.IGNORECASE,
 )
+_CUED_VALUE = re.compile(
+    _CUE.pattern + r"[$*_(\[{]*(?:\\|[-+]?\.?\d|(?:yes|no|maybe)\b|(?-i:[A-J](?![\w'\u2019])|[A-Za-z]\s*=))",
+    re.IGNORECASE,
+)
 # a heading, or a line of its own, that says no more than that the answer follows
 _HEADING = re.compile(
     r"^[ \t]*(?:#{1,6}[ \t]*)?"
@@ -100,16 +104,15 @@ def last_boxed(text: str) -> str | None:
 
 
 def final_boxed(text: str) -> str | None:
-    """The last box, as `last_boxed`; None also where words behind it take it back and a cue gives another answer.
+    """The last box, as `last_boxed`; None also where the text behind it takes it back and a cue there gives an answer.
 
     Raises:
         CutOff: a box has no closing brace, or is taken back.
     """
     boxed, behind = _boxed(text)
-    cue = _CUE.search(behind)
-    if boxed is None or not taken_back(boxed, behind[: cue.start()] if cue is not None else behind):
+    if boxed is None or not taken_back(boxed, behind, is_set_apart=True):
         return boxed
-    if cue is None:
+    if _CUED_VALUE.search(behind) is None:
         raise TakenBack
     return None
 
@@ -170,18 +173,23 @@ def after_last_cue(text: str) -> str | None:
     Raises:
         CutOff: `<answer>` was opened and not closed, or the answer is taken back.
     """
-    found = _cued(text)
-    if found is not None and taken_back(*found):
-        raise TakenBack
-    return found[0] if found is not None else None
-
-
-def _cued(text: str) -> tuple[str, str] | None:
     opened, closed = text.rfind(_ANSWER_START), text.rfind(_ANSWER_END)
     if opened > closed:
         raise CutOff
-    if opened >= 0:
-        return text[opened + len(_ANSWER_START) : closed].strip(), text[closed + len(_ANSWER_END) :]
+    is_set_apart = opened >= 0
+    if is_set_apart:
+        answer, behind = text[opened + len(_ANSWER_START) : closed].strip(), text[closed + len(_ANSWER_END) :]
+    elif (found := _cued(text)) is not None:
+        answer, behind = found
+    else:
+        return None
+    if taken_back(answer, behind, is_set_apart=is_set_apart):
+        raise TakenBack
+    return answer
+
+
+def _cued(text: str) -> tuple[str, str] | None:
+    """What a JSON object or a cue says, and what stands behind."""
     if (told := _json_answer(text)) is not None:
         return told, ""
     marker = text.rfind("####")

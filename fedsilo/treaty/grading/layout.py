@@ -177,8 +177,9 @@ CHANGING = re.compile(
     r"|(?:doubl|tripl|\w{3,}upl)(?:e[sd]?|y)|twice|thrice|score|gross|nines)(?!-[a-z])"
     r"|(?:grand|mega|giga|tera|nano|micro|milli)\W*$|ppm|ppb|per\s?mil(?:le?)?|basis\s+points"
     # operations
-    r"|plus|minus|multiplied|divided|factorial|root|square\s+roots|sqrt|powers?|raised|mod|modulo|choose|base|binary|octal"
-    r"|hexadecimal|log|sin|cos|tan|exp|reciprocal|complement|inver(?:se|ted)|negated|reversed|recurring|repeat(?:ing|ed)"
+    r"|plus|minus|multiplied|divided|factorial|root|square\s+roots|sqrt|raised|mod|modulo|choose|octal|hexadecimal|sin|cos"
+    r"|reciprocal|complement|inver(?:se|ted)|negated|reversed"
+    r"|(?:powers?|base|binary|log|tan|exp|recurring|repeat(?:ing|ed))(?!\s+[a-z]{3,}s\b)"  # "power plants" are things
     r"|times(?!\s*$|\s+(?:as|a|an|per|each|every|more|longer|in|during|total|\w{3,}er)\b)"
     # choices and denials
     r"|least|most|or|nor|either|neither|otherwise|alternatively|maybe|perhaps|possibly|probably|versus|vs|but|without"

@@ -9,12 +9,13 @@ a remark in brackets and a reason. Anything else is no answer, whatever number i
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
 
 from fedsilo.treaty.grading import layout
 from fedsilo.treaty.grading.extraction import CutOff, after_last_cue, final_boxed, outside_thinking
-from fedsilo.treaty.grading.retraction import last_is_taken_back
+from fedsilo.treaty.grading.retraction import SECOND_THOUGHT, last_is_taken_back
 from fedsilo.treaty.grading.verdict import BAD_REFERENCE, NO_ANSWER, Verdict, judged
 
 CHARACTERS_MAX = 64
@@ -86,6 +87,7 @@ _NOT_IN_A_BOX = re.compile(
     r"(?<!\\)!|\bor\b|\band\b(?!\s+(?!more\b|half\b|over\b|above\b|counting\b)[a-z]{3})", re.IGNORECASE
 )
 _DIGIT = re.compile(r"\d", re.ASCII)
+_ANOTHER = re.compile(rf"(?:^|[.,;:!?(\u2014])\s*{SECOND_THOUGHT}", re.IGNORECASE)
 _ANOTHER_END = re.compile(r"(?:\s*[^\W\d_]+)?\s*(?:$|[.,;!?)])")
 _REFUSED = re.compile(r"(?:\b(?:not|never|cannot|nobody|none|unlikely)|n['\u2019]t)(?:\s+\w+)?\s*$", re.IGNORECASE)
 _WRAPPED = re.compile(
@@ -268,7 +270,7 @@ def _ends(rest: str, value: Fraction) -> bool:
     end = _SENTENCE_END.search(rest)
     later = rest[end.end() :] if end is not None else ""
     sentence = rest[: end.start()] if end is not None else rest
-    if _begins_with_another(later, value):
+    if _offers_another(later, value, is_begun=False):
         return False
     if (again := _AGAIN.match(sentence)) is not None:
         found = _VALUE.match(sentence, again.end())
@@ -281,25 +283,24 @@ def _ends(rest: str, value: Fraction) -> bool:
     if not _is_unit(sentence[:first]):
         return False
     if reason is not None and reason.start() == first:
-        return True
+        return not _offers_another(sentence[first:], value, is_begun=True)
     if stop is not None and stop[0] == "(":
         remark, closed, behind = sentence[stop.end() :].partition(")")
         return bool(closed) and _is_remark(remark, value) and _ends(behind, value)
     return stop is None or (stop[0] != ":" and _are_words(sentence[stop.end() :])) or not sentence[stop.end() :].strip()
 
 
-def _begins_with_another(text: str, value: Fraction) -> bool:
-    """Whether what follows the sentence begins with another number, as in "5. 6"."""
-    named = _ASSIGNED.match(text)
-    about = _ABOUT.match(text, named.end() if named else 0)
-    found = _VALUE.match(text, about.end() if about else 0)
-    told = _told(found) if found is not None else None
-    return (
-        found is not None
-        and told is not None
-        and told[0] != value
-        and _ANOTHER_END.match(text, found.end()) is not None
-    )
+def _offers_another(text: str, value: Fraction, is_begun: bool) -> bool:
+    """Whether a reason or a later sentence gives another number: "No wait, 6". A bare one at its beginning does too."""
+    ends: Iterator[int] = (found.end() for found in _ANOTHER.finditer(text))
+    for position in [*ends] if is_begun else [0, *ends]:
+        named = _ASSIGNED.match(text, position)
+        about = _ABOUT.match(text, named.end() if named else position)
+        found = _VALUE.match(text, about.end() if about else position)
+        told = _told(found) if found is not None else None
+        if found is not None and told is not None and told[0] != value and _ANOTHER_END.match(text, found.end()):
+            return True
+    return False
 
 
 def _is_unit(text: str) -> bool:
@@ -338,7 +339,7 @@ def _is_remark(text: str, value: Fraction) -> bool:
     if all(word in small or word in tens for word in words):
         return sum(small.index(word) if word in small else 10 * tens.index(word) + 20 for word in words) == value
     if _REMARK.match(text):
-        return True
+        return not _offers_another(text, value, is_begun=True)
     return _is_calculation(text.lstrip("= ")) or _are_words(text)
 
 
