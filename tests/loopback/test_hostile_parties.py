@@ -35,12 +35,14 @@ def test_X09_each_attack_of_the_coordinator_is_refused_by_its_rule_in_the_silos_
     assert attacked_demo.reply.exit_code == 0, attacked_demo.reply.stderr
     rows = {row["name"]: row for row in attacked_demo.data["attacks"]}
     assert {name: (row["decision"], row["rule"]) for name, row in rows.items()} == COORDINATOR_ATTACKS
-    lines = log_of(attacked_demo, LAST_OF_THREE)
     for name, row in rows.items():
-        line = lines[row["record"]]
+        line = log_of(attacked_demo, row["silo"])[row["record"]]  # a changed plan goes to all
         assert line["event"] == "ingress.decision"
         assert line["decision"] == ("allow" if name == "wrong_donors" else "deny")
-    assert lines[rows["wrong_donors"]["record"]]["facts"]["transform"]["donors_dropped"]["hospital_a"] > 0
+    dropped = rows["wrong_donors"]
+    assert dropped["silo"] == LAST_OF_THREE
+    facts = log_of(attacked_demo, LAST_OF_THREE)[dropped["record"]]["facts"]
+    assert facts["transform"]["donors_dropped"]["hospital_a"] > 0
     assert living(attacked_demo.seen) == []
 
 
