@@ -139,7 +139,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     (
         "a coordinator follows a jump of its clock",
         "coordinator/clock_watch.py",
-        "judged = judge(wall, stored=0.0, ran=ran)",
+        "judged = judge(wall, stored=0.0, ran=self.believed + running - self._since)",
         "judged = judge(wall, stored=0.0)",
     ),
     (
