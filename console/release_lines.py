@@ -278,8 +278,8 @@ def comparison_lines(told: Mapping[str, Any], cells: int) -> list[Line]:
     if not isinstance(against, Mapping):
         return wrap(text_of(told.get("note")) or "there is nothing to compare with", cells, "strong")
     state, at = text_of(against.get("state")) or "left", text_of(against.get("at"))
-    people = ", ".join(_texts(against.get("approved_by"))) or "nobody was asked"
-    became = f"left {at}, approved by {people}"
+    people = ", ".join(_texts(against.get("approved_by")))
+    became = f"left {at}, " + (f"approved by {people}" if people else "nobody was asked")
     if state != "left":
         no = ", ".join(_texts(against.get("rejected_by")))
         became = f"held since {at}, {state}{f' by {no}' if no else ''}: it did not leave"

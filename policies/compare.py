@@ -76,7 +76,7 @@ def effective(site: Policy, charter: Policy | None) -> Policy:
         raise UsageError(
             f"{site.source}:{site.line_of(error.path)} and {charter.source}:{charter.line_of(error.path)} have nothing "
             f"in common, so nothing would be allowed: {error}",
-            hint=f"fedsilo policy diff {site.source} {charter.source}",
+            hint="give both the same value there; the charter is what the federation has agreed on",
             code="NO_MEET",
         ) from error
     return replace(site, file=file, parts=(site, charter))

@@ -100,7 +100,9 @@ def check_notes(results: Sequence[dict[str, Any]], logs: Sequence[Path]) -> None
                     result["problems"].append(trouble)
                     result["verified"] = False
         if missing:
-            result["notices"].append(f"notes of people to {missing} records are not beside this log; the site has them")
+            result["notices"].append(
+                f"not beside this log, but at the site: {missing} of the notes of people that it names"
+            )
 
 
 def forget(log: Path, records: Iterable[Mapping[str, Any]]) -> None:

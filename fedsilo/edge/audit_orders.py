@@ -75,7 +75,7 @@ _ALSO_BY_NOBODY: Final = frozenset({"approval.deny", "policy.load", "policy.relo
 ORDERS_IN_WORDS: Final[Mapping[Verdict, str]] = {
     "anchored": "signed by a person whom the site's CA certified",
     "late": "signed, and countersigned only after the person's certificate had ended",
-    "signed": "signed, not anchored: none of the CAs given (--site-ca) is that site's",
+    "signed": "signed, not anchored: no CA of that site was given (--site-ca)",
     "unsigned": "without a signature, as an earlier version wrote it",
     "broken": "what was signed does not hold",
 }

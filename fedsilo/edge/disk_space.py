@@ -36,8 +36,9 @@ def require_space(folder: Path) -> str:
     free = free_bytes(folder)
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if not os.access(place, os.W_OK | os.X_OK):
+        kept = "" if place == folder.absolute() else f", and {folder} must be kept in it"
         raise OperationError(
-            f"{place} cannot be written by this user, and {folder} must be kept in it",
+            f"{place} cannot be written by this user{kept}",
             hint="run it as the user whose files they are, or mount the file system for writing",
         )
     if free < DISK_BYTES_MIN:

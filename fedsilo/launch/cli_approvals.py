@@ -144,7 +144,7 @@ def _release_text(data: Mapping[str, Any], *, columns: int | None = None) -> str
 def _receiver(destination: Mapping[str, Any]) -> str:
     """Who is at the other end, by name where that is known, and where."""
     name, address = destination.get("name"), destination.get("address")
-    return f"{name} at {address}" if name else str(address)
+    return f"{name} at {address}" if name and address else str(name or address)
 
 
 def _finding_lines(finding: Mapping[str, Any]) -> list[str]:

@@ -132,8 +132,8 @@ def diff_text(data: Mapping[str, Any]) -> str:
     if against is None:
         return f"{data['release']}: {data['note']}"
     state = against.get("state", "left")
-    people = ", ".join(against["approved_by"]) or "nobody was asked"
-    became = [f"left {against['at']}", f"approved by {people}"]
+    people = ", ".join(against["approved_by"])
+    became = [f"left {against['at']}", f"approved by {people}" if people else "nobody was asked"]
     if state != "left":
         by = ", ".join(against["rejected_by"])
         became = [f"held since {against['at']}", f"{state}{f' by {by}' if by else ''}: it did not leave"]
