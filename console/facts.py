@@ -261,7 +261,7 @@ def answers(release: Release, cells: int) -> list[Line]:
 
 
 def later(release: Release, cells: int) -> list[Line]:
-    """What leaves in later rounds after a yes, with nobody asked."""
+    """Return the lines on what leaves unasked in later rounds after a yes."""
     return wrap(release.on_later, cells, "warn" if "UNASKED" in release.on_later else "")
 
 

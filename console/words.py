@@ -373,7 +373,7 @@ def _run_lines(state: CoordinatorState, cells: int, glyphs: Glyphs) -> list[Line
 
 
 def _here(members: tuple[Member, ...]) -> Line:
-    """How many of these silos are here, and by name those from which nothing comes or of which nothing is taken."""
+    """Return the count of silos that are here, and the names of those that are silent or refused."""
     dead = [f"{member.silo} {member.state}" for member in members if member.is_dead]
     here = sum(member.is_here for member in members)
     return line(f"{here} of {len(members)} here", (f", {', '.join(dead)}" if dead else "", "bad"))
@@ -386,9 +386,9 @@ def _rank(kind: str) -> int:
 
 
 def left_lines(state: SiloState, cells: int, *, most: int = 1000) -> list[Line]:
-    """What left this silo, by kind: text first, then changes to the model, other content, and the protocol's own
-    messages; where all of them take more than `most` lines, the protocol's own kinds are one row, which has their sum.
-    Of what is cut then, text is the last to go."""
+    """Return the lines on what left this silo, by kind: text, changes to the model, other content, then the
+    protocol's own messages. Where all of them take more than `most` lines, the protocol's own kinds are one row with
+    their sum. Text is the last to be cut."""
     if not state.left:
         return [line(("nothing has left this silo", "dim"))]
     order = sorted(state.left, key=lambda row: (_rank(row.kind), row.kind))

@@ -291,7 +291,7 @@ def _check_readable(transcript: Transcript) -> None:
 
 
 def _min_updates(session: Session, plan: Plan, roster: tuple[str, ...]) -> int:
-    """Of a round. What policies ask for stands in the plan's quorum already, unless one was tightened since."""
+    """Return the least number of updates for a round: the plan's quorum, or more where a policy was tightened since."""
     return max(min_updates_of(session, roster), plan.quorum)
 
 

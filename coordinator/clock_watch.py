@@ -49,7 +49,7 @@ class ClockWatch:
             self.jumped += gap
 
     def wall(self) -> float:
-        """What the clock shows, believed or not, UTC seconds."""
+        """Return the time that the clock shows, believed or not, in UTC seconds."""
         return self._wall()
 
     def time(self) -> float:

@@ -139,7 +139,7 @@ class ClockWatch:
     # ---- what time it is ---------------------------------------------------------------------------
 
     def wall(self) -> float:
-        """What the clock shows, believed or not, UTC seconds."""
+        """Return the time that the clock shows, believed or not, in UTC seconds."""
         return self._wall()
 
     def time(self) -> float:
