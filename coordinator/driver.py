@@ -217,7 +217,7 @@ class Driver:
             raise
 
     def is_heard(self, silo: str) -> bool:
-        """Return True if the silo was heard lately and sends more than one hello after another."""
+        """Return True if the silo was heard lately and does more than send one hello after another."""
         seen = self.seen.get(silo)
         silent = seen is None or self.parts.monotonic() - seen.heard_at >= SILENT_SECONDS
         return not (seen is None or silent or seen.greetings > 1)

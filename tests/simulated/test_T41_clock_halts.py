@@ -127,6 +127,7 @@ def test_T41_one_wrong_answer_halts_with_its_cause_and_is_over_with_one_order(si
     jumps_for_one_turn(site, JUMP)
     assert (site.halt["code"], site.halt["seconds"]) == ("CLOCK_AHEAD", pytest.approx(JUMP, abs=1))
     assert "400 d" in loop.bench.gate.halted and loop.bench.events("halt")[-1]["reasons"] == ["CLOCK_AHEAD"]
+    assert site.halt["message"] == loop.bench.gate.halted  # what is typed back is read beside these words
     # nothing was judged, stored or recorded by it
     assert before <= loop.bench.gate.now() <= site.now and loop.bench.ledger.latest_time <= site.now
     assert max(record["t"] for record in loop.bench.audit.records()) / 1000 <= site.now
