@@ -20,6 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,7 @@ from tests.security.network_harness import (
     NAME_SERVER_6,
     Networks,
 )
+from tests.security.probing_guard import Probed, probed, probed_by
 from tests.security.wall_harness import Site, reachable_site
 
 REPOSITORY = Path(__file__).parents[2]
@@ -64,35 +66,6 @@ REFUSED = {
 SOON = ("  start_timeout_seconds: 180", "  start_timeout_seconds: 20")
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can stand for a container runtime")
-
-
-class Enough(FedSiloError):
-    """Ends a start once the rung is known, before data and model are loaded."""
-
-
-@dataclass(frozen=True)
-class Probed:
-    rung: str
-    results: dict[str, Any]
-    controls: Controls
-
-    def escaped(self) -> set[str]:
-        return set(isolation.escaped(self.results, self.controls))
-
-
-def probed(config: SiloConfig, fields: dict[str, Any]) -> Probed:
-    """Wait for the external trainer as the guard does, and stop once it has been probed."""
-    supervisor = Supervisor(config, lambda event: None)
-
-    def enough(rung: str) -> None:
-        raise Enough(rung)
-
-    try:
-        with pytest.raises(Enough):
-            supervisor.start(b"s", fields, accepted=enough)
-    finally:
-        supervisor.stop()
-    return Probed(supervisor.state.rung, supervisor.state.probes, supervisor.state.controls)
 
 
 @dataclass(frozen=True)
@@ -294,7 +267,7 @@ class OverTls:
 
     home: Path
     made: Networks
-    config: SiloConfig
+    config: Path
     site: Site
     words: Sequence[object]
     resolver_file: Path
@@ -306,13 +279,11 @@ class OverTls:
             os.chown(path, owner, owner)
         fields = {name: value for name, value in self.site.fields.items() if name not in ("guard_pid", "tcp", "udp")}
         with container.running(self.home, *self.words):
-            return self.made.inside("guard", lambda: probed(self.config, fields))
+            return probed_by(partial(self.made.run, "guard"), self.config, self.resolver_file, fields)
 
 
 @pytest.fixture
-def over_tls(
-    home: Path, site: Site, made: Networks, identities: Identities, monkeypatch: pytest.MonkeyPatch
-) -> OverTls:
+def over_tls(home: Path, site: Site, made: Networks, identities: Identities) -> OverTls:
     (home / "id").symlink_to(identities.folder / "id")
     if not (identities.folder / "id" / "hospital_a.crt").exists():
         from fedsilo.launch import provision
@@ -322,15 +293,12 @@ def over_tls(
     theirs = home / "theirs"
     shutil.copytree(identities.folder / "theirs", theirs)
     address = f"tls:{GUARD}:7443"
-    config = load_config(
-        write_config(
-            home, EXTERNAL, SOON, LINK, at(address),
-            ("coordinator.example.org:8443", f"{COORDINATOR}:{COORDINATOR_PORT}"),
-        )
+    config = write_config(
+        home, EXTERNAL, SOON, LINK, at(address),
+        ("coordinator.example.org:8443", f"{COORDINATOR}:{COORDINATOR_PORT}"),
     )  # fmt: skip
     resolver_file = home / "resolv.conf"
     resolver_file.write_text(f"nameserver {NAME_SERVER}\n")
-    monkeypatch.setattr(isolation_controls, "_RESOLVER_FILES", (str(resolver_file),))
     words = ("--address", address, "--certificate", theirs / "trainer.crt", "--key", theirs / "trainer.key",
              "--site-ca", theirs / "site_ca.crt")  # fmt: skip
     return OverTls(home, made, config, site, words, resolver_file)
